@@ -3,16 +3,19 @@
 The command gets one JSON object on its standard input, {"prefix": text, "steps": [text, ...]}, and prints a JSON array
 with a score from 0 to 1 for each step. It is an argument list that no shell reads. Only the caller of the API, or of
 the command line, names it; a request to the server can't. The core finds it by the entry point `command_scorer` of
-`edgedec.own`.
+`edgedec.own`. edgedec_apps.refine runs the same command on one text at a time, and reads its standard error, too.
 """
 
 import json
 import os
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
+from typing import IO
 
 from edgedec.choosing.scorer import SCORER_S
 from edgedec.errors import OptionError, PluginError, argument
@@ -20,8 +23,10 @@ from edgedec.progress import CancelToken, check_cancelled
 from edgedec_runtimes.shared.processes import OWN_GROUP, end_group
 
 _POLL_S = 0.02
+_DRAIN_S = 0.5  # for what lies in a pipe when the command has ended; a process that left its group may keep it open
 _MOST_BYTES = 1 << 20
 """Most bytes that a command may print."""
+_ENDS_BYTES = 1 << 15  # of what it says on standard error, kept of the beginning and of the end
 
 
 class CommandScorer:
@@ -54,48 +59,112 @@ class CommandScorer:
             PluginError: It does not start, fails, takes too long, or prints something else than a JSON array.
             CancelledError: The search was cancelled meanwhile.
         """
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as printed:
+        ran = self.run(prefix, steps)
+        if ran.failure:
+            raise PluginError(f"the scorer {self._command[0]!r:.80} {ran.failure}")
+        return _scores(ran.printed)
+
+    def run(self, prefix: str, steps: Sequence[str]) -> "Ran":
+        """Run the command on texts, and return how that went.
+
+        Raises:
+            PluginError: The command does not start.
+            CancelledError: `cancel` ended it.
+        """
+        with tempfile.TemporaryFile() as given:
             given.write(json.dumps({"prefix": prefix, "steps": list(steps)}).encode())
             given.seek(0)
             try:
                 process = subprocess.Popen(
-                    self._command, stdin=given, stdout=printed, stderr=subprocess.DEVNULL, **OWN_GROUP
+                    self._command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **OWN_GROUP
                 )
             except (OSError, ValueError) as error:
                 raise PluginError(f"the scorer {self._command[0]!r:.80} does not start: {error}") from error
-            try:
-                status = self._waited_for(process, printed.fileno())
-            finally:
-                _end(process)
-            printed.seek(0)
-            text = printed.read(_MOST_BYTES + 1)
-        if status != 0:
-            raise PluginError(f"the scorer {self._command[0]!r:.80} ended with status {status}; it must end with 0")
-        return _scores(text)
+        assert process.stdout is not None, "it is a pipe"
+        assert process.stderr is not None, "it is a pipe"
+        printed, said = _Kept(process.stdout, _MOST_BYTES + 1), _Kept(process.stderr, _ENDS_BYTES)
+        try:
+            failure = self._waited_for(process, printed)
+        finally:
+            end_group(process.pid, at_once=True)
+            process.wait()
+            for kept in (printed, said):
+                kept.end()
+        return Ran(bytes(printed.first), bytes(said.first + said.last), failure)
 
-    def _waited_for(self, process: "subprocess.Popen[bytes]", printed: int) -> int:
-        """Return a process's exit status when it has ended; `printed` is the file that it prints to."""
+    def _waited_for(self, process: "subprocess.Popen[bytes]", printed: "_Kept") -> str:
+        """Wait for the end of a process, and return why it failed; empty where it did not."""
         ends = monotonic() + self._seconds
         while True:
             with suppress(subprocess.TimeoutExpired):
-                return process.wait(_POLL_S)
+                status = process.wait(_POLL_S)
+                return "" if status == 0 else f"ended with status {status}; it must end with 0"
             check_cancelled(self._cancel, "the search")
-            if os.fstat(printed).st_size > _MOST_BYTES:
-                raise PluginError(
-                    f"the scorer {self._command[0]!r:.80} printed more than {_MOST_BYTES} bytes and was ended; it must "
-                    "print a JSON array with a number from 0 to 1 for each text"
+            if len(printed.first) > _MOST_BYTES:
+                return (
+                    f"printed more than {_MOST_BYTES} bytes and was ended; it must print a JSON array with a number "
+                    "from 0 to 1 for each text"
                 )
             if monotonic() > ends:
-                raise PluginError(
-                    f"the scorer {self._command[0]!r:.80} took longer than {self._seconds:g} s and was ended; make it "
-                    f"faster, or allow more with {argument('scorer_seconds')}"
+                return (
+                    f"took longer than {self._seconds:g} s and was ended; make it faster, or allow more with "
+                    f"{argument('scorer_seconds')}"
                 )
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and all that it started."""
-    end_group(process.pid, at_once=True)
-    process.wait()
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a command ended.
+
+    Attributes:
+        printed: What it printed on standard output.
+        said: The beginning and the end of what it wrote to standard error.
+        failure: Why it failed, as the rest of a sentence; empty where it ended with status 0.
+    """
+
+    printed: bytes
+    said: bytes
+    failure: str
+
+    @property
+    def is_status(self) -> bool:
+        """Whether the command ended by itself, or by a signal, with another status than 0."""
+        return self.failure.startswith("ended")
+
+    def scores(self) -> Sequence[float] | None:
+        """Return the array that it printed; None where it failed, or printed something else."""
+        with suppress(PluginError):
+            return None if self.failure else _scores(self.printed)
+        return None
+
+
+class _Kept:
+    """Reads a pipe to its end in a thread: it keeps the first bytes and the last ones, so that a flood fills nothing.
+
+    Attributes:
+        first: The first bytes, at most `most`.
+        last: The last of those that follow, at most `most`.
+    """
+
+    def __init__(self, pipe: IO[bytes], most: int) -> None:
+        self.first, self.last = bytearray(), bytearray()
+        self._pipe = pipe
+        self._most = most
+        self._ended = False
+        self._thread = threading.Thread(target=self._read, name="edgedec-scorer", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._pipe, suppress(OSError):
+            while not self._ended and (data := os.read(self._pipe.fileno(), 1 << 16)):
+                room = max(0, self._most - len(self.first))
+                self.first += data[:room]
+                self.last = (self.last + data[room:])[-self._most :]
+
+    def end(self) -> None:
+        """Wait a moment for what still lies in the pipe, and close the pipe before a next byte of it is kept."""
+        self._thread.join(_DRAIN_S)
+        self._ended = True
 
 
 def _scores(text: bytes) -> Sequence[float]:

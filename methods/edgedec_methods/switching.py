@@ -27,13 +27,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError, RequestError, SessionError, argument, counted
+from edgedec.errors import RequestError, SessionError, argument, counted
 from edgedec.logit_ops import entropy_of
-from edgedec.model import Forward, ForwardItem, Model, Rows, Session
+from edgedec.model import Forward, ForwardItem, Rows, Session
 from edgedec.progress import OnProgress
 from edgedec.sampling import SamplingParams
-from edgedec.sessions.outer_session import UnsavedSession
 from edgedec.stats import DecodeStats
+from edgedec_methods.pair_session import PairSession, name_of
 
 LARGE, SMALL = 0, 1
 """Numbers of the two writers."""
@@ -103,7 +103,7 @@ class Switching:
         return SwitchingSession(target, companion, self.entropy)
 
 
-class SwitchingSession(UnsavedSession):
+class SwitchingSession(PairSession):
     """Implements edgedec.model.Session on two sessions: the model whose turn it is evaluates a row.
 
     A token is drawn from every row from the prompt's last one on, in the order of the text. So whose turn it is depends
@@ -122,35 +122,16 @@ class SwitchingSession(UnsavedSession):
         CapabilityError: The rows of a model depend on how a prefill is cut, or a model can't go back.
     """
 
-    what = "what two models hold"
     option = "small_model"
+    together = "write in turn"
 
     def __init__(self, large: Session, small: Session, entropy: float) -> None:
-        for session in (large, small):
-            card, capabilities = session.model.card, session.model.capabilities
-            capabilities.require("rollback", card.runtime)
-            if capabilities.prefill_chunk != 1:
-                raise CapabilityError(
-                    f"on the {card.runtime} runtime a text depends on how its prompt is cut, so {_name(session)} can't "
-                    "write in turn with another model; choose another runtime (cpu), or leave "
-                    f"{argument('small_model')} out"
-                )
-        self.sessions = (large, small)
+        super().__init__(large, small)
         self.entropy = entropy
         self.written: list[Written] = []
         self._ids: list[int] = []  # the tokens of the text
         self._first = 0  # position of the prompt's last token: the first row that a token is drawn from
         self._n_held = [0, 0]  # how many tokens of the text each model has in its KV cache
-
-    @property
-    def model(self) -> Model:
-        """The large model."""
-        return self.sessions[LARGE].model
-
-    @property
-    def n_ctx(self) -> int:
-        """Most tokens that both models can hold."""
-        return min(session.n_ctx for session in self.sessions)
 
     @property
     def n_cached(self) -> int:
@@ -175,10 +156,7 @@ class SwitchingSession(UnsavedSession):
         Raises:
             CapabilityError: The item is a tree, or names layers, taps or hidden states.
         """
-        tokens, n_past = item.tokens, item.n_past
-        options = (item.hidden, item.resume_after, item.parents, item.layers, item.taps or None)
-        if tokens is None or any(option is not None for option in options):
-            raise CapabilityError("two models that write in turn take chains of tokens, through all of their layers")
+        tokens, n_past = self.chain_of(item), item.n_past
         if not 0 <= n_past <= len(self._ids):
             raise SessionError(f"n_past is {n_past}; the session has evaluated {len(self._ids)} tokens")
         text = [*self._ids[:n_past], *tokens.tolist()]
@@ -224,10 +202,6 @@ class SwitchingSession(UnsavedSession):
                     return n
         return len(places)
 
-    def keep(self, rows: NDArray[np.int32]) -> None:
-        """Raise SessionError: two models that write in turn evaluate no trees."""
-        raise SessionError("keep() follows a tree, and two models that write in turn take none")
-
     def count_text(self, stats: DecodeStats, n_generated: int) -> None:
         """Put into the statistics which of the two models wrote how many of a text's tokens."""
         written = self.written[:n_generated]
@@ -242,7 +216,7 @@ class SwitchingSession(UnsavedSession):
             "switches": n_switches,
             "entropy_bits": mean,
         }
-        large, small = map(_name, self.sessions)
+        large, small = map(name_of, self.sessions)
         stats.add_reason(f"lossy: {small} wrote {n_small} of {counted(len(written), 'token')}")
         stats.explanation += [
             f"switching: {counted(len(written) - n_small, 'token')} by {large}, {n_small} by {small}, "
@@ -250,16 +224,6 @@ class SwitchingSession(UnsavedSession):
             f"entropy {mean:.2f} bits on the average, below {self.entropy:g} the small model writes",
             "drafting off: two models write in turn",
         ]
-
-    def cancel(self) -> None:
-        """Stop the forward that is running, from any thread; without one, nothing happens."""
-        for session in self.sessions:
-            session.cancel()
-
-    def close(self) -> None:
-        """Free both KV caches; calling it again does nothing."""
-        for session in self.sessions:
-            session.close()
 
 
 def next_writer(written: Sequence[Written], entropy: float) -> int:
@@ -287,11 +251,6 @@ def _wanted(rows: Rows, n_past: int, n_text: int) -> set[int]:
     if not isinstance(rows, str):
         return {n_past + int(row) for row in rows}
     return set(range(n_past if rows == "all" else n_text - 1, n_text))
-
-
-def _name(session: Session) -> str:
-    card = session.model.card
-    return card.name or card.architecture
 
 
 def _mean(written: Sequence[Written]) -> float:

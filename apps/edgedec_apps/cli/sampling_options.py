@@ -205,6 +205,24 @@ class ChoiceFlags:
             further=True,
         ),
     ] = None
+    refine: Annotated[
+        int | None,
+        choice_option(
+            "--refine",
+            help="Write, check by --scorer, and write again what did not pass: one text first, then N together.",
+            metavar="N",
+        ),
+    ] = None
+    refine_seconds: Annotated[
+        float | None,
+        choice_option("--refine-seconds", help="End --refine after so many seconds.", metavar="X", further=True),
+    ] = None
+    refine_tokens: Annotated[
+        int | None,
+        choice_option(
+            "--refine-tokens", help="Begin no texts once so many tokens are written.", metavar="N", further=True
+        ),
+    ] = None
     scorer_seconds: Annotated[
         float | None,
         choice_option(

@@ -37,9 +37,9 @@ found = []
 for numbers in calls:
     try:
         value = names["solve"](list(numbers))
-        found.append(value if type(value) is int else None)
-    except Exception:
-        found.append(None)
+        found.append(value if type(value) is int else repr(value)[:80])
+    except Exception as error:
+        found.append((type(error).__name__ + ": " + str(error))[:80])
 print(json.dumps(found))
 """
 
@@ -80,16 +80,45 @@ def _is_harmless(name: str) -> bool:
 
 def n_passed(text: str, calls: Sequence[Call]) -> int:
     """Return how many calls the function of an answer gets right; 0 where it does not run, or takes too long."""
+    found = returned(text, calls)
+    return (
+        0 if isinstance(found, str) else sum(value == call.expected for value, call in zip(found, calls, strict=True))
+    )
+
+
+def returned(text: str, calls: Sequence[Call]) -> list[int | str] | str:
+    """Return what the function of an answer returns for each call; why it does not run, where it does not.
+
+    What is no whole number comes as text, and an error with its message.
+    """
     code = code_of(text)
     if code is None:
-        return 0
+        return "there is no block of Python code that may run here"
     given = json.dumps([code, [call.numbers for call in calls]])
     command = [sys.executable, "-I", "-S", "-c", _DRIVER.format(limits=limits.__file__, bytes=_BYTES)]
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SECONDS, env={})
-        found = json.loads(done.stdout) if done.returncode == 0 else []
-    except (subprocess.TimeoutExpired, ValueError):
-        return 0
+        found = json.loads(done.stdout) if done.returncode == 0 else None
+    except subprocess.TimeoutExpired:
+        return f"the function takes longer than {_SECONDS} s"
+    except ValueError:
+        found = None
     if not isinstance(found, list) or len(found) != len(calls):
-        return 0
-    return sum(value == call.expected for value, call in zip(found, calls, strict=True))
+        return f"the code fails: {(done.stderr.strip().splitlines() or ['it has no function solve'])[-1]:.200}"
+    return found
+
+
+def wrong_calls(text: str, calls: Sequence[Call]) -> list[str]:
+    """Return a sentence for each call that the function of an answer gets wrong.
+
+    >>> wrong_calls("def solve(x):\n    return 1", [Call((1, 2), 3)])
+    ['solve([1, 2]) returns 1; it must return 3']
+    """
+    found = returned(text, calls)
+    if isinstance(found, str):
+        return [found]
+    return [
+        f"solve({list(call.numbers)}) returns {value}; it must return {call.expected}"
+        for value, call in zip(found, calls, strict=True)
+        if value != call.expected
+    ]

@@ -103,6 +103,16 @@ def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
         (("--search", "beam", "-t", "0.5"), "takes the most probable tokens"),
         (("--search", "particles", "--regex", "a+"), "can't heed it"),
         (("--search", "cntp", "--stop-unsure", "0.5"), "can't heed it"),
+        (("--refine", "2"), "--refine needs a check"),
+        (("--refine", "0", "--scorer", "true"), "--refine is 0; it must be a whole number from 1 to 256"),
+        (("--refine", "2", "--scorer", "true", "--choose", "vote"), "--refine and --choose exclude each other"),
+        (("--refine", "2", "--scorer", "true", "--search", "beam"), "--refine and --search exclude each other"),
+        (("--refine", "2", "--scorer", "true", "-k", "auto"), "the most texts in all"),
+        (("--refine", "2", "--scorer", "true", "--refine-seconds", "0"), "--refine-seconds is 0.0; it must be above 0"),
+        (("--refine", "2", "--scorer", "true", "--refine-tokens", "0"), "--refine-tokens is 0"),
+        (("--refine", "2", "--scorer", "true", "--raw"), "--refine needs a chat template"),
+        (("--refine", "2", "--scorer", "."), "'.' is a folder"),
+        (("--refine-seconds", "2"), "limits of --refine N"),
     ],
 )
 def test_what_is_refused(model: Path, args: tuple[str, ...], words: str) -> None:
@@ -134,12 +144,40 @@ def test_a_scorer_that_fails_costs_no_text(model: Path, code: str, words: str) -
 
 
 @pytest.mark.slow
+def test_a_refined_text_with_what_was_said_of_each(model: Path) -> None:
+    """Every attempt and verdict is shown, and in JSON; exit code 46 says that none passed, and the best is printed."""
+    short = (
+        "import json, sys; n = len(json.load(sys.stdin)['steps'][0]); "
+        "print([1 if n < LIMIT else 0.5 if n < 7 else 0]); "
+        "print(n, 'characters', file=sys.stderr)"
+    )
+    args = ("--refine", "2", "-k", "4", "--scorer", scorer(short.replace("LIMIT", "1")))
+    found = run_here("run", model, "Hello", *WARM, *args)
+    assert found.code == 46
+    assert "none of 4 texts passed the check" in found.err.splitlines()[-1]
+    assert found.err.count("characters") == 4
+    assert "text 1: round 0, score " in found.err
+    assert "text 4: round 2, score " in found.err
+    document = json.loads(run_here("run", model, "Hello", *WARM, *args, "--json").out)
+    choice, texts = document["choice"], document["texts"]
+    assert found.text == document["text"] + "\n"
+    assert [verdict["words"] for verdict in choice["verdicts"]] == [f"{len(text['text'])} characters" for text in texts]
+    assert (choice["rounds"], choice["passed"]) == ([0, 1, 1, 2], False)
+    assert choice["place"] == choice["scores"].index(max(choice["scores"]))
+    passed = run_here("run", model, "Hello", *WARM, *args[:-1], scorer(short.replace("LIMIT", "999")), "--explain")
+    assert passed.code == 0
+    assert "chosen: text 1 of 1: it passed the check" in passed.err
+    assert "round 0, score 1.000" in passed.err
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals as POSIX has them")
-def test_ctrl_c_ends_the_scorer_too(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [("-k", "2", "--choose", "score"), ("--refine", "2")])
+def test_ctrl_c_ends_the_scorer_too(model: Path, tmp_path: Path, way: tuple[str, ...]) -> None:
     """While a command scores texts, Ctrl-C ends it and prints a text; nothing that was started goes on."""
     note = tmp_path / "pid"
     code = f"import os, time; open('{note}', 'w').write(str(os.getpid())); time.sleep(60)"
-    args = ("-k", "2", "--choose", "score", "--scorer", scorer(code))
+    args = (*way, "--scorer", scorer(code))
     command = [sys.executable, "-m", "edgedec_apps.cli", "run", str(model), "Hello", *WARM, *args]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         ends = time.monotonic() + 60

@@ -33,7 +33,14 @@ from edgedec_apps.cli.sampling_options import ChoiceFlags, SamplingFlags
 from edgedec_apps.cli.shown.explain import sampling_line
 from edgedec_apps.cli.shown.log import telling_of_losses
 from edgedec_apps.cli.shown.progress import ProgressLine
-from edgedec_apps.cli.shown.replies import PlainText, cut_text, print_stream, print_texts, say_summary
+from edgedec_apps.cli.shown.replies import (
+    PlainText,
+    cut_text,
+    generation_document,
+    print_stream,
+    print_texts,
+    say_summary,
+)
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_text
 from edgedec_apps.cli.shown.thoughts import OwnMarks, own_marks, with_thoughts
 
@@ -46,6 +53,7 @@ if TYPE_CHECKING:
     from edgedec.sequence import Generation
     from edgedec_apps.documents.files import Document
     from edgedec_apps.documents.search import Found
+    from edgedec_apps.refine import RefineBy
 
     Written = tuple[Generation, ...] | ChosenText
 
@@ -112,7 +120,7 @@ def command(job: RunJob) -> None:
     elif job.image:
         raise RequestError("--image needs a prompt; give one, or pipe it in (in a chat, /image attaches pictures)")
     elif job.choice != ChoiceFlags():
-        raise RequestError("--texts, --choose and --search need a prompt; give one, or pipe it in")
+        raise RequestError("--texts, --choose, --search and --refine need a prompt; give one, or pipe it in")
     elif job.raw:
         raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
     else:
@@ -142,6 +150,7 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
     Raises:
         CancelledError: Ctrl-C ended the generation; the text so far is printed.
         CutTextError: The text was cut before its grammar allowed an end; it is printed.
+        NotPassedError: No text passed the check; the best one is printed.
         EdgedecError: As edgedec.load and Engine.stream.
     """
     from edgedec_apps.cli.opening import open_model, sampling_options, save_draft_store
@@ -176,12 +185,16 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
         raise
     _write_documents(answers, job.output)
     found = answers[-1].found
-    texts, unscored = (found, False) if isinstance(found, tuple) else ((found.generation,), interrupted)
-    if unscored or any(text.finish_reason == "cancelled" for text in texts):
+    stopped = any(text.finish_reason == "cancelled" for text in found) if isinstance(found, tuple) else interrupted
+    if stopped:
         raise CancelledError("interrupted")
     for text in [text for answer in answers for text in answer.shown]:
         if error := cut_text(text):
             raise error
+    if job.choice.refine is not None:
+        from edgedec_apps.cli.choice import require_passed
+
+        require_passed(answer.found for answer in answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +203,7 @@ class _Writing:
 
     job: RunJob
     asked: _Asked
-    way: "BestOf | SearchBy | None"
+    way: "BestOf | SearchBy | RefineBy | None"
     n_texts: int
     options: dict[str, Any]
 
@@ -230,7 +243,7 @@ def _written(
     engine: "Engine",
     job: RunJob,
     prompt: "str | list[Message]",
-    way: "BestOf | SearchBy | None",
+    way: "BestOf | SearchBy | RefineBy | None",
     n: int,
     options: dict[str, Any],
     progress: ProgressLine,
@@ -244,12 +257,14 @@ def _written(
     show = None if job.output.as_json else with_thoughts(PlainText(), own)
     if way is not None:
         with telling_of_losses(quiet=job.output.quiet, before=progress.stop):
-            chosen = engine.best(prompt, way, **options)
+            from edgedec_apps.cli.choice import chosen
+
+            found = chosen(engine, prompt, way, options)
         progress.stop()
         if show is not None:
-            show.write(chosen.text)
+            show.write(found.text)
             show.end()
-        return chosen
+        return found
     if n > 1:
         stream = engine.samples_stream(prompt, n, **options)
         try:
@@ -340,7 +355,7 @@ class _Answer:
         """Return the JSON object."""
         found, about = self.found, self.about
         texts = found if isinstance(found, tuple) else found.texts
-        documents = [_document(text, about.model) for text in texts]
+        documents = [generation_document(text, about.model) for text in texts]
         document = documents[0] if len(texts) == 1 else {"model": about.model, "texts": documents}
         if not isinstance(found, tuple):
             from edgedec_apps.cli.choice import choice_document
@@ -377,22 +392,3 @@ def _write_documents(answers: "Sequence[_Answer]", output: OutputFlags) -> None:
         write_json(document)
     if output.json_out is not None:
         write_json_file(output.json_out, document)
-
-
-def _document(generation: "Generation", model: str) -> dict[str, Any]:
-    """Return the JSON object of a generation."""
-    document: dict[str, Any] = {
-        "model": model,
-        "text": generation.text,
-        "token_ids": list(generation.token_ids),
-        "finish_reason": generation.finish_reason,
-        **({} if generation.is_whole is None else {"is_whole": generation.is_whole}),
-        **({} if generation.logprob_sum is None else {"logprob_sum": generation.logprob_sum}),
-        "stats": generation.stats.as_dict(),
-    }
-    if any(output.logprob is not None for output in generation.outputs):
-        document["logprobs"] = [
-            {"token_id": output.token_id, "logprob": output.logprob, "top": dict(output.top_logprobs)}
-            for output in generation.outputs
-        ]
-    return document

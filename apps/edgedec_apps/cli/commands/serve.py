@@ -1,6 +1,6 @@
 """edgedec serve: the options of a server, and what a person sees of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -88,6 +88,15 @@ class ServeFlags:
             "--image-hosts",
             help="Hosts from which pictures of requests may be fetched, by https (default: none).",
             metavar="A.B,C.D",
+            panel=_SERVER,
+        ),
+    ] = None
+    check: Annotated[
+        list[str] | None,
+        option(
+            "--check",
+            help="A check that requests may name in `refine`, and the command that it runs. Repeatable.",
+            metavar="NAME=COMMAND",
             panel=_SERVER,
         ),
     ] = None
@@ -268,8 +277,24 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
         offline=load.offline,
         keep_s=keep_seconds(flags.keep_alive, "--keep-alive"),
         tls=server_context(flags.tls_cert, flags.tls_key),
+        checks=_checks(flags.check or ()),
         image_hosts=tuple(name.strip() for name in flags.image_hosts.split(",")) if flags.image_hosts else (),
     )
+
+
+def _checks(given: Sequence[str]) -> dict[str, list[str]]:
+    """Return the commands of checks by name (RequestError where one has no name, or there is no such program)."""
+    from edgedec_apps.cli.choice import command_of
+
+    found = dict[str, list[str]]()
+    for words in given:
+        name, equals, command = words.partition("=")
+        if not name or not equals or name in found:
+            raise RequestError(
+                f"--check is {words!r:.80}; write NAME=COMMAND, each name once, such as tests=./run-tests"
+            )
+        found[name] = command_of(command, "check")
+    return found
 
 
 def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener":

@@ -2,7 +2,7 @@
 
 import sys
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgedec.errors import CutTextError, counted
 from edgedec.progress import Progress, stage
@@ -142,3 +142,22 @@ def cut_text(generation: "Generation") -> CutTextError | None:
         f"the text was cut after {n} tokens, before its grammar allowed an end, so it is not whole; allow more tokens "
         "(--max-tokens, --context), or let edgedec close the text in time (--json-close)"
     )
+
+
+def generation_document(generation: "Generation", model: str) -> dict[str, Any]:
+    """Return the JSON object of a generation."""
+    document: dict[str, Any] = {
+        "model": model,
+        "text": generation.text,
+        "token_ids": list(generation.token_ids),
+        "finish_reason": generation.finish_reason,
+        **({} if generation.is_whole is None else {"is_whole": generation.is_whole}),
+        **({} if generation.logprob_sum is None else {"logprob_sum": generation.logprob_sum}),
+        "stats": generation.stats.as_dict(),
+    }
+    if any(output.logprob is not None for output in generation.outputs):
+        document["logprobs"] = [
+            {"token_id": output.token_id, "logprob": output.logprob, "top": dict(output.top_logprobs)}
+            for output in generation.outputs
+        ]
+    return document

@@ -29,6 +29,7 @@ from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.tools import Tools
 
 if TYPE_CHECKING:
+    from edgedec_apps.refine import RefineBy
     from edgedec_runtimes.pictures.reader import MarkedPicture
 
 Prompt = str | tuple[int, ...] | Gap | list[dict[str, Any]]
@@ -53,6 +54,7 @@ class TextRequest:
         thinks: Whether a text may begin with what the model thinks, which is a part of its own in the answer.
         best_of: How many texts are generated for each prompt where that is more than n; the n texts are then those of
             the highest mean log-probability of a token.
+        refine: How the answer to a chat is checked and written again, or None.
     """
 
     prompts: tuple[Prompt, ...]
@@ -66,6 +68,7 @@ class TextRequest:
     variables: Mapping[str, Any] = field(default_factory=dict)
     thinks: bool = False
     best_of: int = 1
+    refine: "RefineBy | None" = None
 
     def splitter(self, engine: Engine) -> Splitter:
         """Return what splits the texts of a model into their parts."""
@@ -172,7 +175,11 @@ def events(
         options = _common(engine, request, prompt, cancel)
         if tell is not None:
             options["on_progress"] = _reporting(first, tell)
-        if request.best_of > request.n:
+        if request.refine is not None:
+            from edgedec_apps.server.core.refining import refined_events
+
+            yield from refined_events(engine, request, prompt, request.refine, cancel)
+        elif request.best_of > request.n:
             yield from _best(engine, request, prompt, first, options)
         elif request.n > 1:
             yield from _several(engine, request, prompt, first, options)
@@ -184,12 +191,12 @@ def events(
 
 def require_room(engine: Engine, request: TextRequest, prompts: Sequence[Encoded]) -> None:
     """Raise ApiError 400 where the memory plan has no room for the texts of a prompt, each of them to its end."""
-    n = max(request.n, request.best_of)
+    n = max(request.n, request.best_of, 0 if request.refine is None else request.refine.n)
     for prompt in prompts if n > 1 else ():
         try:
             engine.require_room(n, len(prompt.token_ids), request.options.get("max_tokens"))
         except MemoryCapError as error:
-            name = "n" if n == request.n else "best_of"
+            name = "n" if n == request.n else "refine" if request.refine else "best_of"
             raise ApiError(f"{name}: {error.naming({'n_texts': '--texts'})}", code="no_room", param=name) from error
 
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ class Settings:
         offline: Never download a model.
         tls: The certificate and the key with which the server speaks TLS; None for plain HTTP.
         keep_s: Seconds for which a model that a request loaded stays loaded without requests; infinite for ever.
+        checks: By its name, the command of a check that requests may name in `refine`.
         image_hosts: Hosts from which pictures may be fetched by https; from others, and by http, none are.
     """
 
@@ -63,6 +65,7 @@ class Settings:
     keep_s: float = 300.0
     tls: "ssl.SSLContext | None" = None
     image_hosts: tuple[str, ...] = ()
+    checks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require("--port", self.port, 0 <= self.port <= _MOST_PORT, f"0 to {_MOST_PORT}")

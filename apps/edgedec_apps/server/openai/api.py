@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec_apps.server.core.generation import TextRequest
 from edgedec_apps.server.core.lent import read_wanted
+from edgedec_apps.server.core.refining import read_refine, with_refine
 from edgedec_apps.server.core.reply import Dialect, Reply
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.forms import timestamp
@@ -52,7 +53,9 @@ async def chat_completions(request: Request, service: Service) -> Response:
 
     def read(lease: Lease) -> tuple[TextRequest, Dialect]:
         engine = lease.loaded.engine
+        how = read_refine(fields, service.settings.checks)
         texts, delivery = read_chat(fields, engine)
+        texts = with_refine(fields, texts, how, streams=delivery.stream)
         return texts, ChatForm(wanted.named.name, delivery, engine.tokenizer, texts.n, texts.splitter(engine))
 
     return cast(Response, Reply(service, wanted, fields, read))

@@ -1,0 +1,170 @@
+"""Archon: answers go through layers of models that generate, critique, rank and fuse them, as a small TOML file says.
+
+    [[layer]]
+    kind = "generate"        # n answers of each model; the greedy one of the first model is always the first
+    models = ["large", "small"]
+    n = 4
+    [[layer]]
+    kind = "critique"        # the first model writes a critique of each answer, which later layers read
+    [[layer]]
+    kind = "rank"            # the first model judges all answers together, and `keep` of them go on
+    keep = 2
+    [[layer]]
+    kind = "fuse"            # each model writes n answers from those that are there
+
+A layer without `models` has the first model. The first layer generates.
+
+Paper: Archon: An Architecture Search Framework for Inference-Time Techniques, Saad-Falcon et al. 2024, arXiv:2409.15254
+Option: Python only, `layers_of` and `through_layers`
+For: several loaded models of 7B and more
+Measured: nothing yet
+Status: study
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import count
+from typing import Any, Literal, get_args
+
+from edgedec.api.engine import Engine
+from edgedec.errors import OptionError, RequestError
+from edgedec_methods.multilingual import judged_together
+
+Kind = Literal["generate", "critique", "rank", "fuse"]
+MOST = 64
+FUSED = (
+    "{question}\n\nThese are answers to the question above, which may be wrong:\n\n{answers}\n\n"
+    "Write one answer to the question that has what is right in them, and nothing else."
+)
+CRITIQUE = (
+    "{question}\n\nAn answer to the question above:\n\n{text}\n\n"
+    "Say in two short sentences what is right and what is wrong."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer.
+
+    Attributes:
+        kind: What it does.
+        models: The names of its models; empty for the first one.
+        n: How many answers of each model, where it writes some.
+        keep: How many answers go on, where it ranks.
+
+    Raises:
+        OptionError: A value is out of range.
+    """
+
+    kind: Kind
+    models: tuple[str, ...] = ()
+    n: int = 1
+    keep: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise OptionError("kind", self.kind, f"it must be one of {', '.join(get_args(Kind))}")
+        if not isinstance(self.models, tuple) or not all(isinstance(name, str) for name in self.models):
+            raise OptionError("models", self.models, "it must be a list of names")
+        for name in ("n", "keep"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= MOST:
+                raise OptionError(name, value, f"it must be a whole number from 1 to {MOST}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, and the critiques of it."""
+
+    text: str
+    critiques: tuple[str, ...] = ()
+
+
+def layers_of(text: str) -> tuple[Layer, ...]:
+    """Return the layers of a TOML file's text (RequestError where it is none, or a layer is not known).
+
+    >>> [layer.kind for layer in layers_of('[[layer]]\\nkind = "generate"\\nn = 2\\n[[layer]]\\nkind = "fuse"')]
+    ['generate', 'fuse']
+    """
+    try:
+        tables = tomllib.loads(text).get("layer", [])
+    except tomllib.TOMLDecodeError as error:
+        raise RequestError(f"the layers are no TOML: {error}") from error
+    known = {each.name for each in fields(Layer)}
+    if not isinstance(tables, list) or not all(isinstance(table, dict) and "kind" in table for table in tables):
+        raise RequestError("layers are written as [[layer]], each with a kind")
+    found = list[Layer]()
+    for table in tables:
+        if unknown := table.keys() - known:
+            raise RequestError(f"a layer has {', '.join(sorted(unknown))}; it may have {', '.join(sorted(known))}")
+        models = table.get("models", [])
+        found.append(Layer(**table | {"models": tuple(models) if isinstance(models, list) else models}))
+    if not found or found[0].kind != "generate":
+        raise RequestError('the first layer must generate; give [[layer]] with kind = "generate" first')
+    return tuple(found)
+
+
+def through_layers(
+    layers: Sequence[Layer],
+    engines: Mapping[str, Engine],
+    question: str,
+    *,
+    seed: int = 0,
+    **options: Any,
+) -> list[Answer]:
+    """Return the answers that leave the last layer, the best first where that layer ranks.
+
+    Args:
+        layers: The layers; the first one generates.
+        engines: The models by name; the first one is the one of layers without models.
+        question: What the user asks.
+        seed: The first of the seeds, of which each text that is drawn has its own.
+        **options: Those of Engine.samples, for every text.
+
+    Raises:
+        RequestError: A layer names a model that there is not.
+        EdgedecError: As Engine.samples, Engine.chat and Engine.branches.
+    """
+    seeds, answers = count(seed), list[Answer]()
+    for layer in layers:
+        if missing := [name for name in layer.models if name not in engines]:
+            raise RequestError(f"a layer names the model {missing[0]!r}; there are {', '.join(engines)}")
+        used = [engines[name] for name in layer.models] or [next(iter(engines.values()))]
+        if layer.kind == "generate":
+            greedy: Any = {**options, "temperature": 0}
+            answers += [Answer(used[0].chat(_turn(question), **greedy).text)]
+            answers += _written(used, question, layer.n, seeds, options)
+        elif layer.kind == "critique":
+            asked = [CRITIQUE.format(question=question, text=answer.text) for answer in answers]
+            said = [_written(used[:1], each, 1, seeds, options)[0].text for each in asked]
+            answers = [Answer(a.text, (*a.critiques, words)) for a, words in zip(answers, said, strict=True)]
+        elif layer.kind == "rank":
+            scores = judged_together(used[0], question, [_shown(answer) for answer in answers], options.get("cancel"))
+            order = sorted(range(len(answers)), key=lambda place: -scores[place])
+            answers = [answers[place] for place in order[: layer.keep]]
+        else:
+            listed = "\n\n".join(f"{place}. {_shown(answer)}" for place, answer in enumerate(answers, 1))
+            answers = _written(used, FUSED.format(question=question, answers=listed), layer.n, seeds, options)
+    return answers
+
+
+def _written(
+    engines: Sequence[Engine], content: str, n: int, seeds: Iterator[int], options: Mapping[str, Any]
+) -> list[Answer]:
+    """Return n answers of each model to a message."""
+    found = list[Answer]()
+    for engine in engines:
+        first, *_ = (next(seeds) for _ in range(n))  # text k draws with the first seed plus k
+        drawn: Any = {**options, "seed": first}
+        found += [Answer(text.text) for text in engine.samples(_turn(content), n, **drawn)]
+    return found
+
+
+def _shown(answer: Answer) -> str:
+    """Return an answer with its critiques, as a model reads them."""
+    return "\n".join([answer.text.strip(), *(f"(Critique: {words.strip()})" for words in answer.critiques)])
+
+
+def _turn(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]

@@ -1,0 +1,76 @@
+"""Two models of one vocabulary on whose sessions a text is written: what every such session has."""
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.errors import CapabilityError, SessionError, argument
+from edgedec.model import ForwardItem, Model, Session
+from edgedec.sessions.outer_session import UnsavedSession
+
+
+class PairSession(UnsavedSession):
+    """Implements the part of edgedec.model.Session that does not depend on how two models write together.
+
+    Args:
+        first: A session of the model that the text is said to be of.
+        second: A session of a model with the same vocabulary. The rows of neither model may depend on how a prefill is
+            cut (Capabilities.prefill_chunk is 1), as the text would depend on that, too.
+
+    Raises:
+        CapabilityError: The rows of a model depend on how a prefill is cut, or a model can't go back.
+    """
+
+    what = "what two models hold"
+    together: ClassVar[str]
+    """What the two models do, after "two models that", as in "write in turn"."""
+
+    def __init__(self, first: Session, second: Session) -> None:
+        for session in (first, second):
+            card, capabilities = session.model.card, session.model.capabilities
+            capabilities.require("rollback", card.runtime)
+            if capabilities.prefill_chunk != 1:
+                raise CapabilityError(
+                    f"on the {card.runtime} runtime a text depends on how its prompt is cut, so {name_of(session)} "
+                    f"can't {self.together} with another model; choose another runtime (cpu), or leave "
+                    f"{argument(self.option)} out"
+                )
+        self.sessions = (first, second)
+
+    @property
+    def model(self) -> Model:
+        """The first model."""
+        return self.sessions[0].model
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens that both models can hold."""
+        return min(session.n_ctx for session in self.sessions)
+
+    def chain_of(self, item: ForwardItem) -> NDArray[np.int32]:
+        """Return the tokens of an item (CapabilityError: it is a tree, or names layers, taps or hidden states)."""
+        options = (item.hidden, item.resume_after, item.parents, item.layers, item.taps or None)
+        if item.tokens is None or any(option is not None for option in options):
+            raise CapabilityError(f"two models that {self.together} take chains of tokens, through all of their layers")
+        return item.tokens
+
+    def keep(self, rows: NDArray[np.int32]) -> None:
+        """Raise SessionError: two models evaluate no trees."""
+        raise SessionError(f"keep() follows a tree, and two models that {self.together} take none")
+
+    def cancel(self) -> None:
+        """Stop the forward that is running, from any thread; without one, nothing happens."""
+        for session in self.sessions:
+            session.cancel()
+
+    def close(self) -> None:
+        """Free both KV caches; calling it again does nothing."""
+        for session in self.sessions:
+            session.close()
+
+
+def name_of(session: Session) -> str:
+    """Return the name of a session's model, its architecture where it has none."""
+    card = session.model.card
+    return card.name or card.architecture

@@ -1,0 +1,72 @@
+"""The field `refine`: an answer is checked by a check that the operator named, and written again."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes.running_server import Running, messages, started
+
+from edgedec_apps.refine import RefineBy, refined
+
+pytestmark = pytest.mark.slow
+
+SHORT = (
+    "import json, sys; n = len(json.load(sys.stdin)['steps'][0]); "
+    "print([n % 7 / 10]); print(n, 'characters', file=sys.stderr)"
+)
+CHECKS = {"short": [sys.executable, "-c", SHORT], "hangs": [sys.executable, "-c", "import time; time.sleep(60)"]}
+ASKED: dict[str, Any] = {"messages": messages("Hi"), "max_tokens": 6, "seed": 3, "temperature": 1.5}
+BEGUN = {"role": "assistant", "content": "x"}
+
+
+@pytest.fixture(scope="module")
+def server(chat_path: Path) -> Iterator[Running]:
+    """A server with two checks."""
+    with started(chat_path, n_parallel=2, checks=CHECKS) as running:
+        yield running
+
+
+def test_the_answer_is_that_of_the_engine(server: Running) -> None:
+    """The answer is the best text, and its reasons say what the check said about each."""
+    reply = server.client.post(
+        "/v1/chat/completions", json=ASKED | {"refine": {"check": "short", "n": 2, "texts": 4}}
+    ).json()
+    options = {name: value for name, value in ASKED.items() if name != "messages"}
+    own = refined(server.engine, messages("Hi"), RefineBy(check=CHECKS["short"], n=2, texts=4), **options)
+    assert reply["choices"][0]["message"]["content"] == own.text
+    (generation,) = reply["edgedec"]["generations"]
+    assert f"refined: text {own.place + 1} of 4: {own.why}" in generation["reasons"]
+    assert generation["explanation"][-4:] == own.lines()
+
+
+def test_seconds_end_a_check_that_hangs(server: Running) -> None:
+    """The text that was written is the answer."""
+    reply = server.client.post("/v1/chat/completions", json=ASKED | {"refine": {"check": "hangs", "seconds": 0.5}})
+    assert reply.status_code == 200
+    assert "nothing was checked" in reply.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"refine": {"check": "rm -rf /"}}, "refine.check", "it must be one of short, hangs"),
+        ({"refine": {"check": ["sh", "-c", "x"]}}, "refine.check", "a string"),
+        ({"refine": {"n": 2}}, "refine.check", "is missing"),
+        ({"refine": "short"}, "refine", "an object"),
+        ({"refine": {"check": "short", "n": 17}}, "refine.n", "1 to 16"),
+        ({"refine": {"check": "short", "seconds": 0}}, "refine.seconds", "above 0"),
+        ({"refine": {"check": "short", "command": "x"}}, "refine.command", "not known"),
+        ({"refine": {"check": "short"}, "stream": True}, "refine", "stream"),
+        ({"refine": {"check": "short"}, "n": 2}, "refine", "n exclude"),
+        ({"refine": {"check": "short"}, "messages": [*messages("Hi"), BEGUN]}, "refine", "assistant"),
+    ],
+)
+def test_what_is_refused(server: Running, fields: dict[str, Any], param: str, words: str) -> None:
+    """A request names a check, and no command; the error names the field."""
+    reply = server.client.post("/v1/chat/completions", json=ASKED | fields)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]

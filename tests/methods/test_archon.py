@@ -1,0 +1,91 @@
+"""Archon: each layer's texts are those of its own prompts and seeds, and a damaged file of layers is refused."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.models.tiny_models import tiny_llama
+
+import edgedec
+from edgedec.errors import OptionError, RequestError
+from edgedec_methods.archon import CRITIQUE, FUSED, Answer, layers_of, through_layers
+from edgedec_methods.multilingual import judged_together
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+DRAWN: dict[str, Any] = {"temperature": 1.5, "max_tokens": 5, "ignore_end": True}
+LAYERS = """
+[[layer]]
+kind = "generate"
+models = ["a", "b"]
+n = 2
+[[layer]]
+kind = "critique"
+models = ["b"]
+[[layer]]
+kind = "rank"
+keep = 2
+[[layer]]
+kind = "fuse"
+n = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, edgedec.Engine]]:
+    """Two tiny models."""
+    folder = tmp_path_factory.mktemp("archon")
+    paths = [tiny_llama(folder / f"{seed}.gguf", seed=seed, chat_template=CHAT, n_ctx_train=1024) for seed in (1, 2)]
+    options: dict[str, Any] = {"runtime": "cpu", "draft": "off", "n_ctx": 1024}
+    with edgedec.load(paths[0], **options) as first, edgedec.load(paths[1], **options) as second:
+        yield {"a": first, "b": second}
+
+
+@pytest.mark.slow
+def test_the_layers_of_a_file(engines: dict[str, edgedec.Engine]) -> None:
+    """The same is written by hand: greedy and drawn answers, critiques, the judge's order, and what is made of it."""
+    a, b = engines.values()
+
+    def say(engine: edgedec.Engine, content: str, seed: int) -> str:
+        return engine.chat([{"role": "user", "content": content}], **DRAWN | {"seed": seed}).text
+
+    greedy = a.chat([{"role": "user", "content": "Why?"}], **DRAWN | {"temperature": 0}).text
+    answers = [greedy, say(a, "Why?", 7), say(a, "Why?", 8), say(b, "Why?", 9), say(b, "Why?", 10)]
+    first = through_layers(layers_of(LAYERS)[:1], engines, "Why?", seed=7, **DRAWN)
+    assert first == [Answer(text) for text in answers]
+    said = [say(b, CRITIQUE.format(question="Why?", text=text), 11 + k) for k, text in enumerate(answers)]
+    shown = [f"{text.strip()}\n(Critique: {words.strip()})" for text, words in zip(answers, said, strict=True)]
+    scores = judged_together(a, "Why?", shown)
+    order = sorted(range(5), key=lambda place: -scores[place])[:2]
+    ranked = through_layers(layers_of(LAYERS)[:3], engines, "Why?", seed=7, **DRAWN)
+    assert ranked == [Answer(answers[place], (said[place],)) for place in order]
+    listed = "\n\n".join(f"{n}. {shown[place]}" for n, place in enumerate(order, 1))
+    fused = FUSED.format(question="Why?", answers=listed)
+    found = through_layers(layers_of(LAYERS), engines, "Why?", seed=7, **DRAWN)
+    assert found == [Answer(say(a, fused, 16)), Answer(say(a, fused, 17))]
+    with pytest.raises(RequestError, match="'c'; there are a, b"):
+        through_layers(layers_of(LAYERS.replace('"b"', '"c"')), engines, "Why?", **DRAWN)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "the first layer must generate"),
+        ("[[layer]]\nkind = 'fuse'", "the first layer must generate"),
+        ("[[layer]]\nkind = ", "no TOML"),
+        ("layer = 3", r"\[\[layer\]\]"),
+        ("[[layer]]\nn = 3", "each with a kind"),
+        ("[[layer]]\nkind = 'generate'\nsize = 3", "a layer has size"),
+        ("[[layer]]\nkind = 'invent'", "must be one of generate"),
+        ("[[layer]]\nkind = 'generate'\nn = 65", "from 1 to 64"),
+        ("[[layer]]\nkind = 'generate'\nn = true", "from 1 to 64"),
+        ("[[layer]]\nkind = 'generate'\nmodels = 'a'", "a list of names"),
+        ("[[layer]]\nkind = 'generate'\nmodels = [1]", "a list of names"),
+    ],
+)
+def test_what_is_no_file_of_layers(text: str, words: str) -> None:
+    """The error says what was found."""
+    with pytest.raises((RequestError, OptionError), match=words):
+        layers_of(text)

@@ -1,0 +1,62 @@
+"""Critiques that vote: the score of a text is the mean of the grades that are stated."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.models.tiny_models import tiny_llama
+
+import edgedec
+from edgedec.api.best_text import BestOf
+from edgedec.api.requests import RequestOptions
+from edgedec.errors import OptionError
+from edgedec_apps.refine import RefineBy, refined
+from edgedec_methods.critiques import ASKED, critic, critic_check, critiques_of
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+class Critic:
+    """Writes critiques with known grades: the number of letters a in the answer, then the number of b, then none."""
+
+    def samples(self, prompt: Any, n: int = 8, **options: Any) -> tuple[Any, ...]:
+        """Return them."""
+        answer = prompt[0]["content"].partition("Answer:\n")[2].partition("\n\nIs the")[0]
+        said = [f"Grade: {answer.count('a')}", f"Bad.\nGrade: {answer.count('b')}", "No grade from me."]
+        return tuple(SimpleNamespace(text=words) for words in said[:n])
+
+
+def test_the_mean_of_the_grades() -> None:
+    """A critique without a grade counts for nothing; the words are those of the worst critique."""
+    assert critic(Critic(), 3)("?", ["aaab", "b", ""]) == [pytest.approx(0.2), pytest.approx(0.05), 0.0]
+    score, words = critic_check(Critic(), 3)("?", "aaab")
+    assert (score, words) == (0.2, "Bad.\nGrade: 1")
+    assert critic_check(Critic(), 1)("?", "a") == (0.1, "Grade: 1")
+    with pytest.raises(OptionError, match="at least 1"):
+        critic(Critic(), 0)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edgedec.Engine]:
+    """A tiny model."""
+    path = tiny_llama(tmp_path_factory.mktemp("critiques") / "tiny.gguf", chat_template=CHAT, n_ctx_train=2048)
+    with edgedec.load(path, runtime="cpu", draft="off", n_ctx=2048) as loaded:
+        yield loaded
+
+
+@pytest.mark.slow
+def test_a_model_is_its_own_critic(engine: edgedec.Engine) -> None:
+    """Critique k draws with the seed plus k; a critic is a scorer of BestOf, and its check one of RefineBy."""
+    options: RequestOptions = {"seed": 5, "max_tokens": 6, "temperature": 1.5}
+    asked = [{"role": "user", "content": ASKED.format(prefix="Why?", text="So.")}]
+    own = [engine.chat(asked, seed=5 + k, max_tokens=6, temperature=1.5).text for k in range(3)]
+    assert [words for _, words in critiques_of(engine, "Why?", "So.", 3, options)] == own
+    why = [{"role": "user", "content": "Why?"}]
+    found = engine.best(why, BestOf(2, "score", scorer=critic(engine, 2, **options)), **options)
+    assert found.scores == (0.0, 0.0)
+    again = refined(engine, why, RefineBy(check=critic_check(engine, 2, **options), n=2, texts=3), **options)
+    assert len(again.texts) == 3
