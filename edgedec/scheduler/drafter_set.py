@@ -146,7 +146,7 @@ def open_policy(
         stats.add_reason(note)
     drafting.notes.clear()
     if drafting.n_max < 1:
-        exact = "drafting off: this model's rows are not bit-equal to single steps on this runtime"
+        exact = "drafting off: no rows are known to be bit-equal to single steps on this runtime"
         stuck = "drafting off: this model's state can't go back on this runtime"
         stats.add_reason(exact if capabilities.rollback else stuck)
         return None

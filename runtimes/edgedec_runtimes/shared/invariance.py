@@ -30,7 +30,7 @@ N_PREFIX = 40
 """How many tokens stand before the rows that are compared."""
 RANGE_TOKENS = 256
 """Length of a range of positions; a number of exact rows holds for one range."""
-SLOWEST_STEP_S = 5.0
+SLOWEST_STEP_S = 10.0
 """Where a step takes longer, nothing is measured, which takes as long as some 60 steps: no two rows count as equal."""
 _LEAST_COMPARED = 8  # rows: rounding to int8 hides a small difference in many rows
 

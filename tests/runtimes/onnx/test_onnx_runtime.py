@@ -110,6 +110,22 @@ def test_rows_of_any_number_have_the_bits_of_single_steps(
             assert session.n_cached == session.n_ctx
 
 
+def test_single_steps_are_compared_through_three_layers(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first layer and two in the middle run, which costs a large model a few steps at its first load."""
+    seen: list[list[int]] = []
+    evaluate = OnnxSession.evaluate
+
+    def noted(session: OnnxSession, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
+        assert item.layers is not None
+        seen.append(np.flatnonzero(item.layers.mask.all(1)).tolist())
+        return evaluate(session, item, on_progress)
+
+    folder = exported(types=("Q4_K", "Q6_K"), n_layer=5).folder
+    monkeypatch.setattr(OnnxSession, "evaluate", noted)
+    with load(folder):
+        assert seen == [[0, 2, 3]] * 4
+
+
 def test_attention_alone_gets_the_second_row(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows repeated for attention give the bits of rows that all of the graph gets, as it does where others differ."""
     folder = exported(types=("Q4_K", "Q6_K")).folder

@@ -93,6 +93,14 @@ def test_it_is_measured_once(tmp_path: Path) -> None:
     assert invariance(lambda text, n_rows, left: float(n_rows), tmp_path / "other") == 1
 
 
+def test_a_device_whose_steps_take_seconds_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two rows count as equal, and that is not kept: the next load tries again."""
+    with monkeypatch.context() as patch:
+        patch.setattr("edgedec_runtimes.shared.invariance.SLOWEST_STEP_S", -1.0)
+        assert invariance(of_the_text, tmp_path) == 1
+    assert invariance(of_the_text, tmp_path) == 16
+
+
 class Ranged:
     """A model whose rows have the bits of single steps up to a number that depends on the range of the context."""
 

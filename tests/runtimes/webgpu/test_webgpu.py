@@ -11,6 +11,7 @@ import pytest
 from support.models.software_gpu import software_gpu
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
+import edgedec
 from edgedec.errors import ModelFormatError, RuntimeLostError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
@@ -23,6 +24,7 @@ from edgedec_runtimes.webgpu.runtime import WebGpu
 pytestmark = pytest.mark.slow
 
 TOKENS = np.arange(7, dtype=np.int32) * 31 % 257
+PROMPT = "abababababababab"
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,28 @@ def test_a_driver_that_ends_its_process_is_an_error(model: Model) -> None:
     os.kill(model.processes[0], signal.SIGKILL)
     with pytest.raises(RuntimeLostError, match=r"ran the model on SwiftShader.* was lost \(it was ended by SIGKILL"):
         session.forward(TOKENS[2:3], n_past=2)
+
+
+def test_drafts_leave_texts_as_they_are(tmp_path: Path) -> None:
+    """Greedily and with sampling, one text and several together, under caps, with the rows of a quantized model."""
+    pytest.importorskip("onnx")
+    path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES["llama"], types=("Q4_K", "Q6_K"), n_layer=1))
+    with pytest.MonkeyPatch.context() as patch:
+        software_gpu(patch)
+        with edgedec.load(
+            path, runtime="webgpu", draft="suffix", n_ctx=128, memory="900MB", gpu_memory="700MB", cache_dir=tmp_path
+        ) as engine:
+            plain, drafted = (
+                [
+                    engine.generate(PROMPT, draft=draft, max_tokens=8, temperature=0, ignore_end=True),
+                    *engine.samples(PROMPT, 2, draft=draft, max_tokens=5, temperature=0.8, seed=1, ignore_end=True),
+                ]
+                for draft in (False, True)
+            )
+    finding.found.cache_clear()
+    assert [text.token_ids for text in plain] == [text.token_ids for text in drafted]
+    assert not any(text.stats.n_drafts for text in plain)
+    assert any(text.stats.n_drafts for text in drafted)
 
 
 def test_a_damaged_graph_is_deleted_and_made_anew(made: tuple[Path, LoadOptions], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@
 
 #if EDGEDEC_NEON
 #include "kernels/arm_features.h"
-#elif EDGEDEC_SIMD == 4
+#elif EDGEDEC_SIMD == 2 || EDGEDEC_SIMD == 4
 #include <cpuid.h>
 #endif
 
@@ -57,14 +57,14 @@ constexpr bool ROWS_IN_PAIRS = EDGEDEC_SIMD == 5;  // of the activations (kernel
 #include "kernels/state.inl"
 #include "kernels/panels.inl"
 
-#if EDGEDEC_SIMD == 4
-// Bit 4 of EAX in CPUID's leaf 7.1; not every compiler's __builtin_cpu_supports knows AVX-VNNI.
-bool has_dpbusd() {
+#if EDGEDEC_SIMD == 2 || EDGEDEC_SIMD == 4
+// F16C is bit 29 of ECX in CPUID's leaf 1, AVX-VNNI bit 4 of EAX in its leaf 7.1; __builtin_cpu_supports of clang 16
+// does not know the first, and not every compiler's knows the other.
+bool has_halves_and_dpbusd() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 4)) != 0;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & (1u << 29)) == 0) return false;
+  return EDGEDEC_SIMD == 2 || (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 4)) != 0);
 }
-#else
-[[maybe_unused]] bool has_dpbusd() { return true; }
 #endif
 
 bool supported() {
@@ -73,8 +73,7 @@ bool supported() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni");
 #elif EDGEDEC_SIMD == 2 || EDGEDEC_SIMD == 4
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
-         has_dpbusd();
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_halves_and_dpbusd();
 #elif EDGEDEC_NEON
   return edgedec::has_dots() && (EDGEDEC_SIMD == 1 || edgedec::has_i8mm());
 #else
