@@ -83,8 +83,8 @@ def test_a_text_goes_on_behind_its_farthest_position(model: Model) -> None:
 def test_what_is_refused(model: Model) -> None:
     """Too few, too far or negative ones, trees; a session with such rows is not saved."""
     session = model.session(N_CTX)
-    wrong: NDArray[Any]
-    for wrong in (APART[:2], APART[:3] - 9999, APART[:3] + (1 << 24), APART[:3].astype(np.float32)):
+    wrong_ones: list[NDArray[Any]] = [APART[:2], APART[:3] - 9999, APART[:3] + (1 << 24), APART[:3].astype(np.float32)]
+    for wrong in wrong_ones:
         with pytest.raises(RequestError, match="positions"):
             session.forward(TOKENS[:3], n_past=0, positions=wrong)
     with pytest.raises(RequestError, match="positions"):
