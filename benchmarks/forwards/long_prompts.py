@@ -5,9 +5,10 @@
 
 All sides read one prompt of random tokens: 512 of them on one side, the same 512 on the next one, and so on, so what
 else runs on the machine slows down all of them. The sums at 512 tokens, 2,048 and so on are printed: seconds by the
-clock, seconds of the processor, and how many times as fast as llama.cpp's better form edgedec is. `--program`, which
-takes llama-bench's options, then reads each length by itself, with flash attention. `--gguf` names the file for the
-others where edgedec keeps the model as tiles. Ends with one line of JSON.
+clock, seconds of the processor, and how many times as fast as llama.cpp's better form edgedec is by the latter. Beyond
+`--length` they are fitted: the seconds of 512 tokens grow evenly with what is before them. `--program`, which takes
+llama-bench's options, then reads each length by itself, with flash attention. `--gguf` names the file for the others
+where edgedec keeps the model as tiles. Ends with one line of JSON.
 
     python benchmarks/forwards/long_prompts.py smollm2-135m --length 8192 --cuts 3
 
@@ -60,32 +61,37 @@ def prompt(length: int) -> NDArray[np.int32]:
     return np.random.default_rng(0).integers(0, 20_000, length).astype(np.int32)
 
 
-def read(sessions: dict[str, Session], length: int) -> list[dict[str, Any]]:
-    """Let each session read the prompt in turn; return the seconds and processor seconds of each at each length."""
+def read(sessions: dict[str, Session], length: int) -> dict[str, list[tuple[float, float]]]:
+    """Let each session read the prompt in turn; return the seconds and processor seconds of each side's pieces."""
     ids = prompt(length)
-    sums = {side: [0.0, 0.0] for side in sessions}
-    rows: list[dict[str, Any]] = []
+    pieces: dict[str, list[tuple[float, float]]] = {side: [] for side in sessions}
     for begin in range(0, length, PIECE):
         for side, session in sessions.items():
             time.sleep(PAUSE)
             clock, used = time.perf_counter(), time.process_time()
             session.forward(ids[begin : begin + PIECE], n_past=begin, rows="last")
-            sums[side][0] += time.perf_counter() - clock
-            sums[side][1] += time.process_time() - used
-        n = begin + PIECE
-        if n in LENGTHS or n == length:
-            rows.append({"n": n} | {side: [round(value, 3) for value in both] for side, both in sums.items()})
-            say(rows[-1])
-    return rows
+            pieces[side].append((round(time.perf_counter() - clock, 3), round(time.process_time() - used, 3)))
+        if begin + PIECE in LENGTHS:
+            say(begin + PIECE, {side: np.sum(both, axis=0).tolist() for side, both in pieces.items()})
+    return pieces
 
 
-def say(row: dict[str, Any]) -> None:
+def fitted(pieces: dict[str, list[tuple[float, float]]], n: int) -> dict[str, list[float]]:
+    """Return the seconds of n tokens on each side where a piece's seconds grow evenly with what is before it."""
+    found: dict[str, list[float]] = {}
+    for side, both in pieces.items():
+        lines = [np.polyfit(np.arange(len(both)), values, 1) for values in np.transpose(both)]
+        found[side] = [round(float(np.polyval(line, np.arange(n // PIECE)).sum()), 3) for line in lines]
+    return found
+
+
+def say(n: int, sums: dict[str, list[float]], how: str = "") -> None:
     """Print the seconds of one length."""
-    cells = [f"{side} {value[0]:.1f} s (cpu {value[1]:.1f})" for side, value in row.items() if side != "n"]
-    others = [value[1] for side, value in row.items() if side.startswith("llama.cpp")]
-    if "edgedec" in row and others:
-        cells.append(f"{min(others) / row['edgedec'][1]:.2f} times as fast")
-    print(f"{row['n']:>6} tokens  {'  '.join(cells)}", flush=True)
+    cells = [f"{side} {seconds:.1f} s (cpu {used:.1f})" for side, (seconds, used) in sums.items()]
+    others = [used for side, (_, used) in sums.items() if side != "edgedec"]
+    if "edgedec" in sums and others:
+        cells.append(f"{min(others) / sums['edgedec'][1]:.2f} times as fast")
+    print(f"{n:>6} tokens  {'  '.join(cells)}{how}", flush=True)
 
 
 def digests(path: Path, length: int, n_threads: int, sizes: Sequence[int]) -> list[bytes]:
@@ -144,10 +150,14 @@ def main() -> None:
         report({"benchmark": "long_prompts", "model": path.stem, "cuts": cuts}, args.json_out)
         return
     gguf = args.gguf or path
-    found: list[list[dict[str, Any]]] = []
+    found: list[dict[str, Any]] = []
     for _ in range(args.runs):
         with ExitStack() as stack:
-            found.append(read(opened(stack, path, gguf, args.length, args.threads, args.sides), args.length))
+            pieces = read(opened(stack, path, gguf, args.length, args.threads, args.sides), args.length)
+        longer = {n: fitted(pieces, n) for n in LENGTHS if n > args.length >= 2 * PIECE}
+        for n, sums in longer.items():
+            say(n, sums, "; fitted")
+        found.append({"pieces": pieces, "fitted": longer})
     program = {}
     if args.program is not None:
         lengths = [n for n in LENGTHS if n <= args.length]

@@ -1,5 +1,6 @@
 // Products of both halves of a tile with 3 or more activations, for AVX-VNNI, whose vectors hold 8 rows. Included by
-// matmul.inl for Q4_0, Q8_0, Q4_K and Q5_K; the other types gain nothing by it, and neither does AVX2 without VNNI.
+// matmul.inl for Q4_0, Q8_0, Q4_K and Q5_K; the other types gain nothing by it. AVX2 without VNNI has
+// matmul_unpacked.inl.
 //
 // There are 16 registers: 8 of them hold the integer sums of 2 halves and 4 activations, and each 4 columns of an
 // activation are loaded once for both halves. Sums in floats are in the L1 cache. A pass goes over 256 columns before
