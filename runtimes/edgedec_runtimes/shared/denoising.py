@@ -1,6 +1,7 @@
 """What a GGUF says of a diffusion language model: its mask token, its blocks, and which row is of which position."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF
@@ -15,7 +16,7 @@ USUAL_ROWS = 32
 _ARCHITECTURES = ("dream", "llada", "qwen2", "qwen3")
 
 
-def denoising(gguf: GGUF) -> Mapping[str, Mapping[str, object]]:
+def denoising(gguf: GGUF) -> Mapping[str, Mapping[str, Any]]:
     """Return ModelCard.methods of a file: empty for a model whose rows are the law of the next token.
 
     Raises:
@@ -57,5 +58,4 @@ def row_count(gguf: GGUF, n: int) -> int:
     copy of the first, while one is put in front of them.
     """
     facts = denoising(gguf).get("diffusion")
-    block = facts and facts.get("block", USUAL_ROWS)
-    return max(n, 3 * block) if isinstance(block, int) else n
+    return n if facts is None else max(n, 3 * facts.get("block", USUAL_ROWS))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.decoding.plain_denoising import FORMS, MASK, Choose, Plain, write_model
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.engine import Engine
@@ -193,5 +194,24 @@ def test_other_runtimes_and_rules_are_refused(path: Path) -> None:
     for rule in ("none", "threshold:2", "schedule:x", "threshold:"):
         with pytest.raises(OptionError, match="denoise"):
             opened(path, rule)
+    for options in ({"length": 0}, {"length": 33}, {"mask": 5}):
+        with pytest.raises(RequestError):
+            edgedec.load(path, runtime="cpu", lossy=Lossy(methods={"diffusion": options}))
     with pytest.raises(CapabilityError, match="slides"):
         edgedec.load(path, runtime="cpu", n_ctx=N_CTX, lossy=Lossy(slide=True))
+
+
+def test_an_ordinary_model_is_not_denoised(tmp_path: Path) -> None:
+    """It has no mask token."""
+    with pytest.raises(RequestError, match="no diffusion language model"):
+        opened(tiny_llama(tmp_path / "m.gguf"), "threshold")
+
+
+def test_plans_count_the_rows_of_a_block(tmp_path: Path) -> None:
+    """Those of a pass, those that committed, and a copy, before the load and after it."""
+    path, options = write_model(tmp_path / "m.gguf", "shifted"), LoadOptions(n_threads=1, n_ctx=N_CTX, max_rows=4)
+    planned = {term.name: term.n_bytes for term in Cpu().plan(path, options)}
+    assert planned["logits"] == 3 * 8 * 272 * 4
+    with Cpu().load(path, options) as model:
+        held = {term.name: term.n_bytes for term in model.memory(N_CTX, 4)}
+    assert held["logits"] == planned["logits"]
