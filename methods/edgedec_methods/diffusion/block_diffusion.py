@@ -358,7 +358,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
         if not self._n_ahead or not opened.passes:
             return []
         latest, ids = opened.passes[-1], list(opened.ids)
-        states = []
+        states: list[list[int]] = []
         for i in np.argsort(-latest.confidences, kind="stable").tolist():
             if ids[place := int(latest.places[i])] == self._facts.mask and len(states) < self._n_ahead:
                 ids[place] = int(latest.tokens[i])

@@ -12,6 +12,7 @@ from support.models.tiny_models import tiny_llama
 import edgedec
 from edgedec.api.engine import Engine
 from edgedec.api.options import Lossy
+from edgedec.api.requests import RequestOptions
 from edgedec.errors import CapabilityError, ModelFormatError, OptionError, RequestError, UnsupportedModelError
 from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken
@@ -92,7 +93,7 @@ def test_a_stop_string_ends_a_text_where_it_stands(engine: Engine) -> None:
 
 def test_a_text_goes_on_as_it_would_have(engine: Engine) -> None:
     """After it was cancelled, from any of its tokens."""
-    options = {"max_tokens": 20, "temperature": 0.8, "seed": 3, "ignore_end": True}
+    options: RequestOptions = {"max_tokens": 20, "temperature": 0.8, "seed": 3, "ignore_end": True}
     whole = engine.generate(PROMPT, **options).token_ids
     for n in (1, 6, 13):
         cancel = CancelToken()
@@ -101,7 +102,7 @@ def test_a_text_goes_on_as_it_would_have(engine: Engine) -> None:
             next(stream)
         cancel.cancel()
         assert "".join(output.text for output in stream).strip("\ufffd") == ""  # bytes of a character, at most
-        assert engine.generate(PROMPT, resume=whole[:n], **options).token_ids == whole
+        assert engine.generate(PROMPT, **(options | RequestOptions(resume=whole[:n]))).token_ids == whole
 
 
 def test_a_conversation_is_that_of_a_cold_start(path: Path, engine: Engine) -> None:
@@ -116,12 +117,14 @@ def test_a_conversation_is_that_of_a_cold_start(path: Path, engine: Engine) -> N
 
 def test_parallel_requests_and_samples_are_those_of_one(path: Path, engine: Engine) -> None:
     """Their forwards are joined, and texts of one prompt come one after another."""
-    options = {"max_tokens": 16, "temperature": 1.0, "ignore_end": True}
-    alone = [engine.generate(PROMPT, seed=seed, **options).token_ids for seed in range(3)]
+    options: RequestOptions = {"max_tokens": 16, "temperature": 1.0, "ignore_end": True}
+    alone = [engine.generate(PROMPT, **(options | RequestOptions(seed=seed))).token_ids for seed in range(3)]
     with opened(path, "threshold:0.05", n_parallel=3) as several, ThreadPoolExecutor(3) as threads:
-        found = threads.map(lambda seed: several.generate(PROMPT, seed=seed, **options).token_ids, range(3))
+        found = threads.map(
+            lambda seed: several.generate(PROMPT, **(options | RequestOptions(seed=seed))).token_ids, range(3)
+        )
         assert list(found) == alone
-    assert [text.token_ids for text in engine.samples(PROMPT, 3, seed=0, **options)] == alone
+    assert [text.token_ids for text in engine.samples(PROMPT, 3, **(options | RequestOptions(seed=0)))] == alone
 
 
 def test_a_penalty_masks_the_rest_of_a_block_again(engine: Engine) -> None:
