@@ -124,8 +124,8 @@ class ModelCard:
         pooling: How the model was trained to make one vector of a text ("mean", "cls", "last"); None for a model that
             writes texts.
         adapters: The paths of the low-rank adapters that were loaded with the model.
-        methods: The method around sessions by which the model writes, with its facts as options (edgedec.companion);
-            empty for a model whose rows are the law of the next token.
+        methods: By its name, what the method around sessions by which the model writes has to know of it
+            (edgedec.companion); empty for a model whose rows are the law of the next token.
     """
 
     name: str
@@ -144,7 +144,7 @@ class ModelCard:
     lossy: str = ""
     pooling: str | None = None
     adapters: tuple[str, ...] = ()
-    methods: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

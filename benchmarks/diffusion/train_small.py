@@ -10,12 +10,15 @@ that was stopped goes on.
 """
 
 import argparse
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from time import monotonic, process_time
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from small_tasks import TASKS
 from torch import Tensor, nn
 from torch.nn import functional
@@ -63,7 +66,7 @@ def visible() -> Tensor:
     return torch.cat([torch.cat([before | same, none], 1), torch.cat([before, same], 1)])
 
 
-class Layer(nn.Module):
+class Layer(nn.Module):  # type: ignore[misc]  # torch may be missing
     """A layer of a Qwen3."""
 
     def __init__(self) -> None:
@@ -95,7 +98,7 @@ def rotated(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     return x * turns[0] + torch.cat([-second, first], -1) * turns[1]
 
 
-class Network(nn.Module):
+class Network(nn.Module):  # type: ignore[misc]  # torch may be missing
     """The network: int[n, 2 * LENGTH] -> logits of the noisy half."""
 
     def __init__(self) -> None:
@@ -116,6 +119,10 @@ class Network(nn.Module):
         for layer in self.blk:
             x = layer(x, self.sees, self.turns)
         return self.output(self.output_norm(x[:, LENGTH:]))
+
+
+def _bytes(data: NDArray[np.float32]) -> Iterator[bytes]:
+    yield data.tobytes()
 
 
 def write(network: Network, path: Path) -> None:
@@ -157,7 +164,7 @@ def write(network: Network, path: Path) -> None:
     tensors = []
     for name, value in network.state_dict().items():
         data = value.float().numpy()
-        tensors.append(out.OutTensor(name, data.shape[::-1], GGMLType.F32, lambda data=data: iter([data.tobytes()])))
+        tensors.append(out.OutTensor(name, data.shape[::-1], GGMLType.F32, partial(_bytes, data)))
     with out.new_file(path, force=True) as part:
         out.write_gguf(part, entries, tensors)
 

@@ -237,8 +237,7 @@ def _load_model(
 
 def _around(lossy: Lossy, card: ModelCard) -> list[Companion]:
     """Return the methods without a further model, which stand around the session of each parallel request."""
-    given = dict(lossy.methods or {})
-    given |= {name: {**own, **given.get(name, {})} for name, own in card.methods.items()}
+    given = {**{name: {} for name in card.methods}, **(lossy.methods or {})}
     named = companion_of({"slide": {}} if lossy.slide else None), companion_of(given)
     return [method for method in named if method is not None and method.model is None]
 

@@ -73,8 +73,8 @@ def is_embedder(gguf: GGUF) -> bool:
     architecture = get_text(gguf, "general.architecture")
     if architecture is None:
         return False
-    is_causal = get_bool(gguf, f"{architecture}.attention.causal") or denoises(gguf)
-    return _is_encoder(architecture) or is_causal is False or read_pooling(gguf, architecture) is not None
+    sees_all = get_bool(gguf, f"{architecture}.attention.causal") is False and not denoises(gguf)
+    return _is_encoder(architecture) or sees_all or read_pooling(gguf, architecture) is not None
 
 
 def denoises(gguf: GGUF) -> bool:

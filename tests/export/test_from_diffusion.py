@@ -12,7 +12,7 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec_export.from_hf import convert
 from edgedec_export.to_onnx import export_onnx
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.shared.denoising import denoising
+from edgedec_runtimes.shared.cards import methods_of
 
 QWEN2, QWEN3 = TinyHF("qwen2", biases=True), TinyHF("qwen3", head_dim=32)
 
@@ -43,8 +43,8 @@ def test_files_say_what_the_configuration_says(
     path = convert(tmp_path / "hf", tmp_path / "m.gguf")
     gguf, plain = read_gguf(path), converted(tmp_path / "plain", tiny)
     assert gguf.metadata["general.architecture"] == architecture
-    assert denoising(gguf) == {"diffusion": {"most_rows": 256, **facts}}
-    assert denoising(plain) == {}
+    assert methods_of(gguf) == {"diffusion": {"most_rows": 256, **facts}}
+    assert methods_of(plain) == {}
     assert gguf.tensors.keys() == plain.tensors.keys()
     assert path.read_bytes()[-2000:] == plain.paths[0].read_bytes()[-2000:]
     assert Cpu().accepts(path) is None

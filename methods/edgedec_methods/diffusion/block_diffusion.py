@@ -23,7 +23,15 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, argument, counted
+from edgedec.errors import (
+    CapabilityError,
+    ContextFullError,
+    OptionError,
+    RequestError,
+    SessionError,
+    argument,
+    counted,
+)
 from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.pictures import Block
@@ -36,7 +44,25 @@ from edgedec_methods.diffusion.rules import Pass, Rule, rule_named
 F32 = NDArray[np.float32]
 Looked = tuple[F32, LogitOps]
 """The rows of masked positions, and the operations on them."""
+_MOST_LENGTH = 32  # what memory plans count
 _NEVER = np.float32(-1e30)  # a logit of what is never drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a model's file says (ModelCard.methods).
+
+    Attributes:
+        mask: The mask token.
+        shift: Whether a row is of the position behind it.
+        most_rows: Most rows of a forward.
+        block: Positions of a block; None where rows see the whole text.
+    """
+
+    mask: int
+    shift: bool
+    most_rows: int
+    block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +71,14 @@ class Diffusion:
 
     Attributes:
         denoise: Which positions a pass commits: a plug-in of `edgedec.denoising_rules`, perhaps with :NUMBER.
-        length: Positions that are denoised together in a model whose rows see the whole text.
-        mask, block, shift, most_rows: What the model's file says: the mask token; the positions of a block, None where
-            rows see the whole text; whether a row is of the position behind it; most rows of a forward.
+        length: Positions that are denoised together in a model whose rows see the whole text, 1 to 32.
 
     Raises:
-        OptionError: There is no such rule, or its number is out of range.
-        RequestError: `length` is below 1.
+        OptionError: There is no such rule, or a number is out of range.
     """
 
     denoise: str = "threshold"
     length: int = 32
-    mask: int = -1
-    block: int | None = None
-    shift: bool = True
-    most_rows: int = 256
 
     role: ClassVar[str] = ""
     what: ClassVar[str] = "a diffusion language model"
@@ -67,24 +86,25 @@ class Diffusion:
 
     def __post_init__(self) -> None:
         rule_named(self.denoise)
-        if self.length < 1:
-            raise RequestError(f"a diffusion model's length is {self.length} positions; it must be at least 1")
+        if not 1 <= self.length <= _MOST_LENGTH:
+            raise OptionError("length", self.length, f"so many positions are 1 to {_MOST_LENGTH}")
 
     def session(self, target: Session, companion: Session | None) -> Session:
         """Return a session that denoises (RequestError where the model is no diffusion language model)."""
-        if self.mask < 0:
-            name = target.model.card.name or "the model"
+        card = target.model.card
+        if "diffusion" not in card.methods:
+            name = card.name or "the model"
             raise RequestError(f"{name} is no diffusion language model; leave {argument('denoise')} out")
-        return DiffusionSession(target, self)
+        return DiffusionSession(target, self, Facts(**card.methods["diffusion"]))
 
 
 class DiffusionModel(OuterModel):
     """Implements edgedec.model.Model: a model whose sessions return one row for the next token, and draft nothing."""
 
-    def __init__(self, inner: Model, facts: Diffusion) -> None:
+    def __init__(self, inner: Model, options: Diffusion, facts: Facts) -> None:
         off = dict.fromkeys(("trees", "fork", "layers", "taps", "hidden_input", "vector_rows"), False)
         super().__init__(inner, inner.card, replace(inner.capabilities, **off, attention_mass=0, max_rows=1))
-        self._facts = facts
+        self._options, self._facts = options, facts
 
     @property
     def batch_invariant(self) -> Literal[1]:
@@ -93,7 +113,7 @@ class DiffusionModel(OuterModel):
 
     def session(self, n_ctx: int) -> "DiffusionSession":
         """Open an empty session."""
-        return DiffusionSession(self.inner.session(n_ctx), self._facts)
+        return DiffusionSession(self.inner.session(n_ctx), self._options, self._facts)
 
     def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
         """Evaluate items one after another."""
@@ -136,7 +156,8 @@ class DiffusionSession(UnsavedSession, OuterSession):
 
     Args:
         inner: A session of the model; its rows must be bit-equal in any forward.
-        facts: What the model's file says, and the rule.
+        options: The rule, and the length.
+        facts: What the model's file says.
 
     Raises:
         CapabilityError: The context slides, or rows can't see each other there.
@@ -144,16 +165,16 @@ class DiffusionSession(UnsavedSession, OuterSession):
 
     what = "a text that is being denoised"
 
-    def __init__(self, inner: Session, facts: Diffusion) -> None:
+    def __init__(self, inner: Session, options: Diffusion, facts: Facts) -> None:
         if not inner.model.capabilities.vector_rows:
             raise CapabilityError(
                 f"rows can't see each other here; leave {argument('layer_skip')} out, or use the cpu runtime"
             )
         if inner.n_text_max != inner.n_ctx:
             raise CapabilityError("a diffusion language model can't write in a context that slides; leave that out")
-        super().__init__(inner, DiffusionModel(inner.model, facts))
-        self._facts = facts
-        self._make_rule, self._n_ahead = rule_named(facts.denoise)
+        super().__init__(inner, DiffusionModel(inner.model, options, facts))
+        self._facts, self._options = facts, options
+        self._make_rule, self._n_ahead = rule_named(options.denoise)
         self._grid = Block(facts.block or facts.most_rows, 1, 1, mutual=True)
         self._ids: list[int] = []  # the text
         self._open: Opened | None = None
@@ -217,6 +238,12 @@ class DiffusionSession(UnsavedSession, OuterSession):
         logits = [self._row(n_prompt, on_progress)] if rows else []
         return Forward(np.array(logits, np.float32).reshape(len(rows), -1))
 
+    def adapt(self, scales: tuple[float, ...]) -> None:
+        """Let the session inside have other scales of adapters; nothing of the text is held then."""
+        super().adapt(scales)
+        self._leave()
+        self._ids, self._n_clean = [], 0
+
     def _cut(self, n_past: int, n_prompt: int) -> list[int]:
         """Forget what is behind `n_past`; return the written tokens of its block, to be taken once more."""
         if n_past == len(self._ids):
@@ -239,7 +266,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
         """Return where the block of a position begins."""
         if self._facts.block:
             return place // self._facts.block * self._facts.block
-        return place - (place - n_prompt) % self._facts.length
+        return place - (place - n_prompt) % self._options.length
 
     def _take(self, token: int) -> None:
         """Add a token to the text; where the open block has another one, what is behind it is masked again."""
@@ -252,7 +279,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
 
     def _row(self, n_prompt: int, on_progress: OnProgress | None) -> F32:
         """Return the row that the token behind the text is drawn from, after the passes that commit it."""
-        place, size = len(self._ids), self._facts.block or self._facts.length
+        place, size = len(self._ids), self._facts.block or self._options.length
         if self._open is None or place >= self._open.end:
             self._leave()
             start = self._start(place, n_prompt)
@@ -331,7 +358,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
         if not self._n_ahead or not opened.passes:
             return []
         latest, ids = opened.passes[-1], list(opened.ids)
-        states = []
+        states: list[list[int]] = []
         for i in np.argsort(-latest.confidences, kind="stable").tolist():
             if ids[place := int(latest.places[i])] == self._facts.mask and len(states) < self._n_ahead:
                 ids[place] = int(latest.tokens[i])
@@ -356,10 +383,10 @@ class DiffusionSession(UnsavedSession, OuterSession):
         """Say in the explanation how many passes the text took."""
         self.inner.count_text(stats, n_generated)
         if self._n_passes:
-            size = self._facts.block or self._facts.length
+            size = self._facts.block or self._options.length
             stats.explanation.append(
                 f"diffusion: {counted(n_generated, 'token')} in {self._n_passes} forwards over blocks of {size} "
-                f"positions, {n_generated / self._n_passes:.2f} tokens a forward; the rule is {self._facts.denoise}; "
+                f"positions, {n_generated / self._n_passes:.2f} tokens a forward; the rule is {self._options.denoise}; "
                 f"{self._n_rows} rows were evaluated"
             )
 

@@ -41,9 +41,8 @@ from edgedec_runtimes.cpu.state_memory import prompt_terms, scratch_floats, stat
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, can_be_mapped, open_tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
-from edgedec_runtimes.shared.cards import model_card
+from edgedec_runtimes.shared.cards import methods_of, model_card, row_count
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.denoising import denoising, row_count
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION
 from edgedec_runtimes.shared.sizes import check_sizes
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
@@ -179,7 +178,7 @@ def _read(path: Path) -> tuple[GGUF, Network]:
     gguf = read_gguf(path)
     require_text_decoder(gguf, may_embed=True, may_denoise=True)
     network = read_network(gguf)
-    denoising(gguf)
+    methods_of(gguf)
     return usual_tensors(gguf, network), network
 
 

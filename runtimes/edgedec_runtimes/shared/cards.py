@@ -1,13 +1,15 @@
 """Makes the card of a model from a GGUF's header."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_text
 from edgedec.gguf.model_info import describe
-from edgedec.gguf.model_kinds import read_pooling
+from edgedec.gguf.model_kinds import denoises, read_pooling
 from edgedec.model import ModelCard
-from edgedec_runtimes.shared.denoising import denoising
+
+_USUAL_BLOCK = 32  # positions that are denoised together where rows see the whole text
 
 
 class Shaped(Protocol):
@@ -43,5 +45,24 @@ def model_card(runtime: str, gguf: GGUF, shape: Shaped, fingerprint: str) -> Mod
         chat_template=get_text(gguf, "tokenizer.chat_template"),
         sampling_defaults=info.sampling_defaults,
         pooling=read_pooling(gguf, shape.architecture),
-        methods=denoising(gguf),
+        methods=methods_of(gguf),
     )
+
+
+def methods_of(gguf: GGUF) -> Mapping[str, Mapping[str, Any]]:
+    """Return ModelCard.methods of a file (raises what edgedec_runtimes.shared.denoising.denoising raises)."""
+    if not denoises(gguf):
+        return {}
+    from edgedec_runtimes.shared.denoising import denoising  # few models are of this kind
+
+    return denoising(gguf)
+
+
+def row_count(gguf: GGUF, n: int) -> int:
+    """Return how many rows of logits are held at a time, where other models hold `n`.
+
+    Of a diffusion language model these are a pass's rows of a block, those by which its positions were committed, and a
+    copy of the first, while one is put in front of them.
+    """
+    facts = methods_of(gguf).get("diffusion")
+    return n if facts is None else max(n, 3 * facts.get("block", _USUAL_BLOCK))

@@ -1,29 +1,25 @@
 """What a GGUF says of a diffusion language model: its mask token, its blocks, and which row is of which position."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_array, get_bool, get_int, get_text, refuse_missing
-from edgedec.gguf.model_kinds import denoises
 from edgedec.gguf.values import ValueType
 
 MOST_ROWS = 256
 """Most rows of a block, and most tokens of a text whose rows all see each other: those of one forward."""
-USUAL_ROWS = 32
-"""Positions that are denoised together where rows see the whole text."""
 _ARCHITECTURES = ("dream", "llada", "qwen2", "qwen3")
 
 
-def denoising(gguf: GGUF) -> Mapping[str, Mapping[str, object]]:
-    """Return ModelCard.methods of a file: empty for a model whose rows are the law of the next token.
+def denoising(gguf: GGUF) -> Mapping[str, Mapping[str, Any]]:
+    """Return ModelCard.methods of a diffusion language model.
 
     Raises:
         UnsupportedModelError: The architecture is not one of those that were checked.
         ModelFormatError: A key is missing, or out of range.
     """
-    if not denoises(gguf):
-        return {}
     path, architecture = gguf.paths[0], get_text(gguf, "general.architecture")
     if architecture not in _ARCHITECTURES:
         raise UnsupportedModelError(
@@ -48,14 +44,3 @@ def denoising(gguf: GGUF) -> Mapping[str, Mapping[str, object]]:
     shift = get_bool(gguf, "diffusion.shift_logits")
     facts = {"mask": mask, "block": block, "shift": shift is not False, "most_rows": MOST_ROWS}
     return {"diffusion": {name: value for name, value in facts.items() if value is not None}}
-
-
-def row_count(gguf: GGUF, n: int) -> int:
-    """Return how many rows of logits are held at a time, where other models hold `n`.
-
-    Of a diffusion language model these are a pass's rows of a block, those by which its positions were committed, and a
-    copy of the first, while one is put in front of them.
-    """
-    facts = denoising(gguf).get("diffusion")
-    block = facts and facts.get("block", USUAL_ROWS)
-    return max(n, 3 * block) if isinstance(block, int) else n

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.decoding.plain_denoising import FORMS, MASK, Choose, Plain, write_model
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.engine import Engine
 from edgedec.api.options import Lossy
+from edgedec.api.requests import RequestOptions
 from edgedec.errors import CapabilityError, ModelFormatError, OptionError, RequestError, UnsupportedModelError
 from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken
@@ -91,7 +93,7 @@ def test_a_stop_string_ends_a_text_where_it_stands(engine: Engine) -> None:
 
 def test_a_text_goes_on_as_it_would_have(engine: Engine) -> None:
     """After it was cancelled, from any of its tokens."""
-    options = {"max_tokens": 20, "temperature": 0.8, "seed": 3, "ignore_end": True}
+    options: RequestOptions = {"max_tokens": 20, "temperature": 0.8, "seed": 3, "ignore_end": True}
     whole = engine.generate(PROMPT, **options).token_ids
     for n in (1, 6, 13):
         cancel = CancelToken()
@@ -100,7 +102,7 @@ def test_a_text_goes_on_as_it_would_have(engine: Engine) -> None:
             next(stream)
         cancel.cancel()
         assert "".join(output.text for output in stream).strip("\ufffd") == ""  # bytes of a character, at most
-        assert engine.generate(PROMPT, resume=whole[:n], **options).token_ids == whole
+        assert engine.generate(PROMPT, **(options | RequestOptions(resume=whole[:n]))).token_ids == whole
 
 
 def test_a_conversation_is_that_of_a_cold_start(path: Path, engine: Engine) -> None:
@@ -115,12 +117,14 @@ def test_a_conversation_is_that_of_a_cold_start(path: Path, engine: Engine) -> N
 
 def test_parallel_requests_and_samples_are_those_of_one(path: Path, engine: Engine) -> None:
     """Their forwards are joined, and texts of one prompt come one after another."""
-    options = {"max_tokens": 16, "temperature": 1.0, "ignore_end": True}
-    alone = [engine.generate(PROMPT, seed=seed, **options).token_ids for seed in range(3)]
+    options: RequestOptions = {"max_tokens": 16, "temperature": 1.0, "ignore_end": True}
+    alone = [engine.generate(PROMPT, **(options | RequestOptions(seed=seed))).token_ids for seed in range(3)]
     with opened(path, "threshold:0.05", n_parallel=3) as several, ThreadPoolExecutor(3) as threads:
-        found = threads.map(lambda seed: several.generate(PROMPT, seed=seed, **options).token_ids, range(3))
+        found = threads.map(
+            lambda seed: several.generate(PROMPT, **(options | RequestOptions(seed=seed))).token_ids, range(3)
+        )
         assert list(found) == alone
-    assert [text.token_ids for text in engine.samples(PROMPT, 3, seed=0, **options)] == alone
+    assert [text.token_ids for text in engine.samples(PROMPT, 3, **(options | RequestOptions(seed=0)))] == alone
 
 
 def test_a_penalty_masks_the_rest_of_a_block_again(engine: Engine) -> None:
@@ -193,5 +197,24 @@ def test_other_runtimes_and_rules_are_refused(path: Path) -> None:
     for rule in ("none", "threshold:2", "schedule:x", "threshold:"):
         with pytest.raises(OptionError, match="denoise"):
             opened(path, rule)
+    for options in ({"length": 0}, {"length": 33}, {"mask": 5}):
+        with pytest.raises(RequestError):
+            edgedec.load(path, runtime="cpu", lossy=Lossy(methods={"diffusion": options}))
     with pytest.raises(CapabilityError, match="slides"):
         edgedec.load(path, runtime="cpu", n_ctx=N_CTX, lossy=Lossy(slide=True))
+
+
+def test_an_ordinary_model_is_not_denoised(tmp_path: Path) -> None:
+    """It has no mask token."""
+    with pytest.raises(RequestError, match="no diffusion language model"):
+        opened(tiny_llama(tmp_path / "m.gguf"), "threshold")
+
+
+def test_plans_count_the_rows_of_a_block(tmp_path: Path) -> None:
+    """Those of a pass, those that committed, and a copy, before the load and after it."""
+    path, options = write_model(tmp_path / "m.gguf", "shifted"), LoadOptions(n_threads=1, n_ctx=N_CTX, max_rows=4)
+    planned = {term.name: term.n_bytes for term in Cpu().plan(path, options)}
+    assert planned["logits"] == 3 * 8 * 272 * 4
+    with Cpu().load(path, options) as model:
+        held = {term.name: term.n_bytes for term in model.memory(N_CTX, 4)}
+    assert held["logits"] == planned["logits"]

@@ -99,8 +99,8 @@ def test_bits_are_those_of_any_forward(tmp_path: Path) -> None:
             ForwardItem(other, 5, TOKENS[5:9], rows="all"),
             ForwardItem(session, 8, TOKENS[8:16], rows="all", block=grid(8)),
         ]
-        causal, found = model.forward(items)
-        assert (bits(found.logits) == expected[8:16]).all()
+        causal, mutual = model.forward(items)
+        assert (bits(mutual.logits) == expected[8:16]).all()
         assert (
             bits(causal.logits) == bits(model.session(64).forward(TOKENS[:9], n_past=0, rows="all").logits[5:])
         ).all()

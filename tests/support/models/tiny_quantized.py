@@ -319,7 +319,7 @@ def tiny_metadata(tiny: Tiny) -> dict[str, Any]:
     keys = _parts_keys(tiny, keys) if tiny.parts else keys
     keys |= dict(tiny.keys)
     name = tiny.architecture.replace("phi", "phi ")  # a model called phi3 must have certain tokens
-    general = {"general.architecture": tiny.architecture, "general.name": f"tiny {name} {tiny.seed}"}
+    general: dict[str, Any] = {"general.architecture": tiny.architecture, "general.name": f"tiny {name} {tiny.seed}"}
     general |= {"tokenizer.ggml.mask_token_id": 3} if tiny.architecture in DIFFUSION else {}
     return general | {f"{tiny.architecture}.{key}": value for key, value in keys.items()} | vocabulary(tiny.n_vocab)
 
