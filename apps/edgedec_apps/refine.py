@@ -1,8 +1,9 @@
 """Write, check, write again: the caller's check says what is wrong with a text, and the model writes it anew.
 
-The first text is the greedy one. Where it does not pass, n texts are written together, which answer to the best text so
-far and what the check said about it; a text takes the place of the best one only where its score is higher. That goes
-on until a text passes, or until texts, seconds or tokens are spent. It is Iterative Agent Decoding (arXiv:2504.01931),
+The first text is the greedy one. Where it does not pass, n texts are written together: in odd rounds they answer the
+prompt itself, in even rounds the best text so far and what the check said about it, as small models cling to a text
+that they are shown. A text takes the place of the best one only where its score is higher. That goes on until a text
+passes, or until texts, seconds or tokens are spent. The even rounds are Iterative Agent Decoding (arXiv:2504.01931),
 whose reward is the score of the check.
 
 Text k draws with the seed plus k, so it is a function of the seed and of what the check said before it, not of time.
@@ -158,8 +159,10 @@ def refined(
             if turn == 0:
                 texts.append(engine.chat(messages, cancel=stop, **options | {"temperature": 0}))
             else:
-                asked = _fitting(engine, messages, revised(messages, texts[best].text, verdicts[best]))
-                texts += engine.samples(asked, min(n, how.most - first), cancel=stop, **options)
+                more = messages if turn % 2 else revised(messages, texts[best].text, verdicts[best])
+                texts += engine.samples(
+                    _fitting(engine, messages, more), min(n, how.most - first), cancel=stop, **options
+                )
             if stop.cancelled and not (cancel is not None and cancel.cancelled):  # the seconds are over
                 texts = [
                     replace(text, finish_reason="length") if text.finish_reason == "cancelled" else text
@@ -196,6 +199,8 @@ def _fitting(
     engine: Engine, messages: Sequence[Mapping[str, Any]], more: Sequence[Mapping[str, Any]]
 ) -> Sequence[Mapping[str, Any]]:
     """Return the longer chat, `more`, where it and as much as its last answer fit the context; else `messages`."""
+    if more is messages:
+        return messages
     try:
         n_left = engine.n_ctx - len(engine.chat_ids(more))
     except PromptTooLongError:

@@ -211,6 +211,7 @@ class ChoiceFlags:
             "--refine",
             help="Write, check by --scorer, and write again what did not pass: one text first, then N together.",
             metavar="N",
+            further=True,
         ),
     ] = None
     refine_seconds: Annotated[

@@ -23,13 +23,13 @@ from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
 from edgedec_apps.infill import Gap
 from edgedec_apps.reading_pace import ReadingPace
+from edgedec_apps.refine import RefineBy, refined
 from edgedec_apps.reply_marks import hidden_marks, marks_of, schemas_of
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.tools import Tools
 
 if TYPE_CHECKING:
-    from edgedec_apps.refine import RefineBy
     from edgedec_runtimes.pictures.reader import MarkedPicture
 
 Prompt = str | tuple[int, ...] | Gap | list[dict[str, Any]]
@@ -68,7 +68,7 @@ class TextRequest:
     variables: Mapping[str, Any] = field(default_factory=dict)
     thinks: bool = False
     best_of: int = 1
-    refine: "RefineBy | None" = None
+    refine: RefineBy | None = None
 
     def splitter(self, engine: Engine) -> Splitter:
         """Return what splits the texts of a model into their parts."""
@@ -176,9 +176,7 @@ def events(
         if tell is not None:
             options["on_progress"] = _reporting(first, tell)
         if request.refine is not None:
-            from edgedec_apps.server.core.refining import refined_events
-
-            yield from refined_events(engine, request, prompt, request.refine, cancel)
+            yield _refined(engine, request, request.refine, options)
         elif request.best_of > request.n:
             yield from _best(engine, request, prompt, first, options)
         elif request.n > 1:
@@ -246,6 +244,23 @@ def _best(
     texts = sorted(stream.generations, key=_mean_logprob, reverse=True)
     for k, generation in enumerate(texts[: request.n]):
         yield Finished(first + k, generation)
+
+
+def _refined(engine: Engine, request: TextRequest, how: RefineBy, options: dict[str, Any]) -> Event:
+    """Refine the answer to a chat and finish the best text, whose reasons say what the check said of each.
+
+    Raises:
+        ApiError: The chat has pictures.
+    """
+    (messages,) = request.prompts
+    assert isinstance(messages, list)
+    if options.pop("pictures"):
+        raise ApiError("refine and pictures exclude each other; leave one out", param="refine")
+    found = refined(engine, messages, how, **options)
+    stats = found.generation.stats
+    stats.add_reason(f"refined: text {found.place + 1} of {len(found.texts)}: {found.why}")
+    stats.explanation += found.lines()
+    return Finished(0, found.generation)
 
 
 def _mean_logprob(generation: Generation) -> float:

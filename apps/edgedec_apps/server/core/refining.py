@@ -3,15 +3,12 @@
 A request names a check, and never a command.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edgedec.api.engine import Engine
-from edgedec.progress import CancelToken
-from edgedec_apps.refine import MOST_TEXTS, RefineBy, refined
-from edgedec_apps.server.core.errors import ApiError
+from edgedec_apps.refine import MOST_TEXTS, RefineBy
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.generation import Encoded, Event, Finished, TextRequest
+from edgedec_apps.server.core.generation import TextRequest
 
 MOST_TOGETHER = 16
 
@@ -58,24 +55,3 @@ def with_refine(fields: Fields, request: TextRequest, how: RefineBy | None, *, s
         if given:
             raise fields.refusal("refine", f"and {name} exclude each other; leave one out")
     return replace(request, refine=how)
-
-
-def refined_events(
-    engine: Engine, request: TextRequest, prompt: Encoded, how: RefineBy, cancel: CancelToken
-) -> Iterator[Event]:
-    """Refine the answer to a chat and finish the best text; its reasons name every text and what the check said.
-
-    Raises:
-        ApiError: The chat has pictures.
-        EdgedecError: As edgedec_apps.refine.refined.
-    """
-    (messages,) = request.prompts
-    assert isinstance(messages, list)
-    if prompt.pictures:
-        raise ApiError("refine and pictures exclude each other; leave one out", param="refine")
-    options = {**request.options, "reuse": request.reuse, "draft": request.draft, "verify": request.verify}
-    found = refined(engine, messages, how, cancel=cancel, **options)
-    stats = found.generation.stats
-    stats.add_reason(f"refined: text {found.place + 1} of {len(found.texts)}: {found.why}")
-    stats.explanation += found.lines()
-    yield Finished(0, found.generation)
