@@ -113,7 +113,7 @@ class Encoding {
   const ec_encoder &e_;
   const ec_encoder_config &c_;
   const Kernels &kernels_;
-  const int64_t n_x_, n_y_, n_;
+  const int64_t n_x_, n_;
   const volatile int32_t *const cancel_;
   const Sizes sizes_;
   // x: the states; h: what matrices read; q, keys, values: of attention; later the same memory has other work.

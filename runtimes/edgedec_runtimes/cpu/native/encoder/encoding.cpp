@@ -36,7 +36,7 @@ uint64_t Encoding::Sizes::bytes(const ec_encoder &encoder) const {
 }
 
 Encoding::Encoding(const ec_encoder &encoder, int32_t n_x, int32_t n_y, const volatile int32_t *cancel)
-    : e_(encoder), c_(encoder.config), kernels_(encoder.kernels), n_x_(n_x), n_y_(n_y), n_((int64_t)n_x * n_y),
+    : e_(encoder), c_(encoder.config), kernels_(encoder.kernels), n_x_(n_x), n_((int64_t)n_x * n_y),
       cancel_(cancel), sizes_(encoder, n_), memory_(new uint8_t[sizes_.bytes(encoder)]) {
   x_ = reinterpret_cast<float *>(memory_.get());
   h_ = x_ + sizes_.states;
