@@ -100,7 +100,7 @@ def chosen(
     if not isinstance(way, RefineBy):
         return engine.best(prompt, way, **options)
     if isinstance(prompt, str):
-        raise RequestError("--refine needs a chat template, to show the model what the check said; leave it out")
+        raise RequestError("the model has no chat template, which --refine needs; leave --refine out")
     return refined(engine, prompt, way, **options)
 
 

@@ -110,7 +110,7 @@ def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
         (("--refine", "2", "--scorer", "true", "-k", "auto"), "the most texts in all"),
         (("--refine", "2", "--scorer", "true", "--refine-seconds", "0"), "--refine-seconds is 0.0; it must be above 0"),
         (("--refine", "2", "--scorer", "true", "--refine-tokens", "0"), "--refine-tokens is 0"),
-        (("--refine", "2", "--scorer", "true", "--raw"), "--refine needs a chat template"),
+        (("--refine", "2", "--scorer", "true", "--raw"), "--refine needs the chat template"),
         (("--refine", "2", "--scorer", "."), "'.' is a folder"),
         (("--refine-seconds", "2"), "limits of --refine N"),
     ],

@@ -232,6 +232,8 @@ def _require_complete(job: RunJob, asked: _Asked) -> None:
     """Raise RequestError where options exclude each other, or a prompt is empty."""
     if job.raw and job.system is not None:
         raise RequestError("--system needs the chat template; leave out --raw")
+    if job.raw and job.choice.refine is not None:
+        raise RequestError("--refine needs the chat template, to show the model what the check said; leave out --raw")
     if job.raw and job.image:
         raise RequestError("--image needs the chat template; leave out --raw")
     texts = [document.text for document in asked.documents]
