@@ -195,6 +195,7 @@ def test_int8_keys_and_values_stay_close(tmp_path: Path, name: str) -> None:
     assert distance(np.concatenate(parts), expected[13:]) < 0.06
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows renames no file that is mapped")
 def test_a_model_that_is_kept_as_tiles_gives_the_same_graph(tmp_path: Path) -> None:
     """Weights are read where the GGUF's bytes are, and not at the places that the GGUF had them at."""

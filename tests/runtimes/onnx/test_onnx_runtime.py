@@ -110,6 +110,7 @@ def test_rows_of_any_number_have_the_bits_of_single_steps(
             assert session.n_cached == session.n_ctx
 
 
+@pytest.mark.slow
 def test_single_steps_are_compared_through_three_layers(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first layer and two in the middle run, which costs a large model a few steps at its first load."""
     seen: list[list[int]] = []
