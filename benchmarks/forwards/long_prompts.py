@@ -154,7 +154,7 @@ def main() -> None:
     for _ in range(args.runs):
         with ExitStack() as stack:
             pieces = read(opened(stack, path, gguf, args.length, args.threads, args.sides), args.length)
-        longer = {n: fitted(pieces, n) for n in LENGTHS if n > args.length >= 2 * PIECE}
+        longer = {n: fitted(pieces, n) for n in LENGTHS if n > args.length >= 4 * PIECE}
         for n, sums in longer.items():
             say(n, sums, "; fitted")
         found.append({"pieces": pieces, "fitted": longer})
