@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import GGUF
+from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec_export.target_rows import EMBEDDING, output_name
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.cpu.network import Network, read_network
@@ -36,9 +37,10 @@ class TargetParts:
         """Return the parts of a GGUF.
 
         Raises:
-            UnsupportedModelError: The cpu runtime does not run the file, the model scales its logits or has no
-                attention, or it has too few layers for three taps.
+            UnsupportedModelError: The cpu runtime does not run the file, the model does not write left to right, scales
+                its logits or has no attention, or it has too few layers for three taps.
         """
+        require_text_decoder(gguf, may_embed=True)
         network = read_network(gguf)
         if not network.n_with(ATTENTION):
             raise UnsupportedModelError(
