@@ -81,7 +81,7 @@ def test_a_prompt_that_is_too_long_names_the_option_and_a_number(tmp_path: Path)
     [
         (300, True, "longer context (n_ctx 1000), or"),
         (1000, True, "load a model that was trained for 1536 (this one: 1000), or one that slides (slide)"),
-        (1200, False, "load a model that was trained for at least 1792 (this one: 1000), or"),
+        (1200, False, "load a model that was trained for about 1792 (this one: 1000), or"),
     ],
 )
 def test_no_context_is_named_that_the_model_was_not_trained_for(n_tokens: int, exact: bool, words: str) -> None:

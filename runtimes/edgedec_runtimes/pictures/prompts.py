@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgedec.decoding.prompt_length import require_may_fit, too_long
+from edgedec.decoding.prompt_length import about_tokens, require_may_fit, too_long
 from edgedec.errors import RequestError, TemplateError
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.pictures.contract import PictureLayout
@@ -154,10 +154,19 @@ def prompt_ids(
         elif piece:
             ids += _encoded(tokenizer, literals.get(piece, piece), n_most, parse_special=piece not in literals)
         if len(ids) > n_most:
-            break
-    if len(ids) > n_most:
-        raise too_long(len(ids), n_most, exact=False)
+            counts = [_about(tokenizer, literals.get(each, each), spelled.get(each), n_most) for each in pieces]
+            raise too_long(max(sum(counts), len(ids)), n_most, exact=False)
     return ids
+
+
+def _about(
+    tokenizer: Tokenizer, text: str, picture: tuple[PictureLayout, Sequence[Sequence[int]]] | None, most: int
+) -> int:
+    """Return about how many ids a text has, or exactly how many a picture has."""
+    if picture is None:
+        return about_tokens(tokenizer, text, 0) if text else 0
+    layout, rows = picture
+    return sum(len(rows[part] if isinstance(part, int) else _encoded(tokenizer, part, most)) for part in layout.parts)
 
 
 def _encoded(tokenizer: Tokenizer, text: str, n_most: int, *, parse_special: bool = True) -> list[int]:

@@ -118,10 +118,10 @@ def test_passages_may_be_ranked_by_an_embedding_model(model: Path, book: Path, t
 def test_a_prompt_that_does_not_fit_says_what_would_help(model: Path, book: Path) -> None:
     """The context to ask for, or a question; a question without a word of the document, and --raw, are told so."""
     alone = run_here("run", model, "-f", book, *SHORT)
-    alone.failed(41, "longer context (--context at least 1792)", "Or ask a question about it: then edgedec searches it")
+    alone.failed(41, "trained for about 3840 (this one: 2048)", "Or ask a question about it: then edgedec searches it")
     run_here("run", model, "zebra", "-f", book, *SHORT).failed(41, "no passage with a word of the question fits")
     raw = run_here("run", model, "zebra", "-f", book, *SHORT, "--raw")
-    raw.failed(41, "longer context (--context")
+    raw.failed(41, "load a model that was trained for about")
     assert "search" not in raw.err
     run_here("run", model, "word " * 3000, *SHORT).failed(41, "load a model that was trained for", "(--slide)")
 
