@@ -35,7 +35,7 @@ def converted(tmp_path: Path, tiny: TinyHF, **config: Any) -> GGUF:
 def test_files_say_what_the_configuration_says(
     tmp_path: Path, tiny: TinyHF, config: dict[str, Any], architecture: str, facts: dict[str, Any]
 ) -> None:
-    """The mask is the tokenizer's, or that of the configuration; the cpu runtime takes the file, a graph does not."""
+    """The mask is the tokenizer's, or that of the configuration; the cpu runtime takes the file."""
     write_checkpoint(tmp_path / "hf", tiny, config)
     tokenizer = tmp_path / "hf" / "tokenizer_config.json"
     if "mask_token_id" not in config:
@@ -48,8 +48,13 @@ def test_files_say_what_the_configuration_says(
     assert gguf.tensors.keys() == plain.tensors.keys()
     assert path.read_bytes()[-2000:] == plain.paths[0].read_bytes()[-2000:]
     assert Cpu().accepts(path) is None
+
+
+def test_no_graph_is_made_of_it(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    gguf = converted(tmp_path, QWEN2, model_type="Fast_dLLM_Qwen", bd_size=32, mask_token_id=7)
     with pytest.raises(UnsupportedModelError, match="diffusion"):
-        export_onnx(path, tmp_path / "onnx")
+        export_onnx(gguf.paths[0], tmp_path / "onnx")
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
