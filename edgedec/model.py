@@ -213,6 +213,12 @@ class ForwardItem:
         """How many rows there are, of tokens or of vectors."""
         return sum(len(rows) for rows in (self.tokens, self.hidden) if rows is not None)
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether the rows are a chain of tokens through all layers, of which only logits are wanted."""
+        special = (self.hidden, self.resume_after, self.parents, self.layers, self.block, self.mass, self.positions)
+        return self.tokens is not None and not self.taps and all(option is None for option in special)
+
 
 class Session(Protocol):
     """One sequence's KV cache. One thread at a time uses a session; any thread may call cancel().

@@ -143,7 +143,7 @@ def refined(
 
     Raises:
         OptionError: An option is out of range.
-        ScorerError: The check does not start, or a function failed as a check; it has the texts.
+        ScorerError: The check does not start, or a function that is the check fails; the error has the texts.
         What Engine.chat() and Engine.samples() raise.
     """
     seed = options.pop("seed", None)

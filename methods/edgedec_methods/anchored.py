@@ -148,7 +148,7 @@ class AnchoredSession(PairSession):
         """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
 
         Raises:
-            CapabilityError: The item is a tree, or names layers, taps or hidden states.
+            CapabilityError: The item is more than a chain of tokens.
         """
         tokens, n_past = self.chain_of(item), item.n_past
         end = n_past + len(tokens)
@@ -169,7 +169,7 @@ class AnchoredSession(PairSession):
             if place in wanted:
                 rows.append(row)
         self.spent = spent
-        return Forward(np.stack(rows), {}, both[0].ops)
+        return Forward(np.array(rows, np.float32).reshape(len(rows), self.model.card.n_vocab), {}, both[0].ops)
 
     def count_text(self, stats: DecodeStats, n_generated: int) -> None:
         """Put into the statistics how far the text went from the safe model."""

@@ -49,9 +49,8 @@ class PairSession(UnsavedSession):
         return min(session.n_ctx for session in self.sessions)
 
     def chain_of(self, item: ForwardItem) -> NDArray[np.int32]:
-        """Return the tokens of an item (CapabilityError: it is a tree, or names layers, taps or hidden states)."""
-        options = (item.hidden, item.resume_after, item.parents, item.layers, item.taps or None)
-        if item.tokens is None or any(option is not None for option in options):
+        """Return the tokens of an item (CapabilityError where it is more than a chain of tokens)."""
+        if item.tokens is None or not item.is_chain:
             raise CapabilityError(f"two models that {self.together} take chains of tokens, through all of their layers")
         return item.tokens
 

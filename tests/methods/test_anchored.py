@@ -14,7 +14,9 @@ from support.models.tiny_models import tiny_llama
 import edgedec
 from edgedec.api.options import Lossy
 from edgedec.errors import RequestError
-from edgedec_methods.anchored import Anchored, anchored, divergence, log_law
+from edgedec.load_options import LoadOptions
+from edgedec_methods.anchored import Anchored, AnchoredSession, anchored, divergence, log_law
+from edgedec_runtimes.cpu.runtime import Cpu
 
 RNG = np.random.default_rng(5)
 PROMPT = list(range(5, 30))
@@ -75,6 +77,23 @@ def load(paths: list[Path], nats: float | None) -> edgedec.Engine:
     """Load the first model, near the second where `nats` says how near."""
     lossy = Lossy() if nats is None else Lossy(methods={"anchored": {"safe_model": paths[1], "nats": nats}})
     return edgedec.load(paths[0], runtime="cpu", n_ctx=256, n_threads=1, offline=True, draft="off", lossy=lossy)
+
+
+@pytest.mark.slow
+def test_a_forward_may_want_no_row(paths: list[Path]) -> None:
+    """The rows that follow are those of a forward that returned all."""
+    models = [Cpu().load(path, LoadOptions(n_ctx=64, n_threads=1)) for path in paths]
+    tokens, found = np.arange(1, 6, dtype=np.int32), []
+    for n in (0, 3):
+        session = AnchoredSession(models[0].session(64), models[1].session(64), 0.05)
+        with session.generating(2):
+            first = session.forward(tokens[:n], n_past=0, rows=np.empty(0, np.int32)).logits if n else None
+            assert first is None or first.shape == (0, models[0].card.n_vocab)
+            found.append(session.forward(tokens[n:], n_past=n, rows="all").logits[-2:].copy())
+        session.close()
+    np.testing.assert_array_equal(*found)
+    for model in models:
+        model.close()
 
 
 @pytest.mark.slow

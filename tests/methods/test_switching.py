@@ -423,7 +423,14 @@ def test_other_refusals(paths: tuple[Path, Path], models: Models, tmp_path: Path
         edgedec.load(paths[LARGE], lossy=switching(small_model=other, entropy=1.0), runtime="cpu", offline=True)
     session = SwitchingSession(models[LARGE].session(64), models[SMALL].session(64), TAU)
     tokens = np.ones(2, np.int32)
-    for option in ({"parents": np.array([-1, 0], np.int32)}, {"taps": (0,)}, {"hidden": np.ones((2, 4), np.float32)}):
+    options_refused: list[dict[str, Any]] = [
+        {"parents": np.array([-1, 0], np.int32)},
+        {"taps": (0,)},
+        {"hidden": np.ones((2, 4), np.float32)},
+        {"positions": tokens},
+        {"mass": ((0,), np.ones(2, np.float32))},
+    ]
+    for option in options_refused:
         with pytest.raises(CapabilityError, match="chains"):
             session.forward(tokens, n_past=0, **option)
     for refused in (session.fork, session.save, lambda: session.load(b"", 3)):

@@ -89,7 +89,7 @@ def n_passed(text: str, calls: Sequence[Call]) -> int:
 def returned(text: str, calls: Sequence[Call]) -> list[int | str] | str:
     """Return what the function of an answer returns for each call; why it does not run, where it does not.
 
-    What is no whole number comes as text, and an error with its message.
+    A value that is no whole number is returned as text; an error is returned as its name and message.
     """
     code = code_of(text)
     if code is None:

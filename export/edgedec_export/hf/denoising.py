@@ -26,7 +26,7 @@ class Denoising:
     shift: bool
 
     def entries(self, architecture: str) -> list[Entry]:
-        """Return the metadata entries of a GGUF; the one of blocks is edgedec's own, the others are llama.cpp's."""
+        """Return the metadata entries of a GGUF. The key of blocks is edgedec's own; the other keys are llama.cpp's."""
         found = [("diffusion.shift_logits", boolean(self.shift))]
         if self.block is None:
             return [*found, (f"{architecture}.attention.causal", boolean(False))]

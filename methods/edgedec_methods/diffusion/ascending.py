@@ -1,4 +1,4 @@
-"""ASS: the passes commit 1, 2, 4, 8 and so on positions, so a block of n takes about log2(n) passes.
+"""ASS: the passes commit 1, 2, 4, 8, ... positions. So a block of n positions takes about log2(n) passes.
 
 The ascending step size of EOSER and ASS, with another base where a number is given.
 

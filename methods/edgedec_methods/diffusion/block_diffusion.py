@@ -103,7 +103,8 @@ class DiffusionModel(OuterModel):
     """Implements edgedec.model.Model: a model whose sessions return one row for the next token, and draft nothing."""
 
     def __init__(self, inner: Model, options: Diffusion, facts: Facts) -> None:
-        off = dict.fromkeys(("trees", "fork", "layers", "taps", "hidden_input", "vector_rows"), False)
+        names = ("trees", "fork", "layers", "taps", "hidden_input", "vector_rows", "positions", "keeps_prompts")
+        off = dict.fromkeys(names, False)
         super().__init__(inner, inner.card, replace(inner.capabilities, **off, attention_mass=0, max_rows=1))
         self._options, self._facts = options, facts
 
@@ -132,7 +133,7 @@ class Opened:
         rows: By committed position, the row that its token is drawn from.
         passes: The passes so far.
         before: The row in front of the block, where that says what stands at its first position.
-        ahead: By their tokens, the rows of states of the block that were evaluated beside an earlier one.
+        ahead: The rows of later states of the block, by the tokens of the state; they were evaluated early.
         forks: The sessions that such states are evaluated on.
     """
 
@@ -217,12 +218,12 @@ class DiffusionSession(UnsavedSession, OuterSession):
         Raises:
             CapabilityError: The item is no chain of tokens, or wants other rows than the last one.
         """
-        special = (item.hidden, item.parents, item.layers, item.block, item.mass, item.taps or None)
-        if item.tokens is None or any(option is not None for option in special):
+        if item.tokens is None or not item.is_chain:
             raise CapabilityError("a diffusion language model takes chains of tokens, and nothing else")
         ids, n_past = item.tokens.tolist(), item.n_past
-        rows = [len(ids) - 1] if isinstance(item.rows, str) else [int(row) for row in item.rows]
-        if rows not in ([], [len(ids) - 1]) or (item.rows == "all" and len(ids) > 1):
+        named = {"all": range(len(ids)), "last": range(len(ids) - 1, len(ids))}
+        rows = [int(row) for row in (named[item.rows] if isinstance(item.rows, str) else item.rows)]
+        if rows not in ([], [len(ids) - 1]):
             raise CapabilityError("a forward of a diffusion language model returns the last row only")
         if not ids or not all(0 <= token < self.model.card.n_vocab for token in ids):
             raise RequestError(f"a token id is outside the vocabulary of {self.model.card.n_vocab}, or there is none")
@@ -237,7 +238,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
                 self._row(n_prompt, None)
             self._take(token)
         logits = [self._row(n_prompt, on_progress)] if rows else []
-        return Forward(np.array(logits, np.float32).reshape(len(rows), -1))
+        return Forward(np.array(logits, np.float32).reshape(len(rows), self.model.card.n_vocab))
 
     def adapt(self, scales: tuple[float, ...]) -> None:
         """Let the session inside have other scales of adapters; nothing of the text is held then."""

@@ -21,7 +21,7 @@ from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
 
 
 def entropy_bound(most: float) -> Rule:
-    """Return the rule that commits the surest positions whose entropies but the greatest sum to at most `most`."""
+    """Return the rule that commits the surest positions whose entropies, without the last, sum to at most `most`."""
 
     def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
         found = entropies(passes[-1])

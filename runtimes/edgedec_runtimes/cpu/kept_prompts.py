@@ -282,7 +282,7 @@ class KeptPrompts:
 
 
 def _head(session: CpuSession) -> CpuDraftHeadState | None:
-    """Return what a draft head knows of a session's text; None where none follows it. Hold the model's lock."""
+    """Return what a draft head knows of a session's text; None where none follows it. The caller holds the lock."""
     head = session.follower
     return head if isinstance(head, CpuDraftHeadState) and head.page_bytes() else None
 

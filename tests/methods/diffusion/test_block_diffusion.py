@@ -17,6 +17,7 @@ from edgedec.errors import CapabilityError, ModelFormatError, OptionError, Reque
 from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken
 from edgedec.sampling import SamplingParams
+from edgedec_methods.diffusion.block_diffusion import Diffusion
 from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = pytest.mark.slow
@@ -142,6 +143,22 @@ def test_log_probabilities_are_of_the_rows_that_committed(engine: Engine) -> Non
     found = engine.generate(PROMPT, max_tokens=8, temperature=0.0, ignore_end=True, logprobs=2)
     for output in found.outputs:
         assert output.logprob == max(output.top_logprobs.values())
+
+
+def test_a_forward_may_want_no_row_and_takes_chains_alone(path: Path) -> None:
+    """The row that follows is that of one forward; positions apart from slots are refused, as all special items are."""
+    tokens, found = np.array(PROMPT, np.int32), []
+    with Cpu().load(path, LoadOptions(n_threads=1, n_ctx=N_CTX)) as model:
+        for n in (0, 5):
+            session = Diffusion().session(model.session(N_CTX), None)
+            with session.generating(len(tokens)):
+                first = session.forward(tokens[:n], n_past=0, rows=np.empty(0, np.int32)).logits if n else None
+                assert first is None or first.shape == (0, model.card.n_vocab)
+                found.append(session.forward(tokens[n:], n_past=n).logits.copy())
+            with pytest.raises(CapabilityError, match="chains"):
+                session.forward(tokens, n_past=0, positions=tokens)
+            session.close()
+    np.testing.assert_array_equal(*found)
 
 
 def test_a_text_fills_the_context(path: Path) -> None:

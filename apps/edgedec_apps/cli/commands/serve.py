@@ -283,7 +283,12 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
 
 
 def _checks(given: Sequence[str]) -> dict[str, list[str]]:
-    """Return the commands of checks by name (RequestError where one has no name, or there is no such program)."""
+    """Return the command of each check by its name.
+
+    Raises:
+        RequestError: A check has no name or no command, or two have one name.
+        OptionError: There is no such program.
+    """
     from edgedec_apps.cli.choice import command_of
 
     found = dict[str, list[str]]()

@@ -22,8 +22,8 @@ EC_API int32_t ec_session_save_pages(const ec_session *session, int32_t begin, i
 EC_API int32_t ec_session_load_pages(ec_session *session, int32_t begin, int32_t end, const void *source,
                                      uint64_t n_bytes);
 /* The same of the keys and values of the draft head that follows the session; 0 bytes where none does. `saved` says
- * whether the head knows all these slots and one behind them; only then they are copied. Load pages one after another, from slot 0 on:
- * the head knows the slots before `end` then. */
+ * whether the head knows all these slots and one behind them; only then they are copied. Load pages one after another,
+ * from slot 0 on: the head then knows the slots before `end`. */
 EC_API uint64_t ec_draft_page_bytes(const ec_session *session);
 EC_API int32_t ec_draft_save_pages(ec_session *session, int32_t begin, int32_t end, void *target, uint64_t n_bytes,
                                    int32_t *saved);

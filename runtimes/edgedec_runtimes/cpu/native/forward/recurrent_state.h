@@ -95,7 +95,7 @@ class RecurrentState {
     return log_[(size_t)i].get() + layer * shape_.record_floats();
   }
 
-  // What is saved is S behind n_tokens rows and, with `before`, the last checkpoint before, and the columns before them;
+  // What is saved is S behind n_tokens rows, with `before` also the last checkpoint before, and the columns before each;
   // the rows before n_tokens must be held.
   uint64_t saved_bytes(bool before) const;
   void save(const Kernels &kernels, const RowNotes &notes, int32_t n_tokens, uint8_t *target, bool before) const;

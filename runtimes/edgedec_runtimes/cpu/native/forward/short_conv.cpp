@@ -84,7 +84,8 @@ void ColumnCache::move(const int32_t *source, int32_t n, int32_t start) {
 // Call visitor(page, first, n_slots) for pages of the first n_tokens: the slots of them that are saved.
 template <class Visit>
 void ColumnCache::visit_saved(int32_t n_tokens, bool before, Visit visitor) const {
-  for (int32_t begin = before ? 0 : (n_tokens - 1) / PAGE_TOKENS * PAGE_TOKENS; begin < n_tokens; begin += PAGE_TOKENS) {
+  const int32_t first_page = before ? 0 : (n_tokens - 1) / PAGE_TOKENS;
+  for (int32_t begin = first_page * PAGE_TOKENS; begin < n_tokens; begin += PAGE_TOKENS) {
     const int32_t n_held = std::min(n_tokens - begin, PAGE_TOKENS), n = std::min(n_held, shape_.n_back);
     visitor(begin / PAGE_TOKENS, n_held - n, n);
   }
@@ -93,7 +94,8 @@ void ColumnCache::visit_saved(int32_t n_tokens, bool before, Visit visitor) cons
 uint64_t ColumnCache::saved_bytes(int32_t n_tokens, bool before) const {
   if (!is_used() || n_tokens < 0) return 0;
   uint64_t n_columns = 0;
-  visit_saved(n_tokens, before, [&](int32_t, int32_t, int32_t n) { n_columns += (uint64_t)n * (uint64_t)shape_.n_conv; });
+  visit_saved(n_tokens, before,
+              [&](int32_t, int32_t, int32_t n) { n_columns += (uint64_t)n * (uint64_t)shape_.n_conv; });
   return n_columns * (uint64_t)shape_.n_embd * sizeof(float);
 }
 
