@@ -3,11 +3,11 @@
     python benchmarks/answers/prompt_keep.py qwen2.5-coder-1.5b --keeps 1 0.2 0.3 0.5 --tokens 8000 --count 40 \
         --work FILE.jsonl --json-out FILE.json
 
-Documents are made from a seed. Of three kinds in turn, each has five questions, each about one place among many that
+Documents are made from a seed. Of three kinds in turn, each has ten questions, each about one place among many that
 look like it: a code in a report (needle), a number in a table (table), and what somebody did where (question). The
 questions use other words than the documents. Every question is answered greedily from each share of the document, with
 the reading model, or with the target's own first layers where none is given. An answer is right where the expected word
-is in it. Where the reading model is the target itself, its first layers read a document once for its five questions;
+is in it. Where the reading model is the target itself, its first layers read a document once for its ten questions;
 the answers are those of its own first layers.
 
 The script adds a line an answer to --work and skips what that has, so it can be interrupted; --seconds ends it in time.
@@ -36,7 +36,7 @@ _PLACES = "Lisbon", "Oslo", "Quito", "Riga", "Dakar", "Turin", "Osaka", "Perth",
 _THINGS = "pencils", "stamps", "apples", "tiles", "bolts", "cups", "cards", "bricks", "lamps", "ropes", "plates"
 _ACTS = "repaired", "counted", "painted", "sold", "packed", "measured", "washed", "borrowed", "labelled"
 KINDS = ("needle", "table", "question")
-N_QUESTIONS = 5  # about a document
+N_QUESTIONS = 10  # about a document
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class Asked:
 def made(kind: str, number: int, n_lines: int) -> Asked:
     """Return a question of a kind about a document of so many lines, the same for the same arguments.
 
-    Questions 0 to 4 are about one document, 5 to 9 about the next one, and so on.
+    Questions 0 to 9 are about one document, 10 to 19 about the next one, and so on.
 
-    >>> asked = made("table", 6, 8)
-    >>> asked.answer in asked.lines[asked.at], asked.lines == made("table", 9, 8).lines
+    >>> asked = made("table", 6, 12)
+    >>> asked.answer in asked.lines[asked.at], asked.lines == made("table", 9, 12).lines
     (True, True)
     """
     random = Random(f"{kind} {number // N_QUESTIONS}")

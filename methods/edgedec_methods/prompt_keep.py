@@ -1,11 +1,12 @@
 """SpecPC: a small model reads a long prompt, and its attention says which part of the prompt the target reads.
 
-The first third of the reading model's layers evaluates the whole prompt. How much its heads attend from the last WINDOW
-tokens to each token is the token's worth: the most that a head gives, later rows counting more. (The paper takes the
-later layers. Here the first third finds the line that a question is about sooner, docs/findings.md, and costs a third.)
-The worth of a token is also that of its neighbours, so stretches are kept, not words. The target reads the tokens of
-the highest worth, as if they followed one another. The first and the last tokens of the prompt and the frame of a chat
-(control tokens, and what follows them) are always read. Without a reading model, the target's own first layers read.
+The first quarter of the reading model's layers evaluates the whole prompt. How much its heads attend from the last
+WINDOW tokens to each token is the token's worth: the most that a head gives, later rows counting more. (The paper takes
+the later layers. Here the first quarter finds the line that a question is about, docs/findings.md, and costs a
+quarter.) The worth of a token is also that of its neighbours, so stretches are kept, not words. The target reads the
+tokens of the highest worth, as if they followed one another. The first and the last tokens of the prompt and the frame
+of a chat (control tokens, and what follows them) are always read. Without a reading model, the target's own first
+layers read.
 
 Lossy: what was left out is not known to the target. The text depends on the models, the share that is kept, the prompt,
 the settings and the seed, and on nothing else.
@@ -44,7 +45,7 @@ FIRST, LAST, FRAME = 32, 128, 4
 """Tokens that are always read: the first and the last ones of a prompt, and each control token with those behind it."""
 LEAST = 256
 """A prompt is not cut to fewer tokens than these."""
-DEPTH = 1 / 3
+DEPTH = 1 / 4
 """The part of a model's layers that reads a whole prompt; of them, the attention of the first third does not count."""
 _NO_ROWS = np.empty(0, np.int32)
 _NONE = np.empty(0, np.intp)

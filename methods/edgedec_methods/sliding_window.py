@@ -117,12 +117,14 @@ class SlidingSession(UnsavedSession, OuterSession):
         """Evaluate an item, whose n_past counts the text's tokens; see Session.forward.
 
         Raises:
-            CapabilityError: Hidden states were given.
+            CapabilityError: Hidden states, or positions apart from slots, were given.
             ContextFullError: The window moves within a tree, or the text would have over MOST_TOKENS tokens.
         """
-        if item.tokens is None or item.hidden is not None or item.resume_after is not None:
+        others = (item.hidden, item.resume_after, item.positions)
+        if item.tokens is None or any(other is not None for other in others):
             raise CapabilityError(
-                f"a context that slides takes tokens, no hidden states and no pictures; leave {argument('slide')} out"
+                "a context that slides takes tokens one behind the other, no hidden states and no pictures; "
+                f"leave {argument('slide')} out"
             )
         if not 0 <= item.n_past <= len(self._ids):
             raise SessionError(f"n_past is {item.n_past}; the session has evaluated {len(self._ids)} tokens")

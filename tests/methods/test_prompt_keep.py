@@ -36,7 +36,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The files of a target and a reading model of one vocabulary."""
     folder = tmp_path_factory.mktemp("keep")
     target = tiny_llama(folder / "target.gguf", seed=1, n_ctx_train=N_CTX)
-    return target, tiny_llama(folder / "reader.gguf", seed=2, n_layer=6, n_ff=64, n_ctx_train=N_CTX)
+    return target, tiny_llama(folder / "reader.gguf", seed=2, n_layer=8, n_ff=64, n_ctx_train=N_CTX)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def models(paths: tuple[Path, Path]) -> Iterator[tuple[Model, Model]]:
 def kept(models: tuple[Model, Model], prompt: Sequence[int], keep: float, *, own: bool) -> list[int]:
     """Return the tokens of a prompt that are to be read, by one forward over all of it."""
     model = models[0] if own else models[1]
-    n_layer = 1 if own else 2  # a third of the target's two, and of the reading model's six
+    n_layer = 1 if own else 2  # a quarter of the target's two, and of the reading model's eight
     run = LayerSet.of(model.card.n_layer, range(n_layer))
     session = model.session(N_CTX)
     heard, rising = tuple(range(n_layer // 3, n_layer)), np.arange(1, WINDOW + 1, dtype=np.float32) / np.float32(WINDOW)

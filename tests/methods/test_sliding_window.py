@@ -140,13 +140,15 @@ def test_what_is_stopped_in_the_middle_is_made_up_for(model: Model, n_known: int
 
 
 def test_what_it_can_not_do_is_refused(model: Model, path: Path) -> None:
-    """Forks, saves, hidden states, a past that is not there, contexts too small, runtimes that depend on chunks."""
+    """Forks, saves, hidden states, positions, a past that is not there, contexts too small, runtimes that depend on chunks."""
     session = SlidingSession(model.session(N_CTX))
     for refused in (session.fork, session.save, lambda: session.load(b"", 3)):
         with pytest.raises(CapabilityError):
             refused()
     with pytest.raises(CapabilityError):
         session.forward(hidden=np.zeros((1, 4), np.float32), resume_after=0, n_past=0)
+    with pytest.raises(CapabilityError, match="one behind the other"):
+        session.forward(np.ones(1, np.int32), n_past=0, positions=np.ones(1, np.int32))
     with pytest.raises(SessionError):
         session.forward(np.ones(1, np.int32), n_past=1)
     with pytest.raises(RequestError, match="at least 64"):

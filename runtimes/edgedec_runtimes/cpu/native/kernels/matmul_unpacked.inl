@@ -33,9 +33,13 @@ inline void sum_groups(const UnpackedBlock &block, const Rows &a, int half, Ints
     UNROLL for (int part = 0; part < 2; ++part) c[m][part] = add_widened(Unit::start(a, half, m), c[m][part]);
 }
 
-// Add the products of some blocks with N activations to sums[activation][half of the tile].
+// Add the products of some blocks with N activations to out[activation][half of the tile]. A scale and a minimum are
+// loaded once for all activations: loads bind next to multiplications.
 template <class Unit, int N>
-void add_unpacked(const UnpackedBlock *blocks, int n_blocks, Rows a, Floats (*sums)[2]) {
+void add_unpacked(const UnpackedBlock *blocks, int n_blocks, Rows a, Floats (*out)[2]) {
+  Floats sums[N][2];
+  UNROLL for (int m = 0; m < N; ++m)
+    UNROLL for (int part = 0; part < 2; ++part) sums[m][part] = out[m][part];
   for (int b = 0; b < n_blocks; ++b, a.next()) {
     const Floats(*scales)[2] = blocks[b].scales;
     Ints c[N][2];
@@ -50,12 +54,22 @@ void add_unpacked(const UnpackedBlock *blocks, int n_blocks, Rows a, Floats (*su
           sums[m][part] = fma(fma(to_floats(c[m][part]), scales[part][1], both[m][part]), a.scale(m), sums[m][part]);
       continue;
     }
-    UNROLL for (int m = 0; m < N; ++m)
-      UNROLL for (int part = 0; part < 2; ++part) {
-        const Floats sum = fma(to_floats(c[m][part]), mul(scales[part][0], a.scale(m)), sums[m][part]);
-        sums[m][part] = Unit::MINIMUM ? fnma(scales[part][1], a.sum(m), sum) : sum;
+    const Floats factors[2] = {scales[0][0], scales[1][0]};
+    UNROLL for (int m = 0; m < N; ++m) {
+      const Floats scale = a.scale(m);
+      UNROLL for (int part = 0; part < 2; ++part)
+        sums[m][part] = fma(to_floats(c[m][part]), mul(factors[part], scale), sums[m][part]);
+    }
+    if constexpr (Unit::MINIMUM) {
+      const Floats minimums[2] = {scales[0][1], scales[1][1]};
+      UNROLL for (int m = 0; m < N; ++m) {
+        const Floats sum = a.sum(m);
+        UNROLL for (int part = 0; part < 2; ++part) sums[m][part] = fnma(minimums[part], sum, sums[m][part]);
       }
+    }
   }
+  UNROLL for (int m = 0; m < N; ++m)
+    UNROLL for (int part = 0; part < 2; ++part) out[m][part] = sums[m][part];
 }
 
 // Unpack the next blocks of a tile, and return where those behind them begin.
