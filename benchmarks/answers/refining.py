@@ -4,10 +4,10 @@
     python benchmarks/answers/refining.py table FILE.jsonl --json-out FILE
 
 `run` solves each task in three ways, in turn: greedily, by 8 texts (the likeliest of the first 4, the vote of 8 and the
-best of 8 by a check are chosen among them), and by `--refine 4`, where there is a check. The checks know no answer: the
-public tests of functions, and the keys, types and words of JSON. `run` adds a line a task and way and skips what FILE
-has, so it can be interrupted; --seconds ends it in time. `table` looks at `--refine` after 5, 9 ... texts, too, as they
-begin alike. The time is CPU seconds of the process's one thread, which other work on the machine changes little.
+best of 8 by a check are chosen among them), and by `--refine 4 --texts 9`, where there is a check. The checks know no
+answer: the public tests of functions, and the keys, types and words of JSON. `run` adds a line a task and way and skips
+what FILE has, so it can be interrupted; --seconds ends it in time. `table` looks at `--refine` after 5 texts, too, as
+they begin alike. The time is CPU seconds of the process's one thread, which other work on the machine changes little.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from edgedec_apps.refine import RefineBy, Verdict, refined
 JSON_KINDS = ("extraction", "tools")
 CHECKED = ("functions", *JSON_KINDS)
 WAYS = ("greedy", "8 texts", "refine 4")
-BUDGETS = (5, 9, 13, 17)
+BUDGETS = (5, 9)
 """Texts of `refine 4` after which it is looked at."""
 
 

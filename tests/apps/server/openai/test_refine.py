@@ -72,10 +72,20 @@ def test_a_client_that_leaves_ends_the_check(server: Running, tmp_path: Path) ->
         connection = HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE_S)
         body = ASKED | {"refine": {"check": "notes"}, "messages": messages(str(note))}
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
-        wait_for(lambda note=note: note.exists() and note.read_text().endswith("."))
+        wait_for(partial(is_whole, note))
         connection.close()
-        wait_for(lambda note=note: not Path("/proc", note.read_text()[:-1]).exists())
+        wait_for(partial(is_gone, note.read_text()[:-1]))
     assert server.client.post("/v1/chat/completions", json=ASKED).status_code == 200
+
+
+def is_whole(note: Path) -> bool:
+    """Return whether a check has written its process id, with a period behind it."""
+    return note.exists() and note.read_text().endswith(".")
+
+
+def is_gone(process: str) -> bool:
+    """Return whether a process has ended."""
+    return not Path("/proc", process).exists()
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
