@@ -20,7 +20,7 @@ from typing import Any
 from made_json import OBJECT, is_right_object, json_tasks, said_wrong
 from made_pairs import compared
 from made_runs import STOPS, add_line, lines_of, load
-from made_table import interval
+from made_table import interval, lockstep
 
 import edgedec
 from edgedec.api.best_text import BestOf
@@ -108,8 +108,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _chosen(line: dict[str, Any], place: int, n: int, seconds: float | None) -> dict[str, Any]:
-    """Return what a way has and has spent after the first n texts of a line."""
-    return {"right": line["rights"][place], "texts": n, "tokens": sum(line["tokens"][:n]), "seconds": seconds}
+    """Return what a way has and has spent after the first n texts of a line; its steps are those of made_table.py."""
+    tokens, rounds = line["tokens"][:n], line["rounds"][:n]
+    steps = sum(lockstep([k for k, at in zip(tokens, rounds, strict=True) if at == turn]) for turn in {*rounds})
+    return {"right": line["rights"][place], "texts": n, "tokens": sum(tokens), "steps": steps, "seconds": seconds}
 
 
 def _refined(line: dict[str, Any], budget: int) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def table(args: argparse.Namespace) -> None:
             tasks = set(found).intersection(*by_way.values())
             rows.append({"kind": kind} | _row(way, {name: by_way[name] for name in by_way}, sorted(tasks)))
     for row in rows:
-        print(row)
+        print(_told(row))
     if args.json_out is not None:
         document = {"benchmark": "refining", "model": lines[0]["model"], "rows": rows} | provenance()
         args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -162,12 +164,24 @@ def _row(way: str, by_way: dict[str, dict[str, dict[str, Any]]], tasks: list[str
     n_right = sum(each["right"] for each in ours)
     low, high = interval(n_right, len(tasks))
     row: dict[str, Any] = {"way": way, "tasks": len(tasks), "right": n_right, "low": low, "high": high}
-    row |= {name: fmean(each[name] for each in ours) for name in ("texts", "tokens")}
+    row |= {name: fmean(each[name] for each in ours) for name in ("texts", "tokens", "steps")}
     seconds = [each["seconds"] for each in ours]
     row["seconds"] = None if None in seconds else fmean(seconds)
     rights = {name: {task: by_way[name][task]["right"] for task in tasks} for name in by_way}
     against = [name for name in ("greedy", "score 8") if name in by_way and name != way]
     return row | {f"against {name}": compared(rights[way], rights[name]) for name in against}
+
+
+def _told(row: dict[str, Any]) -> str:
+    """Return a row of the table; a way that wins or loses against greedy decoding (p below 0.05) is marked."""
+    pair = row.get("against greedy", {"p": 1.0})
+    mark = "" if pair["p"] >= 0.05 else " ▲" if pair["only ours"] > pair["only theirs"] else " ▼"
+    right, low, high = (100 * share for share in (row["right"] / row["tasks"], row["low"], row["high"]))
+    spent = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+    cells = (row["kind"], row["way"] + mark, f"{right:.0f} ({low:.0f}–{high:.0f}) of {row['tasks']}")
+    other = row.get("against score 8")
+    against = "" if other is None else f"{other['only ours']} : {other['only theirs']}, p = {other['p']:.2g}"
+    return f"| {' | '.join(cells)} | {row['tokens']:.0f} | {row['steps']:.0f} | {spent} | {against} |"
 
 
 def main() -> None:
