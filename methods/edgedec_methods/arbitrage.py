@@ -88,11 +88,19 @@ def translation(small: Tokenizer, large: Tokenizer) -> Translation:
 
     A character whose bytes lie in two steps becomes the replacement character.
     """
+    return Translation(
+        lambda token_ids: _encoded(large, small.decode(token_ids)),
+        lambda token_ids: _encoded(small, large.decode(token_ids)),
+    )
 
-    def over(one: Tokenizer, other: Tokenizer) -> Callable[[Ids], Ids]:
-        return lambda token_ids: other.encode(one.decode(token_ids), add_special=False)
 
-    return Translation(over(small, large), over(large, small))
+def _encoded(tokenizer: Tokenizer, words: str) -> Ids:
+    """Return words in the middle of a text as tokens; some tokenizers put a space before the words of a beginning."""
+    line_end = tokenizer.encode("\n", add_special=False)
+    token_ids = tokenizer.encode(f"\n{words}", add_special=False)
+    if token_ids[: len(line_end)] == line_end:
+        return token_ids[len(line_end) :]
+    return tokenizer.encode(words, add_special=False)
 
 
 def step_features(before: PartialText, after: PartialText, n_steps: int) -> NDArray[np.float64]:

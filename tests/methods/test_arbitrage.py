@@ -1,14 +1,18 @@
 """Arbitrage against a plain form, and the fit of its router."""
 
+from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.decoding.table_branches import END, Ids, Table, random_table, table_texts
+from support.models.tiny_models import byte_ids, tiny_llama
 
+import edgedec
 from edgedec.errors import OptionError, RequestError
 from edgedec.sampling import Noise, SamplingParams, draw
-from edgedec_methods.arbitrage import Arbitrated, Router, Translation, arbitrated, fitted_router
+from edgedec_methods.arbitrage import Arbitrated, Router, Translation, arbitrated, fitted_router, translation
 from edgedec_methods.sampled_steps import Steps
 
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
@@ -88,6 +92,28 @@ def test_steps_are_those_of_a_plain_form(between: Translation | None) -> None:
             assert [chance < threshold for chance in found.chances] == list(found.kept)
             all_kept |= set(found.kept)
     assert all_kept == {False, True}
+
+
+@pytest.mark.slow
+def test_two_models_of_two_vocabularies(tmp_path: Path) -> None:
+    """Handed over as words, a step is the same text to both; threshold 0 gives the text that the large model writes."""
+    letters = dict.fromkeys(byte_ids("abc d"), 60.0)
+    steps = Steps(SamplingParams(temperature=0.0, logit_bias=letters), 0, None, 5)
+    paths = [tiny_llama(tmp_path / f"{seed}.gguf", seed=seed, n_vocab=260 + seed) for seed in (1, 2)]
+    with ExitStack() as opened:
+        small, large = (
+            opened.enter_context(edgedec.load(path, runtime="cpu", n_ctx=128, draft="off", offline=True))
+            for path in paths
+        )
+        over = translation(small.tokenizer, large.tokenizer)
+        for threshold, kept in ((1.0, True), (0.0, False)):
+            with small.partial_texts("a b", max_tokens=30) as quick, large.partial_texts("a b", max_tokens=30) as sure:
+                found = arbitrated(quick, sure, steps, ROUTER, threshold=threshold, between=over)
+                text = quick.text(found.text)
+            engine = small if kept else large
+            assert text == engine.generate("a b", max_tokens=30, temperature=0.0, logit_bias=letters).text
+            assert set(found.kept) == {kept}
+            assert found.n_large == (0 if kept else 30)
 
 
 def test_the_router_is_the_most_likely_one() -> None:
