@@ -188,6 +188,8 @@ class ReflectiveSession(PairSession):
     def _read(self, text: Sequence[int], start: int) -> None:
         """Draft behind the token at `start`, and read the draft twice."""
         target, small = self.sessions
+        self._at = -1
+        del self._ids[start:]  # a forward that is interrupted keeps no more of the text than this
         room = min((target.n_ctx - start - 1 - len(self.reflection)) // 2, small.n_ctx - start - 1)
         draft = self._drafted(text, start, min(self.n_draft, room))
         n, again = len(draft), [*self.reflection, *draft] if draft and self.weight else []
@@ -201,7 +203,7 @@ class ReflectiveSession(PairSession):
     def _drafted(self, text: Sequence[int], start: int, most: int) -> list[int]:
         """Return the tokens that the small model finds most probable behind the token at `start`, up to an end."""
         draft, small, n_past = list[int](), self.sessions[1], min(self._n_small, start)
-        missed = list(text[n_past : start + 1])
+        missed, self._n_small = list(text[n_past : start + 1]), n_past
         while len(draft) < most:
             logits = small.forward(np.array(missed, np.int32), n_past=n_past).logits[0]
             token_id = int(logits.argmax())

@@ -1,6 +1,7 @@
 """Reflective Verification: each row is the mixture that a slow evaluation of the whole text gives."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.decoding.stopped import Stopped
 from support.models.tiny_models import tiny_llama
 
 import edgedec
@@ -103,6 +105,31 @@ def test_rows_are_those_of_a_slow_evaluation(models: list[Model]) -> None:
         assert session.forward(np.array(text[3:], np.int32), n_past=3, rows=np.empty(0, np.int32)).logits.size == 0
         with pytest.raises(SessionError, match="has evaluated 14"):
             session.forward(np.array([1], np.int32), n_past=15)
+    session.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1], ids=["target", "small"])
+def test_after_an_interruption_rows_are_the_same(models: list[Model], who: int) -> None:
+    """After Ctrl-C while a draft is written or read, also one that was known before the text went back."""
+    inner = [Stopped(model.session(N_CTX)) for model in models]
+    session = ReflectiveSession(inner[0], inner[1], REFLECTION, weight=WEIGHT, n_draft=N_DRAFT)
+    text = list(PROMPT)
+    for k in range(14):
+        text.append(50 + k if k in (2, 9) else int(law(models[1], text).argmax()))
+    with session.generating(len(PROMPT)):
+        rows = session.forward(np.array(text, np.int32), n_past=0, rows="all").logits.copy()
+        n_stopped = 0
+        for n_past in (17, 15, 14, 12, 10, 7, 6, 5, 3):
+            inner[who].n_times = 1
+            with suppress(KeyboardInterrupt):  # the small model may have no two tokens to read
+                session.forward(np.array(text[n_past:], np.int32), n_past=n_past)
+            n_stopped += not inner[who].n_times
+            inner[who].n_times = 0
+            begin = min(session.n_cached, n_past)
+            again = session.forward(np.array(text[begin:], np.int32), n_past=begin, rows="all").logits
+            np.testing.assert_array_equal(again, rows[begin:])
+    assert n_stopped > 3
     session.close()
 
 
