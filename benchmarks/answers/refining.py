@@ -176,7 +176,7 @@ def _told(row: dict[str, Any]) -> str:
     """Return a row of the table; a way that wins or loses against greedy decoding (p below 0.05) is marked."""
     pair = row.get("against greedy", {"p": 1.0})
     mark = "" if pair["p"] >= 0.05 else " ▲" if pair["only ours"] > pair["only theirs"] else " ▼"
-    right, low, high = (100 * share for share in (row["right"] / row["tasks"], row["low"], row["high"]))
+    right, low, high = (100 * abs(share) for share in (row["right"] / row["tasks"], row["low"], row["high"]))
     spent = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
     cells = (row["kind"], row["way"] + mark, f"{right:.0f} ({low:.0f}–{high:.0f}) of {row['tasks']}")
     other = row.get("against score 8")
