@@ -1,10 +1,11 @@
 """Write, check, write again: the caller's check says what is wrong with a text, and the model writes it anew.
 
-The first text is the greedy one. Where it does not pass, n texts are written together: in odd rounds they answer the
-prompt itself, in even rounds the best text so far and what the check said about it, as small models cling to a text
-that they are shown. A text takes the place of the best one only where its score is higher. That goes on until a text
-passes, or until texts, seconds or tokens are spent. The even rounds are Iterative Agent Decoding (arXiv:2504.01931),
-whose reward is the score of the check.
+The first text is the greedy one. Where it does not pass, n texts are written together, in rounds of two kinds: they
+answer the prompt itself, or the best text so far and what the check said about it. The kinds take turns until one of
+them has raised the score; the next round is of the kind that raised it more, for each text that it wrote (a
+compute-optimal mixture of breadth and depth, arXiv:2408.03314). A text takes the place of the best one only where its
+score is higher. That goes on until a text passes, or until texts, seconds or tokens are spent. The rounds of the second
+kind are Iterative Agent Decoding (arXiv:2504.01931), whose reward is the score of the check.
 
 Text k draws with the seed plus k, so it is a function of the seed and of what the check said before it, not of time.
 """
@@ -21,7 +22,7 @@ from edgedec.api.best_text import prompt_text
 from edgedec.api.engine import Engine
 from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.scorer import SCORER_S, checked_scores, in_time
-from edgedec.errors import CancelledError, OptionError, PluginError, PromptTooLongError, ScorerError
+from edgedec.errors import CancelledError, MemoryCapError, OptionError, PluginError, PromptTooLongError, ScorerError
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sampling import SEED_LIMIT
 from edgedec.sequence import Generation
@@ -32,6 +33,8 @@ ROUNDS = 4
 SHOWN = 1500
 """Most characters of what a check said that the model is shown: the beginning and the end."""
 MOST_TEXTS = 1024
+PRIOR = 0.125
+"""What either kind of round is taken to have raised the score by before it was tried, so that neither is given up."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -101,10 +104,12 @@ class Refined(ChosenText):
     Attributes:
         verdicts: By text, what the check said; None for a text that was not checked, as the work ended before.
         rounds: By text, the round in which it was written, from 0.
+        revised: By text, whether it answers the best text before its round; else it answers the prompt.
     """
 
     verdicts: tuple[Verdict | None, ...] = ()
     rounds: tuple[int, ...] = ()
+    revised: tuple[bool, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -113,11 +118,11 @@ class Refined(ChosenText):
 
     def said(self, place: int) -> str:
         """Return the round of a text and what the check said about it, cut to a length for a person."""
-        verdict = self.verdicts[place]
+        verdict, told = self.verdicts[place], f"round {self.rounds[place]}{', revised' if self.revised[place] else ''}"
         if verdict is None:
-            return f"round {self.rounds[place]}, not checked"
+            return f"{told}, not checked"
         words = f": {cut(verdict.words, 200)}" if verdict.words else ""
-        return f"round {self.rounds[place]}, score {verdict.score:.3f}{words}"
+        return f"{told}, score {verdict.score:.3f}{words}"
 
     def lines(self) -> list[str]:
         """Return a line for each text: its round, its score, and what the check said."""
@@ -139,11 +144,13 @@ def refined(
         messages: The chat, whose last message is answered.
         how: The check, and the budget.
         cancel: Ends the work, from any thread; the best text so far is returned.
-        **options: Those of Engine.chat, for every text. At temperature 0 a round has one text.
+        **options: Those of Engine.chat, for every text. At temperature 0 a round has one text, which answers the best
+            text, and the first that is no better ends the work.
 
     Raises:
         OptionError: An option is out of range.
         ScorerError: The check does not start, or a function that is the check fails; the error has the texts.
+        MemoryCapError: The memory plan has no room for the texts of a round; nothing was written.
         What Engine.chat() and Engine.samples() raise.
     """
     seed = options.pop("seed", None)
@@ -151,29 +158,51 @@ def refined(
     options = {"reuse": "exact", **options}
     greedy = engine.sampling(**{name: options[name] for name in ("temperature",) if name in options}).greedy
     n = 1 if greedy else how.n
+    if how.most > 1:
+        engine.require_room(min(n, how.most - 1), len(engine.chat_ids(messages)), options.get("max_tokens"))
     texts, verdicts, rounds, best, why = list[Generation](), list[Verdict | None](), list[int](), 0, ""
+    deep = list[bool]()  # by text, whether it is revised
     with _stopping(cancel, how.seconds) as stop:
         while not why:
-            first, turn = len(texts), rounds[-1] + 1 if rounds else 0
+            first, revises = len(texts), bool(texts) and (greedy or _revises([_score(each) for each in verdicts], deep))
             options["seed"] = (seed + first) % SEED_LIMIT
-            if turn == 0:
+            if first == 0:
                 texts.append(engine.chat(messages, cancel=stop, **options | {"temperature": 0}))
             else:
-                more = messages if turn % 2 else revised(messages, texts[best].text, verdicts[best])
-                texts += engine.samples(
-                    _fitting(engine, messages, more), min(n, how.most - first), cancel=stop, **options
-                )
+                more = revised(messages, texts[best].text, verdicts[best]) if revises else messages
+                wanted = min(n, how.most - first)
+                if revises and not _fits(engine, more, wanted, options.get("max_tokens")):
+                    revises, more = False, messages
+                texts += engine.samples(more, wanted, cancel=stop, **options)
             if stop.cancelled and not (cancel is not None and cancel.cancelled):  # the seconds are over
                 texts = [
                     replace(text, finish_reason="length") if text.finish_reason == "cancelled" else text
                     for text in texts
                 ]
-            rounds += [turn] * (len(texts) - first)
+            rounds += [rounds[-1] + 1 if rounds else 0] * (len(texts) - first)
+            deep += [revises] * (len(texts) - first)
             verdicts += _verdicts(how, prompt_text(messages), texts, first, stop, options.get("on_progress"))
             best = max(range(len(texts)), key=lambda place: _score(verdicts[place]))  # of equals the first
-            why = _ended(how, texts, verdicts[best], stop)
+            is_stuck = greedy and best < first  # it would be asked the same again
+            why = _ended(how, texts, verdicts[best], stop.cancelled or is_stuck)
     scores = tuple(max(0.0, _score(verdict)) for verdict in verdicts)
-    return Refined(best, tuple(texts), (None,) * len(texts), scores, why, tuple(verdicts), tuple(rounds))
+    return Refined(best, tuple(texts), (None,) * len(texts), scores, why, tuple(verdicts), tuple(rounds), tuple(deep))
+
+
+def _revises(scores: Sequence[float], revised: Sequence[bool]) -> bool:
+    """Return whether the next round answers the best text: whether such texts raised the score more, by text.
+
+    >>> _revises([0], [False]), _revises([0, 0], [False, False]), _revises([0, 0, 0], [False, False, True])
+    (False, True, False)
+    >>> _revises([0, 0, 0.5], [False, False, True])
+    True
+    """
+    n, gains, best = [0, 0], [PRIOR, PRIOR], scores[0]
+    for score, deep in zip(scores[1:], revised[1:], strict=True):
+        n[deep] += 1
+        gains[deep] += max(0.0, score - best)
+        best = max(best, score)
+    return gains[True] * n[False] > gains[False] * n[True]
 
 
 def revised(messages: Sequence[Mapping[str, Any]], text: str, verdict: Verdict | None) -> list[Mapping[str, Any]]:
@@ -195,17 +224,14 @@ def cut(words: str, most: int = SHOWN) -> str:
     return plain if len(plain) <= most else f"{plain[:head]} ... {plain[head - most :]}"
 
 
-def _fitting(
-    engine: Engine, messages: Sequence[Mapping[str, Any]], more: Sequence[Mapping[str, Any]]
-) -> Sequence[Mapping[str, Any]]:
-    """Return the longer chat, `more`, where it and as much as its last answer fit the context; else `messages`."""
-    if more is messages:
-        return messages
+def _fits(engine: Engine, messages: Sequence[Mapping[str, Any]], n: int, max_tokens: int | None) -> bool:
+    """Return whether a chat fits the context with as much again as its last answer, and n texts fit the memory plan."""
     try:
-        n_left = engine.n_ctx - len(engine.chat_ids(more))
-    except PromptTooLongError:
-        return messages
-    return more if n_left > len(engine.tokenizer.encode(more[-2]["content"])) else messages
+        n_prompt = len(engine.chat_ids(messages))
+        engine.require_room(n, n_prompt, max_tokens)
+    except (PromptTooLongError, MemoryCapError):
+        return False
+    return engine.n_ctx - n_prompt > len(engine.tokenizer.encode(messages[-2]["content"]))
 
 
 def _verdicts(
@@ -253,7 +279,7 @@ def _verdict(how: RefineBy, prefix: str, text: str, stop: CancelToken) -> Verdic
     return Verdict(score, said)
 
 
-def _ended(how: RefineBy, texts: Sequence[Generation], best: Verdict | None, stop: CancelToken) -> str:
+def _ended(how: RefineBy, texts: Sequence[Generation], best: Verdict | None, is_over: bool) -> str:
     """Return why the best text is chosen, as part of a sentence, where the work ends; else an empty text."""
     score = _score(best)
     if score == 1:
@@ -263,7 +289,7 @@ def _ended(how: RefineBy, texts: Sequence[Generation], best: Verdict | None, sto
         if best is None
         else f"none passed; its score, {score:.3f}, is the highest of {len(texts)}"
     )
-    if stop.cancelled:
+    if is_over:
         return held
     spent = len(texts) >= how.most or (
         how.tokens is not None and sum(len(text.token_ids) for text in texts) >= how.tokens

@@ -1,12 +1,13 @@
-"""Measure `--refine` against the best of several texts, with the same checker: the public tests of made functions.
+"""Measure what several texts, checks and `--refine` do to answers, by kind of task: the table of better-answers.md.
 
-    python benchmarks/answers/refining.py run qwen2.5-coder-1.5b --out FILE.jsonl
+    python benchmarks/answers/refining.py run qwen2.5-coder-1.5b --kind functions --tasks 40 --out FILE.jsonl
     python benchmarks/answers/refining.py table FILE.jsonl --json-out FILE
 
-`run` solves each task in both ways, in turn, and adds a line a task and way; it skips what FILE has, so it can be
-interrupted, and --seconds ends it in time. `table` looks at `--refine` after 1, 5, 9 ... texts, which begin alike. A
-text is right where it passes the hidden tests, too. The time is CPU seconds of the process's one thread, which other
-work on the machine changes little.
+`run` solves each task in three ways, in turn: greedily, by 8 texts (the likeliest of the first 4, the vote of 8 and the
+best of 8 by a check are chosen among them), and by `--refine 4 --texts 9`, where there is a check. The checks know no
+answer: the public tests of functions, and the keys, types and words of JSON. `run` adds a line a task and way and skips
+what FILE has, so it can be interrupted; --seconds ends it in time. `table` looks at `--refine` after 5 texts, too, as
+they begin alike. The time is CPU seconds of the process's one thread, which other work on the machine changes little.
 """
 
 import argparse
@@ -16,30 +17,49 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from made_json import OBJECT, is_right_object, json_tasks, said_wrong
 from made_pairs import compared
 from made_runs import STOPS, add_line, lines_of, load
-from made_table import interval
+from made_table import interval, lockstep
 
 import edgedec
 from edgedec.api.best_text import BestOf
-from edgedec.choosing.choice import ChosenText
+from edgedec.choosing.choosers import mean_logprob, most_likely
+from edgedec.choosing.vote import answer_of, voted
+from edgedec.sequence import Generation
 from edgedec_apps.bench.provenance import provenance
 from edgedec_apps.evaluation.function_runner import n_passed, wrong_calls
-from edgedec_apps.evaluation.made_tasks import MadeTask, made_tasks
-from edgedec_apps.refine import RefineBy, Refined, Verdict, refined
+from edgedec_apps.evaluation.made_tasks import KINDS, MadeTask, given_answer, is_right, made_tasks
+from edgedec_apps.refine import RefineBy, Verdict, refined
 
-WAYS = ("best of 8", "refine 4")
-BUDGETS = (1, 5, 9, 13, 17)
-"""Texts of `refine 4` after which it is compared; the first is greedy decoding."""
+JSON_KINDS = ("extraction", "tools")
+CHECKED = ("functions", *JSON_KINDS)
+WAYS = ("greedy", "8 texts", "refine 4")
+BUDGETS = (5, 9)
+"""Texts of `refine 4` after which it is looked at."""
 
 
-def _messages(task: MadeTask) -> list[dict[str, str]]:
-    return [{"role": "user", "content": task.prompt}]
+def _tasks(kind: str, n: int, seed: int) -> list[MadeTask]:
+    return (json_tasks if kind in JSON_KINDS else made_tasks)(kind, n, seed)
 
 
 def _verdict(task: MadeTask, text: str) -> Verdict:
-    wrong = wrong_calls(text, task.public)
-    return Verdict(n_passed(text, task.public) / len(task.public), "\n".join(wrong))
+    """Return what the check says that knows no answer; every complaint about JSON costs a quarter."""
+    if task.kind == "functions":
+        return Verdict(n_passed(text, task.public) / len(task.public), "\n".join(wrong_calls(text, task.public)))
+    wrong = said_wrong(task, text)
+    return Verdict(max(0.0, 1 - len(wrong) / 4), "\n".join(wrong))
+
+
+def _is_right(task: MadeTask, text: str, score: float) -> bool:
+    if task.kind == "functions":
+        return score == 1 and n_passed(text, task.hidden) == len(task.hidden)
+    return (is_right_object if task.kind in JSON_KINDS else is_right)(task, text)
+
+
+def _answer(task: MadeTask, text: str) -> str | None:
+    """Return what a vote counts of a text."""
+    return answer_of(text, OBJECT) if task.kind in JSON_KINDS else given_answer(text)
 
 
 def _solved(engine: edgedec.Engine, task: MadeTask, way: str) -> dict[str, Any]:
@@ -50,82 +70,118 @@ def _solved(engine: edgedec.Engine, task: MadeTask, way: str) -> dict[str, Any]:
         stamps.append(time.process_time() - began)
         return _verdict(task, text)
 
+    messages = [{"role": "user", "content": task.prompt}]
     options: dict[str, Any] = {"seed": 0, "temperature": 0.8, "top_p": 0.95, "max_tokens": 160}
-    options["stop"] = STOPS["functions"]
+    options["stop"] = STOPS.get(task.kind, ())
+    texts: tuple[Generation, ...]
+    rounds = [0] * 8
     if way == "refine 4":
-        found: ChosenText = refined(engine, _messages(task), RefineBy(check=check, n=4, texts=max(BUDGETS)), **options)
+        found = refined(engine, messages, RefineBy(check=check, n=4, texts=max(BUDGETS)), **options)
+        texts, rounds = found.texts, list(found.rounds)
+    elif way == "greedy":
+        texts, rounds = (engine.chat(messages, **options | {"temperature": 0}, logprobs=0),), [0]
     else:
-        how = BestOf(8, "score", scorer=lambda prefix, texts: [check(prefix, text).score for text in texts])
-        found = engine.best(_messages(task), how, **options)
+        texts = engine.best(messages, BestOf(8, "likely"), **options).texts
     seconds = time.process_time() - began
-    rights = [
-        score == 1 and n_passed(text.text, task.hidden) == len(task.hidden)
-        for score, text in zip(found.scores, found.texts, strict=True)
-    ]
-    rounds = list(found.rounds) if isinstance(found, Refined) else [0] * len(rights)
-    tokens = [len(text.token_ids) for text in found.texts]
-    texts = [text.text for text in found.texts]
-    return {"scores": found.scores, "rights": rights, "rounds": rounds, "tokens": tokens, "texts": texts} | {
-        "stamps": stamps,
-        "seconds": seconds,
-    }
+    scores = [_verdict(task, text.text).score if task.kind in CHECKED else 0.0 for text in texts]
+    line: dict[str, Any] = {"scores": scores, "rounds": rounds, "stamps": stamps, "seconds": seconds}
+    line["rights"] = [_is_right(task, text.text, score) for text, score in zip(texts, scores, strict=True)]
+    line["tokens"] = [len(text.token_ids) for text in texts]
+    line["means"] = [None if text.logprob_sum is None else mean_logprob(text) for text in texts]
+    return line | {"answers": [_answer(task, text.text) for text in texts], "texts": [text.text for text in texts]}
 
 
 def run(args: argparse.Namespace) -> None:
     """Solve the tasks in every way."""
     ends = time.monotonic() + args.seconds
-    done = {(line["task"], line["way"]) for line in lines_of(args.out)}
+    done = {(line["task"], line["model"], line["way"]) for line in lines_of(args.out)}
     with load(args, args.model) as engine:
-        for task in made_tasks("functions", args.tasks, args.seed):
-            for way in WAYS:
-                if (task.id, way) in done or time.monotonic() > ends:
+        for task in _tasks(args.kind, args.tasks, args.seed):
+            for way in WAYS if args.kind in CHECKED else WAYS[:2]:
+                if (task.id, args.model, way) in done or time.monotonic() > ends:
                     continue
                 engine.generate("x", max_tokens=1, draft=False)  # so that no way finds the prompt read
-                line = {"task": task.id, "model": args.model, "way": way} | _solved(engine, task, way)
+                line = {"task": task.id, "kind": args.kind, "model": args.model, "way": way}
+                line |= _solved(engine, task, way)
                 add_line(args.out, line)
                 print(task.id, way, line["scores"], line["rights"], f"{line['seconds']:.1f} s", flush=True)
 
 
-def _after(line: dict[str, Any], budget: int) -> dict[str, Any]:
-    """Return what a way has after its first texts: whether its best text is right, and what was spent."""
+def _chosen(line: dict[str, Any], place: int, n: int, seconds: float | None) -> dict[str, Any]:
+    """Return what a way has and has spent after the first n texts of a line; its steps are those of made_table.py."""
+    tokens, rounds = line["tokens"][:n], line["rounds"][:n]
+    steps = sum(lockstep([k for k, at in zip(tokens, rounds, strict=True) if at == turn]) for turn in {*rounds})
+    return {"right": line["rights"][place], "texts": n, "tokens": sum(tokens), "steps": steps, "seconds": seconds}
+
+
+def _refined(line: dict[str, Any], budget: int) -> dict[str, Any]:
+    """Return what `refine 4` has after its first texts."""
     scores = line["scores"][:budget]
     n = len(scores)
-    place = scores.index(max(scores))
-    over = n == len(line["scores"])
     later = [stamp for stamp, at in zip(line["stamps"], line["rounds"], strict=False) if at > line["rounds"][n - 1]]
-    seconds = line["seconds"] if over or not later else line["stamps"][n - 1]
-    return {"right": line["rights"][place], "texts": n, "tokens": sum(line["tokens"][:n]), "seconds": seconds}
+    return _chosen(line, scores.index(max(scores)), n, line["stamps"][n - 1] if later else line["seconds"])
+
+
+def _by_way(kind: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return by way and task what the way has and has spent; of what is chosen among fewer texts, no seconds."""
+    found = dict[str, dict[str, dict[str, Any]]]()
+    for line in lines:
+        task, scores = line["task"], line["scores"]
+        if line["way"] == "greedy":
+            found.setdefault("greedy", {})[task] = _chosen(line, 0, 1, line["seconds"])
+        elif line["way"] == "refine 4":
+            for budget in BUDGETS:
+                found.setdefault(f"refine 4, {budget} texts", {})[task] = _refined(line, budget)
+        else:
+            found.setdefault("likely 4", {})[task] = _chosen(line, most_likely(line["means"][:4]), 4, None)
+            found.setdefault("vote 8", {})[task] = _chosen(line, voted(line["answers"]), 8, line["seconds"])
+            found.setdefault("any of 8", {})[task] = _chosen(line, line["rights"].index(max(line["rights"])), 8, None)
+            if kind in CHECKED:
+                found.setdefault("score 8", {})[task] = _chosen(line, scores.index(max(scores)), 8, line["seconds"])
+    if kind == "functions":
+        del found["vote 8"]  # two functions that do the same are two answers
+    return found
 
 
 def table(args: argparse.Namespace) -> None:
-    """Print accuracy, tokens and seconds of each way, and McNemar's test against the best of 8."""
-    lines = lines_of(args.file)
-    by_way = {way: {line["task"]: line for line in lines if line["way"] == way} for way in WAYS}
-    tasks = [task for task in by_way["best of 8"] if task in by_way["refine 4"]]
-    best = {task: _after(by_way["best of 8"][task], 8) for task in tasks}
-    rows = [_row("best of 8", best, best)]
-    rows += [
-        _row(f"refine 4, {n} texts", {task: _after(by_way["refine 4"][task], n) for task in tasks}, best)
-        for n in BUDGETS
-    ]
+    """Print accuracy, tokens and seconds of each way, and McNemar's tests against greedy decoding and a check of 8."""
+    lines, rows = [line for path in args.files for line in lines_of(path)], list[dict[str, Any]]()
+    for kind in (*KINDS, *JSON_KINDS):
+        by_way = _by_way(kind, [line for line in lines if line["kind"] == kind])
+        for way, found in by_way.items():
+            tasks = set(found).intersection(*by_way.values())
+            rows.append({"kind": kind} | _row(way, {name: by_way[name] for name in by_way}, sorted(tasks)))
     for row in rows:
-        print(row)
+        print(_told(row))
     if args.json_out is not None:
         document = {"benchmark": "refining", "model": lines[0]["model"], "rows": rows} | provenance()
         args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def _row(way: str, found: dict[str, dict[str, Any]], best: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of a way, by task compared with the best of 8."""
-    n_right = sum(each["right"] for each in found.values())
-    low, high = interval(n_right, len(found))
-    means = {name: fmean(each[name] for each in found.values()) for name in ("texts", "tokens", "seconds")}
-    rights = [{task: each["right"] for task, each in way.items()} for way in (found, best)]
-    return (
-        {"way": way, "tasks": len(found), "right": n_right, "low": low, "high": high}
-        | means
-        | {"against": compared(*rights)}
-    )
+def _row(way: str, by_way: dict[str, dict[str, dict[str, Any]]], tasks: list[str]) -> dict[str, Any]:
+    """Return the figures of a way on tasks, compared by task with two other ways."""
+    ours = [by_way[way][task] for task in tasks]
+    n_right = sum(each["right"] for each in ours)
+    low, high = interval(n_right, len(tasks))
+    row: dict[str, Any] = {"way": way, "tasks": len(tasks), "right": n_right, "low": low, "high": high}
+    row |= {name: fmean(each[name] for each in ours) for name in ("texts", "tokens", "steps")}
+    seconds = [each["seconds"] for each in ours]
+    row["seconds"] = None if None in seconds else fmean(seconds)
+    rights = {name: {task: by_way[name][task]["right"] for task in tasks} for name in by_way}
+    against = [name for name in ("greedy", "score 8") if name in by_way and name != way]
+    return row | {f"against {name}": compared(rights[way], rights[name]) for name in against}
+
+
+def _told(row: dict[str, Any]) -> str:
+    """Return a row of the table; a way that wins or loses against greedy decoding (p below 0.05) is marked."""
+    pair = row.get("against greedy", {"p": 1.0})
+    mark = "" if pair["p"] >= 0.05 else " ▲" if pair["only ours"] > pair["only theirs"] else " ▼"
+    right, low, high = (100 * abs(share) for share in (row["right"] / row["tasks"], row["low"], row["high"]))
+    spent = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+    cells = (row["kind"], row["way"] + mark, f"{right:.0f} ({low:.0f}–{high:.0f}) of {row['tasks']}")
+    other = row.get("against score 8")
+    against = "" if other is None else f"{other['only ours']} : {other['only theirs']}, p = {other['p']:.2g}"
+    return f"| {' | '.join(cells)} | {row['tokens']:.0f} | {row['steps']:.0f} | {spent} | {against} |"
 
 
 def main() -> None:
@@ -134,14 +190,15 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     running = commands.add_parser("run")
     running.add_argument("model")
+    running.add_argument("--kind", choices=(*KINDS, *JSON_KINDS), required=True)
     running.add_argument("--out", type=Path, required=True)
-    running.add_argument("--tasks", type=int, default=40)
+    running.add_argument("--tasks", type=int, default=30)
     running.add_argument("--seed", type=int, default=0)
     running.add_argument("--seconds", type=float, default=3600.0, help="begin no task after so many seconds")
     running.add_argument("--threads", type=int, default=1)
     running.set_defaults(run=run)
     tabling = commands.add_parser("table")
-    tabling.add_argument("file", type=Path)
+    tabling.add_argument("files", type=Path, nargs="+")
     tabling.add_argument("--json-out", type=Path)
     tabling.set_defaults(run=table)
     args = parser.parse_args()

@@ -1,8 +1,9 @@
 """Write, check, write again: which texts are written, which one is the best, and what a check costs at the most."""
 
+import math
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 from support.models.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.errors import OptionError, RequestError, ScorerError
+from edgedec.errors import MemoryCapError, OptionError, RequestError, ScorerError
 from edgedec.grammar import Grammar
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, Progress
 from edgedec_apps.refine import RefineBy, Verdict, cut, refined, revised
 
 pytestmark = pytest.mark.slow
@@ -49,26 +50,52 @@ def check(prefix: str, text: str) -> Verdict:
     return Verdict(worth(text), f"only {worth(text)} of {prefix!r}")
 
 
-def test_every_text_is_that_of_its_seed_and_of_its_rounds_prompt(engine: edgedec.Engine) -> None:
-    """Text 0 is greedy; text k draws with the seed plus k; even rounds answer the best text before them."""
-    how = RefineBy(check=check, n=3, texts=9)
-    found = refined(engine, ASKED, how, **DRAWN)
-    assert [text.text for text in refined(engine, ASKED, how, **DRAWN).texts] == [text.text for text in found.texts]
-    assert found.rounds == (0, 1, 1, 1, 2, 2, 2, 3, 3)
-    assert found.texts[0].token_ids == engine.chat(ASKED, **DRAWN | {"temperature": 0}).token_ids
-    best = 0
-    for k in range(1, 9):
-        if k in (1, 4, 7):
-            for place in range(k):
-                if found.scores[place] > found.scores[best]:
-                    best = place
-            asked = revised(ASKED, found.texts[best].text, found.verdicts[best]) if k == 4 else ASKED
-        alone = engine.chat(asked, **DRAWN | {"seed": 7 + k})
-        assert found.texts[k].token_ids == alone.token_ids, k
+def kinds(scores: Sequence[float], rounds: Sequence[int]) -> list[bool]:
+    """Return by round whether it answers the best text, from the scores of all texts: the rule in a plain form."""
+    found, gains, counts = [False, False], {False: [0.125], True: [0.125]}, {False: 0, True: 0}
+    for turn in range(1, rounds[-1] + 1):
+        places = [k for k, at in enumerate(rounds) if at == turn]
+        for k in places:
+            counts[found[turn]] += 1
+            gains[found[turn]].append(max(0.0, scores[k] - max(scores[:k])))
+        rates = {kind: sum(gains[kind]) / counts[kind] if counts[kind] else math.inf for kind in gains}
+        found.append(rates[True] > rates[False])
+    return found
+
+
+@pytest.mark.parametrize("first", [7, 8, 21])
+def test_every_text_is_that_of_its_seed_and_of_its_rounds_prompt(engine: edgedec.Engine, first: int) -> None:
+    """Text 0 is greedy; text k draws with the seed plus k; a revised one answers the best text before its round."""
+    how, options = RefineBy(check=check, n=3, texts=18), DRAWN | {"seed": first}
+    found = refined(engine, ASKED, how, **options)
+    assert [text.text for text in refined(engine, ASKED, how, **options).texts] == [text.text for text in found.texts]
+    assert found.rounds == (0, *(turn for turn in range(1, 6) for _ in range(3)), 6, 6)
+    assert found.texts[0].token_ids == engine.chat(ASKED, **options | {"temperature": 0}).token_ids
+    expected = kinds(found.scores, found.rounds)
+    assert found.revised == tuple(expected[turn] for turn in found.rounds)
+    for k in range(1, 18):
+        before = range(found.rounds.index(found.rounds[k]))
+        best = max(before, key=found.scores.__getitem__)
+        asked = revised(ASKED, found.texts[best].text, found.verdicts[best]) if found.revised[k] else ASKED
+        assert found.texts[k].token_ids == engine.chat(asked, **options | {"seed": first + k}).token_ids, k
     assert found.scores == tuple(worth(text.text) for text in found.texts)
-    assert found.place == max(range(9), key=found.scores.__getitem__)
+    assert found.place == max(range(18), key=found.scores.__getitem__)
     assert not found.passed
     assert "none passed" in found.why
+
+
+def test_what_raises_the_score_goes_on(engine: edgedec.Engine) -> None:
+    """Where the first revised texts are better, all later rounds revise; where nothing helps, the kinds take turns."""
+    seen, helps = list[str](), [True]
+
+    def check(prefix: str, text: str) -> Verdict:
+        seen.append(text)
+        return Verdict(0.6 if helps[0] and len(seen) > 3 else 0.0)
+
+    how = RefineBy(check=check, n=2, texts=13)
+    assert refined(engine, ASKED, how, **DRAWN).revised[::2] == (False, False, True, True, True, True, True)
+    helps[0] = False
+    assert refined(engine, ASKED, how, **DRAWN).revised[::2] == (False, False, True, False, True, False, True)
 
 
 def test_drafts_stop_strings_and_grammars_change_nothing(engine: edgedec.Engine, path: Path) -> None:
@@ -98,10 +125,14 @@ def test_it_ends_with_the_text_that_passes(engine: edgedec.Engine) -> None:
         assert found.why == "it passed the check"
 
 
-def test_at_temperature_0_a_round_has_one_text(engine: edgedec.Engine) -> None:
-    """Several would be the same."""
-    found = refined(engine, ASKED, RefineBy(check=check, n=3, texts=3), **DRAWN | {"temperature": 0})
-    assert found.rounds == (0, 1, 2)
+def test_at_temperature_0_every_round_revises_until_one_does_not_help(engine: edgedec.Engine) -> None:
+    """Several texts would be the same, and so would a text that answers the same again."""
+    scores = [0.1, 0.2, 0.3, 0.3, 0.4]
+    how = RefineBy(check=lambda prefix, text: Verdict(scores.pop(0)), n=3, texts=9)
+    found = refined(engine, ASKED, how, **DRAWN | {"temperature": 0})
+    assert found.rounds == (0, 1, 2, 3)
+    assert found.revised == (False, True, True, True)
+    assert (found.place, found.why) == (2, "none passed; its score, 0.300, is the highest of 4")
 
 
 def test_texts_tokens_and_seconds_end_it(engine: edgedec.Engine) -> None:
@@ -152,6 +183,43 @@ def test_a_chat_that_does_not_fit_is_asked_again_as_it_is(engine: edgedec.Engine
     how = RefineBy(check=lambda prefix, text: Verdict(0.0, "y" * 200), n=1, texts=3)
     found = refined(engine, long, how, **DRAWN)
     assert found.texts[2].token_ids == engine.chat(long, **DRAWN | {"seed": 9}).token_ids
+    assert found.revised == (False,) * 3
+    assert refined(engine, long, how, **DRAWN | {"temperature": 0}).rounds == (0, 1)
+
+
+def test_under_a_memory_cap_all_texts_are_those_of_no_cap(engine: edgedec.Engine, path: Path) -> None:
+    """Where the plan has no room for the texts of a longer chat, they answer the prompt; drafts change nothing."""
+    wordy = RefineBy(check=lambda prefix, text: Verdict(worth(text), "y" * 200), n=4, texts=9)
+    short = RefineBy(check=check, n=2, texts=9)
+    with edgedec.load(path, runtime="cpu", draft="suffix", n_ctx=512, memory="2GB") as capped:
+        found = refined(capped, ASKED, wordy, **DRAWN)
+        assert not any(found.revised)
+        for k in range(1, 9):
+            assert found.texts[k].token_ids == engine.chat(ASKED, **DRAWN | {"seed": 7 + k}).token_ids
+        texts = [text.text for text in refined(capped, ASKED, short, **DRAWN).texts]
+        assert texts == [text.text for text in refined(engine, ASKED, short, **DRAWN).texts]
+        with pytest.raises(MemoryCapError, match="room for"):
+            refined(capped, ASKED, RefineBy(check=check, n=8), **DRAWN | {"max_tokens": 400})
+
+
+def test_a_cancelled_round_has_the_beginnings_of_its_texts(engine: edgedec.Engine) -> None:
+    """The best text is one that was checked; those that were cut in the middle begin as they would have gone on."""
+    cancel, steps, long = CancelToken(), list[int](), DRAWN | {"max_tokens": 40}
+
+    def on_progress(progress: Progress) -> None:
+        if progress.phase == "generating" and progress.total == 120:
+            steps.append(progress.done)
+            if len(steps) == 30:
+                cancel.cancel()
+
+    how = RefineBy(check=check, n=3, texts=4)
+    found = refined(engine, ASKED, how, cancel=cancel, on_progress=on_progress, **long)
+    whole = refined(engine, ASKED, how, **long)
+    assert [text.finish_reason for text in found.texts] == ["length", *["cancelled"] * 3]
+    for cut_off, text in zip(found.texts, whole.texts, strict=True):
+        assert text.token_ids[: len(cut_off.token_ids)] == cut_off.token_ids
+    assert found.place == 0
+    assert found.verdicts == (whole.verdicts[0], None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -185,4 +185,5 @@ def choice_document(chosen: ChosenText) -> dict[str, Any]:
 
 def _refined_document(found: Refined) -> dict[str, Any]:
     verdicts = [None if each is None else {"score": each.score, "words": each.words} for each in found.verdicts]
-    return {"passed": found.passed, "rounds": list(found.rounds), "verdicts": verdicts}
+    kinds = {"rounds": list(found.rounds), "revised": list(found.revised)}
+    return {"passed": found.passed, **kinds, "verdicts": verdicts}

@@ -157,12 +157,13 @@ def test_a_refined_text_with_what_was_said_of_each(model: Path) -> None:
     assert "none of 4 texts passed the check" in found.err.splitlines()[-1]
     assert found.err.count("characters") == 4
     assert "text 1: round 0, score " in found.err
-    assert "text 4: round 2, score " in found.err
+    assert "text 4: round 2, revised, score " in found.err
     document = json.loads(run_here("run", model, "Hello", *WARM, *args, "--json").out)
     choice, texts = document["choice"], document["texts"]
     assert found.text == document["text"] + "\n"
     assert [verdict["words"] for verdict in choice["verdicts"]] == [f"{len(text['text'])} characters" for text in texts]
     assert (choice["rounds"], choice["passed"]) == ([0, 1, 1, 2], False)
+    assert choice["revised"] == [False, False, False, True]
     assert choice["place"] == choice["scores"].index(max(choice["scores"]))
     passed = run_here("run", model, "Hello", *WARM, *args[:-1], scorer(short.replace("LIMIT", "999")), "--explain")
     assert passed.code == 0

@@ -1,12 +1,17 @@
 """The field `refine`: an answer is checked by a check that the operator named, and written again."""
 
+import json
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes.running_server import Running, messages, started
+from support.processes.running_server import PATIENCE_S, Running, messages, started
 
 from edgedec_apps.refine import RefineBy, refined
 
@@ -16,7 +21,15 @@ SHORT = (
     "import json, sys; n = len(json.load(sys.stdin)['steps'][0]); "
     "print([n % 7 / 10]); print(n, 'characters', file=sys.stderr)"
 )
-CHECKS = {"short": [sys.executable, "-c", SHORT], "hangs": [sys.executable, "-c", "import time; time.sleep(60)"]}
+NOTES = (
+    "import json, os, sys, time; note = open(json.load(sys.stdin)['prefix'], 'w'); "
+    "print(os.getpid(), end='.', file=note, flush=True); time.sleep(60)"
+)
+CHECKS = {
+    "short": [sys.executable, "-c", SHORT],
+    "hangs": [sys.executable, "-c", "import time; time.sleep(60)"],
+    "notes": [sys.executable, "-c", NOTES],
+}
 ASKED: dict[str, Any] = {"messages": messages("Hi"), "max_tokens": 6, "seed": 3, "temperature": 1.5}
 BEGUN = {"role": "assistant", "content": "x"}
 
@@ -41,6 +54,48 @@ def test_the_answer_is_that_of_the_engine(server: Running) -> None:
     assert generation["explanation"][-4:] == own.lines()
 
 
+def test_requests_at_once_have_the_answers_that_they_have_alone(server: Running) -> None:
+    """Refined chats and others share forwards and two places; the reply is a function of the seed."""
+    refine = {"refine": {"check": "short", "n": 2, "texts": 5}}
+    bodies = [ASKED | {"seed": 3 + k} | (refine if k % 2 else {}) for k in range(5)]
+    ask = partial(server.client.post, "/v1/chat/completions")
+    alone = [ask(json=body).json()["choices"] for body in bodies]
+    with ThreadPoolExecutor(5) as pool:
+        assert [reply.json()["choices"] for reply in pool.map(lambda body: ask(json=body), bodies)] == alone
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a process is looked for as Linux shows it")
+def test_a_client_that_leaves_ends_the_check(server: Running, tmp_path: Path) -> None:
+    """The process of the check ends, and the place is free for the next request."""
+    for k in range(3):  # one more than there are places
+        note = tmp_path / f"pid{k}"
+        connection = HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE_S)
+        body = ASKED | {"refine": {"check": "notes"}, "messages": messages(str(note))}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        wait_for(partial(is_whole, note))
+        connection.close()
+        wait_for(partial(is_gone, note.read_text()[:-1]))
+    assert server.client.post("/v1/chat/completions", json=ASKED).status_code == 200
+
+
+def is_whole(note: Path) -> bool:
+    """Return whether a check has written its process id, with a period behind it."""
+    return note.exists() and note.read_text().endswith(".")
+
+
+def is_gone(process: str) -> bool:
+    """Return whether a process has ended."""
+    return not Path("/proc", process).exists()
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so; fail after a minute."""
+    ends = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
 def test_seconds_end_a_check_that_hangs(server: Running) -> None:
     """The text that was written is the answer."""
     reply = server.client.post("/v1/chat/completions", json=ASKED | {"refine": {"check": "hangs", "seconds": 0.5}})
@@ -51,7 +106,7 @@ def test_seconds_end_a_check_that_hangs(server: Running) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"refine": {"check": "rm -rf /"}}, "refine.check", "it must be one of short, hangs"),
+        ({"refine": {"check": "rm -rf /"}}, "refine.check", "it must be one of short, hangs, notes"),
         ({"refine": {"check": ["sh", "-c", "x"]}}, "refine.check", "a string"),
         ({"refine": {"n": 2}}, "refine.check", "is missing"),
         ({"refine": "short"}, "refine", "an object"),

@@ -1,0 +1,195 @@
+"""Arbitrage: a small model writes the steps, and a router asks the large one where its step is likely to be better.
+
+SpecReason lets the large model grade every step, so it reads every step. Here a router looks at the small model's own
+rows: the chance that the large model's step would turn a wrong answer into a right one is a logistic function of how
+sure the small model was. Where that chance is below a threshold, the step stays, and the large model reads nothing;
+else the large model reads what it missed and writes the step instead. `fitted_router` fits the router to measured steps
+(`benchmarks/answers/arbitrage.py` measures them on made tasks).
+
+Lossy: nothing verifies the steps that stay. The models may have different vocabularies: `translation` hands steps over
+as text then.
+
+Paper: Arbitrage: Efficient Reasoning via Advantage-Aware Speculation, arXiv:2512.05033
+Option: Python only, `arbitrated`
+For: a small model that is right in most steps, and seldom knows less than it seems to
+Measured: nothing yet
+Status: study
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.choosing.partial_texts import PartialText, PartialTexts, row_log_probs
+from edgedec.errors import OptionError, RequestError
+from edgedec.tokenizer import Tokenizer
+from edgedec_methods.sampled_steps import Steps, write_steps
+
+FEATURES = ("mean log-probability of the step", "nats before it", "nats behind it", "log tokens", "steps before it")
+_RIDGE = 1.0
+_ITERATIONS = 30
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Says how likely it is that the large model's step would be better.
+
+    Attributes:
+        weights: One for each of FEATURES.
+        bias: What is added to their sum.
+    """
+
+    weights: tuple[float, ...]
+    bias: float
+
+    def chance(self, features: Ids | Sequence[float] | NDArray[np.float64]) -> float:
+        """Return the chance, 0 to 1, for the features of a step."""
+        z = self.bias + sum(w * x for w, x in zip(self.weights, features, strict=True))
+        return 1 / (1 + math.exp(-min(max(z, -500.0), 500.0)))
+
+
+class Translation(NamedTuple):
+    """How tokens of a step are handed from one model to the other.
+
+    Attributes:
+        to_large: `(token_ids)` of the small model -> those of the large one.
+        to_small: The other way.
+    """
+
+    to_large: Callable[[Ids], Ids]
+    to_small: Callable[[Ids], Ids]
+
+
+@dataclass(frozen=True, slots=True)
+class Arbitrated:
+    """What two models wrote.
+
+    Attributes:
+        text: The text, as the small model holds it.
+        chances: By step, the router's chance that the large model's step would be better.
+        kept: By step, whether it stayed as the small model wrote it.
+        n_large: How many tokens the large model wrote.
+    """
+
+    text: PartialText
+    chances: tuple[float, ...]
+    kept: tuple[bool, ...]
+    n_large: int
+
+
+def translation(small: Tokenizer, large: Tokenizer) -> Translation:
+    """Return the translation between two vocabularies: a step is decoded and encoded again.
+
+    A character whose bytes lie in two steps becomes the replacement character.
+    """
+    return Translation(
+        lambda token_ids: _encoded(large, small.decode(token_ids)),
+        lambda token_ids: _encoded(small, large.decode(token_ids)),
+    )
+
+
+def _encoded(tokenizer: Tokenizer, words: str) -> Ids:
+    """Return words in the middle of a text as tokens; some tokenizers put a space before the words of a beginning."""
+    line_end = tokenizer.encode("\n", add_special=False)
+    token_ids = tokenizer.encode(f"\n{words}", add_special=False)
+    if token_ids[: len(line_end)] == line_end:
+        return token_ids[len(line_end) :]
+    return tokenizer.encode(words, add_special=False)
+
+
+def step_features(before: PartialText, after: PartialText, n_steps: int) -> NDArray[np.float64]:
+    """Return f64[5], FEATURES of the step that leads from one text to another, behind `n_steps` steps."""
+    n = max(1, after.n_scored - before.n_scored)
+    mean = (after.logprob - before.logprob) / n
+    return np.array([mean, _nats(before.logits), _nats(after.logits), math.log(n), n_steps])
+
+
+def fitted_router(features: NDArray[np.float64], better: Sequence[bool]) -> Router:
+    """Return the router of most likely weights, with a ridge on those of standardized features (logistic regression).
+
+    Args:
+        features: f64[n, 5], of each step.
+        better: By step, whether the large model's step made the answer right where the small model's did not.
+
+    Raises:
+        OptionError: There are no steps, or not as many labels.
+    """
+    n = len(features)
+    if not n or n != len(better):
+        raise OptionError("better", len(better), f"there must be a label for each of the {n} steps, at least one")
+    means, scales = features.mean(axis=0), features.std(axis=0)
+    scales = np.where(scales > 1e-9, scales, 1.0)
+    x = np.hstack([(features - means) / scales, np.ones((n, 1))])
+    y, ridge, w = np.array(better, float), np.diag([_RIDGE] * features.shape[1] + [1e-6]), np.zeros(x.shape[1])
+    for _ in range(_ITERATIONS):  # Newton's method
+        p = 1 / (1 + np.exp(-np.clip(x @ w, -30, 30)))
+        w -= np.linalg.solve(x.T @ (x * (p * (1 - p) + 1e-9)[:, None]) + ridge, x.T @ (p - y) + ridge @ w)
+    weights = w[:-1] / scales
+    return Router(tuple(map(float, weights)), float(w[-1] - weights @ means))
+
+
+def arbitrated(
+    small: PartialTexts,
+    large: PartialTexts,
+    steps: Steps,
+    router: Router,
+    *,
+    threshold: float = 0.5,
+    between: Translation | None = None,
+) -> Arbitrated:
+    """Return a text whose steps the small model wrote, and the large one where the router's chance is high enough.
+
+    Args:
+        small: Holds the small model's text; nothing was begun there.
+        large: Holds the large model's text; nothing was begun there.
+        steps: How steps are written, by either model.
+        router: Says how likely it is that the large model's step is better.
+        threshold: The least chance for which the large model writes the step; with 0 it writes every step.
+        between: How steps are handed over; None for models of one vocabulary.
+
+    Raises:
+        OptionError: The threshold is out of range.
+        RequestError: The models read the prompt as different tokens, and there is no translation.
+    """
+    if not 0 <= threshold <= 1:
+        raise OptionError("threshold", threshold, "it must be from 0 to 1")
+    if between is None and small.prompt_ids != large.prompt_ids:
+        raise RequestError("the two models read the prompt as different tokens; give a translation between them")
+    over = between or Translation(list, list)
+    quick, sure, n_read, n_large = small.begin(), large.begin(), 0, 0
+    chances, kept = list[float](), list[bool]()
+    while quick.ended is None:
+        before = small.fork(quick)
+        (quick,) = _step(small, quick, steps)
+        chances.append(router.chance(step_features(before, quick, len(kept))))
+        kept.append(chances[-1] < threshold)
+        if not kept[-1]:
+            sure = large.extend(sure, over.to_large(before.token_ids[n_read:]), 0.0)
+            kept[-1] = sure.ended is not None  # the large model has no room left for the text so far
+        if kept[-1]:
+            small.drop(before)
+            continue
+        n = len(sure.token_ids)
+        (sure,) = _step(large, sure, steps)
+        n_large += len(sure.token_ids) - n
+        small.drop(quick)
+        quick = small.extend(before, over.to_small(sure.token_ids[n:]), 0.0)
+        quick = replace(quick, ended=sure.ended or quick.ended)
+        n_read = len(quick.token_ids)
+    return Arbitrated(quick, tuple(chances), tuple(kept), n_large)
+
+
+def _step(texts: PartialTexts, text: PartialText, steps: Steps) -> list[PartialText]:
+    return write_steps(texts, [text], steps.params, [steps.seed], separator=steps.separator, most=steps.most)
+
+
+def _nats(logits: NDArray[np.float32]) -> float:
+    """Return the entropy of a row of logits in nats."""
+    logs = row_log_probs(logits)
+    return float(-(np.exp(logs) * logs).sum())
