@@ -24,33 +24,13 @@ from typing import Any
 import numpy as np
 from made_runs import add_line, lines_of
 from made_table import interval
-from numpy.typing import NDArray
-from prompt_keep import prompt_of, task
+from prompt_keep import log_shares, logits_of, prompt_of, task
 
 import edgedec
 from edgedec.api.options import Lossy
 from edgedec_apps.bench.provenance import report
 
 WAYS = ("f16", "q8_0", "gear", "q4_0", "slide")
-F64 = NDArray[np.float64]
-
-
-def log_shares(logits: NDArray[np.float32]) -> F64:
-    """Return the logarithms of the probabilities of rows of logits."""
-    rows = logits.astype(np.float64)
-    rows -= rows.max(axis=1, keepdims=True)
-    shares: F64 = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
-    return shares
-
-
-def logits_of(engine: edgedec.Engine, prompt: tuple[int, ...], answer: list[int]) -> NDArray[np.float32]:
-    """Return the logits that predict each token of an answer, f32[n, n_vocab]."""
-    with engine.prompt_read(prompt) as read:
-        first = read.forward.logits[-1:].copy()
-        if len(answer) == 1:
-            return first
-        behind = read.slot.session.forward(np.array(answer[:-1], np.int32), n_past=len(prompt), rows="all").logits
-        return np.concatenate([first, behind])
 
 
 def answers(args: argparse.Namespace, way: str, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:

@@ -4,11 +4,11 @@
         --work FILE.jsonl --json-out FILE.json
 
 Documents are made from a seed. Of three kinds in turn, each has ten questions, each about one place among many that
-look like it: a code in a report (needle), a number in a table (table), and what somebody did where (question). The
-questions use other words than the documents. Every question is answered greedily from each share of the document, with
-the reading model, or with the target's own first layers where none is given. An answer is right where the expected word
-is in it. Where the reading model is the target itself, its first layers read a document once for its ten questions;
-the answers are those of its own first layers.
+look like it: a code in a report (needle), a number in a table (table), and what somebody did where (question). Every
+question is answered greedily from each share of the document, with the reading model, or with the target's own first
+layers where none is given. An answer is right where the expected word is in it; its "nats" are those of the expected
+word, minus its log-probability. Where the reading model is the target itself, its first layers read a document once
+for its ten questions; the answers are those of its own first layers.
 
 The script adds a line an answer to --work and skips what that has, so it can be interrupted; --seconds ends it in time.
 It prints accuracy with 95 % intervals and the median time to the first token of questions about a document that was not
@@ -20,12 +20,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from time import monotonic, process_time
 from typing import Any
 
+import numpy as np
+from made_pairs import compared
 from made_runs import add_line, lines_of
 from made_table import interval
+from numpy.typing import NDArray
 
 import edgedec
 from edgedec.api.options import Lossy
@@ -36,6 +39,7 @@ _PLACES = "Lisbon", "Oslo", "Quito", "Riga", "Dakar", "Turin", "Osaka", "Perth",
 _THINGS = "pencils", "stamps", "apples", "tiles", "bolts", "cups", "cards", "bricks", "lamps", "ropes", "plates"
 _ACTS = "repaired", "counted", "painted", "sold", "packed", "measured", "washed", "borrowed", "labelled"
 KINDS = ("needle", "table", "question")
+F64 = NDArray[np.float64]
 N_QUESTIONS = 10  # about a document
 
 
@@ -77,10 +81,10 @@ def made(kind: str, number: int, n_lines: int) -> Asked:
         act, count, code = random.choice(_ACTS), random.randrange(100, 1000), random.randrange(10_000, 100_000)
         if kind == "table":
             line = f"| {1000 + 7 * i} | {thing} | {count} | {place} |"
-            ask = f"What quantity is listed in the row that is numbered {1000 + 7 * i}?", str(count)
+            ask = f"How many pieces are in row {1000 + 7 * i}?", str(count)
         elif kind == "needle" and i in archives:
-            line = f"The code word of the archive in {archives[i]} is {code}."
-            ask = f"Which secret opens the document store of {archives[i]}?", str(code)
+            line = f"The archive in {archives[i]} has the code {code}."
+            ask = f"Which number opens the archive of {archives[i]}?", str(code)
         else:
             line = f"On day {i + 1} {name} {act} {count} {thing} in {place}."
             ask = f"In which city did {name} spend day {i + 1}?", place
@@ -108,6 +112,24 @@ def prompt_of(engine: edgedec.Engine, kind: str, number: int, n_tokens: int) -> 
     return engine.prompt_ids(f"{text}\nAnswer:"), asked
 
 
+def log_shares(logits: NDArray[np.float32]) -> F64:
+    """Return the logarithms of the probabilities of rows of logits."""
+    rows = logits.astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    shares: F64 = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    return shares
+
+
+def logits_of(engine: edgedec.Engine, prompt: tuple[int, ...], answer: list[int]) -> NDArray[np.float32]:
+    """Return the logits that predict each token of an answer, f32[n, n_vocab]."""
+    with engine.prompt_read(prompt) as read:
+        first = read.forward.logits[-1:].copy()
+        if len(answer) == 1:
+            return first
+        behind = read.slot.session.forward(np.array(answer[:-1], np.int32), n_past=len(prompt), rows="all").logits
+        return np.concatenate([first, behind])
+
+
 def answers(args: argparse.Namespace, keep: float, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     """Yield the answers that are missing for one share; 1 stands for all of the document."""
     reading_model = args.reading_model if keep < 1 else None
@@ -128,6 +150,8 @@ def answers(args: argparse.Namespace, keep: float, done: set[tuple[Any, ...]]) -
                 text += token.text
             is_new, previous = asked.lines != previous, asked.lines
             stats = stream.generation.stats
+            expected = engine.tokenizer.encode(asked.answer, add_special=False)
+            shares = log_shares(logits_of(engine, prompt, expected))
             yield setting | {
                 "kind": kind,
                 "number": number,
@@ -135,6 +159,7 @@ def answers(args: argparse.Namespace, keep: float, done: set[tuple[Any, ...]]) -
                 "right": asked.answer.lower() in text.lower(),
                 "text": text,
                 "expected": asked.answer,
+                "nats": -float(shares[range(len(expected)), expected].sum()),
                 "n_prompt": len(prompt),
                 "first_token_s": stats.first_token_s,
                 "first_token_cpu_s": first_cpu_s,
@@ -154,9 +179,20 @@ def table(rows: list[dict[str, Any]], keeps: list[float]) -> dict[str, Any]:
             n_right = sum(row["right"] for row in of)
             low, high = interval(n_right, len(of))
             first, cpu = (median(row[name] for row in new) for name in ("first_token_s", "first_token_cpu_s"))
-            figures = {"n": len(of), "right": n_right, "interval": [low, high]}
+            figures = {
+                "n": len(of),
+                "right": n_right,
+                "interval": [low, high],
+                "nats": fmean(row["nats"] for row in of),
+            }
             found[f"{keep:g} {kind}"] = figures | {"first_token_s": first, "first_token_cpu_s": cpu}
-            share = f"{n_right}/{len(of)} ({low:.2f} to {high:.2f})"
+            if keep < 1 and kind == "all" and 1 in keeps:
+                rights = [
+                    {f"{row['kind']} {row['number']}": row["right"] for row in rows if row["keep"] == each}
+                    for each in (keep, 1)
+                ]
+                found[f"{keep:g} all"]["against"] = compared(*rights)
+            share = f"{n_right}/{len(of)} ({low:.2f} to {high:.2f}), {figures['nats']:.2f} nats"
             print(f"{keep:5g} {kind:>9}: {share}, first token {first:.2f} s, of the processor {cpu:.2f} s")
     return found
 
