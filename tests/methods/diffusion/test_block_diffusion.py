@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.decoding.plain_denoising import FORMS, MASK, Choose, Plain, write_model
+from support.decoding.plain_denoising import ALL_FORMS, MASK, Choose, Plain, write_model
 from support.models.tiny_models import tiny_llama
 
 import edgedec
@@ -37,7 +37,7 @@ RULES: dict[str, Choose] = {
 }
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=ALL_FORMS)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model of each form; its name says which."""
     form: str = request.param
@@ -182,11 +182,16 @@ def test_long_prompts_are_read_in_pieces(tmp_path: Path) -> None:
         assert (again.token_ids, again.stats.n_reused_tokens) == (whole, 300)
 
 
-def test_a_text_whose_rows_all_see_each_other_is_short(tmp_path: Path) -> None:
-    """It has the tokens of one forward, whatever the context."""
-    path = write_model(tmp_path / "m.gguf", "whole")
-    with opened(path, "schedule:256", n_ctx=1000) as engine:
-        assert len(engine.generate(PROMPT, temperature=0.0, ignore_end=True).token_ids) == 256 - len(PROMPT)
+def test_a_text_whose_rows_all_see_each_other_is_one_forward(tmp_path: Path) -> None:
+    """It may have more rows than other forwards take, up to 1024, whatever the context."""
+    path, prompt = write_model(tmp_path / "whole.gguf", "whole"), PROMPT * 25
+    with opened(path, "schedule:16", n_ctx=300) as engine:
+        found = engine.generate(prompt, temperature=0.0, ignore_end=True)
+    with Cpu().load(path, LoadOptions(n_threads=1, n_ctx=300)) as model:
+        expected = Plain(model, "whole", best(16), SamplingParams(temperature=0.0)).text(prompt, 25)
+    assert (list(found.token_ids), found.finish_reason) == (expected[0], "length")
+    with opened(path, "schedule:16", n_ctx=2000) as engine, pytest.raises(RequestError, match="1024"):
+        engine.generate([1, *[70] * 1024])
 
 
 @pytest.mark.parametrize(
