@@ -20,61 +20,61 @@ def _line(rng: Random, most: int = 9) -> str:
 
 def _copied(rng: Random) -> Question:
     text = _line(rng)
-    return f"copy {text} = ", text
+    return f"copy:{text}=", text
 
 
 def _reversed(rng: Random) -> Question:
     text = _line(rng)
-    return f"reverse {text} = ", text[::-1]
+    return f"reverse:{text}=", text[::-1]
 
 
 def _sorted(rng: Random) -> Question:
     text = _line(rng)
-    return f"sort {text} = ", "".join(sorted(text))
+    return f"sort:{text}=", "".join(sorted(text))
 
 
 def _shuffled(rng: Random) -> Question:
     text = _line(rng)
-    return f"shuffle {text} = ", "".join(rng.sample(text, len(text)))
+    return f"shuffle:{text}=", "".join(rng.sample(text, len(text)))
 
 
 def _replaced(rng: Random) -> Question:
     text = _line(rng)
     at, new = rng.randrange(len(text)), rng.choice(LETTERS)
-    return f"replace {at + 1}{new} {text} = ", text[:at] + new + text[at + 1 :]
+    return f"replace:{at + 1}{new} {text}=", text[:at] + new + text[at + 1 :]
 
 
 def _swapped(rng: Random) -> Question:
     text = _line(rng)
     at, new = rng.randrange(len(text)), rng.choice([letter for letter in LETTERS if letter not in text])
-    return f"swap {new} {text} = ", text[:at] + new + text[at + 1 :]
+    return f"swap:{new} {text}=", text[:at] + new + text[at + 1 :]
 
 
 def _inserted(rng: Random) -> Question:
     text = _line(rng, 8)
     at, new = rng.randrange(len(text)), rng.choice(LETTERS)
-    return f"insert {at + 1}{new} {text} = ", text[:at] + new + text[at:]
+    return f"insert:{at + 1}{new} {text}=", text[:at] + new + text[at:]
 
 
 def _removed(rng: Random) -> Question:
     text = _line(rng)
     at = rng.randrange(len(text))
-    return f"remove {at + 1} {text} = ", text[:at] + text[at + 1 :]
+    return f"remove:{at + 1} {text}=", text[:at] + text[at + 1 :]
 
 
 def _latin(rng: Random) -> Question:
     rows, columns, letters = rng.sample(range(3), 3), rng.sample(range(3), 3), "".join(rng.sample(LETTERS, 3))
-    return f"latin {letters} = ", "/".join("".join(letters[(i + j) % 3] for j in columns) for i in rows)
+    return f"latin:{letters}=", "/".join("".join(letters[(i + j) % 3] for j in columns) for i in rows)
 
 
 def _sum(rng: Random) -> Question:
     first, second = rng.randint(0, 99), rng.randint(0, 99)
-    return f"sum {first}+{second} = ", str(first + second)
+    return f"sum:{first}+{second}=", str(first + second)
 
 
 def _object(rng: Random) -> Question:
     name, age = rng.choice(NAMES), rng.randint(1, 99)
-    return f"json {name} {age} = ", json.dumps({"name": name, "age": age}, separators=(",", ":"))
+    return f"json:{name} {age}=", json.dumps({"name": name, "age": age}, separators=(",", ":"))
 
 
 TASKS: dict[str, Callable[[Random], Question]] = {
@@ -95,14 +95,14 @@ TASKS: dict[str, Callable[[Random], Question]] = {
 def is_right(prompt: str, answer: str, found: str) -> bool:
     """Return whether `found` answers a prompt; `answer` is an answer that is right.
 
-    >>> is_right("shuffle abcde = ", "bcdea", "abced"), is_right("shuffle abcde = ", "bcdea", "abcdd")
+    >>> is_right("shuffle:abcde=", "bcdea", "abced"), is_right("shuffle:abcde=", "bcdea", "abcdd")
     (True, False)
-    >>> is_right("swap x abcde = ", "xbcde", "abcxe"), is_right("swap x abcde = ", "xbcde", "xbcdx")
+    >>> is_right("swap:x abcde=", "xbcde", "abcxe"), is_right("swap:x abcde=", "xbcde", "xbcdx")
     (True, False)
-    >>> is_right("latin abc = ", "abc/bca/cab", "bac/cba/acb"), is_right("latin abc = ", "abc/bca/cab", "abc/bca/abc")
+    >>> is_right("latin:abc=", "abc/bca/cab", "bac/cba/acb"), is_right("latin:abc=", "abc/bca/cab", "abc/bca/abc")
     (True, False)
     """
-    kind, *words = prompt.split()
+    kind, *words = prompt.rstrip("=").replace(":", " ").split()
     if kind == "shuffle":
         return sorted(found) == sorted(words[0])
     if kind == "swap":

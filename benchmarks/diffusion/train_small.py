@@ -31,7 +31,7 @@ from edgedec_export.training.optimizing import Optimizers
 
 BLOCK, LENGTH = 16, 32
 EOS, SPACE, BYTES, MASK = 2, 3, 4, 260
-WORDS = {f"{word} ": MASK + 1 + i for i, word in enumerate((*TASKS, " ="))}
+WORDS = {word: MASK + 1 + i for i, word in enumerate((*(f"{kind}:" for kind in TASKS), "="))}
 N_VOCAB, WIDTH, N_LAYER, N_HEAD, HEAD_DIM, N_FF = 288, 256, 6, 8, 32, 768
 ROPE_BASE, EPSILON = 10_000.0, 1e-6
 
@@ -133,7 +133,7 @@ def _bytes(data: NDArray[np.float32]) -> Iterator[bytes]:
 def write(network: Network, path: Path) -> None:
     """Write the network as a GGUF."""
     tokens = ["<unk>", "<s>", "</s>", "\u2581", *(f"<0x{byte:02X}>" for byte in range(256)), "<mask>"]
-    tokens += [word.replace(" ", tokens[SPACE]) for word in WORDS]
+    tokens += [*WORDS]
     kinds = [2, 3, 3, 1, *[6] * 256, 3, *[4] * len(WORDS), *[5] * (N_VOCAB - len(tokens))]
     tokens += [f"[unused{i}]" for i in range(N_VOCAB - len(tokens))]
     entries = [

@@ -17,7 +17,7 @@ Status: opt-in
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from edgedec.errors import (
     CapabilityError,
     ContextFullError,
+    EdgedecError,
     OptionError,
     RequestError,
     SessionError,
@@ -271,14 +272,20 @@ class DiffusionSession(UnsavedSession, OuterSession):
             opened.rows[start + place] = row
 
     def count_text(self, stats: DecodeStats, n_generated: int) -> None:
-        """Say in the explanation how many passes the text took."""
+        """Say in the explanation how many passes the text took, and how many tokens of each would pay."""
         self.inner.count_text(stats, n_generated)
-        if n_passes := self._forwards.n_passes:
-            stats.explanation.append(
-                f"diffusion: {counted(n_generated, 'token')} in {n_passes} forwards over blocks of {self._size} "
-                f"positions, {n_generated / n_passes:.2f} tokens a forward; the rule is {self._options.denoise}; "
-                f"{self._forwards.n_rows} rows were evaluated"
-            )
+        n_passes, n_rows = self._forwards.n_passes, self._forwards.n_rows
+        if not n_passes:
+            return
+        even = ""
+        with suppress(EdgedecError):  # of a closed session nothing is told
+            if (cost := self._forwards.cost()) is not None:
+                even = f", where {cost:.1f} would be as fast as plain decoding by a model of this size"
+        stats.explanation.append(
+            f"diffusion: {counted(n_generated, 'token')} in {n_passes} forwards over blocks of {self._size} positions, "
+            f"{n_generated / n_passes:.2f} tokens a forward{even}; the rule is {self._options.denoise}; {n_rows} rows "
+            "were evaluated"
+        )
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Raise SessionError: a diffusion language model evaluates no trees."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from edgedec.progress import OnProgress, report_progress
 from edgedec_methods.diffusion.in_front import in_front
 from edgedec_methods.diffusion.rules import Canvas, Layout, Pass, Rule
 
+_TIMED = 3  # forwards of one row
 F32 = NDArray[np.float32]
 Looked = tuple[F32, LogitOps]
 """The rows of masked positions, and the operations on them."""
@@ -85,6 +87,7 @@ class Forwards:
     Attributes:
         n_clean: How many positions have keys and values of the text's own tokens, in whole blocks.
         n_passes, n_rows: Forwards of passes, and rows of all forwards, since they were set to 0.
+        seconds: The shortest time that a forward took, by its rows.
     """
 
     def __init__(self, inner: Session, facts: Facts, layout: Layout | None, n_ahead: int) -> None:
@@ -94,6 +97,7 @@ class Forwards:
         self._grid = None if is_causal else Block(facts.block or facts.most_rows, 1, 1, mutual=True)
         self._held: list[tuple[int, int]] = []  # with a layout: the position and the token of each slot
         self.n_clean = self.n_passes = self.n_rows = 0
+        self.seconds: dict[int, float] = {}
 
     def forget(self, n_text: int) -> None:
         """Count what is behind the first `n_text` positions as not evaluated."""
@@ -203,6 +207,22 @@ class Forwards:
         wanted = rows[rows >= 0].astype(np.int32)
         return ForwardItem(session, n_past, np.array(ids, np.int32), rows=wanted, block=self._grid)
 
+    def cost(self) -> float | None:
+        """Return how many forwards of one row a forward of a pass takes as long as; None where there was no pass.
+
+        The first call makes some forwards of one row.
+        """
+        n_rows, n_past = min((n for n in self.seconds if n > 1), default=0), self._inner.n_cached - 1
+        if n_rows and 1 not in self.seconds and n_past >= self.n_clean:
+            del self._held[n_past:]
+            one = np.array([self._facts.mask], np.int32)
+            for _ in range(_TIMED):
+                self._evaluated([ForwardItem(self._inner, n_past, one, rows=np.zeros(1, np.int32))])
+        return self.seconds[n_rows] / self.seconds[1] if n_rows and 1 in self.seconds else None
+
     def _evaluated(self, items: list[ForwardItem]) -> list[Forward]:
-        self.n_rows += sum(item.n_rows for item in items)
-        return [self._inner.evaluate(items[0])] if len(items) == 1 else self._inner.model.forward(items)
+        n, begun = sum(item.n_rows for item in items), perf_counter()
+        found = [self._inner.evaluate(items[0])] if len(items) == 1 else self._inner.model.forward(items)
+        self.seconds[n] = min(self.seconds.get(n, np.inf), perf_counter() - begun)
+        self.n_rows += n
+        return found

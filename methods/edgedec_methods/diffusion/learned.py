@@ -15,6 +15,7 @@ Status: study
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ def _read(path: Path) -> list[NDArray[np.float64]]:
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
-        values = json.loads(data) if len(data) <= _MOST_BYTES else None
+        values: Any = json.loads(data) if len(data) <= _MOST_BYTES else None
         found = [np.array(values[name], np.float64) for name in ("first", "bias", "second", "last")]
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise wrong from error

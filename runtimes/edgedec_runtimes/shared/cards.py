@@ -70,5 +70,5 @@ def row_count(gguf: GGUF, n: int) -> int:
 
 def rows_together(gguf: GGUF, n: int, n_ctx: int) -> int:
     """Return the most rows of one forward, where other models take `n`: more where rows see a whole text of `n_ctx`."""
-    facts = methods_of(gguf).get("diffusion", {})
-    return max(n, min(facts.get("most_rows", n), n_ctx))
+    most: int = methods_of(gguf).get("diffusion", {}).get("most_rows", n)
+    return max(n, min(most, n_ctx))
