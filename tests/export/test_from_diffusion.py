@@ -17,15 +17,25 @@ from edgedec_runtimes.shared.cards import methods_of
 QWEN2, QWEN3 = TinyHF("qwen2", biases=True), TinyHF("qwen3", head_dim=32)
 LLAMA = TinyHF("llama")
 SETTINGS = {
-    **{"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads"},
-    **{"n_layers": "num_hidden_layers", "mlp_hidden_size": "intermediate_size"},
-    **{"weight_tying": "tie_word_embeddings", "max_sequence_length": "max_position_embeddings"},
+    "d_model": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "n_layers": "num_hidden_layers",
+    "mlp_hidden_size": "intermediate_size",
+    "weight_tying": "tie_word_embeddings",
+    "max_sequence_length": "max_position_embeddings",
 }
 TENSORS = {
-    **{"model.embed_tokens.": "model.transformer.wte.", "model.norm.": "model.transformer.ln_f."},
-    **{"lm_head.": "model.transformer.ff_out.", "input_layernorm.": "attn_norm.", "self_attn.o_proj.": "attn_out."},
-    **{"post_attention_layernorm.": "ff_norm.", "self_attn.": "", "mlp.gate_proj.": "ff_proj."},
-    **{"mlp.up_proj.": "up_proj.", "mlp.down_proj.": "ff_out."},
+    "model.embed_tokens.": "model.transformer.wte.",
+    "model.norm.": "model.transformer.ln_f.",
+    "lm_head.": "model.transformer.ff_out.",
+    "input_layernorm.": "attn_norm.",
+    "self_attn.o_proj.": "attn_out.",
+    "post_attention_layernorm.": "ff_norm.",
+    "self_attn.": "",
+    "mlp.gate_proj.": "ff_proj.",
+    "mlp.up_proj.": "up_proj.",
+    "mlp.down_proj.": "ff_out.",
 }
 
 

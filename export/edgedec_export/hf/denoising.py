@@ -12,25 +12,49 @@ from edgedec_export.gguf_writer import Entry, boolean, whole_number
 from edgedec_runtimes.weights.config_values import ConfigValues
 
 _SHIFTED = {
-    **{"Dream": True, "Fast_dLLM_Qwen": True, "sdar": False, "a2d-qwen2": False, "a2d-qwen3": False},
-    **{"llada": False, "wedlm-qwen2": False, "wedlm-qwen3": False},
+    "Dream": True,
+    "Fast_dLLM_Qwen": True,
+    "sdar": False,
+    "a2d-qwen2": False,
+    "a2d-qwen3": False,
+    "llada": False,
+    "wedlm-qwen2": False,
+    "wedlm-qwen3": False,
 }
 _BLOCK_KEYS = {"Fast_dLLM_Qwen": "bd_size", "sdar": "block_size"}
 _WINDOW = 16  # of WeDLM, whose checkpoints don't say it
 _LLADA_SETTINGS = {
-    **{"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads"},
-    **{"n_layers": "num_hidden_layers", "mlp_hidden_size": "intermediate_size", "weight_tying": "tie_word_embeddings"},
-    **{"max_sequence_length": "max_position_embeddings", "activation_type": "hidden_act"},
+    "d_model": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "n_layers": "num_hidden_layers",
+    "mlp_hidden_size": "intermediate_size",
+    "weight_tying": "tie_word_embeddings",
+    "max_sequence_length": "max_position_embeddings",
+    "activation_type": "hidden_act",
 }
 _LLADA_EXPECTED: dict[str, Any] = {
-    **{"block_type": "llama", "layer_norm_type": "rms", "rope": True, "alibi": False, "include_bias": False},
-    **{"include_qkv_bias": False, "attention_layer_norm": False, "input_emb_norm": False, "scale_logits": False},
-    **{"clip_qkv": None, "multi_query_attention": None, "block_group_size": 1},
+    "block_type": "llama",
+    "layer_norm_type": "rms",
+    "rope": True,
+    "alibi": False,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "attention_layer_norm": False,
+    "input_emb_norm": False,
+    "scale_logits": False,
+    "clip_qkv": None,
+    "multi_query_attention": None,
+    "block_group_size": 1,
 }
 _LLADA_TENSORS = {
-    **{"attn_norm": "input_layernorm", "attn_out": "self_attn.o_proj", "ff_norm": "post_attention_layernorm"},
+    "attn_norm": "input_layernorm",
+    "attn_out": "self_attn.o_proj",
+    "ff_norm": "post_attention_layernorm",
     **{f"{x}_proj": f"self_attn.{x}_proj" for x in "qkv"},
-    **{"ff_proj": "mlp.gate_proj", "up_proj": "mlp.up_proj", "ff_out": "mlp.down_proj"},
+    "ff_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "ff_out": "mlp.down_proj",
 }
 _LLADA_OUTER = {"wte": "model.embed_tokens", "ln_f": "model.norm", "ff_out": "lm_head"}
 _LLADA_NAME = re.compile(r"model\.transformer\.(?:blocks\.(\d{1,6})\.)?(\w+)(\.weight)")
@@ -51,7 +75,7 @@ class Denoising:
     window: int | None = None
 
     def entries(self, architecture: str) -> list[Entry]:
-        """Return the metadata entries of a GGUF. The keys of sizes are edgedec's own; the other keys are llama.cpp's."""
+        """Return the metadata entries of a GGUF. The keys of sizes are edgedec's own; the others are llama.cpp's."""
         found = [("diffusion.shift_logits", boolean(self.shift))]
         if self.window is not None:
             return [*found, ("diffusion.window_size", whole_number(self.window))]
