@@ -1,36 +1,22 @@
-"""Passes that evaluate a part of the text: the texts are those of a plain form with a table of keys and values."""
+"""Denoising where passes evaluate a part of the text, in a plain form: a table of keys and values by position."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
-from support.decoding.plain_denoising import FORMS, MASK, write_model
 
 import edgedec
 from edgedec.api.options import Lossy
-from edgedec.errors import OptionError
 from edgedec.load_options import LoadOptions
 from edgedec_runtimes.reference.kv_cache import KVCache
 from edgedec_runtimes.reference.model import ReferenceModel
 from edgedec_runtimes.reference.network import Row, embeddings, evaluate_together, logits
 from edgedec_runtimes.reference.runtime import Reference
-
-pytestmark = pytest.mark.slow
+from support.decoding.plain_denoising import MASK, write_model
 
 PROMPT, N, LENGTH = [1, *range(70, 79)], 20, 8
 Stays = Callable[[int, int, int], bool]
 """(position, number of the pass, passes since it was committed) -> whether its keys and values stay."""
-
-
-def window(n_behind: int) -> tuple[Stays, int]:
-    """Return what stays in a window, and how far it goes."""
-    return lambda place, i, age: i > 0 and age > i, n_behind
-
-
-def delayed(every: int) -> tuple[Stays, int]:
-    """Return what stays where tokens are kept late."""
-    return lambda place, i, age: i % every > 0 and age > 1, N
 
 
 def plain(path: Path, stays: Stays, n_behind: int, shift: int) -> list[int]:
@@ -69,18 +55,9 @@ def plain(path: Path, stays: Stays, n_behind: int, shift: int) -> list[int]:
     return ids[len(PROMPT) :]
 
 
-@pytest.mark.parametrize(
-    ("layout", "form", "shift"),
-    [
-        ("window:5", window(5), False),
-        ("window:0", window(0), True),
-        ("delayed:3", delayed(3), False),
-        ("delayed:3", delayed(3), True),
-    ],
-)
-def test_texts_are_those_of_a_plain_table(tmp_path: Path, layout: str, form: tuple[Stays, int], shift: bool) -> None:
-    """In as many passes, with fewer rows."""
-    path = write_model(tmp_path / "m.gguf", "whole", **{"diffusion.shift_logits": shift})
+def check(folder: Path, layout: str, stays: Stays, n_behind: int, *, shift: bool) -> None:
+    """Check that texts with a layout are those of the plain form, with fewer rows than without it."""
+    path = write_model(folder / "m.gguf", "whole", **{"diffusion.shift_logits": shift})
     found, rows = [], []
     for rule in ("schedule:2", f"schedule:2,{layout}"):
         lossy = Lossy(methods={"diffusion": {"denoise": rule, "length": LENGTH}})
@@ -89,14 +66,5 @@ def test_texts_are_those_of_a_plain_table(tmp_path: Path, layout: str, form: tup
                 result = engine.generate(PROMPT, max_tokens=N, temperature=0.0, ignore_end=True)
                 found.append(list(result.token_ids))
             rows.append(int(result.stats.explanation[-1].split(";")[-1].split()[0]))
-    assert found[2] == found[3] == plain(path, *form, shift)
+    assert found[2] == found[3] == plain(path, stays, n_behind, shift)
     assert rows[1] < rows[0]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_layouts_are_for_whole_texts(tmp_path: Path, form: str) -> None:
-    """A model of blocks has one already; a rule comes first, and is one."""
-    path, wrong = write_model(tmp_path / "m.gguf", form), ["window", "threshold,credit", "threshold,window:x"]
-    for rule in [*wrong, *(["threshold,window"] if form != "whole" else [])]:
-        with pytest.raises(OptionError, match="denoise"):
-            edgedec.load(path, runtime="cpu", lossy=Lossy(methods={"diffusion": {"denoise": rule}}))
