@@ -5,8 +5,8 @@
     python benchmarks/diffusion/compare_rules.py small.gguf --cost smollm2-135m --json rules.json
 
 The answers are those to the made tasks of train_small.py, from another seed, written greedily on one thread. With
---cost, forwards of one row and of a block of rows are timed in turn on any model: a diffusion model of its size pays on
-this machine where it commits more tokens a forward than such a forward costs steps.
+--cost, forwards of one row and of a block of rows are timed in turn on any model, in seconds of the processor: a
+diffusion model of its size pays on this machine where it commits more tokens a forward than such a forward costs steps.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 from small_tasks import TASKS, is_right, made
@@ -73,10 +73,10 @@ def costs(name: str, n_threads: int, sizes: tuple[int, ...] = (4, 8, 16, 32)) ->
         session.forward(np.arange(10, 10 + _CACHED, dtype=np.int32), n_past=0)
         for _ in range(_ROUNDS):
             for n, times in seconds.items():
-                tokens, begun = np.arange(5, 5 + n, dtype=np.int32), perf_counter()
+                tokens, begun = np.arange(5, 5 + n, dtype=np.int32), process_time()
                 block = None if n == 1 else Block(n, 1, 1, mutual=True)
                 session.forward(tokens, n_past=_CACHED, rows="all", block=block)
-                times.append(perf_counter() - begun)
+                times.append(process_time() - begun)
     return {n: median(times) / median(seconds[1]) for n, times in seconds.items()}
 
 

@@ -139,6 +139,7 @@ class Cpu:
             reads = not network.n_per_layer  # else layers also read the tokens
             n_heads = network.most_heads
             can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads, attention_mass=n_heads)
+            can = replace(can, keeps_prompts=can.keeps_prompts and not card.methods)
             model = CpuModel(
                 *(handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms),
                 *(max(options.max_rows, least), together),

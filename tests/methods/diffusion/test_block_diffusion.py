@@ -238,5 +238,6 @@ def test_plans_count_the_rows_of_a_block(tmp_path: Path) -> None:
     planned = {term.name: term.n_bytes for term in Cpu().plan(path, options)}
     assert planned["logits"] == 3 * 8 * 272 * 4
     with Cpu().load(path, options) as model:
+        assert not model.capabilities.keeps_prompts  # so a size of that cache is answered by a warning
         held = {term.name: term.n_bytes for term in model.memory(N_CTX, 4)}
     assert held["logits"] == planned["logits"]
