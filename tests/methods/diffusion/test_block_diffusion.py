@@ -128,6 +128,33 @@ def test_parallel_requests_and_samples_are_those_of_one(path: Path, engine: Engi
     assert [text.token_ids for text in engine.samples(PROMPT, 3, **(options | RequestOptions(seed=0)))] == alone
 
 
+@pytest.mark.parametrize("rule", ["threshold:0.05,delayed:3", "coherent:0.05,window:3"])
+def test_what_passes_leave_out_changes_no_text_by_what_came_before(tmp_path: Path, rule: str) -> None:
+    """After a cancelled text, from any of its tokens, beside another text, behind a longer one, and with a stop."""
+    path = write_model(tmp_path / "m.gguf", "whole")
+    options: RequestOptions = {"max_tokens": 40, "temperature": 0.8, "seed": 3, "ignore_end": True}
+    with opened(path, rule, n_parallel=2) as engine, ThreadPoolExecutor(2) as threads:
+        whole = engine.generate(PROMPT, **options)
+        for n in (5, 33):
+            cancel = CancelToken()
+            stream = engine.stream(PROMPT, cancel=cancel, **options)
+            for _ in range(n):
+                next(stream)
+            cancel.cancel()
+            assert all(output.text.strip("\ufffd") == "" for output in stream)  # bytes of a character, at most
+            again = engine.generate(PROMPT, **(options | RequestOptions(resume=whole.token_ids[:n])))
+            assert again.token_ids == whole.token_ids
+        assert {text.token_ids for text in threads.map(lambda _: engine.generate(PROMPT, **options), range(2))} == {
+            whole.token_ids
+        }
+        longer = [*PROMPT, *whole.token_ids[:20], 200]
+        warm = engine.generate(longer, max_tokens=12, temperature=0.0, ignore_end=True, reuse="longest")
+        stop = whole.outputs[9].text + whole.outputs[10].text
+        assert engine.generate(PROMPT, **(options | RequestOptions(stop=(stop,)))).text == whole.text.partition(stop)[0]
+    with opened(path, rule) as cold:
+        assert cold.generate(longer, max_tokens=12, temperature=0.0, ignore_end=True).token_ids == warm.token_ids
+
+
 def test_a_penalty_masks_the_rest_of_a_block_again(engine: Engine) -> None:
     """Each token is drawn of its row, with all tokens before it: none comes twice, where a penalty forbids that."""
     found = engine.generate(
