@@ -34,7 +34,7 @@ RULES = (
     *("prophet:7.5", "prophet:4", "entropy:0.5", "entropy_bound:0.5", "adaptive:4", "near_first:0.4", "explore:0.9"),
     *("ada_block:0.3", "parallel:2", "parallel:4", "free_dave:3"),
 )
-_SEED, _MOST_TOKENS, _CACHED, _ROUNDS = 10**6, 32, 256, 9
+_SEED, _MOST_TOKENS, _CACHED, _ROUNDS = 10**6, 32, 256, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def found(path: Path, rule: str, n: int) -> Found:
     )
 
 
-def costs(name: str, n_threads: int, sizes: tuple[int, ...] = (4, 8, 16, 32)) -> dict[int, float]:
+def costs(name: str, n_threads: int, sizes: list[int]) -> dict[int, float]:
     """Return how many single steps a forward of a block costs, by its rows: medians of forwards made in turn."""
     path = resolve(name, ResolveOptions())
     seconds: dict[int, list[float]] = {n: [] for n in (1, *sizes)}
@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=20, help="of each kind")
     parser.add_argument("--rules", nargs="+", default=RULES)
     parser.add_argument("--cost", nargs="*", default=[], help="models whose forwards are timed")
+    parser.add_argument("--rows", nargs="+", type=int, default=[4, 8, 16, 32, 256], help="of these forwards")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
@@ -114,7 +115,7 @@ def main() -> None:
             f"{rule:18} {100 * result.right:5.1f} % right ({of}), {result.tokens_a_forward:.2f} tokens a forward",
             flush=True,
         )
-    steps = {name: costs(name, options.threads) for name in options.cost}
+    steps = {name: costs(name, options.threads, options.rows) for name in options.cost}
     for name, by_rows in steps.items():
         print(f"{name}: " + ", ".join(f"{n} rows cost {x:.2f} steps" for n, x in by_rows.items()))
     if options.json is not None:
