@@ -81,17 +81,18 @@ def costs(name: str, n_threads: int, sizes: list[int]) -> dict[int, float]:
 
 
 def draw(path: Path, results: list[Found]) -> None:
-    """Draw right answers against tokens a forward, a color for each kind of rules."""
-    kinds = list(dict.fromkeys(result.rule.partition(":")[0] for result in results))
-    with picture(path, (7.0, 4.5), "Rules of denoising on made tasks") as figure:
+    """Draw right answers against tokens a forward, each rule with its name; of equal points the names follow."""
+    names: dict[tuple[float, float], list[str]] = {}
+    for its in sorted(results, key=lambda its: its.tokens_a_forward):
+        names.setdefault((round(its.tokens_a_forward, 2), round(100 * its.right, 1)), []).append(its.rule)
+    with picture(path, (9.0, 6.0), "Rules of denoising on made tasks") as figure:
         axes = figure.add_subplot()
-        for i, kind in enumerate(kinds):
-            own = sorted((r for r in results if r.rule.partition(":")[0] == kind), key=lambda r: r.tokens_a_forward)
-            style = "o-" if i < len(COLORS) else "s--"
-            x, y = [r.tokens_a_forward for r in own], [100 * r.right for r in own]
-            axes.plot(x, y, style, color=COLORS[i % len(COLORS)], label=kind)
+        for i, ((x, y), rules) in enumerate(names.items()):
+            axes.plot(x, y, "o", color=COLORS[0])
+            side = "left" if i % 2 else "right"
+            text = f"  {', '.join(rules)}  ".replace(".json", "")
+            axes.annotate(text, (x, y), fontsize=6, ha=side, va="bottom" if i % 4 < 2 else "top", rotation=20)
         axes.set(xlabel="tokens a forward", ylabel="right answers (%)", xlim=(0, None), ylim=(0, 102))
-        axes.legend(fontsize=7)
 
 
 def main() -> None:

@@ -242,7 +242,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
             start = self._start(place, n_prompt)
             end = min(start + self._size, self.n_ctx if self._facts.block else self._end)
             ids = [*self._ids[start:], *[self._facts.mask] * (end - place)]
-            self._open = Opened(start, end, ids, self._make_rule())
+            self._open = Opened(start, end, place - start, ids, self._tokenizer.is_end, self._make_rule())
         while place not in self._open.rows:
             self._pass(self._open, on_progress)
         return self._open.rows[place]
@@ -250,7 +250,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
     def _pass(self, opened: Opened, on_progress: OnProgress | None) -> None:
         """Look at the open block once, and commit what the rule chooses."""
         mask, start = self._facts.mask, opened.start
-        places = opened.masked(opened.ids, len(self._ids), mask)
+        places = opened.masked(opened.ids, mask)
         logits, ops = self._forwards.looked(self._ids, opened, self._end, on_progress)
         logits[:, mask] = _NEVER
         tokens, confidences = np.empty(len(places), np.int64), np.empty(len(places))

@@ -1,6 +1,6 @@
 """The forwards of denoising: which rows a pass evaluates, where their keys and values lie, and the rows it looks at."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -45,7 +45,9 @@ class Opened:
 
     Attributes:
         start, end: Its positions.
+        n_known: How many of them the text had when the block was opened.
         ids: Their tokens, the mask where none is committed.
+        is_end: Whether a token ends a text.
         rule: Chooses what is committed.
         rows: By committed position, the row that its token is drawn from.
         passes: The passes so far.
@@ -56,7 +58,9 @@ class Opened:
 
     start: int
     end: int
+    n_known: int
     ids: list[int]
+    is_end: Callable[[int], bool]
     rule: Rule
     rows: dict[int, F32] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
@@ -64,10 +68,16 @@ class Opened:
     ahead: dict[tuple[int, ...], Looked] = field(default_factory=dict)
     forks: list[Session] = field(default_factory=list)
 
-    def masked(self, ids: Sequence[int], n_text: int, mask: int) -> NDArray[np.int64]:
-        """Return the masked positions where the block's tokens are `ids`, and the text has `n_text`."""
-        begin = max(0, n_text - self.start)  # a prompt may hold the mask token
-        return self.start + begin + np.flatnonzero(np.array(ids[begin:]) == mask)
+    def masked(self, ids: Sequence[int], mask: int) -> NDArray[np.int64]:
+        """Return the masked positions where the block's tokens are `ids`, in front of a committed end if there are any.
+
+        What stands behind an end is not needed: Learn2PD's end-of-text prediction, without a threshold.
+        """
+        new = ids[self.n_known :]  # a prompt may hold the mask token, and ends
+        places = np.flatnonzero(np.array(new) == mask)
+        end = next((i for i, token in enumerate(new) if token != mask and self.is_end(token)), len(new))
+        inside = places[places < end]
+        return self.start + self.n_known + (inside if len(inside) else places)
 
     def close(self) -> None:
         """Close the forks."""
@@ -128,7 +138,7 @@ class Forwards:
     def _laid_out(self, layout: Layout, text: Sequence[int], opened: Opened, end: int) -> Looked:
         """Evaluate positions in the order of a layout."""
         mask, start = self._facts.mask, opened.start
-        places = opened.masked(opened.ids, len(text), mask)
+        places = opened.masked(opened.ids, mask)
         n_behind = 0 if self._facts.window else max(0, end - opened.end)
         ids = [*text[:start], *opened.ids, *[mask] * n_behind]
         wanted = (places - self._facts.shift).tolist()
@@ -153,7 +163,7 @@ class Forwards:
     def _in_order(self, text: Sequence[int], opened: Opened, end: int, on_progress: OnProgress | None) -> Looked:
         """Evaluate what lacks keys and values, and the open block."""
         facts, start = self._facts, opened.start
-        size, places = facts.block or facts.most_rows, opened.masked(opened.ids, len(text), facts.mask)
+        size, places = facts.block or facts.most_rows, opened.masked(opened.ids, facts.mask)
         first = 0 if facts.block is None else self.n_clean
         if facts.block is not None and facts.shift and places[0] == start and opened.before is None:
             first = min(first, start - size)
@@ -164,7 +174,7 @@ class Forwards:
             report_progress(on_progress, "prefill", first, start, "tokens")
         behind = [facts.mask] * (0 if facts.block else end - opened.end)
         states = [opened.ids, *(self._states_ahead(opened) if first in (0, start) else [])]
-        wanted = [opened.masked(ids, len(text), facts.mask) for ids in states]
+        wanted = [opened.masked(ids, facts.mask) for ids in states]
         items = [
             self._item(session, [*text[first:start], *ids, *behind], first, rows - facts.shift - first)
             for session, ids, rows in zip(

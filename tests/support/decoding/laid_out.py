@@ -12,7 +12,7 @@ from edgedec_runtimes.reference.kv_cache import KVCache
 from edgedec_runtimes.reference.model import ReferenceModel
 from edgedec_runtimes.reference.network import Row, embeddings, evaluate_together, logits
 from edgedec_runtimes.reference.runtime import Reference
-from support.decoding.plain_denoising import MASK, write_model
+from support.decoding.plain_denoising import MASK, looked_at, write_model
 
 PROMPT, N, LENGTH = [1, *range(70, 79)], 20, 8
 Stays = Callable[[int, int, int], bool]
@@ -27,7 +27,7 @@ def plain(path: Path, stays: Stays, n_behind: int, shift: int) -> list[int]:
         cache: KVCache = model.session(64).cache
         for start in range(len(PROMPT), len(ids), LENGTH):
             end, i = min(start + LENGTH, len(ids)), 0
-            while places := [place for place in range(start, end) if ids[place] == MASK]:
+            while places := looked_at(model, ids, start, end):
                 seen = range(min(len(ids), end + n_behind))
                 wanted = {place - shift for place in places}
                 # What is outside the block has an age above all passes of the block.

@@ -58,7 +58,7 @@ class Plain:
         facts, n_passes = ALL_FORMS[self.form], 0
         block, shift = facts.get("diffusion.block_size"), facts["diffusion.shift_logits"]
         ids, end_of_all = list(prompt), len(prompt) + n
-        while len(ids) < end_of_all:
+        while (n_before := len(ids)) < end_of_all:
             start = len(ids) // block * block if block else len(ids)
             length = facts.get("diffusion.window_size", self.length)
             end = start + block if block else min(start + length, end_of_all)
@@ -66,7 +66,7 @@ class Plain:
             ids += [MASK] * (seen - len(ids))
             n_known = min(end, end_of_all)
             while MASK in ids[start:n_known]:
-                places = [i for i in range(start, end) if ids[i] == MASK]
+                places = looked_at(self.model, ids, max(start, n_before), end)
                 rows = self._rows(ids, block or seen, [place - shift for place in places])
                 rows[:, MASK] = -1e30
                 tokens = [
@@ -95,3 +95,10 @@ class Plain:
             return found.logits.copy()
         finally:
             session.close()
+
+
+def looked_at(model: Model, ids: Sequence[int], begin: int, end: int) -> list[int]:
+    """Return the masked positions in front of a committed end of text; all where there are none."""
+    places = [i for i in range(begin, end) if ids[i] == MASK]
+    ends = [i for i in range(begin, end) if ids[i] != MASK and model.tokenizer.is_end(ids[i])]
+    return [i for i in places if i < min(ends, default=end)] or places
