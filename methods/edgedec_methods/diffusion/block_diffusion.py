@@ -157,7 +157,8 @@ class DiffusionSession(UnsavedSession, OuterSession):
         """Begin a text that ends with the block; `sampling` and `seed` draw the tokens that passes look at."""
         with self.inner.generating(n_prompt):
             self._leave()
-            self._n_prompt, self._forwards.n_passes, self._forwards.n_rows = n_prompt, 0, 0
+            self._n_prompt = n_prompt
+            self._forwards.begin()
             self._draws, self._noise = sampling or SamplingParams(temperature=0.0), Noise(seed)
             most = self._draws.max_tokens
             self._end = self.n_ctx if most is None else min(self.n_ctx, n_prompt + most)

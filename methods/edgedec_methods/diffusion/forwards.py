@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -14,7 +15,7 @@ from edgedec.progress import OnProgress, report_progress
 from edgedec_methods.diffusion.in_front import in_front
 from edgedec_methods.diffusion.rules import Canvas, Layout, Pass, Rule
 
-_TIMED = 3  # forwards of one row
+_TIMED = 5  # forwards of one row
 F32 = NDArray[np.float32]
 Looked = tuple[F32, LogitOps]
 """The rows of masked positions, and the operations on them."""
@@ -96,8 +97,7 @@ class Forwards:
 
     Attributes:
         n_clean: How many positions have keys and values of the text's own tokens, in whole blocks.
-        n_passes, n_rows: Forwards of passes, and rows of all forwards, since they were set to 0.
-        seconds: The shortest time that a forward took, by its rows.
+        n_passes, n_rows: Forwards of passes, and rows of all forwards, since begin().
     """
 
     def __init__(self, inner: Session, facts: Facts, layout: Layout | None, n_ahead: int) -> None:
@@ -106,8 +106,14 @@ class Forwards:
         self._layout = in_front if is_causal else layout
         self._grid = None if is_causal else Block(facts.block or facts.most_rows, 1, 1, mutual=True)
         self._held: list[tuple[int, int]] = []  # with a layout: the position and the token of each slot
-        self.n_clean = self.n_passes = self.n_rows = 0
-        self.seconds: dict[int, float] = {}
+        self._one_row_s: float | None = None
+        self.n_clean = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from 0, as a text begins."""
+        self.n_passes = self.n_rows = 0
+        self._pass_s: list[float] = []
 
     def forget(self, n_text: int) -> None:
         """Count what is behind the first `n_text` positions as not evaluated."""
@@ -218,21 +224,24 @@ class Forwards:
         return ForwardItem(session, n_past, np.array(ids, np.int32), rows=wanted, block=self._grid)
 
     def cost(self) -> float | None:
-        """Return how many forwards of one row a forward of a pass takes as long as; None where there was no pass.
+        """Return how many forwards of one row a pass took as long as, by medians; None where that is not known.
 
         The first call makes some forwards of one row.
         """
-        n_rows, n_past = min((n for n in self.seconds if n > 1), default=0), self._inner.n_cached - 1
-        if n_rows and 1 not in self.seconds and n_past >= self.n_clean:
+        n_past = self._inner.n_cached - 1
+        if self._one_row_s is None and n_past >= self.n_clean:
             del self._held[n_past:]
-            one = np.array([self._facts.mask], np.int32)
-            for _ in range(_TIMED):
-                self._evaluated([ForwardItem(self._inner, n_past, one, rows=np.zeros(1, np.int32))])
-        return self.seconds[n_rows] / self.seconds[1] if n_rows and 1 in self.seconds else None
+            item = ForwardItem(self._inner, n_past, np.array([self._facts.mask], np.int32), rows=np.zeros(1, np.int32))
+            self._one_row_s = median(self._timed([item])[1] for _ in range(_TIMED))
+        return median(self._pass_s) / self._one_row_s if self._one_row_s and self._pass_s else None
 
     def _evaluated(self, items: list[ForwardItem]) -> list[Forward]:
-        n, begun = sum(item.n_rows for item in items), perf_counter()
-        found = [self._inner.evaluate(items[0])] if len(items) == 1 else self._inner.model.forward(items)
-        self.seconds[n] = min(self.seconds.get(n, np.inf), perf_counter() - begun)
-        self.n_rows += n
+        found, seconds = self._timed(items)
+        self._pass_s += [seconds] if len(items[0].rows) else []  # without rows, a prompt is read
+        self.n_rows += sum(item.n_rows for item in items)
         return found
+
+    def _timed(self, items: list[ForwardItem]) -> tuple[list[Forward], float]:
+        begun = perf_counter()
+        found = [self._inner.evaluate(items[0])] if len(items) == 1 else self._inner.model.forward(items)
+        return found, perf_counter() - begun
