@@ -81,18 +81,15 @@ def costs(name: str, n_threads: int, sizes: list[int]) -> dict[int, float]:
 
 
 def draw(path: Path, results: list[Found]) -> None:
-    """Draw right answers against tokens a forward, each rule with its name; of equal points the names follow."""
-    names: dict[tuple[float, float], list[str]] = {}
-    for its in sorted(results, key=lambda its: its.tokens_a_forward):
-        names.setdefault((round(its.tokens_a_forward, 2), round(100 * its.right, 1)), []).append(its.rule)
+    """Draw right answers against tokens a forward, each rule as a number that the legend explains."""
     with picture(path, (9.0, 6.0), "Rules of denoising on made tasks") as figure:
         axes = figure.add_subplot()
-        for i, ((x, y), rules) in enumerate(names.items()):
-            axes.plot(x, y, "o", color=COLORS[0])
-            side = "left" if i % 2 else "right"
-            text = f"  {', '.join(rules)}  ".replace(".json", "")
-            axes.annotate(text, (x, y), fontsize=6, ha=side, va="bottom" if i % 4 < 2 else "top", rotation=20)
-        axes.set(xlabel="tokens a forward", ylabel="right answers (%)", xlim=(0, None), ylim=(0, 102))
+        for i, its in enumerate(sorted(results, key=lambda its: its.tokens_a_forward)):
+            x, y, name = its.tokens_a_forward, 100 * its.right, f"{i + 1}  {its.rule.removesuffix('.json')}"
+            axes.plot(x, y, ".", color=COLORS[i % len(COLORS)], label=name)
+            axes.annotate(str(i + 1), (x, y), (0, (5, -11, 13, -19)[i % 4]), textcoords="offset points", fontsize=7)
+        axes.set(xlabel="tokens a forward", ylabel="right answers (%)", xlim=(0, None))
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ with its last tokens, in the forward of the next block's first pass.
 Paper: Arriola et al. 2025, arXiv:2503.09573; Wu et al. 2025 (Fast-dLLM v2), arXiv:2509.26328
 Option: a model's file decides; `--denoise RULE`
 For: diffusion language models
-Measured: a forward of 8 rows costs 3.5 steps of smollm2-135m, of 32 rows 12.9: so many tokens a forward break even
-    (`python benchmarks/diffusion/compare_rules.py small.gguf --cost smollm2-135m`)
+Measured: forwards of 8, 16 and 32 rows cost 3.0, 5.7 and 11.1 steps of smollm2-135m: so many tokens a forward break
+    even (`python benchmarks/diffusion/compare_rules.py small.gguf --cost smollm2-135m`)
 Status: opt-in
 """
 

@@ -7,7 +7,8 @@ is not public; what is here follows its abstract.
 Paper: Beyond Confidence: Adaptive and Coherent Decoding for Diffusion Language Models
 Option: `--denoise coherent:0.9`
 For: diffusion language models
-Measured: nothing yet
+Measured: 2.05 tokens a forward, 66 of 88 made tasks right, where `schedule:1` has 0.74 and 68
+    (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 8`)
 Status: study
 """
 

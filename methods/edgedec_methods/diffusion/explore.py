@@ -8,7 +8,8 @@ would cost a forward, so here it is the most probable token.
 Paper: From Bits to Rounds: Parallel Decoding with Exploration for Diffusion Language Models
 Option: `--denoise explore:0.9`
 For: diffusion language models
-Measured: nothing yet
+Measured: 2.65 tokens a forward, 62 of 88 made tasks right, where `schedule:1` has 0.74 and 68
+    (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 8`)
 Status: study
 """
 
