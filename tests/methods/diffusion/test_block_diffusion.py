@@ -1,5 +1,6 @@
 """A diffusion language model writes what a plain form of denoising writes, and all around a text holds for it."""
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,9 +73,12 @@ def test_texts_are_those_of_plain_denoising(path: Path, rule: str) -> None:
 
 
 def test_nothing_is_drafted(engine: Engine) -> None:
-    """Whatever the drafters, and the statistics say why."""
+    """Whatever the drafters; the statistics say how many tokens a forward there are, and how many would pay."""
     found = engine.generate(PROMPT, max_tokens=20, temperature=0.0, ignore_end=True)
     assert found.stats.n_drafts == 0
+    assert re.search(
+        r"\d\.\d\d tokens a forward, where \d+\.\d would be as fast as plain decoding", found.stats.explanation[-1]
+    )
     assert (
         found.token_ids
         == engine.generate(PROMPT, max_tokens=20, temperature=0.0, ignore_end=True, draft=False).token_ids
