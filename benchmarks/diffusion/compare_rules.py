@@ -1,11 +1,12 @@
 """Compare the rules of denoising: right answers against tokens a forward, and what a forward of a block costs.
 
     python benchmarks/diffusion/compare_rules.py small.gguf --json rules.json --plot rules.svg
+    python benchmarks/diffusion/compare_rules.py small.gguf --rules schedule:1 learned:filter.json
     python benchmarks/diffusion/compare_rules.py small.gguf --cost smollm2-135m --json rules.json
 
 The answers are those to the made tasks of train_small.py, from another seed, written greedily on one thread. With
---cost, forwards of one row and of a block of rows are timed in turn on any model: a diffusion model of its size pays on
-this machine where it commits more tokens a forward than such a forward costs steps.
+--cost, forwards of one row and of a block of rows are timed in turn on any model, in seconds of the processor: a
+diffusion model of its size pays on this machine where it commits more tokens a forward than such a forward costs steps.
 """
 
 import argparse
@@ -14,10 +15,10 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import process_time
 
 import numpy as np
-from small_tasks import TASKS, made
+from small_tasks import TASKS, is_right, made
 
 import edgedec
 from edgedec.api.options import Lossy
@@ -28,13 +29,12 @@ from edgedec_apps.plots import COLORS, picture, require_picture
 from edgedec_runtimes.cpu.runtime import Cpu
 
 RULES = (
-    *("schedule:1", "schedule:2", "schedule:3", "schedule:4", "schedule:8", "ascending:2"),
-    *("threshold:0.99", "threshold:0.9", "threshold:0.7", "threshold:0.5"),
-    *("credit:0.9", "credit:0.7", "local_leap:0.75", "local_leap:0.5", "redundancy:0.8", "redundancy:0.6"),
-    *("prophet:7.5", "prophet:4", "entropy:0.5", "entropy:1.0", "entropy_bound:0.1", "entropy_bound:0.5"),
-    *("adaptive:4", "adaptive:8", "near_first:0.4", "near_first:0.8"),
+    *("schedule:1", "schedule:2", "schedule:4", "threshold:0.9", "threshold:0.6", "ascending:2", "eoser:0.01"),
+    *("credit:0.9", "credit:0.6", "coherent:0.9", "coherent:0.6", "local_leap:0.75", "redundancy:0.8", "bounded:0.6"),
+    *("prophet:7.5", "prophet:4", "entropy:0.5", "entropy_bound:0.5", "adaptive:4", "near_first:0.4", "explore:0.9"),
+    *("ada_block:0.3", "parallel:2", "parallel:4", "free_dave:3"),
 )
-_SEED, _MOST_TOKENS, _CACHED, _ROUNDS = 10**6, 32, 256, 9
+_SEED, _MOST_TOKENS, _CACHED, _ROUNDS = 10**6, 32, 256, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,14 @@ def found(path: Path, rule: str, n: int) -> Found:
                 text = engine.generate(prompt, temperature=0.0, max_tokens=_MOST_TOKENS)
                 counts = re.match(r"diffusion: (\d+) tokens? in (\d+) forwards", text.stats.explanation[-1])
                 assert counts is not None, "a diffusion model's statistics say how many forwards there were"
-                right[kind] += text.text == answer
+                right[kind] += is_right(prompt, answer, text.text)
                 n_tokens, n_forwards = n_tokens + int(counts[1]), n_forwards + int(counts[2])
     return Found(
         rule, sum(right.values()) / n / len(TASKS), {k: r / n for k, r in right.items()}, n_tokens / n_forwards
     )
 
 
-def costs(name: str, n_threads: int, sizes: tuple[int, ...] = (4, 8, 16, 32)) -> dict[int, float]:
+def costs(name: str, n_threads: int, sizes: list[int]) -> dict[int, float]:
     """Return how many single steps a forward of a block costs, by its rows: medians of forwards made in turn."""
     path = resolve(name, ResolveOptions())
     seconds: dict[int, list[float]] = {n: [] for n in (1, *sizes)}
@@ -73,34 +73,33 @@ def costs(name: str, n_threads: int, sizes: tuple[int, ...] = (4, 8, 16, 32)) ->
         session.forward(np.arange(10, 10 + _CACHED, dtype=np.int32), n_past=0)
         for _ in range(_ROUNDS):
             for n, times in seconds.items():
-                tokens, begun = np.arange(5, 5 + n, dtype=np.int32), perf_counter()
+                tokens, begun = np.arange(5, 5 + n, dtype=np.int32), process_time()
                 block = None if n == 1 else Block(n, 1, 1, mutual=True)
                 session.forward(tokens, n_past=_CACHED, rows="all", block=block)
-                times.append(perf_counter() - begun)
+                times.append(process_time() - begun)
     return {n: median(times) / median(seconds[1]) for n, times in seconds.items()}
 
 
 def draw(path: Path, results: list[Found]) -> None:
-    """Draw right answers against tokens a forward, a color for each kind of rules."""
-    kinds = list(dict.fromkeys(result.rule.partition(":")[0] for result in results))
-    with picture(path, (7.0, 4.5), "Rules of denoising on made tasks") as figure:
+    """Draw right answers against tokens a forward, each rule as a number that the legend explains."""
+    with picture(path, (9.0, 6.0), "Rules of denoising on made tasks") as figure:
         axes = figure.add_subplot()
-        for i, kind in enumerate(kinds):
-            own = sorted((r for r in results if r.rule.partition(":")[0] == kind), key=lambda r: r.tokens_a_forward)
-            style = "o-" if i < len(COLORS) else "s--"
-            x, y = [r.tokens_a_forward for r in own], [100 * r.right for r in own]
-            axes.plot(x, y, style, color=COLORS[i % len(COLORS)], label=kind)
-        axes.set(xlabel="tokens a forward", ylabel="right answers (%)", xlim=(0, None), ylim=(0, 102))
-        axes.legend(fontsize=7)
+        for i, its in enumerate(sorted(results, key=lambda its: its.tokens_a_forward)):
+            x, y, name = its.tokens_a_forward, 100 * its.right, f"{i + 1}  {its.rule.removesuffix('.json')}"
+            axes.plot(x, y, ".", color=COLORS[i % len(COLORS)], label=name)
+            axes.annotate(str(i + 1), (x, y), (0, (5, -11, 13, -19)[i % 4]), textcoords="offset points", fontsize=7)
+        axes.set(xlabel="tokens a forward", ylabel="right answers (%)", xlim=(0, None))
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def main() -> None:
     """Answer, time, and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("gguf", type=Path)
-    parser.add_argument("--tasks", type=int, default=50, help="of each kind")
+    parser.add_argument("--tasks", type=int, default=20, help="of each kind")
     parser.add_argument("--rules", nargs="+", default=RULES)
     parser.add_argument("--cost", nargs="*", default=[], help="models whose forwards are timed")
+    parser.add_argument("--rows", nargs="+", type=int, default=[4, 8, 16, 32, 256], help="of these forwards")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
@@ -114,7 +113,7 @@ def main() -> None:
             f"{rule:18} {100 * result.right:5.1f} % right ({of}), {result.tokens_a_forward:.2f} tokens a forward",
             flush=True,
         )
-    steps = {name: costs(name, options.threads) for name in options.cost}
+    steps = {name: costs(name, options.threads, options.rows) for name in options.cost}
     for name, by_rows in steps.items():
         print(f"{name}: " + ", ".join(f"{n} rows cost {x:.2f} steps" for n, x in by_rows.items()))
     if options.json is not None:

@@ -1,15 +1,17 @@
 """Train a small block-diffusion model on made tasks, on one core, and write it as a GGUF that edgedec runs.
 
-    python benchmarks/diffusion/train_small.py small.gguf --minutes 20
+    python benchmarks/diffusion/train_small.py small.gguf --minutes 60
 
-The network is a Qwen3 whose rows see their block of 8 positions and all blocks before. A row is trained to predict its
-own token where that is masked, as in block diffusion (Arriola et al. 2025, arXiv:2503.09573): each sequence stands
-twice in a batch, once clean and once with a random part of its answer masked; a noisy row sees its own noisy block and
-the clean blocks before. Losses on the answer only. A checkpoint beside the result is written every minute, so a run
-that was stopped goes on.
+The network is a Qwen3 of 5 million parameters, whose rows see their block of 16 positions and the block before. A row
+is trained to predict its own token where that is masked, as in block diffusion (Arriola et al. 2025, arXiv:2503.09573):
+each sequence of two blocks stands there with a random part of its answer masked, and its first block once more, clean;
+a noisy row sees its own noisy block and the clean one before. Losses on the answer only. The words of a prompt are
+tokens of their own, all else is bytes. A checkpoint beside the result is written every minute, so a run that was
+stopped goes on.
 """
 
 import argparse
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -25,16 +27,21 @@ from torch.nn import functional
 
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export import gguf_writer as out
+from edgedec_export.training.optimizing import Optimizers
 
-BLOCK, LENGTH = 8, 40
-BOS, EOS, SPACE, BYTES, MASK = 1, 2, 3, 4, 260
-N_VOCAB, WIDTH, N_LAYER, N_HEAD, HEAD_DIM, N_FF = 272, 128, 4, 4, 32, 384
+BLOCK, LENGTH = 16, 32
+EOS, SPACE, BYTES, MASK = 2, 3, 4, 260
+WORDS = {word: MASK + 1 + i for i, word in enumerate((*(f"{kind}:" for kind in TASKS), "="))}
+N_VOCAB, WIDTH, N_LAYER, N_HEAD, HEAD_DIM, N_FF = 288, 256, 6, 8, 32, 768
 ROPE_BASE, EPSILON = 10_000.0, 1e-6
 
 
 def token_ids(text: str) -> list[int]:
-    """Return the ids of a text, a byte each."""
-    return [SPACE if byte == 32 else BYTES + byte for byte in text.encode()]
+    """Return the ids of a text: words of prompts, and bytes."""
+    ids: list[int] = []
+    for part in re.split("(" + "|".join(WORDS) + ")", text):
+        ids += [WORDS[part]] if part in WORDS else [SPACE if byte == 32 else BYTES + byte for byte in part.encode()]
+    return ids
 
 
 def batch(rng: Random, n: int) -> tuple[Tensor, Tensor]:
@@ -42,16 +49,15 @@ def batch(rng: Random, n: int) -> tuple[Tensor, Tensor]:
     clean, noisy = [], []
     for _ in range(n):
         prompt, answer = TASKS[rng.choice(tuple(TASKS))](rng)
-        begun = [BOS, *token_ids(prompt)]
-        whole = [*begun, *token_ids(answer)]
-        end = (len(whole) // BLOCK + 1) * BLOCK
-        row = [*whole, *[EOS] * (LENGTH - len(whole))]
+        begun = token_ids(prompt)
+        row = [*begun, *token_ids(answer)]
+        end = min((len(row) // BLOCK + 1) * BLOCK, LENGTH)
+        row += [EOS] * (LENGTH - len(row))
         masked = list(row)
-        for start in range(len(begun) // BLOCK * BLOCK, end, BLOCK):
+        for start in range(0, end, BLOCK):
             places = [i for i in range(start, start + BLOCK) if i >= len(begun)]
             share = rng.random()
-            chosen = [i for i in places if rng.random() < share] or [rng.choice(places)]
-            for i in chosen:
+            for i in [i for i in places if rng.random() < share] or rng.sample(places, min(1, len(places))):
                 masked[i] = MASK
         clean.append(row)
         noisy.append(masked)
@@ -59,11 +65,9 @@ def batch(rng: Random, n: int) -> tuple[Tensor, Tensor]:
 
 
 def visible() -> Tensor:
-    """Return bool[2 * LENGTH, 2 * LENGTH]: which rows each row sees, of a clean half and a noisy one."""
-    of = torch.arange(LENGTH) // BLOCK
-    before, same = of[:, None] > of[None, :], of[:, None] == of[None, :]
-    none = torch.zeros_like(same)
-    return torch.cat([torch.cat([before | same, none], 1), torch.cat([before, same], 1)])
+    """Return bool[BLOCK + LENGTH, BLOCK + LENGTH]: which rows each row sees, of a clean block and two noisy ones."""
+    part = torch.arange(BLOCK + LENGTH) // BLOCK
+    return (part[:, None] == part[None, :]) | ((part[:, None] == 2) & (part[None, :] == 0))
 
 
 class Layer(nn.Module):  # type: ignore[misc]  # torch may be missing
@@ -99,7 +103,7 @@ def rotated(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class Network(nn.Module):  # type: ignore[misc]  # torch may be missing
-    """The network: int[n, 2 * LENGTH] -> logits of the noisy half."""
+    """The network: int[n, BLOCK + LENGTH] -> logits of the noisy rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,8 +112,9 @@ class Network(nn.Module):  # type: ignore[misc]  # torch may be missing
         self.output_norm = nn.RMSNorm(WIDTH, EPSILON)
         self.output = nn.Linear(WIDTH, N_VOCAB, bias=False)
         nn.init.normal_(self.token_embd.weight, std=0.5)
-        angles = torch.arange(LENGTH)[:, None] / ROPE_BASE ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-        angles = torch.cat([angles, angles], -1).repeat(2, 1)
+        places = torch.cat([torch.arange(BLOCK), torch.arange(LENGTH)])
+        angles = places[:, None] / ROPE_BASE ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        angles = torch.cat([angles, angles], -1)
         self.turns = angles.cos(), angles.sin()
         self.sees = visible()
 
@@ -118,7 +123,7 @@ class Network(nn.Module):  # type: ignore[misc]  # torch may be missing
         x = self.token_embd(ids)
         for layer in self.blk:
             x = layer(x, self.sees, self.turns)
-        return self.output(self.output_norm(x[:, LENGTH:]))
+        return self.output(self.output_norm(x[:, BLOCK:]))
 
 
 def _bytes(data: NDArray[np.float32]) -> Iterator[bytes]:
@@ -128,8 +133,9 @@ def _bytes(data: NDArray[np.float32]) -> Iterator[bytes]:
 def write(network: Network, path: Path) -> None:
     """Write the network as a GGUF."""
     tokens = ["<unk>", "<s>", "</s>", "\u2581", *(f"<0x{byte:02X}>" for byte in range(256)), "<mask>"]
+    tokens += [*WORDS]
+    kinds = [2, 3, 3, 1, *[6] * 256, 3, *[4] * len(WORDS), *[5] * (N_VOCAB - len(tokens))]
     tokens += [f"[unused{i}]" for i in range(N_VOCAB - len(tokens))]
-    kinds = [2, 3, 3, 1, *[6] * 256, 3, *[5] * (N_VOCAB - 261)]
     entries = [
         ("general.architecture", out.text("qwen3")),
         ("general.name", out.text("small block diffusion, made tasks")),
@@ -156,9 +162,8 @@ def write(network: Network, path: Path) -> None:
         ("tokenizer.ggml.scores", out.float32s(np.zeros(N_VOCAB, np.float32))),
         ("tokenizer.ggml.token_type", out.int32s(kinds)),
         ("tokenizer.ggml.unknown_token_id", out.whole_number(0)),
-        ("tokenizer.ggml.bos_token_id", out.whole_number(BOS)),
         ("tokenizer.ggml.eos_token_id", out.whole_number(EOS)),
-        ("tokenizer.ggml.add_bos_token", out.boolean(True)),
+        ("tokenizer.ggml.add_bos_token", out.boolean(False)),
         ("tokenizer.ggml.add_space_prefix", out.boolean(False)),
     ]
     tensors = []
@@ -173,41 +178,32 @@ def main() -> None:
     """Train, and write the model."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("gguf", type=Path)
-    parser.add_argument("--minutes", type=float, default=20.0, help="of the processor")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--minutes", type=float, default=60.0, help="of the processor")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rate", type=float, default=4e-3)
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     network, state = Network(), options.gguf.with_suffix(".pt")
-    optimizer = torch.optim.AdamW(network.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizers = Optimizers(dict(network.named_parameters()), options.rate, options.rate, "token_embd.weight")
     n, spent = 0, 0.0
     if state.exists():
         saved = torch.load(state, weights_only=True)
-        network.load_state_dict(saved["network"])
-        optimizer.load_state_dict(saved["optimizer"])
+        optimizers.restore(saved["learned"])
         n, spent = saved["n"], saved["spent"]
     begun, written, mean = process_time() - spent, monotonic(), 3.0
     while (spent := process_time() - begun) < 60 * options.minutes:
-        progress = spent / (60 * options.minutes)
-        for group in optimizer.param_groups:
-            group["lr"] = options.rate * min(1.0, (n + 1) / 100) * min(1.0, (1 - progress) * 2.5 + 0.02)
         clean, noisy = batch(Random(n), options.batch)
-        logits = network(torch.cat([clean, noisy], 1))
+        logits = network(torch.cat([clean[:, :BLOCK], noisy], 1))
         places = noisy == MASK
         loss = functional.cross_entropy(logits[places], clean[places])
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
+        optimizers.descend(loss, spent / 60 / options.minutes)
         n, mean = n + 1, 0.98 * mean + 0.02 * loss.item()
-        if n % 50 == 0:
+        if n % 20 == 0:
             print(f"{spent / 60:5.1f} minutes, step {n}, loss {mean:.3f}", flush=True)
         if monotonic() - written > 60:
             written = monotonic()
-            torch.save(
-                {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "n": n, "spent": spent}, state
-            )
+            torch.save({"learned": optimizers.state(), "n": n, "spent": spent}, state)
             write(network, options.gguf)
     write(network, options.gguf)
     state.unlink(missing_ok=True)

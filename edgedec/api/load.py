@@ -274,7 +274,7 @@ def _notes(planned: Planned, n_ctx: int, model: Model, options: EngineOptions) -
     elsewhere = machines_of(planned.choice.runtime, planned.setting.options.runtime_options)
     can = options.prompt_cache in (None, "auto") or model.capabilities.keeps_prompts
     notes = [
-        "" if can else f"no prompts are kept on the disk: the {model.card.runtime} runtime can't, the cpu runtime can",
+        "" if can else "no prompts are kept on the disk: the cpu runtime can, for models that write from left to right",
         "" if elsewhere is None else elsewhere.warning,
         context_note(planned.choice.path, n_ctx),
         "" if companion is None else context_note(companion, n_ctx, f"the {planned.setting.companion_role}"),

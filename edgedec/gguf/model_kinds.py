@@ -79,7 +79,7 @@ def is_embedder(gguf: GGUF) -> bool:
 
 def denoises(gguf: GGUF) -> bool:
     """Return whether a file holds a diffusion language model: its rows say what stands at masked positions."""
-    keys = ("diffusion.shift_logits", "diffusion.block_size")  # the first one is llama.cpp's, the second one ours
+    keys = ("diffusion.shift_logits", "diffusion.block_size", "diffusion.window_size")  # all but the first are ours
     return get_text(gguf, "general.architecture") in _DENOISING or any(key in gguf.metadata for key in keys)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
-from edgedec_export.hf.denoising import Denoising, read_denoising
+from edgedec_export.hf.denoising import Denoising, read_denoising, usual_settings
 from edgedec_runtimes.weights.config_values import ConfigValues, llama3_divisors
 from edgedec_runtimes.weights.safetensors import read_json
 
@@ -27,11 +27,15 @@ _MODEL_TYPES = {
     "sdar": "qwen3",
     "a2d-qwen2": "qwen2",
     "a2d-qwen3": "qwen3",
+    "llada": "llada",
+    "wedlm-qwen2": "qwen2",
+    "wedlm-qwen3": "qwen3",
 }
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
     "qwen2": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768},
     "dream": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
+    "llada": {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
     "qwen3": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768, "head_dim": 128},
     "gemma3": {
         "rms_norm_eps": 1e-6,
@@ -148,7 +152,7 @@ def read_config(folder: Path) -> Config:
         StorageError: The file cannot be read.
     """
     path = folder / "config.json"
-    raw = read_json(path)
+    raw = usual_settings(read_json(path))
     model_type = raw.get("model_type")
     architecture = _MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
     if architecture is None:

@@ -1,16 +1,63 @@
-"""What the configuration of a diffusion language model says: its blocks, and whether rows are shifted.
+"""What the configuration of a diffusion language model says: its blocks, whether rows are shifted, and usual names.
 
-Model types are those of Dream (arXiv:2508.15487), Fast-dLLM v2 (arXiv:2509.26328), SDAR (arXiv:2510.06303) and of the
-models that github.com/ZHZisZZ/dllm makes of others ("a2d-...").
+Model types are those of Dream (arXiv:2508.15487), Fast-dLLM v2 (arXiv:2509.26328), SDAR (arXiv:2510.06303), LLaDA
+(arXiv:2502.09992), WeDLM (arXiv:2512.22737) and of the models that github.com/ZHZisZZ/dllm makes of others ("a2d-...").
 """
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from edgedec_export.gguf_writer import Entry, boolean, whole_number
 from edgedec_runtimes.weights.config_values import ConfigValues
 
-_SHIFTED = {"Dream": True, "Fast_dLLM_Qwen": True, "sdar": False, "a2d-qwen2": False, "a2d-qwen3": False}
+_SHIFTED = {
+    "Dream": True,
+    "Fast_dLLM_Qwen": True,
+    "sdar": False,
+    "a2d-qwen2": False,
+    "a2d-qwen3": False,
+    "llada": False,
+    "wedlm-qwen2": False,
+    "wedlm-qwen3": False,
+}
 _BLOCK_KEYS = {"Fast_dLLM_Qwen": "bd_size", "sdar": "block_size"}
+_WINDOW = 16  # of WeDLM, whose checkpoints don't say it
+_LLADA_SETTINGS = {
+    "d_model": "hidden_size",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "n_layers": "num_hidden_layers",
+    "mlp_hidden_size": "intermediate_size",
+    "weight_tying": "tie_word_embeddings",
+    "max_sequence_length": "max_position_embeddings",
+    "activation_type": "hidden_act",
+}
+_LLADA_EXPECTED: dict[str, Any] = {
+    "block_type": "llama",
+    "layer_norm_type": "rms",
+    "rope": True,
+    "alibi": False,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "attention_layer_norm": False,
+    "input_emb_norm": False,
+    "scale_logits": False,
+    "clip_qkv": None,
+    "multi_query_attention": None,
+    "block_group_size": 1,
+}
+_LLADA_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_out": "self_attn.o_proj",
+    "ff_norm": "post_attention_layernorm",
+    **{f"{x}_proj": f"self_attn.{x}_proj" for x in "qkv"},
+    "ff_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "ff_out": "mlp.down_proj",
+}
+_LLADA_OUTER = {"wte": "model.embed_tokens", "ln_f": "model.norm", "ff_out": "lm_head"}
+_LLADA_NAME = re.compile(r"model\.transformer\.(?:blocks\.(\d{1,6})\.)?(\w+)(\.weight)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +67,18 @@ class Denoising:
     Attributes:
         block: How many positions see each other; None where all do.
         shift: Whether a row says what stands behind it.
+        window: How many positions are denoised together where rows see only what is before them; None where they don't.
     """
 
     block: int | None
     shift: bool
+    window: int | None = None
 
     def entries(self, architecture: str) -> list[Entry]:
-        """Return the metadata entries of a GGUF. The key of blocks is edgedec's own; the other keys are llama.cpp's."""
+        """Return the metadata entries of a GGUF. The keys of sizes are edgedec's own; the others are llama.cpp's."""
         found = [("diffusion.shift_logits", boolean(self.shift))]
+        if self.window is not None:
+            return [*found, ("diffusion.window_size", whole_number(self.window))]
         if self.block is None:
             return [*found, (f"{architecture}.attention.causal", boolean(False))]
         return [*found, ("diffusion.block_size", whole_number(self.block))]
@@ -38,5 +89,32 @@ def read_denoising(values: ConfigValues) -> Denoising | None:
     kind = values.values["model_type"]
     if kind not in _SHIFTED:
         return None
+    for name, expected in _LLADA_EXPECTED.items() if kind == "llada" else ():
+        if values.values.get(name, expected) != expected:
+            values.refuse(name, f"expected {expected}")
     key = _BLOCK_KEYS.get(kind)
-    return Denoising(values.whole(key) if key is not None else None, _SHIFTED[kind])
+    window = _WINDOW if kind.startswith("wedlm-") else None
+    return Denoising(values.whole(key) if key is not None else None, _SHIFTED[kind], window)
+
+
+def usual_settings(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the names of settings that most models have."""
+    if raw.get("model_type") == "wedlm":
+        return raw | {"model_type": "wedlm-qwen3" if raw.get("qk_norm") is True else "wedlm-qwen2"}
+    if raw.get("model_type") != "llada":
+        return raw
+    return raw | {usual: raw[name] for name, usual in _LLADA_SETTINGS.items() if name in raw}
+
+
+def usual_name(name: str) -> str:
+    """Return the name that most models have for a tensor of a LLaDA; other names as they are.
+
+    >>> usual_name("model.transformer.blocks.3.ff_out.weight"), usual_name("model.transformer.ff_out.weight")
+    ('model.layers.3.mlp.down_proj.weight', 'lm_head.weight')
+    """
+    found = _LLADA_NAME.fullmatch(name)
+    if found is None:
+        return name
+    layer, short, end = found.groups()
+    usual = (_LLADA_OUTER if layer is None else _LLADA_TENSORS).get(short)
+    return name if usual is None else f"{usual}{end}" if layer is None else f"model.layers.{layer}.{usual}{end}"

@@ -19,6 +19,7 @@ from edgedec.gguf.file import FLOATS, floats
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.gguf_writer import PIECE_BYTES, OutTensor, file_pieces
 from edgedec_export.hf.config import Config
+from edgedec_export.hf.denoising import usual_name
 from edgedec_export.hf.types import ENCODERS
 from edgedec_runtimes.weights.safetensors import ITEM_BYTES, Tensor
 
@@ -58,6 +59,7 @@ LAYER_NAMES: Mapping[str, Mapping[str, str]] = {
     "llama": _LAYER | _BIASES,
     "qwen2": _LAYER | _BIASES,
     "dream": _LAYER | _BIASES,
+    "llada": _LAYER,
     "qwen3": _LAYER | _HEAD_NORMS,
     "gemma3": _LAYER | _HEAD_NORMS | _GEMMA_NORMS,
     "granite": _LAYER,
@@ -70,7 +72,7 @@ LAYER_NAMES: Mapping[str, Mapping[str, str]] = {
 The names of experts are those without their numbers.
 """
 
-_IN_NEIGHBOURS = frozenset({"llama", "granite", "smollm3"})
+_IN_NEIGHBOURS = frozenset({"llama", "llada", "granite", "smollm3"})
 _OPTIONAL = {"llama": frozenset(_BIASES.values())}
 _LAYER_NAME = re.compile(r"layers\.(0|[1-9]\d{0,5})\.(.+)")
 _EXPERT_NAME = re.compile(r"(mlp\.experts\.)(0|[1-9]\d{0,5})\.(.+)")
@@ -120,7 +122,8 @@ def gguf_tensors(
 def _place(found: Mapping[str, Tensor], config: Config, path: Path) -> dict[tuple[str, int], Tensor]:
     """Return the checkpoint's tensors by their name in the GGUF, and their number among the experts or 0."""
     placed: dict[tuple[str, int], Tensor] = {}
-    for name, tensor in found.items():
+    for given, tensor in found.items():
+        name = usual_name(given)
         if _BUFFERS.fullmatch(name) or (config.architecture == "gemma3" and _NOT_TEXT.fullmatch(name)):
             continue
         prefix = next((prefix for prefix in _TEXT_PREFIXES if name.startswith(prefix)), "")

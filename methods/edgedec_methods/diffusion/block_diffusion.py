@@ -11,14 +11,14 @@ with its last tokens, in the forward of the next block's first pass.
 Paper: Arriola et al. 2025, arXiv:2503.09573; Wu et al. 2025 (Fast-dLLM v2), arXiv:2509.26328
 Option: a model's file decides; `--denoise RULE`
 For: diffusion language models
-Measured: a forward of 8 rows costs 3.5 steps of smollm2-135m, of 32 rows 12.9: so many tokens a forward break even
-    (`python benchmarks/diffusion/compare_rules.py small.gguf --cost smollm2-135m`)
+Measured: forwards of 8, 16 and 32 rows cost 3.0, 5.7 and 11.1 steps of smollm2-135m: so many tokens a forward break
+    even (`python benchmarks/diffusion/compare_rules.py small.gguf --cost smollm2-135m`)
 Status: opt-in
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -27,43 +27,23 @@ from numpy.typing import NDArray
 from edgedec.errors import (
     CapabilityError,
     ContextFullError,
+    EdgedecError,
     OptionError,
     RequestError,
     SessionError,
     argument,
     counted,
 )
-from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, Model, Session
-from edgedec.pictures import Block
-from edgedec.progress import OnProgress, report_progress
+from edgedec.progress import OnProgress
 from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec.sessions.outer_session import OuterModel, OuterSession, UnsavedSession
 from edgedec.stats import DecodeStats
-from edgedec_methods.diffusion.rules import Pass, Rule, rule_named
+from edgedec_methods.diffusion.forwards import F32, Facts, Forwards, Opened
+from edgedec_methods.diffusion.rules import Pass, denoising_named
 
-F32 = NDArray[np.float32]
-Looked = tuple[F32, LogitOps]
-"""The rows of masked positions, and the operations on them."""
 _MOST_LENGTH = 32  # what memory plans count
 _NEVER = np.float32(-1e30)  # a logit of what is never drawn
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a model's file says (ModelCard.methods).
-
-    Attributes:
-        mask: The mask token.
-        shift: Whether a row is of the position behind it.
-        most_rows: Most rows of a forward.
-        block: Positions of a block; None where rows see the whole text.
-    """
-
-    mask: int
-    shift: bool
-    most_rows: int
-    block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +51,8 @@ class Diffusion:
     """Implements edgedec.companion.Companion: how a diffusion language model writes.
 
     Attributes:
-        denoise: Which positions a pass commits: a plug-in of `edgedec.denoising_rules`, perhaps with :NUMBER.
+        denoise: Which positions a pass commits: a plug-in of `edgedec.denoising_rules`, perhaps with :NUMBER. Behind a
+            comma may stand what a pass evaluates, which is one of them, too.
         length: Positions that are denoised together in a model whose rows see the whole text, 1 to 32.
 
     Raises:
@@ -86,7 +67,7 @@ class Diffusion:
     model: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        rule_named(self.denoise)
+        denoising_named(self.denoise)
         if not 1 <= self.length <= _MOST_LENGTH:
             raise OptionError("length", self.length, f"so many positions are 1 to {_MOST_LENGTH}")
 
@@ -122,37 +103,6 @@ class DiffusionModel(OuterModel):
         return [replace(item.session.evaluate(item), is_own=True) for item in items]
 
 
-@dataclass(slots=True)
-class Opened:
-    """The block that is being denoised.
-
-    Attributes:
-        start, end: Its positions.
-        ids: Their tokens, the mask where none is committed.
-        rule: Chooses what is committed.
-        rows: By committed position, the row that its token is drawn from.
-        passes: The passes so far.
-        before: The row in front of the block, where that says what stands at its first position.
-        ahead: The rows of later states of the block, by the tokens of the state; they were evaluated early.
-        forks: The sessions that such states are evaluated on.
-    """
-
-    start: int
-    end: int
-    ids: list[int]
-    rule: Rule
-    rows: dict[int, F32] = field(default_factory=dict)
-    passes: list[Pass] = field(default_factory=list)
-    before: F32 | None = None
-    ahead: dict[tuple[int, ...], Looked] = field(default_factory=dict)
-    forks: list[Session] = field(default_factory=list)
-
-    def close(self) -> None:
-        """Close the forks."""
-        for fork in self.forks:
-            fork.close()
-
-
 class DiffusionSession(UnsavedSession, OuterSession):
     """Implements edgedec.model.Session: the rows of its forwards are those by which passes committed tokens.
 
@@ -175,22 +125,27 @@ class DiffusionSession(UnsavedSession, OuterSession):
         if inner.n_text_max != inner.n_ctx:
             raise CapabilityError("a diffusion language model can't write in a context that slides; leave that out")
         super().__init__(inner, DiffusionModel(inner.model, options, facts))
-        self._facts, self._options = facts, options
-        self._make_rule, self._n_ahead = rule_named(options.denoise)
-        self._grid = Block(facts.block or facts.most_rows, 1, 1, mutual=True)
+        self._facts, self._options, self._tokenizer = facts, options, inner.model.tokenizer
+        self._size = facts.block or facts.window or options.length
+        named = denoising_named(options.denoise)
+        if named.layout is not None and (facts.block or facts.window):
+            raise OptionError("denoise", options.denoise, "this model's rows don't see a whole text; give a rule alone")
+        if (named.layout is not None or facts.window is not None) and not inner.model.capabilities.positions:
+            raise CapabilityError("rows can't have positions of their own here; use the cpu runtime")
+        self._make_rule = named.rule
+        self._forwards = Forwards(inner, facts, named.layout, named.n_ahead)
         self._ids: list[int] = []  # the text
         self._open: Opened | None = None
-        self._n_clean = 0  # how many positions have keys and values of the text's own tokens, in whole blocks
         self._n_prompt: int | None = None
         self._end = self.n_ctx  # where the last position that may be written ends
         self._draws = SamplingParams(temperature=0.0)
         self._noise = Noise(0)
-        self._n_passes = self._n_rows = 0
 
     @property
     def n_ctx(self) -> int:
         """Most tokens: where rows see the whole text, those of one forward."""
-        return self.inner.n_ctx if self._facts.block else min(self.inner.n_ctx, self._facts.most_rows)
+        facts = self._facts
+        return self.inner.n_ctx if facts.block or facts.window else min(self.inner.n_ctx, facts.most_rows)
 
     @property
     def n_cached(self) -> int:
@@ -202,7 +157,8 @@ class DiffusionSession(UnsavedSession, OuterSession):
         """Begin a text that ends with the block; `sampling` and `seed` draw the tokens that passes look at."""
         with self.inner.generating(n_prompt):
             self._leave()
-            self._n_prompt, self._n_passes, self._n_rows = n_prompt, 0, 0
+            self._n_prompt = n_prompt
+            self._forwards.begin()
             self._draws, self._noise = sampling or SamplingParams(temperature=0.0), Noise(seed)
             most = self._draws.max_tokens
             self._end = self.n_ctx if most is None else min(self.n_ctx, n_prompt + most)
@@ -244,7 +200,8 @@ class DiffusionSession(UnsavedSession, OuterSession):
         """Let the session inside have other scales of adapters; nothing of the text is held then."""
         super().adapt(scales)
         self._leave()
-        self._ids, self._n_clean = [], 0
+        self._ids = []
+        self._forwards.forget_all()
 
     def _cut(self, n_past: int, n_prompt: int) -> list[int]:
         """Forget what is behind `n_past`; return the written tokens of its block, to be taken once more."""
@@ -254,8 +211,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
         again = self._ids[kept:n_past]
         del self._ids[kept:]
         self._leave()
-        if self._facts.block:
-            self._n_clean = min(self._n_clean, kept // self._facts.block * self._facts.block)
+        self._forwards.forget(kept)
         return again
 
     def _leave(self) -> None:
@@ -268,7 +224,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
         """Return where the block of a position begins."""
         if self._facts.block:
             return place // self._facts.block * self._facts.block
-        return place - (place - n_prompt) % self._options.length
+        return place - (place - n_prompt) % self._size
 
     def _take(self, token: int) -> None:
         """Add a token to the text; where the open block has another one, what is behind it is masked again."""
@@ -281,30 +237,31 @@ class DiffusionSession(UnsavedSession, OuterSession):
 
     def _row(self, n_prompt: int, on_progress: OnProgress | None) -> F32:
         """Return the row that the token behind the text is drawn from, after the passes that commit it."""
-        place, size = len(self._ids), self._facts.block or self._options.length
+        place = len(self._ids)
         if self._open is None or place >= self._open.end:
             self._leave()
             start = self._start(place, n_prompt)
-            end = min(start + size, self.n_ctx if self._facts.block else self._end)
+            end = min(start + self._size, self.n_ctx if self._facts.block else self._end)
             ids = [*self._ids[start:], *[self._facts.mask] * (end - place)]
-            self._open = Opened(start, end, ids, self._make_rule())
+            self._open = Opened(start, end, place - start, ids, self._tokenizer.is_end, self._make_rule())
         while place not in self._open.rows:
             self._pass(self._open, on_progress)
         return self._open.rows[place]
 
     def _pass(self, opened: Opened, on_progress: OnProgress | None) -> None:
         """Look at the open block once, and commit what the rule chooses."""
-        facts, start = self._facts, opened.start
-        places = self._masked(opened, opened.ids)
-        found = opened.ahead.get(tuple(opened.ids))
-        logits, ops = self._forward(opened, places, on_progress) if found is None else found
-        logits[:, facts.mask] = _NEVER
+        mask, start = self._facts.mask, opened.start
+        places = opened.masked(opened.ids, mask)
+        logits, ops = self._forwards.looked(self._ids, opened, self._end, on_progress)
+        logits[:, mask] = _NEVER
         tokens, confidences = np.empty(len(places), np.int64), np.empty(len(places))
         for i, (place, row) in enumerate(zip(places.tolist(), logits, strict=True)):
             tokens[i] = draw(row, self._draws, self._ids, self._noise, place, ops)
             total = ops.total(row)
             confidences[i] = np.exp(float(row[tokens[i]]) - total.most) / total.weight
-        opened.passes.append(Pass(opened.end - start, places - start, tokens, confidences, logits))
+        ends = np.array([self._tokenizer.is_end(token) for token in tokens.tolist()], np.bool_)
+        pieces = tuple(map(self._tokenizer.piece, tokens.tolist()))
+        opened.passes.append(Pass(opened.end - start, places - start, tokens, confidences, logits, ends, pieces))
         chosen = opened.rule(opened.passes)
         opened.passes[-1] = replace(opened.passes[-1], logits=logits[:0])  # only those of the latest pass are kept
         for i, place in enumerate((places - start).tolist()):
@@ -315,82 +272,21 @@ class DiffusionSession(UnsavedSession, OuterSession):
             row[token] = row[token] if token == tokens[i] else 0.0
             opened.rows[start + place] = row
 
-    def _masked(self, opened: Opened, ids: Sequence[int]) -> NDArray[np.int64]:
-        """Return the positions of the open block that are masked where its tokens are `ids`."""
-        begin = max(0, len(self._ids) - opened.start)  # a prompt may hold the mask token
-        return opened.start + begin + np.flatnonzero(np.array(ids[begin:]) == self._facts.mask)
-
-    def _forward(self, opened: Opened, places: NDArray[np.int64], on_progress: OnProgress | None) -> Looked:
-        """Evaluate what lacks keys and values, and the open block; return the rows of the masked positions."""
-        facts, start, size = self._facts, opened.start, self._grid.n_rows
-        first = 0 if facts.block is None else self._n_clean
-        if facts.block is not None and facts.shift and places[0] == start and opened.before is None:
-            first = min(first, start - size)
-        while opened.end - first > facts.most_rows:
-            n = min(facts.most_rows // size * size, start - first)
-            self._evaluated([self._item(self.inner, self._ids[first : first + n], first, places[:0])])
-            self._n_clean = first = first + n
-            report_progress(on_progress, "prefill", first, start, "tokens")
-        behind = [facts.mask] * (0 if facts.block else self._end - opened.end)
-        states = [opened.ids, *(self._states_ahead(opened) if first in (0, start) else [])]
-        wanted = [self._masked(opened, ids) for ids in states]
-        items = [
-            self._item(session, [*self._ids[first:start], *ids, *behind], first, rows - facts.shift - first)
-            for session, ids, rows in zip(
-                [self.inner, *self._forks(opened, len(states) - 1)], states, wanted, strict=True
-            )
-        ]
-        forwards = self._evaluated(items)
-        self._n_clean = start if facts.block else 0
-        self._n_passes += 1
-        if facts.shift and places[0] == start and first < start:
-            opened.before = forwards[0].logits[0].copy()
-        looked = []
-        for forward, rows in zip(forwards, wanted, strict=True):
-            logits = forward.logits if forward.is_own or len(items) == 1 else forward.logits.copy()  # they are kept
-            if facts.shift and len(rows) > len(logits):
-                assert opened.before is not None, "the first pass of a block evaluates the row before it"
-                logits = np.concatenate([opened.before[None], logits])
-            looked.append((logits, forward.ops))
-        opened.ahead = dict(zip(map(tuple, states[1:]), looked[1:], strict=True))
-        return looked[0]
-
-    def _states_ahead(self, opened: Opened) -> list[list[int]]:
-        """Return what the block becomes in later passes, if each commits the most confident token of the latest one."""
-        if not self._n_ahead or not opened.passes:
-            return []
-        latest, ids = opened.passes[-1], list(opened.ids)
-        states: list[list[int]] = []
-        for i in np.argsort(-latest.confidences, kind="stable").tolist():
-            if ids[place := int(latest.places[i])] == self._facts.mask and len(states) < self._n_ahead:
-                ids[place] = int(latest.tokens[i])
-                states.append(list(ids))
-        return [state for state in states if self._facts.mask in state]
-
-    def _forks(self, opened: Opened, n: int) -> list[Session]:
-        """Return `n` sessions beside the inner one, for states ahead; they live as long as the block."""
-        while len(opened.forks) < n:
-            opened.forks.append(self.inner.fork())
-        return opened.forks[:n]
-
-    def _item(self, session: Session, ids: Sequence[int], n_past: int, rows: NDArray[np.int64]) -> ForwardItem:
-        wanted = rows[rows >= 0].astype(np.int32)
-        return ForwardItem(session, n_past, np.array(ids, np.int32), rows=wanted, block=self._grid)
-
-    def _evaluated(self, items: list[ForwardItem]) -> list[Forward]:
-        self._n_rows += sum(item.n_rows for item in items)
-        return [self.inner.evaluate(items[0])] if len(items) == 1 else self.inner.model.forward(items)
-
     def count_text(self, stats: DecodeStats, n_generated: int) -> None:
-        """Say in the explanation how many passes the text took."""
+        """Say in the explanation how many passes the text took, and how many tokens of each would pay."""
         self.inner.count_text(stats, n_generated)
-        if self._n_passes:
-            size = self._facts.block or self._options.length
-            stats.explanation.append(
-                f"diffusion: {counted(n_generated, 'token')} in {self._n_passes} forwards over blocks of {size} "
-                f"positions, {n_generated / self._n_passes:.2f} tokens a forward; the rule is {self._options.denoise}; "
-                f"{self._n_rows} rows were evaluated"
-            )
+        n_passes, n_rows = self._forwards.n_passes, self._forwards.n_rows
+        if not n_passes:
+            return
+        even = ""
+        with suppress(EdgedecError):  # of a closed session nothing is told
+            if (cost := self._forwards.cost()) is not None:
+                even = f", where {cost:.1f} would be as fast as plain decoding by a model of this size"
+        stats.explanation.append(
+            f"diffusion: {counted(n_generated, 'token')} in {n_passes} forwards over blocks of {self._size} positions, "
+            f"{n_generated / n_passes:.2f} tokens a forward{even}; the rule is {self._options.denoise}; {n_rows} rows "
+            "were evaluated"
+        )
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Raise SessionError: a diffusion language model evaluates no trees."""

@@ -1,10 +1,12 @@
-"""The contract of a denoising rule: which masked positions of a block get their tokens after a pass.
+"""The contract of denoising: which masked positions of a block get their tokens after a pass, and what it evaluates.
 
-An entry point of `edgedec.denoising_rules` names a RuleKind. A rule is a pure function of the passes of one block.
+An entry point of `edgedec.denoising_rules` names a RuleKind or a LayoutKind. A rule is called after each pass of one
+block, and looks at nothing but the passes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,9 @@ class Pass:
         places: int64[n], the masked positions within the block, ascending.
         tokens: int64[n], the token that each of them would get.
         confidences: f64[n], the model's probabilities of these tokens.
-        logits: f32[n, n_vocab], the rows that they were drawn from.
+        logits: f32[n, n_vocab], the rows that they were drawn from; none of a pass before the latest one.
+        ends: bool[n], whether the token ends a text.
+        pieces: The bytes that each token adds to the text.
     """
 
     size: int
@@ -30,6 +34,8 @@ class Pass:
     tokens: NDArray[np.int64]
     confidences: NDArray[np.float64]
     logits: NDArray[np.float32]
+    ends: NDArray[np.bool_]
+    pieces: tuple[bytes, ...]
 
     def chosen(self, which: NDArray[np.bool_]) -> dict[int, int]:
         """Return the tokens of some of the positions by position; of none, that of the most confident one."""
@@ -43,38 +49,112 @@ Rule = Callable[[Sequence[Pass]], Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class RuleKind:
-    """A kind of rules with one number.
+class Canvas:
+    """A text before a pass, in a model whose rows see the whole text.
 
     Attributes:
-        make: Returns the rule of a number; it is called for each text.
+        ids: The tokens of all positions, the mask where none is committed.
+        start, end: The block that is being denoised.
+        masked: The masked positions of the block, ascending.
+        wanted: The positions whose rows the pass looks at.
+        n_passes: The passes over the block so far.
+        held: The positions whose keys and values the last pass has left, in the order of slots.
+    """
+
+    ids: Sequence[int]
+    start: int
+    end: int
+    masked: Sequence[int]
+    wanted: frozenset[int]
+    n_passes: int
+    held: Sequence[int]
+
+
+Layout = Callable[[Canvas], tuple[list[int], list[int]]]
+"""(a text) -> positions whose keys and values of an earlier pass will do, in the order of slots, and those to evaluate.
+
+All wanted positions are evaluated. What is in neither list is left out, and no row sees it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleKind:
+    """A kind of rules with one number, or with the path of a file where there is no default.
+
+    Attributes:
+        make: Returns the rule of a number or of a path; that of a number is made for each block.
         default: The number where none is given.
         least, most: Between which it must be.
         looks_ahead: The number says how many later states of a block are evaluated beside the current one.
     """
 
-    make: Callable[[float], Rule]
-    default: float
-    least: float
-    most: float
+    make: Callable[[Any], Rule]
+    default: float | None = None
+    least: float = 0.0
+    most: float = 0.0
     looks_ahead: bool = False
 
 
-def rule_named(text: str) -> tuple[Callable[[], Rule], int]:
-    """Return what makes the rule that a text such as "threshold:0.8" names, and how many states ahead it looks.
+@dataclass(frozen=True, slots=True)
+class LayoutKind:
+    """A kind of layouts with one number from `least` to `most`."""
+
+    make: Callable[[float], Layout]
+    default: float | None = None
+    least: float = 0.0
+    most: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Denoising:
+    """What a text such as "threshold:0.8,window:64" names.
+
+    Attributes:
+        rule: Makes the rule of a block.
+        n_ahead: How many states ahead are evaluated.
+        layout: What a pass evaluates; None for everything.
+    """
+
+    rule: Callable[[], Rule]
+    n_ahead: int = 0
+    layout: Layout | None = None
+
+
+def denoising_named(text: str) -> Denoising:
+    """Return the rule and the layout that a text names, a rule first.
 
     Raises:
-        OptionError: No rule has that name, or the number is none or out of range.
+        OptionError: Nothing has that name, or its number is none or out of range.
     """
-    name, colon, number = text.partition(":")
+    first, comma, second = text.partition(",")
+    kind, value = _named(text, first)
+    if not isinstance(kind, RuleKind):
+        raise OptionError("denoise", text, "a rule comes first, as in threshold,window:64")
+    made = kind.make(value)
+    found = Denoising(lambda: kind.make(value), int(value) if kind.looks_ahead else 0)
+    if kind.default is None:  # a file is read once
+        found = Denoising(lambda: made)
+    if comma:
+        layout, number = _named(text, second)
+        if not isinstance(layout, LayoutKind):
+            raise OptionError("denoise", text, "one rule can be given; behind it comes what a pass evaluates")
+        found = replace(found, layout=layout.make(number))
+    return found
+
+
+def _named(text: str, part: str) -> tuple[RuleKind | LayoutKind, Any]:
+    """Return the kind that a part of the text names, and its number or path."""
+    name, colon, number = part.partition(":")
     names = plugins.plugins(plugins.DENOISING_RULES)
     if name not in names:
         raise OptionError("denoise", text, f"it must be one of {', '.join(names)}, perhaps with :NUMBER")
-    kind: RuleKind = plugins.load_plugin(plugins.DENOISING_RULES, name)
+    kind: RuleKind | LayoutKind = plugins.load_plugin(plugins.DENOISING_RULES, name)
+    if kind.default is None:
+        return kind, number
     try:
         value = float(number) if colon else kind.default
     except ValueError:
         value = np.nan
     if not kind.least <= value <= kind.most:
         raise OptionError("denoise", text, f"the number of {name} must be from {kind.least:g} to {kind.most:g}")
-    return lambda: kind.make(value), int(value) if kind.looks_ahead else 0
+    return kind, value

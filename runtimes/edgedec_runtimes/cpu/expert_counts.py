@@ -6,18 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgedec_runtimes.cpu.library import KERNEL_ROWS, address, native
+from edgedec_runtimes.cpu.library import address, native
 
 _MOST_TOLD = 64  # rows; longer forwards read a prompt
 
 
-def touched_experts(handle: ctypes.c_void_p) -> dict[int, float]:
+def touched_experts(handle: ctypes.c_void_p, n_rows: int) -> dict[int, float]:
     """Return the mean number of different experts of a layer by the number of its rows, over all forwards so far.
 
     Args:
         handle: The native model; without experts, the result is empty.
+        n_rows: Most rows of its forwards.
     """
-    n_layers, n_experts = (np.zeros(KERNEL_ROWS + 1, np.uint64) for _ in range(2))
+    n_layers, n_experts = (np.zeros(n_rows + 1, np.uint64) for _ in range(2))
     native().ec_model_experts(handle, address(n_layers), address(n_experts))
     return {int(n): float(n_experts[n] / n_layers[n]) for n in np.flatnonzero(n_layers)}
 

@@ -83,6 +83,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         kv_type: int,
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
         logit_rows: int,
+        n_rows: int = KERNEL_ROWS,
     ) -> None:
         """Take over the native model.
 
@@ -95,16 +96,17 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             kv_type: Element type of the sessions' KV cache, as the library numbers it.
             terms: Makes the memory plan for a context and a number of rows.
             logit_rows: Rows of logits whose memory is kept between forwards; a forward that returns more allocates it.
+            n_rows: Most rows of a native forward.
         """
         self._heads: list[CpuDraftHead] = []
         free = partial(_free, handle, tiles, self._heads)
-        super().__init__(handle, card, capabilities, tokenizer, terms, free, tree_rows=KERNEL_ROWS)
+        super().__init__(handle, card, capabilities, tokenizer, terms, free, tree_rows=n_rows)
         self.tiles = tiles
         self._kv_type = kv_type
         self._ops = NativeRowOps(native().ec_model_instruction_set(handle))
         self._logits = np.empty((logit_rows, card.n_vocab), np.float32)
         self._logits_address = address(self._logits)
-        self._best = (ctypes.c_int32 * KERNEL_ROWS)()
+        self._best = (ctypes.c_int32 * n_rows)()
         self._flag_address = ctypes.addressof(self.stop.flag)
 
     @property
@@ -136,7 +138,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         It is the mean over layers and forwards, by the number of rows that a layer evaluated; {} without experts.
         """
         with self.lock:
-            return touched_experts(self.handle)
+            return touched_experts(self.handle, self.tree_rows)
 
     def expert_reads(self) -> ExpertReads:
         """Return how often experts were wanted and where they were then; all 0 where the experts stay in memory."""
@@ -191,9 +193,9 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         for item in checked:
             item.session.state.begin(item)
             n_total += item.n_rows
-        for pieces in _groups(checked, results, self.kept):
+        for pieces in _groups(checked, results, self.kept, self.tree_rows):
             self._run_together(pieces, place)
-            if on_progress is not None and n_total > KERNEL_ROWS:
+            if on_progress is not None and n_total > self.tree_rows:
                 n_done += sum(end - begin for _, _, _, begin, end in pieces)
                 on_progress(Progress("prefill", n_done, n_total, "tokens"))
         return results
@@ -228,7 +230,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         return results, place
 
     def _run_together(self, pieces: list[Piece], place: int) -> None:
-        """Evaluate at most KERNEL_ROWS rows in one native forward; the logits of all items lie at `place`."""
+        """Evaluate at most `tree_rows` rows in one native forward; the logits of all items lie at `place`."""
         for item, result, _, begin, end in pieces:
             item.session.rows.fill(item, begin, end, result.mass)
         first_item, _, first, _, _ = pieces[0]
@@ -262,8 +264,10 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         raise AssertionError("a forward that failed has an error")
 
 
-def _groups(checked: list[CheckedItem], results: list[Forward], kept: "KeptPrompts | None") -> list[list[Piece]]:
-    """Cut items into forwards of at most KERNEL_ROWS rows: first the beginnings of long chains, then all ends.
+def _groups(
+    checked: list[CheckedItem], results: list[Forward], kept: "KeptPrompts | None", n_most: int
+) -> list[list[Piece]]:
+    """Cut items into forwards of at most `n_most` rows: first the beginnings of long chains, then all ends.
 
     The rows of logits of a forward follow one another. So an end begins a new one where its beginning had some, too.
     Where prompts are kept, a chain is also cut where its states are. Rows of tokens that see their block are one block
@@ -272,8 +276,8 @@ def _groups(checked: list[CheckedItem], results: list[Forward], kept: "KeptPromp
 
     def most(item: CheckedItem, begin: int) -> int:
         if item.block is not None and item.tokens is not None:
-            return min(KERNEL_ROWS, item.block.n_rows - (item.n_past + begin) % item.block.n_rows)
-        return KERNEL_ROWS if kept is None else kept.n_rows_at(item, begin, KERNEL_ROWS)
+            return min(n_most, item.block.n_rows - (item.n_past + begin) % item.block.n_rows)
+        return n_most if kept is None else kept.n_rows_at(item, begin, n_most)
 
     if len(checked) == 1 and checked[0].n_rows <= most(checked[0], 0):  # a step: nothing to cut or to join
         return [[(checked[0], results[0], 0, 0, checked[0].n_rows)]]
@@ -285,7 +289,7 @@ def _groups(checked: list[CheckedItem], results: list[Forward], kept: "KeptPromp
         while n - begin > (n_rows := most(item, begin)):
             beginnings.append([(item, result, first, begin, begin + n_rows)])
             begin += n_rows
-        if ends[-1] and (n_last + n - begin > KERNEL_ROWS or (begin and len(item.wanted) > 1)):
+        if ends[-1] and (n_last + n - begin > n_most or (begin and len(item.wanted) > 1)):
             ends.append([])
             n_last = 0
         ends[-1].append((item, result, first, begin, n))

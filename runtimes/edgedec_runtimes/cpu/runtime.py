@@ -41,7 +41,7 @@ from edgedec_runtimes.cpu.state_memory import prompt_terms, scratch_floats, stat
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, can_be_mapped, open_tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
-from edgedec_runtimes.shared.cards import methods_of, model_card, row_count
+from edgedec_runtimes.shared.cards import methods_of, model_card, row_count, rows_together
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION
 from edgedec_runtimes.shared.sizes import check_sizes
@@ -87,7 +87,8 @@ class Cpu:
         # The header and the vocabulary that the plan is made from take most of the room.
         most = MEASURED_BYTES if options.planning_bytes is None else options.planning_bytes // 8
         held = weights.weights_term(job, streamed, in_file=in_file, n_threads=options.n_threads, most_bytes=most)
-        terms = _terms(held, network, options, n_ctx, row_count(gguf, options.max_rows), resident_bytes() or 0)
+        n_rows = (row_count(gguf, options.max_rows), rows_together(gguf, KERNEL_ROWS, n_ctx))
+        terms = _terms(held, network, options, n_ctx, n_rows, resident_bytes() or 0)
         return (*terms, *_head_terms(gguf, options)(n_ctx))
 
     def load(self, path: Path, options: LoadOptions) -> Model:
@@ -101,7 +102,9 @@ class Cpu:
         tokenizer = open_tokenizer(gguf)
         return_free_memory()  # building the tokenizer's tables took some 150 bytes a token
         with ExitStack() as undo:
-            handle = weights.create(network, options.n_threads or usable_cores())
+            n_ctx = options.n_ctx or default_n_ctx(network.n_ctx_train)
+            together = rows_together(gguf, KERNEL_ROWS, n_ctx)
+            handle = weights.create(network, options.n_threads or usable_cores(), together)
             undo.callback(native().ec_model_destroy, handle)
             job = weights.tile_job(gguf, network, options)
             streamed = weights.stream_plan(job, network, options.resident_bytes)
@@ -109,7 +112,6 @@ class Cpu:
                 streamed.memory_rate(options.n_threads or usable_cores())  # before the weights take their memory
             tiles = open_tiles(job) if streamed is None else weights.stream_tiles(job, streamed)
             undo.callback(tiles.close)
-            n_ctx = options.n_ctx or default_n_ctx(network.n_ctx_train)
             weights.set_weights(handle, gguf, network, tiles, n_ctx)
             adapters = attach_adapters(handle, read_gguf(path), network, options)
             check(native().ec_model_finish(handle), str(path))
@@ -132,13 +134,15 @@ class Cpu:
 
             @lru_cache(maxsize=8)
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
-                return (*_terms(held, network, options, n_ctx, max(n_rows, least), before), *of_head(n_ctx))
+                return (*_terms(held, network, options, n_ctx, (max(n_rows, least), together), before), *of_head(n_ctx))
 
             reads = not network.n_per_layer  # else layers also read the tokens
             n_heads = network.most_heads
             can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads, attention_mass=n_heads)
+            can = replace(can, keeps_prompts=can.keeps_prompts and not card.methods)
             model = CpuModel(
-                handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms, max(options.max_rows, least)
+                *(handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms),
+                *(max(options.max_rows, least), together),
             )
             model.adapters = adapters
             model.has_places = bool(network.switches.rope.sections)
@@ -208,7 +212,7 @@ def _card(gguf: GGUF, network: Network, model_sha256: str, numerics: str) -> Mod
 
 
 def _terms(
-    held: MemoryTerm, network: Network, options: LoadOptions, n_ctx: int, n_rows: int, base_bytes: int
+    held: MemoryTerm, network: Network, options: LoadOptions, n_ctx: int, n_rows: tuple[int, int], base_bytes: int
 ) -> tuple[MemoryTerm, ...]:
     """Return the terms of the memory plan.
 
@@ -217,7 +221,7 @@ def _terms(
         network: The sizes of the model.
         options: How the model is loaded.
         n_ctx: Tokens of a session.
-        n_rows: Rows of logits.
+        n_rows: Rows of logits, and most rows of a forward.
         base_bytes: What the process held before loading.
     """
     n, n_tokens = network, -(-n_ctx // 64) * 64
@@ -231,10 +235,10 @@ def _terms(
         ),
         *_column_terms(network, n_ctx, options.n_parallel),
         *prompt_terms(network, options, n_ctx),
-        *state_terms(network, options.n_parallel, n_rows),
+        *state_terms(network, options.n_parallel, n_rows[0]),
         *adapter_terms(options, network),
-        MemoryTerm("logits", n_rows * n.n_vocab * 4, counted(n_rows, "row")),
-        MemoryTerm("activations", _scratch_bytes(n), f"{KERNEL_ROWS} rows"),
+        MemoryTerm("logits", n_rows[0] * n.n_vocab * 4, counted(n_rows[0], "row")),
+        MemoryTerm("activations", _scratch_bytes(n, n_rows[1]), f"{n_rows[1]} rows"),
     )
 
 
@@ -293,7 +297,7 @@ def _shared_output(gguf: GGUF, options: LoadOptions) -> GGMLType | None:
     return output_type(gguf) if options.resident_bytes is None else None
 
 
-def _scratch_bytes(n: Network) -> int:
+def _scratch_bytes(n: Network, n_rows: int = KERNEL_ROWS) -> int:
     """Return the bytes that native/forward/model.cpp allocates for forwards."""
     n_q = max(layer.n_q for layer in n.layers)
     n_qkv = max(layer.n_q * (2 if n.switches.attention_gate else 1) + 2 * layer.n_kv for layer in n.layers)
@@ -303,8 +307,8 @@ def _scratch_bytes(n: Network) -> int:
     floats += (2 * n.n_layer + 1) * n.n_per_layer + (n.n_embd if n.n_expert and n.n_ff_shared else 0)
     quantized = (n.n_embd + n_entering + n_q + n_convolved + n.n_per_layer) * (1 + 20 / _BLOCK)
     widest = max(map(n.dense_width, range(n.n_layer)))
-    slots = KERNEL_ROWS * n.n_expert_used + 7 * (n.n_expert + KERNEL_ROWS * n.n_expert_used // 64)
+    slots = n_rows * n.n_expert_used + 7 * (n.n_expert + n_rows * n.n_expert_used // 64)
     experts = slots * n.n_ff_expert * (1 + 20 / _BLOCK)
-    routing = n.n_layer * KERNEL_ROWS * (1 + 4 * n.n_expert_used) * 4 + KERNEL_ROWS * (n.n_expert + 1) * 4
-    dense = KERNEL_ROWS * (4 * floats + quantized + widest * (1 + 20 / _BLOCK))
+    routing = n.n_layer * n_rows * (1 + 4 * n.n_expert_used) * 4 + n_rows * (n.n_expert + 1) * 4
+    dense = n_rows * (4 * floats + quantized + widest * (1 + 20 / _BLOCK))
     return int(dense + (experts + routing if n.n_expert else 0))

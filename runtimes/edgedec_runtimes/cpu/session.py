@@ -19,7 +19,7 @@ from edgedec_runtimes.cpu.adapters import set_scales
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.expert_counts import described, expert_reads, touched_experts
-from edgedec_runtimes.cpu.library import KERNEL_ROWS, MUTUAL_BLOCK, Item, address, check, last_error, native
+from edgedec_runtimes.cpu.library import MUTUAL_BLOCK, Item, address, check, last_error, native
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
@@ -40,11 +40,9 @@ class NativeRows:
         tapped: f32[n_taps, n_rows, n_embd], where the native library puts the output of tapped layers.
     """
 
-    def __init__(self, session: ctypes.c_void_p, n_embd: int) -> None:
+    def __init__(self, session: ctypes.c_void_p, n_embd: int, n_rows: int) -> None:
         self._n_embd = n_embd
-        self._tokens = np.zeros(KERNEL_ROWS, np.int32)
-        self._wanted = np.zeros(KERNEL_ROWS, np.int32)
-        self._parents = np.zeros(KERNEL_ROWS, np.int32)
+        self._tokens, self._wanted, self._parents = np.zeros((3, n_rows), np.int32)
         self._tokens_address = address(self._tokens)
         self._parents_address = address(self._parents)
         self._pointed_to: tuple[object, ...] = ()
@@ -113,7 +111,7 @@ class CpuSession(OwnSession):
         self.handle = handle
         self._finalizer = weakref.finalize(self, _free, handle, os.getpid())
         self._finalizer.atexit = False  # a daemon thread may be in a forward then
-        self.rows = NativeRows(handle, model.card.n_embd)
+        self.rows = NativeRows(handle, model.card.n_embd, model.tree_rows)
         self.family = object()
 
     def be_followed(self, head: CpuDraftHead, ops: LogitOps, *, is_fork: bool = False) -> None:
@@ -126,7 +124,7 @@ class CpuSession(OwnSession):
         """Add to the explanation what came from the disk, and how many experts forwards went through and read."""
         stats.explanation += self._model.recalled(self)
         with suppress(EdgedecError), self.using():  # of a closed session nothing is told
-            stats.explanation += described(touched_experts(self._model.handle))
+            stats.explanation += described(touched_experts(self._model.handle, self._model.tree_rows))
             stats.explanation += expert_reads(self._model.handle).described()
 
     def _adapt(self) -> None:

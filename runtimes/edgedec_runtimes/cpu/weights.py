@@ -183,14 +183,14 @@ def _fill(gguf: GGUF, with_tiles: frozenset[str], name: str, out: NDArray[np.uin
         check(code, f"packing {name}")
 
 
-def create(network: Network, n_threads: int) -> ctypes.c_void_p:
-    """Return a new native model without weights."""
+def create(network: Network, n_threads: int, n_rows: int = KERNEL_ROWS) -> ctypes.c_void_p:
+    """Return a new native model without weights, whose forwards take `n_rows`."""
     cores = cores_to_pin(n_threads)
     if cores:
         keep_to_cores(cores)
     config, handle = config_of(network), ctypes.c_void_p()
     code = native().ec_model_create(
-        ctypes.byref(config), n_threads, KERNEL_ROWS, forced_instruction_set(), ctypes.byref(handle)
+        ctypes.byref(config), n_threads, n_rows, forced_instruction_set(), ctypes.byref(handle)
     )
     check(code, f"a network of the shape of {network.architecture}")
     return handle

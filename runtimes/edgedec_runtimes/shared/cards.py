@@ -65,4 +65,10 @@ def row_count(gguf: GGUF, n: int) -> int:
     copy of the first, while one is put in front of them.
     """
     facts = methods_of(gguf).get("diffusion")
-    return n if facts is None else max(n, 3 * facts.get("block", _USUAL_BLOCK))
+    return n if facts is None else max(n, 3 * facts.get("block", facts.get("window", _USUAL_BLOCK)))
+
+
+def rows_together(gguf: GGUF, n: int, n_ctx: int) -> int:
+    """Return the most rows of one forward, where other models take `n`: more where rows see a whole text of `n_ctx`."""
+    most: int = methods_of(gguf).get("diffusion", {}).get("most_rows", n)
+    return max(n, min(most, n_ctx))

@@ -9,7 +9,9 @@ from edgedec.gguf.metadata import get_array, get_bool, get_int, get_text, refuse
 from edgedec.gguf.values import ValueType
 
 MOST_ROWS = 256
-"""Most rows of a block, and most tokens of a text whose rows all see each other: those of one forward."""
+"""Most rows of a block, and of a forward over blocks."""
+WHOLE_ROWS = 1024
+"""Most tokens of a text whose rows all see each other: those of one forward."""
 _ARCHITECTURES = ("dream", "llada", "qwen2", "qwen3")
 
 
@@ -35,12 +37,15 @@ def denoising(gguf: GGUF) -> Mapping[str, Mapping[str, Any]]:
             f"{path}: the mask token is {mask}, which is outside the vocabulary; convert the checkpoint again"
         )
     block = get_int(gguf, "diffusion.block_size", at_least=1, at_most=MOST_ROWS // 2)
+    window = get_int(gguf, "diffusion.window_size", at_least=1, at_most=MOST_ROWS // 2)
     is_whole = architecture in ("dream", "llada") or get_bool(gguf, f"{architecture}.attention.causal") is False
-    if block is None and not is_whole:
+    if (block is not None) + (window is not None) + is_whole != 1:
         raise ModelFormatError(
             f"{path}: a diffusion language model says its block by diffusion.block_size, or that its rows see all of a "
-            f"text by a false {architecture}.attention.causal, and this file says neither; convert the checkpoint again"
+            f"text by a false {architecture}.attention.causal, or what is before them alone by diffusion.window_size; "
+            "this file says none of these, or several; convert the checkpoint again"
         )
     shift = get_bool(gguf, "diffusion.shift_logits")
-    facts = {"mask": mask, "block": block, "shift": shift is not False, "most_rows": MOST_ROWS}
+    facts = {"mask": mask, "block": block, "window": window, "shift": shift is not False}
+    facts["most_rows"] = WHOLE_ROWS if is_whole else MOST_ROWS
     return {"diffusion": {name: value for name, value in facts.items() if value is not None}}

@@ -31,6 +31,7 @@ class LibraryModel(Closeable, Generic[H, S]):
         handle: What the library has opened; use it inside `lock`.
         lock: Held by whatever touches the handle and its sessions; it refuses a closed model, and a forked process.
         stop: Cancels a forward.
+        tree_rows: Most rows of a tree, and of rows that see each other.
         has_places: Whether pictures' rows turn to places of their own, by height and width.
     """
 
@@ -66,6 +67,7 @@ class LibraryModel(Closeable, Generic[H, S]):
         self.capabilities = capabilities
         self.tokenizer = tokenizer
         self._terms = terms
+        self.tree_rows = tree_rows
         self._limits = Limits(card, capabilities, max(logit_rows, capabilities.max_rows), tree_rows)
         self._sessions: weakref.WeakSet[S] = weakref.WeakSet()
         self._finalizer = weakref.finalize(self, _free, free, os.getpid())

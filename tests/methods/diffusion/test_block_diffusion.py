@@ -1,12 +1,13 @@
 """A diffusion language model writes what a plain form of denoising writes, and all around a text holds for it."""
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.decoding.plain_denoising import FORMS, MASK, Choose, Plain, write_model
+from support.decoding.plain_denoising import ALL_FORMS, MASK, Choose, Plain, write_model
 from support.models.tiny_models import tiny_llama
 
 import edgedec
@@ -37,7 +38,7 @@ RULES: dict[str, Choose] = {
 }
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=ALL_FORMS)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model of each form; its name says which."""
     form: str = request.param
@@ -72,9 +73,12 @@ def test_texts_are_those_of_plain_denoising(path: Path, rule: str) -> None:
 
 
 def test_nothing_is_drafted(engine: Engine) -> None:
-    """Whatever the drafters, and the statistics say why."""
+    """Whatever the drafters; the statistics say how many tokens a forward there are, and how many would pay."""
     found = engine.generate(PROMPT, max_tokens=20, temperature=0.0, ignore_end=True)
     assert found.stats.n_drafts == 0
+    assert re.search(
+        r"\d\.\d\d tokens a forward, where \d+\.\d would be as fast as plain decoding", found.stats.explanation[-1]
+    )
     assert (
         found.token_ids
         == engine.generate(PROMPT, max_tokens=20, temperature=0.0, ignore_end=True, draft=False).token_ids
@@ -126,6 +130,33 @@ def test_parallel_requests_and_samples_are_those_of_one(path: Path, engine: Engi
         )
         assert list(found) == alone
     assert [text.token_ids for text in engine.samples(PROMPT, 3, **(options | RequestOptions(seed=0)))] == alone
+
+
+@pytest.mark.parametrize("rule", ["threshold:0.05,delayed:3", "coherent:0.05,window:3"])
+def test_what_passes_leave_out_changes_no_text_by_what_came_before(tmp_path: Path, rule: str) -> None:
+    """After a cancelled text, from any of its tokens, beside another text, behind a longer one, and with a stop."""
+    path = write_model(tmp_path / "m.gguf", "whole")
+    options: RequestOptions = {"max_tokens": 40, "temperature": 0.8, "seed": 3, "ignore_end": True}
+    with opened(path, rule, n_parallel=2) as engine, ThreadPoolExecutor(2) as threads:
+        whole = engine.generate(PROMPT, **options)
+        for n in (5, 33):
+            cancel = CancelToken()
+            stream = engine.stream(PROMPT, cancel=cancel, **options)
+            for _ in range(n):
+                next(stream)
+            cancel.cancel()
+            assert all(output.text.strip("\ufffd") == "" for output in stream)  # bytes of a character, at most
+            again = engine.generate(PROMPT, **(options | RequestOptions(resume=whole.token_ids[:n])))
+            assert again.token_ids == whole.token_ids
+        assert {text.token_ids for text in threads.map(lambda _: engine.generate(PROMPT, **options), range(2))} == {
+            whole.token_ids
+        }
+        longer = [*PROMPT, *whole.token_ids[:20], 200]
+        warm = engine.generate(longer, max_tokens=12, temperature=0.0, ignore_end=True, reuse="longest")
+        stop = whole.outputs[9].text + whole.outputs[10].text
+        assert engine.generate(PROMPT, **(options | RequestOptions(stop=(stop,)))).text == whole.text.partition(stop)[0]
+    with opened(path, rule) as cold:
+        assert cold.generate(longer, max_tokens=12, temperature=0.0, ignore_end=True).token_ids == warm.token_ids
 
 
 def test_a_penalty_masks_the_rest_of_a_block_again(engine: Engine) -> None:
@@ -182,11 +213,16 @@ def test_long_prompts_are_read_in_pieces(tmp_path: Path) -> None:
         assert (again.token_ids, again.stats.n_reused_tokens) == (whole, 300)
 
 
-def test_a_text_whose_rows_all_see_each_other_is_short(tmp_path: Path) -> None:
-    """It has the tokens of one forward, whatever the context."""
-    path = write_model(tmp_path / "m.gguf", "whole")
-    with opened(path, "schedule:256", n_ctx=1000) as engine:
-        assert len(engine.generate(PROMPT, temperature=0.0, ignore_end=True).token_ids) == 256 - len(PROMPT)
+def test_a_text_whose_rows_all_see_each_other_is_one_forward(tmp_path: Path) -> None:
+    """It may have more rows than other forwards take, up to 1024, whatever the context."""
+    path, prompt = write_model(tmp_path / "whole.gguf", "whole"), PROMPT * 25
+    with opened(path, "schedule:16", n_ctx=300) as engine:
+        found = engine.generate(prompt, temperature=0.0, ignore_end=True)
+    with Cpu().load(path, LoadOptions(n_threads=1, n_ctx=300)) as model:
+        expected = Plain(model, "whole", best(16), SamplingParams(temperature=0.0)).text(prompt, 25)
+    assert (list(found.token_ids), found.finish_reason) == (expected[0], "length")
+    with opened(path, "schedule:16", n_ctx=2000) as engine, pytest.raises(RequestError, match="1024"):
+        engine.generate([1, *[70] * 1024])
 
 
 @pytest.mark.parametrize(
@@ -233,5 +269,6 @@ def test_plans_count_the_rows_of_a_block(tmp_path: Path) -> None:
     planned = {term.name: term.n_bytes for term in Cpu().plan(path, options)}
     assert planned["logits"] == 3 * 8 * 272 * 4
     with Cpu().load(path, options) as model:
+        assert not model.capabilities.keeps_prompts  # so a size of that cache is answered by a warning
         held = {term.name: term.n_bytes for term in model.memory(N_CTX, 4)}
     assert held["logits"] == planned["logits"]

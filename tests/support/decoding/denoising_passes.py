@@ -6,7 +6,7 @@ import numpy as np
 
 from edgedec_methods.diffusion.rules import Pass, Rule
 
-SIZE, N_VOCAB = 12, 6
+SIZE, N_VOCAB, END, BREAK = 12, 6, 4, 5
 Chosen = Mapping[int, int]
 
 
@@ -16,7 +16,8 @@ def one_pass(rng: np.random.Generator, places: Sequence[int]) -> Pass:
     laws = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     tokens = logits.argmax(1)
     confidences = laws[range(len(places)), tokens]
-    return Pass(SIZE, np.array(places), tokens, confidences, logits.astype(np.float32))
+    ends, pieces = tokens == END, tuple(b"\n" if token == BREAK else b"x" for token in tokens.tolist())
+    return Pass(SIZE, np.array(places), tokens, confidences, logits.astype(np.float32), ends, pieces)
 
 
 def histories(n: int, seed: int = 0) -> Iterator[list[Pass]]:

@@ -21,12 +21,16 @@ FORMS: dict[str, dict[str, Any]] = {
     "whole": {"qwen3.attention.causal": False, "diffusion.shift_logits": True},
 }
 """Rows that see their block of 8; the same, each of the position behind it; rows that see the whole text."""
+ALL_FORMS: dict[str, dict[str, Any]] = FORMS | {
+    "in_front": {"diffusion.window_size": 8, "diffusion.shift_logits": False},
+}
+"""And rows that see what is before them, which are tokens, and then masks."""
 Choose = Callable[[NDArray[np.float64]], NDArray[np.bool_]]
 
 
 def write_model(path: Path, form: str, **keys: Any) -> Path:
     """Write a tiny random diffusion language model; `keys` replace keys of it, None leaves one out."""
-    metadata = {"tokenizer.ggml.mask_token_id": MASK, **FORMS[form], **keys}
+    metadata = {"tokenizer.ggml.mask_token_id": MASK, **ALL_FORMS[form], **keys}
     return write_tiny(path, TINY, metadata={key: value for key, value in metadata.items() if value is not None})
 
 
@@ -51,18 +55,19 @@ class Plain:
 
     def text(self, prompt: Sequence[int], n: int) -> tuple[list[int], int]:
         """Return `n` tokens behind a prompt, and in how many passes they came."""
-        facts, n_passes = FORMS[self.form], 0
+        facts, n_passes = ALL_FORMS[self.form], 0
         block, shift = facts.get("diffusion.block_size"), facts["diffusion.shift_logits"]
         ids, end_of_all = list(prompt), len(prompt) + n
-        while len(ids) < end_of_all:
+        while (n_before := len(ids)) < end_of_all:
             start = len(ids) // block * block if block else len(ids)
-            end = start + block if block else min(start + self.length, end_of_all)
-            seen = end if block else end_of_all
+            length = facts.get("diffusion.window_size", self.length)
+            end = start + block if block else min(start + length, end_of_all)
+            seen = end_of_all if self.form == "whole" else end
             ids += [MASK] * (seen - len(ids))
             n_known = min(end, end_of_all)
             while MASK in ids[start:n_known]:
-                places = [i for i in range(start, end) if ids[i] == MASK]
-                rows = self._rows(ids, block or seen)[[place - shift for place in places]]
+                places = looked_at(self.model, ids, max(start, n_before), end)
+                rows = self._rows(ids, block or seen, [place - shift for place in places])
                 rows[:, MASK] = -1e30
                 tokens = [
                     draw(row, self.params, (), Noise(self.seed), place) for place, row in zip(places, rows, strict=True)
@@ -77,9 +82,23 @@ class Plain:
             ids = ids[:n_known]
         return ids[len(prompt) :], n_passes
 
-    def _rows(self, ids: Sequence[int], block: int) -> NDArray[np.float32]:
+    def _rows(self, ids: Sequence[int], block: int, wanted: Sequence[int]) -> NDArray[np.float32]:
         session, grid = self.model.session(len(ids)), Block(block, 1, 1, mutual=True)
+        tokens, positions = np.array(ids, np.int32), None
+        rows = np.array(wanted, np.int32)
+        if self.form == "in_front":
+            positions = np.argsort(tokens == MASK, kind="stable").astype(np.int32)
+            tokens, rows = tokens[positions], np.flatnonzero(np.isin(positions, wanted)).astype(np.int32)
         try:
-            return session.forward(np.array(ids, np.int32), n_past=0, rows="all", block=grid).logits.copy()
+            block_of = grid if positions is None else None
+            found = session.forward(tokens, n_past=0, rows=rows, block=block_of, positions=positions)
+            return found.logits.copy()
         finally:
             session.close()
+
+
+def looked_at(model: Model, ids: Sequence[int], begin: int, end: int) -> list[int]:
+    """Return the masked positions in front of a committed end of text; all where there are none."""
+    places = [i for i in range(begin, end) if ids[i] == MASK]
+    ends = [i for i in range(begin, end) if ids[i] != MASK and model.tokenizer.is_end(ids[i])]
+    return [i for i in places if i < min(ends, default=end)] or places

@@ -1,0 +1,29 @@
+"""dKV-Cache: keys and values of a token are kept from the pass after the one that committed it; masks have none.
+
+So a pass evaluates the masked positions, and the tokens that the pass before has committed. Every given number of
+passes, and at the beginning of a block, everything is evaluated.
+
+Paper: dKV-Cache, github.com/horseee/dKV-Cache
+Option: `--denoise threshold,delayed:4`
+For: diffusion language models whose rows see the whole text
+Measured: nothing yet
+Status: study
+"""
+
+from edgedec_methods.diffusion.rules import Canvas, Layout, LayoutKind
+
+
+def delayed(every: float) -> Layout:
+    """Return the layout that evaluates everything in every pass of that number."""
+
+    def layout(canvas: Canvas) -> tuple[list[int], list[int]]:
+        n = len(canvas.ids)
+        open_ones = {*canvas.masked, *range(canvas.end, n)} | canvas.wanted
+        kept = [place for place in canvas.held if place not in open_ones] if canvas.n_passes % int(every) else []
+        settled = [place for place in range(n) if place not in {*kept} | open_ones]
+        return kept, settled + sorted(open_ones)
+
+    return layout
+
+
+DELAYED = LayoutKind(delayed, default=4.0, least=1.0, most=1e6)

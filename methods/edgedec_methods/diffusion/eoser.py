@@ -1,0 +1,36 @@
+"""EOSER: ends of text count less in early passes, so that a text does not end before it is written.
+
+Positions are committed as by `ascending:2`: 1, 2, 4, 8, ... of them, the most confident first. In a block that began
+with n masked positions, the confidence of an end is multiplied in pass i by f + (1 - f) * (2 ** i - 1) / 2 ** s, where
+s is log2(n) without its fraction, and f is the number given.
+
+Paper: Yang et al. 2025, arXiv:2509.23924
+Option: `--denoise eoser:0.01`
+For: diffusion language models that write long blocks
+Measured: 1.45 tokens a forward, 57 of 88 made tasks right, where `schedule:1` has 0.74 and 68
+    (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 8`)
+Status: study
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+
+
+def eoser(least: float) -> Rule:
+    """Return the rule that multiplies the confidence of ends by `least` at first, and by 1 at last."""
+
+    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
+        latest, i = passes[-1], min(len(passes), 32)
+        done = min(1.0, (2**i - 1) / 2 ** int(np.log2(max(2, len(passes[0].places)))))
+        confidences = latest.confidences * np.where(latest.ends, least + (1 - least) * done, 1.0)
+        order = np.argsort(-confidences, kind="stable")[: 2 ** (i - 1)]
+        return replace(latest, confidences=confidences).chosen(np.isin(np.arange(len(latest.places)), order))
+
+    return rule
+
+
+EOSER = RuleKind(eoser, default=0.01, least=0.0, most=1.0)

@@ -1,0 +1,247 @@
+"""The forwards of denoising: which rows a pass evaluates, where their keys and values lie, and the rows it looks at."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgedec.logit_ops import LogitOps
+from edgedec.model import Forward, ForwardItem, Session
+from edgedec.pictures import Block
+from edgedec.progress import OnProgress, report_progress
+from edgedec_methods.diffusion.in_front import in_front
+from edgedec_methods.diffusion.rules import Canvas, Layout, Pass, Rule
+
+_TIMED = 5  # forwards of one row
+F32 = NDArray[np.float32]
+Looked = tuple[F32, LogitOps]
+"""The rows of masked positions, and the operations on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a model's file says (ModelCard.methods).
+
+    Attributes:
+        mask: The mask token.
+        shift: Whether a row is of the position behind it.
+        most_rows: Most rows that see each other.
+        block: Positions of a block; None where rows see the whole text.
+        window: Positions that are denoised together where rows see only what lies before them; else None.
+    """
+
+    mask: int
+    shift: bool
+    most_rows: int
+    block: int | None = None
+    window: int | None = None
+
+
+@dataclass(slots=True)
+class Opened:
+    """The block that is being denoised.
+
+    Attributes:
+        start, end: Its positions.
+        n_known: How many of them the text had when the block was opened.
+        ids: Their tokens, the mask where none is committed.
+        is_end: Whether a token ends a text.
+        rule: Chooses what is committed.
+        rows: By committed position, the row that its token is drawn from.
+        passes: The passes so far.
+        before: The row in front of the block, where that says what stands at its first position.
+        ahead: The rows of later states of the block, by the tokens of the state; they were evaluated early.
+        forks: The sessions that such states are evaluated on.
+    """
+
+    start: int
+    end: int
+    n_known: int
+    ids: list[int]
+    is_end: Callable[[int], bool]
+    rule: Rule
+    rows: dict[int, F32] = field(default_factory=dict)
+    passes: list[Pass] = field(default_factory=list)
+    before: F32 | None = None
+    ahead: dict[tuple[int, ...], Looked] = field(default_factory=dict)
+    forks: list[Session] = field(default_factory=list)
+
+    def masked(self, ids: Sequence[int], mask: int) -> NDArray[np.int64]:
+        """Return the masked positions where the block's tokens are `ids`, in front of a committed end if there are any.
+
+        What stands behind an end is not needed: Learn2PD's end-of-text prediction, without a threshold.
+        """
+        new = ids[self.n_known :]  # a prompt may hold the mask token, and ends
+        places = np.flatnonzero(np.array(new) == mask)
+        end = next((i for i, token in enumerate(new) if token != mask and self.is_end(token)), len(new))
+        inside = places[places < end]
+        return self.start + self.n_known + (inside if len(inside) else places)
+
+    def close(self) -> None:
+        """Close the forks."""
+        for fork in self.forks:
+            fork.close()
+
+
+class Forwards:
+    """The forwards over one text.
+
+    Args:
+        inner: The session that evaluates.
+        facts: What the model's file says.
+        layout: What a pass evaluates where rows see the whole text; None for everything.
+        n_ahead: How many later states of a block are evaluated beside the current one.
+
+    Attributes:
+        n_clean: How many positions have keys and values of the text's own tokens, in whole blocks.
+        n_passes, n_rows: Forwards of passes, and rows of all forwards, since begin().
+    """
+
+    def __init__(self, inner: Session, facts: Facts, layout: Layout | None, n_ahead: int) -> None:
+        self._inner, self._facts, self._n_ahead = inner, facts, n_ahead
+        is_causal = facts.window is not None
+        self._layout = in_front if is_causal else layout
+        self._grid = None if is_causal else Block(facts.block or facts.most_rows, 1, 1, mutual=True)
+        self._held: list[tuple[int, int]] = []  # with a layout: the position and the token of each slot
+        self._one_row_s: float | None = None
+        self.n_clean = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from 0, as a text begins."""
+        self.n_passes = self.n_rows = 0
+        self._pass_s: list[float] = []
+
+    def forget(self, n_text: int) -> None:
+        """Count what is behind the first `n_text` positions as not evaluated."""
+        if self._facts.block:
+            self.n_clean = min(self.n_clean, n_text // self._facts.block * self._facts.block)
+
+    def forget_all(self) -> None:
+        """Count no position as evaluated."""
+        self.n_clean, self._held = 0, []
+
+    def looked(self, text: Sequence[int], opened: Opened, end: int, on_progress: OnProgress | None) -> Looked:
+        """Evaluate what the masked positions of the open block need, and return their rows.
+
+        Args:
+            text: The tokens so far; those of the open block are the block's.
+            opened: The block.
+            end: Where the last position that may be written ends.
+            on_progress: Told how much of a long text was read.
+        """
+        found = opened.ahead.get(tuple(opened.ids))
+        if found is not None:
+            return found
+        self.n_passes += 1
+        if self._layout is not None:
+            return self._laid_out(self._layout, text, opened, end)
+        return self._in_order(text, opened, end, on_progress)
+
+    def _laid_out(self, layout: Layout, text: Sequence[int], opened: Opened, end: int) -> Looked:
+        """Evaluate positions in the order of a layout."""
+        mask, start = self._facts.mask, opened.start
+        places = opened.masked(opened.ids, mask)
+        n_behind = 0 if self._facts.window else max(0, end - opened.end)
+        ids = [*text[:start], *opened.ids, *[mask] * n_behind]
+        wanted = (places - self._facts.shift).tolist()
+        held = [place for place, token in self._held if place < len(ids) and ids[place] == token]
+        passes = len(opened.passes)
+        canvas = Canvas(ids, start, opened.end, places.tolist(), frozenset(wanted), passes, held)
+        kept, fresh = layout(canvas)
+        n_past = 0
+        while n_past < min(len(kept), len(self._held)) and self._held[n_past] == (kept[n_past], ids[kept[n_past]]):
+            n_past += 1
+        order = kept[n_past:] + fresh
+        row_of = {place: row for row, place in enumerate(order)}
+        rows = np.array([row_of[place] for place in wanted])
+        tokens, at = np.array([ids[place] for place in order], np.int32), np.array(order, np.int32)
+        before, self._held = self._held[:n_past], []
+        ascending = np.sort(rows).astype(np.int32)
+        item = ForwardItem(self._inner, n_past, tokens, rows=ascending, block=self._grid, positions=at)
+        forward = self._evaluated([item])[0]
+        self._held = before + list(zip(order, tokens.tolist(), strict=True))
+        return forward.logits[np.searchsorted(ascending, rows)], forward.ops
+
+    def _in_order(self, text: Sequence[int], opened: Opened, end: int, on_progress: OnProgress | None) -> Looked:
+        """Evaluate what lacks keys and values, and the open block."""
+        facts, start = self._facts, opened.start
+        size, places = facts.block or facts.most_rows, opened.masked(opened.ids, facts.mask)
+        first = 0 if facts.block is None else self.n_clean
+        if facts.block is not None and facts.shift and places[0] == start and opened.before is None:
+            first = min(first, start - size)
+        while opened.end - first > facts.most_rows:
+            n = min(facts.most_rows // size * size, start - first)
+            self._evaluated([self._item(self._inner, text[first : first + n], first, places[:0])])
+            self.n_clean = first = first + n
+            report_progress(on_progress, "prefill", first, start, "tokens")
+        behind = [facts.mask] * (0 if facts.block else end - opened.end)
+        states = [opened.ids, *(self._states_ahead(opened) if first in (0, start) else [])]
+        wanted = [opened.masked(ids, facts.mask) for ids in states]
+        items = [
+            self._item(session, [*text[first:start], *ids, *behind], first, rows - facts.shift - first)
+            for session, ids, rows in zip(
+                [self._inner, *self._forks(opened, len(states) - 1)], states, wanted, strict=True
+            )
+        ]
+        forwards = self._evaluated(items)
+        self.n_clean = start if facts.block else 0
+        if facts.shift and places[0] == start and first < start:
+            opened.before = forwards[0].logits[0].copy()
+        looked = []
+        for forward, rows in zip(forwards, wanted, strict=True):
+            logits = forward.logits if forward.is_own or len(items) == 1 else forward.logits.copy()  # they are kept
+            if facts.shift and len(rows) > len(logits):
+                assert opened.before is not None, "the first pass of a block evaluates the row before it"
+                logits = np.concatenate([opened.before[None], logits])
+            looked.append((logits, forward.ops))
+        opened.ahead = dict(zip(map(tuple, states[1:]), looked[1:], strict=True))
+        return looked[0]
+
+    def _states_ahead(self, opened: Opened) -> list[list[int]]:
+        """Return what the block becomes in later passes, if each commits the most confident token of the latest one."""
+        if not self._n_ahead or not opened.passes:
+            return []
+        latest, ids, mask = opened.passes[-1], list(opened.ids), self._facts.mask
+        states: list[list[int]] = []
+        for i in np.argsort(-latest.confidences, kind="stable").tolist():
+            if ids[place := int(latest.places[i])] == mask and len(states) < self._n_ahead:
+                ids[place] = int(latest.tokens[i])
+                states.append(list(ids))
+        return [state for state in states if mask in state]
+
+    def _forks(self, opened: Opened, n: int) -> list[Session]:
+        """Return `n` sessions beside the inner one, for states ahead; they live as long as the block."""
+        while len(opened.forks) < n:
+            opened.forks.append(self._inner.fork())
+        return opened.forks[:n]
+
+    def _item(self, session: Session, ids: Sequence[int], n_past: int, rows: NDArray[np.int64]) -> ForwardItem:
+        wanted = rows[rows >= 0].astype(np.int32)
+        return ForwardItem(session, n_past, np.array(ids, np.int32), rows=wanted, block=self._grid)
+
+    def cost(self) -> float | None:
+        """Return how many forwards of one row a pass took as long as, by medians; None where that is not known.
+
+        The first call makes some forwards of one row.
+        """
+        n_past = self._inner.n_cached - 1
+        if self._one_row_s is None and n_past >= self.n_clean:
+            del self._held[n_past:]
+            item = ForwardItem(self._inner, n_past, np.array([self._facts.mask], np.int32), rows=np.zeros(1, np.int32))
+            self._one_row_s = median(self._timed([item])[1] for _ in range(_TIMED))
+        return median(self._pass_s) / self._one_row_s if self._one_row_s and self._pass_s else None
+
+    def _evaluated(self, items: list[ForwardItem]) -> list[Forward]:
+        found, seconds = self._timed(items)
+        self._pass_s += [seconds] if len(items[0].rows) else []  # without rows, a prompt is read
+        self.n_rows += sum(item.n_rows for item in items)
+        return found
+
+    def _timed(self, items: list[ForwardItem]) -> tuple[list[Forward], float]:
+        begun = perf_counter()
+        found = [self._inner.evaluate(items[0])] if len(items) == 1 else self._inner.model.forward(items)
+        return found, perf_counter() - begun

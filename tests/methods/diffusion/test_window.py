@@ -1,0 +1,28 @@
+"""Window-Diffusion: what stands around a block keeps the keys and values of the block's first pass."""
+
+from pathlib import Path
+
+import pytest
+from support.decoding.laid_out import check
+from support.decoding.plain_denoising import FORMS, write_model
+
+import edgedec
+from edgedec.api.options import Lossy
+from edgedec.errors import OptionError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("n_behind", "shift"), [(5, False), (0, True)])
+def test_texts_are_those_of_a_plain_table(tmp_path: Path, n_behind: int, shift: bool) -> None:
+    """Only as many masked positions behind the block are seen."""
+    check(tmp_path, f"window:{n_behind}", lambda place, i, age: i > 0 and age > i, n_behind, shift=shift)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layouts_are_for_whole_texts(tmp_path: Path, form: str) -> None:
+    """A model of blocks has one already; a rule comes first, and is one."""
+    path, wrong = write_model(tmp_path / "m.gguf", form), ["window", "threshold,credit", "threshold,window:x"]
+    for rule in [*wrong, *(["threshold,window"] if form != "whole" else [])]:
+        with pytest.raises(OptionError, match="denoise"):
+            edgedec.load(path, runtime="cpu", lossy=Lossy(methods={"diffusion": {"denoise": rule}}))
