@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ ROOMS = (
 pytestmark = pytest.mark.skipif(not (ROOT / "edgedec").is_dir(), reason="the sources are not beside the tests")
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Return the top-level packages that a file imports, wherever in it."""
     found: set[str] = set()
@@ -135,8 +137,10 @@ def test_only_the_training_imports_torch() -> None:
 
 
 def test_the_short_run_imports_nothing_that_takes_seconds() -> None:
-    """A test file that imports torch, Anthropic's client or the driver of a browser is marked slow as a whole."""
-    heavy = re.compile(r"^\w+ = pytest\.importorskip\(.(torch|anthropic)\b|^from support\.processes\.browser", re.M)
+    """A test file that imports torch, a client of a server's interface or the driver of a browser is marked slow as a whole."""
+    heavy = re.compile(
+        r"^\w+ = pytest\.importorskip\(.(torch|anthropic|openai|ollama)\b|^from support\.processes\.browser", re.M
+    )
     slow = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.M)
     texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
     assert not [path for path, text in texts.items() if heavy.search(text) and not slow.search(text)]

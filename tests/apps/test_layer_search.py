@@ -148,6 +148,7 @@ def found_with(model: Model, sizes: LayerBytes, **options: Any) -> tuple[list[tu
     return left_out(found.layers), found.n_scored
 
 
+@pytest.mark.slow
 def test_the_same_text_finds_the_same_set(model: Model, target: Path) -> None:
     """In as many evaluations; it leaves out enough, and neither the first layer nor the last."""
     sizes = layer_bytes(target)

@@ -44,6 +44,7 @@ def opened(path: Path) -> Model:
     return Cpu().load(path, LoadOptions(n_ctx=256, n_threads=1))
 
 
+@pytest.mark.slow
 def test_the_text_is_plain_decodings(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and with a seed, though drafts be of little use."""
     monkeypatch.setattr(exit_drafter, "_LEAST_GAIN", 0.0)

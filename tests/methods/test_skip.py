@@ -197,6 +197,7 @@ def test_under_another_rule_a_chain_is_drawn_from_the_q_it_comes_with(model: Mod
         np.testing.assert_allclose(law.probs, expected.probs, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_conformance_suite_passes(target: Path) -> None:
     """Every check of a drafter."""
     results = check_drafter(partial(SkipDrafter, tuned=tuned(HALF)), lambda: opened(target), n_tokens=8)

@@ -101,6 +101,7 @@ def test_putting_a_curve_right_costs_little_where_it_is_right(seen: Sequence[int
     assert run.seconds <= 1.006 * 1500 * in_proportion(1) + 5 * in_proportion(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late_s", [0.5, 30.0])
 def test_a_disturbed_trial_is_not_the_last(late_s: float, clock: Clock) -> None:
     """The first draft takes long, as a kernel is compiled for it, or the process was stopped."""
@@ -167,6 +168,7 @@ def test_a_costly_drafter_never_costs_more_than_it_may(name: str, p: float, leve
     assert run.rate >= 0.85 * best_fixed(p, CURVES[name], level_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level_s", [0.001, 0.003])
 def test_a_costly_drafter_is_taken_up_when_it_begins_to_pay(level_s: float, clock: Clock) -> None:
     """Within 1,500 tokens, in the middle of a text."""
@@ -183,6 +185,7 @@ def test_a_costly_drafter_is_taken_up_when_it_begins_to_pay(level_s: float, cloc
     assert sum(map(bool, run.drafted[-200:])) >= 195
 
 
+@pytest.mark.slow
 def test_the_share_of_time_for_trials_outlives_a_request(clock: Clock) -> None:
     """A hundred short texts with a useless draft model together lose 1 % and its first trial."""
     record, seconds = DrafterRecord(), 0.0
