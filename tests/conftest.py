@@ -23,7 +23,7 @@ import edgedec
 # libgomp reads this when it is loaded, in further processes too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Threads of one forward wait for each other, and workers of pytest-xdist leave each other no core: each takes its share.
+# A forward's threads wait for each other, and pytest-xdist's workers leave each other no core: each keeps to its share.
 CORES = os.sched_getaffinity(0) if sys.platform == "linux" else set()
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 if sys.platform == "linux" and _WORKER:

@@ -137,7 +137,7 @@ def test_only_the_training_imports_torch() -> None:
 
 
 def test_the_short_run_imports_nothing_that_takes_seconds() -> None:
-    """A test file that imports torch, a client of a server's interface or the driver of a browser is marked slow as a whole."""
+    """A test file that imports torch, a client of the server or the driver of a browser is marked slow as a whole."""
     heavy = re.compile(
         r"^\w+ = pytest\.importorskip\(.(torch|anthropic|openai|ollama)\b|^from support\.processes\.browser", re.M
     )
