@@ -102,7 +102,7 @@ def opened(path: Path, source: OverlappedModel | None, n_draft_max: int = 8) -> 
     """Load a target with this drafter pinned, made and asked in the thread that generates."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugin_guard, "GuardedFactory", lambda factory: factory)
-        return edgedec.load(path, runtime="reference", n_ctx=512, draft=source, n_draft_max=n_draft_max)
+        return edgedec.load(path, runtime="cpu", n_threads=1, n_ctx=512, draft=source, n_draft_max=n_draft_max)
 
 
 def text_of(engine: edgedec.Engine, n_tokens: int, **options: Any) -> Generation:

@@ -56,8 +56,9 @@ def simulated(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("says", [None, 0.9, 0.1])
-@pytest.mark.parametrize("p", [0.02, 0.2, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize(
+    ("p", "says"), [*((p, None) for p in (0.02, 0.2, 0.5, 0.8, 0.95)), (0.2, 0.9), (0.8, 0.1), (0.5, 0.9), (0.5, 0.1)]
+)
 @pytest.mark.parametrize("name", CURVES)
 def test_a_cheap_drafter_comes_near_the_best_fixed_choice(
     name: str, p: float, says: float | None, clock: Clock
@@ -155,8 +156,9 @@ def test_long_contexts_where_rows_cost_more_than_at_load_do_not_mislead(p: float
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level_s", [0.001, 0.003, 0.006])
-@pytest.mark.parametrize("p", [0.05, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize(
+    ("p", "level_s"), [(0.05, 0.001), (0.05, 0.006), (0.3, 0.003), (0.6, 0.001), (0.6, 0.006), (0.9, 0.003)]
+)
 @pytest.mark.parametrize("name", ["jagged", "flat"])
 def test_a_costly_drafter_never_costs_more_than_it_may(name: str, p: float, level_s: float, clock: Clock) -> None:
     """Finding out costs 1 % of the time; where it pays, most of what it can bring is had."""
