@@ -15,7 +15,8 @@ from support.models.tiny_models import BOS, byte_ids, tiny_llama
 from edgedec.errors import CancelledError, CapabilityError, RequestError, SessionError, StorageError
 from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, Model, Session
+from edgedec.model import Forward, ForwardItem, LayerSet, Model, Session
+from edgedec.model_card import Capabilities
 from edgedec_apps.evaluation.layer_judge import Judge
 from edgedec_apps.evaluation.layer_search import Effort, effort_for, first_layers, late_layers, search
 from edgedec_runtimes.cpu.runtime import Cpu

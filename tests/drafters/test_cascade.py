@@ -17,7 +17,8 @@ from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, Model
+from edgedec.model import Model
+from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
 from edgedec_apps.conformance import check_drafter
 from edgedec_runtimes.cpu.runtime import Cpu

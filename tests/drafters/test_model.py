@@ -22,7 +22,8 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.levels import cut
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError, SessionError
-from edgedec.model import Capabilities, Model
+from edgedec.model import Model
+from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec_apps.conformance import check_drafter

@@ -14,7 +14,8 @@ from edgedec.draft import Verification
 from edgedec.drafter import DraftContext
 from edgedec.errors import CapabilityError
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, LayerSet, Model
+from edgedec.model import LayerSet, Model
+from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
 from edgedec_apps.conformance import check_drafter
 from edgedec_methods import exit as exit_drafter

@@ -20,7 +20,8 @@ from edgedec.drafter import DraftContext, DrafterFactory, Floor
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CancelledError, CapabilityError
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, LayerSet, Model
+from edgedec.model import LayerSet, Model
+from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler import plugin_guard
 from edgedec.scheduler.drafter_factories import PromisedGain, promised_gains

@@ -19,7 +19,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
-from edgedec.model import ModelCard
+from edgedec.model_card import ModelCard
 from edgedec.sequence import Generation
 from edgedec_methods.unsure import FITS, GENERAL, Doubt, Fit, unsure_stop
 from edgedec_runtimes.cpu.logit_ops import NativeRowOps

@@ -15,7 +15,8 @@ from edgedec import plugins
 from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, Model
+from edgedec.model import Model
+from edgedec.model_card import Capabilities
 from edgedec_apps.conformance import check_drafter
 from edgedec_apps.conformance.__main__ import main
 from edgedec_apps.conformance.drafter import DRAFTER_CHECKS
