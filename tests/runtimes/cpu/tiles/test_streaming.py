@@ -159,7 +159,7 @@ def test_what_is_read(streamed: Streamed, model: CpuModel) -> None:
     at_end = sum(
         part.n_bytes for part in read if part.stage == OUTPUT_ROWS or (part.layer == last and part.stage != QKV)
     )
-    session.forward(TOKENS[:300], n_past=0)
+    session.forward(TOKENS[:600], n_past=0)
     n_chunks = 3
     expected = n_chunks * (plan.missing_bytes - at_end) + at_end
     assert expected <= model.streamed_bytes() <= expected + plan.ring_bytes
