@@ -347,6 +347,9 @@ def test_event_loops_get_the_same_texts(plain: edgedec.Engine) -> None:
         await short.aclose()
 
     asyncio.run(both())
+    for thread in threading.enumerate():
+        if thread.name == "edgedec-stream":  # closing the iterator stops it, and does not wait for it
+            thread.join(60)
     assert n_sessions(plain) == 1
 
 
