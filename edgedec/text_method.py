@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgedec.constraint import Constraint
 from edgedec.grammar import Grammar, GrammarState
 from edgedec.logit_ops import LogitOps
-from edgedec.model import ModelCard
+from edgedec.model_card import ModelCard
 from edgedec.sequence import FinishReason, Request
 
 

@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -21,6 +22,13 @@ import edgedec
 # tests run side by side: 400 steps of a tiny model took 5 to 12 s of two busy cores, and 0.2 s with threads that sleep.
 # libgomp reads this when it is loaded, in further processes too.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A forward's threads wait for each other, and pytest-xdist's workers leave each other no core: each keeps to its share.
+CORES = os.sched_getaffinity(0) if sys.platform == "linux" else set()
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+if sys.platform == "linux" and _WORKER:
+    _n_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.sched_setaffinity(0, sorted(CORES)[int(_WORKER) :: _n_workers] or CORES)
 
 # What an example may take depends on the machine, and on what else it does; the number of examples is bounded.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -59,6 +67,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """Do the same with what a file of tests leaves behind, such as torch and the reports of thousands of tests."""
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 CHATML = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -70,6 +87,18 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what models are loaded for the tests from filling the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGEDEC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def all_cores() -> Iterator[None]:
+    """Let threads of this file run beside each other on all cores, not only on this worker's share."""
+    if sys.platform == "linux":
+        share = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, CORES)
+        yield
+        os.sched_setaffinity(0, share)
+    else:
         yield
 
 

@@ -271,6 +271,7 @@ def test_a_kind_of_another_package_is_found(model: Path, cache: Path, tmp_path: 
     )
 
 
+@pytest.mark.slow
 def test_a_nextn_layer_in_the_models_file_is_the_last_one_that_is_found(tmp_path: Path, cache: Path) -> None:
     """A head that was trained for these weights goes first; `edgedec info` says where the head is."""
     tiny = Tiny("qwen3", n_layer=4, n_embd=64, n_head=4, n_head_kv=2, head_dim=16, n_ff=32)

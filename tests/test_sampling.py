@@ -227,6 +227,7 @@ def test_the_prefilter_of_top_p_finds_the_nucleus_of_a_full_sort(row: list[float
     assert found.tolist() == naive_top_p(logits, top_p)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.01, 1.0, 5.0])
 def test_the_prefilter_of_top_p_holds_on_large_rows(scale: float) -> None:
     """Rows of 5,000 tokens, from nearly flat to steep."""
@@ -328,6 +329,7 @@ def test_draws_under_different_seeds_are_independent(seed: int, other: int) -> N
     assert statistic < bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("along", ["positions", "tokens", "seeds"])
 def test_noise_is_uniform_along_every_axis(along: str) -> None:
     """exp(-exp(-noise)) fills 64 bins evenly along positions, token ids and seeds, and neighbours do not correlate."""

@@ -17,7 +17,8 @@ from edgedec.errors import CancelledError, CapabilityError, OptionError, Request
 from edgedec.gguf.file import floats, read_header_of
 from edgedec.gguf.metadata import get_float, get_text
 from edgedec.gguf.model_kinds import POOLINGS, Pooling
-from edgedec.model import EncoderSession, ModelCard, Session
+from edgedec.model import EncoderSession, Session
+from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken
 
 _ROWS = 64  # of one forward: always the same cuts, so that a vector does not depend on what else is embedded

@@ -15,7 +15,7 @@ from edgedec.choosing.scorer import SCORER_S, Scorer, require_scorer, scores_of
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
 from edgedec.decoding.samples import Until
 from edgedec.errors import CancelledError, OptionError, argument
-from edgedec.model import ModelCard
+from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken
 from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.sequence import Generation

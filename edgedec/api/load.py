@@ -26,7 +26,8 @@ from edgedec.memory.setting import HELD, Cap, Planned, planning_bytes
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import HasDevices, MemoryPlan
-from edgedec.model import Model, ModelCard, Session
+from edgedec.model import Model, Session
+from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.runtime import processes_of
 from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages

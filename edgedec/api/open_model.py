@@ -12,7 +12,8 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.memory_plan import MemoryPlan
-from edgedec.model import Model, ModelCard, Session
+from edgedec.model import Model, Session
+from edgedec.model_card import ModelCard
 from edgedec.pictures import PictureReader
 from edgedec.runtime import processes_of
 from edgedec.tokenizer import Tokenizer

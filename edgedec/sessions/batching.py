@@ -245,9 +245,8 @@ class Batcher(OuterModel):
         for first in kinds:
             if first is not None:
                 return [ticket for ticket, kind in zip(tickets, kinds, strict=True) if kind == first]
-        fitting = groups(
-            [ticket.item for ticket in tickets if isinstance(ticket.item, ForwardItem)], self.capabilities.max_rows
-        )
+        items = [ticket.item for ticket in tickets if isinstance(ticket.item, ForwardItem)]
+        fitting = groups(items, self.capabilities.max_rows)
         return tickets[: len(fitting[0])] if fitting else []
 
     def _lead(self, batch: list[_Ticket]) -> None:

@@ -13,7 +13,8 @@ from edgedec.cost_curve import Cost, SharedForward
 from edgedec.errors import CapabilityError, ModelFormatError, argument
 from edgedec.head_state import DraftCall, HeadState
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, Forward, ForwardItem, Model, ModelCard, Session
+from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec.runtime import processes_of
 from edgedec.sampling import SamplingParams

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.logit_ops import LogitOps, entropy_of
-from edgedec.model import ModelCard
+from edgedec.model_card import ModelCard
 from edgedec.text_method import EarlyEnd, EndBefore, TextMethod
 from edgedec.tokenizer import Tokenizer
 

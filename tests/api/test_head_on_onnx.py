@@ -15,7 +15,7 @@ PROMPTS = (
     "def mean(values):\n    ",
 )
 LONG = " ".join(f"Item {i} of the list costs {3 * i} coins." for i in range(12)) + " Which items should I buy?"
-N_TOKENS = 32
+N_TOKENS = 24
 
 
 @pytest.fixture(scope="module")

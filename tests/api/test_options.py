@@ -63,6 +63,7 @@ def test_an_unknown_keyword_is_refused(tmp_path: Path) -> None:
     edgedec.load(model=tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu").close()
 
 
+@pytest.mark.slow
 def test_what_a_model_suppresses_is_never_written_unless_asked_for(tmp_path: Path) -> None:
     """A suppressed token is left out, beside a caller's bias too; a bias for that token replaces the rule."""
     path = tiny_llama(tmp_path / "plain.gguf")

@@ -15,7 +15,8 @@ from support.models.tiny_models import BOS, byte_ids, tiny_llama
 from edgedec.errors import CancelledError, CapabilityError, RequestError, SessionError, StorageError
 from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, Forward, ForwardItem, LayerSet, Model, Session
+from edgedec.model import Forward, ForwardItem, LayerSet, Model, Session
+from edgedec.model_card import Capabilities
 from edgedec_apps.evaluation.layer_judge import Judge
 from edgedec_apps.evaluation.layer_search import Effort, effort_for, first_layers, late_layers, search
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -148,6 +149,7 @@ def found_with(model: Model, sizes: LayerBytes, **options: Any) -> tuple[list[tu
     return left_out(found.layers), found.n_scored
 
 
+@pytest.mark.slow
 def test_the_same_text_finds_the_same_set(model: Model, target: Path) -> None:
     """In as many evaluations; it leaves out enough, and neither the first layer nor the last."""
     sizes = layer_bytes(target)

@@ -273,6 +273,7 @@ def test_replies_are_read(form: str, name: str) -> None:
     assert split_reply(reply, marks(form), tools=TOOLS) == Parts("", content, calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "name"), CASES)
 def test_pieces_of_every_length_add_up_to_the_whole(form: str, name: str) -> None:
     """Pieces of 1 to 40 characters give the text and the calls of the whole, and no piece shows a torn mark."""
@@ -307,6 +308,7 @@ _BITS = [
 ]
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(FORMS)), st.lists(st.sampled_from(_BITS), max_size=14), st.integers(1, 9))
 def test_any_text_is_read_alike_in_pieces(form: str, bits: list[str], n: int) -> None:
     """Marks, halves of calls and quotes in any order give the same parts whole and in pieces."""

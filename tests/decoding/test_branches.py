@@ -185,6 +185,7 @@ def n_sessions(model: Model) -> int:
     return model.n_sessions
 
 
+@pytest.mark.slow
 def test_all_sessions_are_closed(model: Model, session: Session) -> None:
     """Leaving the block closes every fork, after an exception too; the session that read the prompt goes on."""
     gc.collect()

@@ -178,6 +178,7 @@ def test_waiting_in_vain(machine: Machine) -> None:
         assert [output.token_id for output in resumed] == whole
 
 
+@pytest.mark.slow
 def test_cancelling_ends_the_waiting(machine: Machine) -> None:
     """The text so far stays."""
     machine.cancel = CancelToken()

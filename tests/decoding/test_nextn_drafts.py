@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 NAMES = each_architecture(("qwen35", "qwen35moe", "qwen3next", "qwen3"), short=("qwen35moe", "qwen3"))
 PROMPT = "the cat and the dog and the cat and the dog and "
 WAYS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}, {"temperature": 1.0, "seed": 6}]
-N_TOKENS = 80
+N_TOKENS = 48
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ def chat_of(content: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["中" * 500_000, "a b " * 500_000], ids=["one word", "many words"])
 @pytest.mark.parametrize("ask", ["generate", "chat"])
 def test_what_can_not_fit_is_not_tokenized(tiny: edgedec.Engine, ask: str, text: str) -> None:

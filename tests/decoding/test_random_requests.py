@@ -22,16 +22,16 @@ def harness() -> ModuleType:
 
 
 def test_drafts_change_nothing_that_a_caller_sees(harness: ModuleType, tmp_path: Path) -> None:
-    """In 12 drawn configurations of the cpu runtime, no request differs, and drafts are accepted."""
+    """In 8 drawn configurations of the cpu runtime, no request differs, and drafts are accepted."""
     from drawn_requests import Files, drawn
 
     files, outcomes = Files(tmp_path), []
-    for number in range(12):
+    for number in range(8):
         config = drawn(random.Random(f"test:{number}"), real=False, only_cpu=True)
         outcomes.append(harness.compared(number, config, files))
     assert [outcome.different for outcome in outcomes] == [{}] * len(outcomes)
-    assert sum(outcome.n_requests for outcome in outcomes) > 60
-    assert sum(outcome.n_accepted for outcome in outcomes) > 300
+    assert sum(outcome.n_requests for outcome in outcomes) > 40
+    assert sum(outcome.n_accepted for outcome in outcomes) > 200
 
 
 def test_a_draft_that_chooses_a_token_is_found_and_can_be_replayed(

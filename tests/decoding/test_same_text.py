@@ -36,11 +36,12 @@ def generated(draft: str, n_draft_max: int, **options: Any) -> list[tuple[int, .
     """Return the tokens of each way to draw them, and note that something was drafted."""
     model = real_model("smollm2-135m.gguf")
     with edgedec.load(model, draft=draft, n_draft_max=n_draft_max, runtime="cpu", offline=True, **options) as engine:
-        results = [engine.generate(PROMPT, max_tokens=32, ignore_end=True, **way) for way in WAYS]
+        results = [engine.generate(PROMPT, max_tokens=20, ignore_end=True, **way) for way in WAYS]
     assert draft == "off" or any(result.stats.n_drafts for result in results)
     return [result.token_ids for result in results]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draft", "n_draft_max"),
     [
@@ -88,7 +89,7 @@ def test_a_model_that_drafts_for_itself_changes_nothing(monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_trained_head_changes_nothing(tmp_path: Path) -> None:
-    """Heads with random weights, pinned alone and beside another drafter, and left to the policy."""
+    """Heads with random weights: pinned alone, pinned beside another drafter, and left to the policy."""
     sizes: dict[str, Any] = {"n_ff": 512, "n_head": 9, "n_head_kv": 3, "head_dim": 64, "n_embd": 576}
     sizes |= {"n_embd_target": 576, "n_vocab_draft": 2000, "n_vocab_target": 49152, "taps": (2, 15, 27)}
     write_head(tmp_path / "pairs", TinyHead(**sizes))
@@ -98,7 +99,6 @@ def test_a_trained_head_changes_nothing(tmp_path: Path) -> None:
     write_block(tmp_path / "selecting", tiny_block(block_card({"size": 8} | selecting, **sizes)))
     if not _plain:
         _plain.extend(generated("off", 15))
-    for head in ("pairs", "block", "selecting"):
-        assert generated("head", 6, draft_head=tmp_path / head) == _plain
+    assert generated("head", 6, draft_head=tmp_path / "selecting") == _plain
     assert generated("suffix+head", 9, draft_head=tmp_path / "pairs") == _plain
     assert generated("auto", 15, draft_head=tmp_path / "block") == _plain

@@ -17,6 +17,7 @@ from edgedec.api.options import DraftOptions
 from edgedec.drafters.draft_model.draft_text import DraftForward
 from edgedec.grammar import Grammar
 from edgedec.head_state import DraftCall
+from edgedec.sequence import Generation
 from edgedec_runtimes.cpu.draft_head.state import CpuHeadCall
 
 pytestmark = pytest.mark.slow
@@ -66,6 +67,24 @@ def plain(files: dict[str, Path]) -> Iterator[edgedec.Engine]:
         yield engine
 
 
+@pytest.fixture(scope="module")
+def expected(plain: edgedec.Engine) -> dict[str, list[Generation]]:
+    """By OPTIONS, the texts of four seeds, each generated alone."""
+    return {
+        name: [
+            plain.generate(
+                PROMPT,
+                **(options | {"seed": options["seed"] + k}),
+                max_tokens=24,
+                logprobs=0,
+                ignore_end=name != "grammar",
+            )
+            for k in range(4)
+        ]
+        for name, options in OPTIONS.items()
+    }
+
+
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """How many calls of a draft model or a head were answered at once, how often."""
@@ -82,7 +101,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_text_is_that_of_its_seed_alone(
-    files: dict[str, Path], plain: edgedec.Engine, together: Counter[int], way: str
+    files: dict[str, Path], expected: dict[str, list[Generation]], together: Counter[int], way: str
 ) -> None:
     """Text k == the text of seed + k without drafts, log-probabilities too; drafts are made for all four at once."""
     head = files["selects" if "selects" in way else "block" if "block" in way else "head"]
@@ -90,9 +109,7 @@ def test_each_text_is_that_of_its_seed_alone(
     with edgedec.load(files["target"], runtime="cpu", n_ctx=256, **WAYS[way], **second) as engine:
         for name, options in OPTIONS.items():
             found = engine.samples(PROMPT, 4, max_tokens=24, ignore_end=name != "grammar", logprobs=0, **options)
-            for k, text in enumerate(found):
-                its: dict[str, Any] = {**options, "seed": options["seed"] + k, "ignore_end": name != "grammar"}
-                alone = plain.generate(PROMPT, max_tokens=24, logprobs=0, **its)
+            for text, alone in zip(found, expected[name], strict=True):
                 assert (text.token_ids, text.text, text.logprob_sum) == (alone.token_ids, alone.text, alone.logprob_sum)
                 assert text.stats.n_drafts > 0 or name == "grammar"
                 assert not any(counts["failed"] for counts in text.stats.drafters.values())

@@ -76,6 +76,7 @@ def test_texts_that_share_forwards(path: Path, plain: list[tuple[int, ...]]) -> 
         assert list(pool.map(lambda way: one(engine, way), WAYS * 2)) == plain * 2
 
 
+@pytest.mark.slow
 def test_a_window_that_slides(path: Path) -> None:
     """Drafts change no text in it either."""
     found = []

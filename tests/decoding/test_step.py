@@ -16,7 +16,8 @@ from edgedec.draft import Draft, Verification
 from edgedec.drafter import Drafter, DrafterNeeds, Floor
 from edgedec.errors import CancelledError, ContextFullError
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, Model, Session
+from edgedec.model import Model, Session
+from edgedec.model_card import Capabilities
 from edgedec.progress import Progress
 from edgedec.sampling import Noise, SamplingParams, log_probs
 from edgedec.scheduler.active_drafters import ActiveDrafter

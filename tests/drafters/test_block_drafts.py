@@ -20,7 +20,8 @@ from edgedec.drafters.drawn_trees import TreePlace, parse_shape
 from edgedec.drafters.head import HeadDrafter
 from edgedec.head_state import ChainRules, DraftedChain
 from edgedec.logit_ops import NUMPY_ROW_OPS
-from edgedec.model import Capabilities, Session
+from edgedec.model import Session
+from edgedec.model_card import Capabilities
 from edgedec.sampling import Distribution, Noise, SamplingParams
 from edgedec.tokenizer import Tokenizer
 from edgedec.verification.rules import rule_names

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.decoding.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded
+from support.decoding.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
 from support.models.real_models import real_model
 from support.models.tiny_models import BOS, byte_ids
 
@@ -17,7 +17,8 @@ from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, Model
+from edgedec.model import Model
+from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
 from edgedec_apps.conformance import check_drafter
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -120,8 +121,9 @@ def test_cheap_tokens_that_are_right_save_forwards(target: Path, shift: int, sav
 
 
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
-def test_a_draft_model_equal_to_the_target_is_always_right(target: Path, name: str) -> None:
+def test_a_draft_model_equal_to_the_target_is_always_right(folder: Path, name: str) -> None:
     """Every draft is accepted to its end, and no accepted token is evaluated twice."""
+    target = tiny(folder, 3)
     with loaded(target) as model:
         source = DraftModel(model)
         session = counted(source)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 HEAD = Path(edgedec_models.__file__).parent / "heads" / "smollm2-135m.head.gguf"
 PROMPT = "The colours of the flag are red,"
-N_TOKENS, N_SEEDS, BOUND = 3, 80, 1e-4
+N_TOKENS, N_SEEDS, BOUND = 3, 54, 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def engine() -> Any:
 
 @pytest.mark.parametrize("rule", ["recursive", "kseq", "multipath"])
 def test_drawn_trees_keep_the_models_distribution(engine: Any, rule: str) -> None:
-    """Three tokens, of which the head drafts the last two, over 80 seeds: chi-square against enumerated laws."""
+    """Three tokens, of which the head drafts the last two, over 54 seeds: chi-square against enumerated laws."""
     options: dict[str, Any] = {"temperature": 1.5, "top_k": 3, "top_p": 1.0, "min_p": 0.0}
     session = engine.session(64)
     law = exact(session, engine.prompt_ids(PROMPT), engine.sampling(**options), N_TOKENS)

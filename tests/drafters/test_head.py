@@ -372,7 +372,7 @@ def test_drawn_trees_keep_the_distribution(rule: str, shape: str, n_max: int, fi
         found = generated(
             *(session, tuple(TEXT), params, rule, {"head": HeadDrafter}),
             n_tokens=2,
-            seeds=range(300),
+            seeds=range(200),
             n_draft=n_max,
             tree=parse_shape(shape),
         )

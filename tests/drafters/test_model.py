@@ -22,7 +22,8 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.drafters.levels import cut
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError, SessionError
-from edgedec.model import Capabilities, Model
+from edgedec.model import Model
+from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec_apps.conformance import check_drafter
@@ -77,6 +78,7 @@ def test_no_accepted_token_is_evaluated_twice(target: Path, equal: DraftModel) -
     assert len(session.prefixes) - n_rows < 40  # of 68 in the prompt and 20 in the text
 
 
+@pytest.mark.slow
 def test_rejected_tokens_leave_no_trace(target: Path, folder: Path) -> None:
     """After many rejections the draft model's logits are those of the text read by a new session."""
     with loaded(tiny(folder, 2)) as model:
@@ -157,6 +159,7 @@ def test_under_another_rule_a_chain_is_drawn_from_the_q_it_comes_with(equal: Dra
         assert draft.p_accept[node] == np.float32((1 + (law.probs**2).sum()) / 2)
 
 
+@pytest.mark.slow
 def test_a_position_that_is_drafted_again_gets_fresh_numbers(equal: DraftModel) -> None:
     """No two drafts are alike, nor those of other seeds; the same calls give the same drafts."""
     found = []

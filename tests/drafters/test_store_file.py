@@ -80,6 +80,7 @@ def held(path: Path) -> list[list[int]] | None:
 texts = st.lists(st.lists(st.integers(0, N_VOCAB - 1), min_size=1, max_size=9), max_size=9)
 
 
+@pytest.mark.slow
 @given(texts)
 def test_a_file_holds_what_was_written(written: list[list[int]]) -> None:
     """Every text, in order; an empty file holds none."""
@@ -106,6 +107,7 @@ def test_damage_is_noticed(written: list[list[int]], data: st.DataObject) -> Non
         assert place <= len(b"edgedec draft store 1\n")
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(st.integers(0, 12), st.sampled_from([2**31 - 1, 2**31, 2**32 - 1])), max_size=12))
 def test_a_forged_body_gives_texts_or_none(numbers: list[int]) -> None:
     """Whatever counts and tokens stand behind a right hash, what comes out are tokens of the vocabulary."""

@@ -273,6 +273,7 @@ def test_nothing_behind_an_end_token_is_learned(tmp_path: Path, ignore_end: bool
     assert learned == (whole if ignore_end else whole[: end + 1])
 
 
+@pytest.mark.slow
 def test_a_prediction_is_looked_up(tmp_path: Path) -> None:
     """A right prediction makes drafts from the first token on; right, half right or wrong, the text is the same."""
     path = tiny_llama(tmp_path / "m.gguf", n_embd=32, n_ff=48)

@@ -86,6 +86,7 @@ def test_the_folder_and_its_manifest(model: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_two_exports_have_the_same_bytes(tmp_path: Path) -> None:
     """Two exports of a model with matrices of several types are equal in every file."""
     path = write_tiny(tmp_path / "m.gguf", Tiny(types=("Q4_K", "Q6_K", "Q8_0"), tied=True))
@@ -241,6 +242,7 @@ def test_what_the_cpu_runtime_refuses_is_refused(tmp_path: Path) -> None:
         assert names(tmp_path) == ["m.gguf"]
 
 
+@pytest.mark.slow
 def test_what_graphs_do_not_have_is_refused(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

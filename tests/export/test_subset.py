@@ -109,6 +109,7 @@ def test_all_layers_give_the_same_file(tmp_path: Path) -> None:
     assert all(subset.read_tensor_bytes(name) == whole.read_tensor_bytes(name) for name in whole.tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows renames no file that is mapped")
 def test_a_model_that_is_kept_as_tiles_gives_the_same_file(tmp_path: Path) -> None:
     """Metadata and tensors are those of the GGUF that the tiles stand for; so is the tokenizer of a head for it."""

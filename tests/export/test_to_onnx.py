@@ -122,6 +122,7 @@ def test_what_was_rejected_leaves_no_trace(exported: Path) -> None:
     np.testing.assert_array_equal(graph.forward(TOKENS[10:12], 10)[0], other.forward(TOKENS[10:12], 10)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_a_tree_is_its_chains(tmp_path: Path, name: str) -> None:
     """Each row of a tree has the logits of its chain from the prefix; windows count positions, not slots."""

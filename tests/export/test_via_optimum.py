@@ -120,6 +120,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_exported_and_runs(checkpoint: Path, stand_in: Path, tmp_path: Path) -> None:
     """There are four files; the manifest names the source; logits are the graph's, texts the tokenizer's."""
     seen: list[Progress] = []

@@ -202,7 +202,7 @@ def test_the_probe_for_equal_bits_is_made_where_the_choice_depends_on_it(
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.parametrize(("n_threads", "n_exact"), [(1, 8), (2, 1)])
+@pytest.mark.parametrize(("n_threads", "n_exact"), [pytest.param(1, 8, marks=pytest.mark.long), (2, 1)])
 def test_rows_count_where_they_are_bit_equal_in_contexts_of_the_usual_length(
     smollm_path: Path, n_threads: int, n_exact: int
 ) -> None:

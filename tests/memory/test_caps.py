@@ -19,9 +19,9 @@ pytestmark = [
 
 
 def run(model: Path, cap: int, out: Path, cache: Path | str) -> Result:
-    """Read 256 tokens and generate 64 in a context of 512, on the cpu runtime."""
+    """Read 128 tokens and generate 24 in a context of 512, on the cpu runtime."""
     return run_process(
-        *("run", model, "river " * 256, "--raw", "--ignore-end", "-n", "64", "-t", "0", "-c", "512", "--quiet"),
+        *("run", model, "river " * 128, "--raw", "--ignore-end", "-n", "24", "-t", "0", "-c", "512", "--quiet"),
         *("--runtime", "cpu", "--memory", str(cap), "--json-out", out),
         env={"EDGEDEC_CACHE": str(cache)},
     )
@@ -49,7 +49,7 @@ def test_a_process_keeps_to_its_cap(smollm_path: Path, tmp_path: Path, n_mb: int
         assert given_up <= set(held["given_up"])
         texts.append(document["token_ids"])
     assert texts[0] == texts[1]
-    assert len(texts[0]) == 64
+    assert len(texts[0]) == 24
 
 
 def test_less_than_the_least_is_refused_before_loading(smollm_path: Path, tmp_path: Path) -> None:

@@ -39,10 +39,10 @@ def in_group(n_bytes: int, *arguments: str | Path) -> subprocess.CompletedProces
 
 
 def document(folder: Path, n_mb: int, model: Path) -> dict[str, Any]:
-    """Generate 32 tokens behind 200 in a group of so many MB."""
+    """Generate 12 tokens behind 100 in a group of so many MB."""
     out = folder / f"{n_mb}.json"
-    options = ("--raw", "--ignore-end", "-n", "32", "-t", "0", "-c", "512", "--quiet", "--runtime", "cpu", "--offline")
-    done = in_group(n_mb * MB, "run", model, "river " * 200, *options, "--json-out", out)
+    options = ("--raw", "--ignore-end", "-n", "12", "-t", "0", "-c", "512", "--quiet", "--runtime", "cpu", "--offline")
+    done = in_group(n_mb * MB, "run", model, "river " * 100, *options, "--json-out", out)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     return found

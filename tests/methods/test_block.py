@@ -14,6 +14,7 @@ def test_the_rule_keeps_its_promises(check: Check) -> None:
     check("block")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_block_accepts_its_weights_and_never_less_than_tokenwise(seed: int) -> None:
     """On random models, near to each other and far apart."""

@@ -14,7 +14,8 @@ from edgedec.draft import Verification
 from edgedec.drafter import DraftContext
 from edgedec.errors import CapabilityError
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, LayerSet, Model
+from edgedec.model import LayerSet, Model
+from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
 from edgedec_apps.conformance import check_drafter
 from edgedec_methods import exit as exit_drafter
@@ -44,6 +45,7 @@ def opened(path: Path) -> Model:
     return Cpu().load(path, LoadOptions(n_ctx=256, n_threads=1))
 
 
+@pytest.mark.slow
 def test_the_text_is_plain_decodings(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Greedy and with a seed, though drafts be of little use."""
     monkeypatch.setattr(exit_drafter, "_LEAST_GAIN", 0.0)

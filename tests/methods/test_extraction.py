@@ -67,10 +67,17 @@ def check(engine: edgedec.Engine, found: Extraction, scores: dict[tuple[int, ...
         assert passage[span.start : span.end] == span.text == engine.tokenizer.decode(list(span.token_ids)).lstrip()
 
 
+@pytest.fixture(scope="module")
+def scores(engine: edgedec.Engine) -> dict[tuple[int, ...], float]:
+    """The log-probability of every span of PASSAGE."""
+    return every_span(engine, QUESTION, PASSAGE, 12)
+
+
 @pytest.mark.parametrize("n", [1, 3, 10])
-def test_the_best_spans_are_those_of_scoring_every_span(engine: edgedec.Engine, n: int) -> None:
+def test_the_best_spans_are_those_of_scoring_every_span(
+    engine: edgedec.Engine, scores: dict[tuple[int, ...], float], n: int
+) -> None:
     """On a model that answers, whose search takes fewer rows than there are tokens to score; and on a warm cache."""
-    scores = every_span(engine, QUESTION, PASSAGE, 12)
     for _ in range(2):
         found = engine.extract(QUESTION, PASSAGE, n=n, max_tokens=12)
         assert len(found.spans) == n

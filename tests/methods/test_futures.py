@@ -84,6 +84,7 @@ def test_weights_stay_right_whatever_was_learned() -> None:
         assert weight == pytest.approx(math.log(LAW[text] * MASS / law[text]), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_what_was_cut_or_led_nowhere_is_avoided() -> None:
     """Beginnings after which no text ends within the limit, or that have no next token, are drawn less and less."""
     futures = Futures()
@@ -130,6 +131,7 @@ def test_a_text_that_goes_on_from_another_teaches_nothing() -> None:
     assert len(futures) == 0
 
 
+@pytest.mark.slow
 def test_what_is_kept_has_a_limit() -> None:
     """A single prompt learns no more beginnings than there is room for; of several, the oldest are forgotten."""
     for most in (1, 2, 3, 5, 50):

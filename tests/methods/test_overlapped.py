@@ -102,7 +102,7 @@ def opened(path: Path, source: OverlappedModel | None, n_draft_max: int = 8) -> 
     """Load a target with this drafter pinned, made and asked in the thread that generates."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugin_guard, "GuardedFactory", lambda factory: factory)
-        return edgedec.load(path, runtime="reference", n_ctx=512, draft=source, n_draft_max=n_draft_max)
+        return edgedec.load(path, runtime="cpu", n_threads=1, n_ctx=512, draft=source, n_draft_max=n_draft_max)
 
 
 def text_of(engine: edgedec.Engine, n_tokens: int, **options: Any) -> Generation:
@@ -153,6 +153,7 @@ def test_the_drafts_are_the_draft_models_own(target: Path, draft_model: Model, n
     assert found.drafts == expected.drafts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["greedy", "sampled"])
 def test_what_was_drafted_ahead_is_used(target: Path, equal: Model, name: str) -> None:
     """With a draft model that is always right, only the first draft is drafted while the target waits."""
@@ -210,6 +211,7 @@ class Held(OverlappedModel):
         return super().read(text, window, ahead)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["cancel", "close"])
 def test_a_text_that_ends_while_the_thread_drafts(target: Path, equal: Model, ending: str) -> None:
     """Cancelled, or with the engine closed from another thread: the text ends, then the thread, then the model."""

@@ -21,6 +21,7 @@ def engine() -> Iterator[edgedec.Engine]:
         yield engine
 
 
+@pytest.mark.slow
 def test_a_reward_model_scores_by_a_token(engine: edgedec.Engine) -> None:
     """Texts that begin alike are read once; the scores are those of reading each from its beginning."""
     asked = question_of(engine.tokenizer, " Right?", "yes", "no")

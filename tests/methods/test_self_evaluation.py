@@ -11,6 +11,7 @@ from edgedec_methods.sampled_steps import seeds_from
 from edgedec_methods.self_evaluation import auroc, pruned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_pruned_texts_are_those_of_their_seeds(seed: int) -> None:
     """The kept ones have the best judgements after so many tokens, and go on as if nothing had been judged."""

@@ -20,7 +20,8 @@ from edgedec.drafter import DraftContext, DrafterFactory, Floor
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CancelledError, CapabilityError
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, LayerSet, Model
+from edgedec.model import LayerSet, Model
+from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler import plugin_guard
 from edgedec.scheduler.drafter_factories import PromisedGain, promised_gains
@@ -197,6 +198,7 @@ def test_under_another_rule_a_chain_is_drawn_from_the_q_it_comes_with(model: Mod
         np.testing.assert_allclose(law.probs, expected.probs, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_conformance_suite_passes(target: Path) -> None:
     """Every check of a drafter."""
     results = check_drafter(partial(SkipDrafter, tuned=tuned(HALF)), lambda: opened(target), n_tokens=8)

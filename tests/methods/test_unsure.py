@@ -19,7 +19,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
-from edgedec.model import ModelCard
+from edgedec.model_card import ModelCard
 from edgedec.sequence import Generation
 from edgedec_methods.unsure import FITS, GENERAL, Doubt, Fit, unsure_stop
 from edgedec_runtimes.cpu.logit_ops import NativeRowOps
@@ -148,7 +148,10 @@ def ends(plain: edgedec.Engine) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.parametrize(("draft", "n_draft_max"), [("suffix+recycling+stand", 13), ("suffix", 2), ("auto", 15)])
+@pytest.mark.parametrize(
+    ("draft", "n_draft_max"),
+    [("suffix+recycling+stand", 13), pytest.param("suffix", 2, marks=pytest.mark.long), ("auto", 15)],
+)
 def test_drafts_do_not_change_where_a_text_ends(
     draft: str, n_draft_max: int, ends: list[tuple[dict[str, Any], tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +177,7 @@ def test_what_ends_the_text_first_is_the_reason(plain: edgedec.Engine, ends: lis
     assert one_more.finish_reason == "unsure"
 
 
+@pytest.mark.slow
 def test_requests_beside_each_other_end_where_they_end_alone(tiny: Path) -> None:
     """Six requests, three at a time with drafts: == one after the other without."""
     prompts = ["one, two, three, one, two", "x", "Some text to go on from", "one, two, three, four", "ab ab ab", "yes"]

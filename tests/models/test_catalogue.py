@@ -75,6 +75,7 @@ def test_every_family_is_there() -> None:
     assert all((entry.n_active_params or 0) < (entry.n_params or 0) / 3 for entry in experts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alias", "name"),
     [

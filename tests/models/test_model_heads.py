@@ -113,6 +113,7 @@ def test_a_small_head_comes_with_its_model(
     assert list((root / "heads").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_model_is_fetched_where_its_head_is_not_to_be_had(
     server: StubServer, catalogue: WriteCatalogue, root: Path, model: Path, head: Path
 ) -> None:
@@ -179,6 +180,7 @@ def test_a_published_block_head_drafts(
     assert json.loads(told.out)["text"] == plain["text"]
 
 
+@pytest.mark.slow
 def test_a_published_head_is_told_of_and_fetched_when_asked_for(
     server: StubServer, catalogue: WriteCatalogue, root: Path, model: Path
 ) -> None:

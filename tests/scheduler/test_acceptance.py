@@ -46,6 +46,7 @@ def test_bins_do_not_touch_each_other() -> None:
     assert calibration.corrected(0.25) == 0.25
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=300), st.floats(0, 1))
 def test_a_corrected_estimate_is_a_probability(seen: list[tuple[float, bool]], p: float) -> None:
     """Whatever is observed, in whatever order, the result lies in 0 to 0.995."""

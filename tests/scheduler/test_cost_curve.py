@@ -13,7 +13,8 @@ from support.decoding.simulation import Clock, Oracle, a_text, member, policy_of
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step
 from edgedec.draft import Draft
-from edgedec.model import Capabilities, Forward, ForwardItem, Session
+from edgedec.model import Forward, ForwardItem, Session
+from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
 from edgedec.sequence import Request, TextState
 from edgedec.sessions.joined_work import n_rows_of

@@ -65,6 +65,7 @@ def test_siblings_that_promise_more_than_one_are_scaled() -> None:
     assert tree.paths() == pytest.approx([0.6, 0.3, 0.4])
 
 
+@pytest.mark.slow
 @given(trees(), trees())
 def test_paths_fall_from_parent_to_child_and_siblings_share_one(a: Nodes, b: Nodes) -> None:
     """A child is never more probable than its parent, nor are all children together."""
@@ -80,6 +81,7 @@ def test_paths_fall_from_parent_to_child_and_siblings_share_one(a: Nodes, b: Nod
     assert all(total <= (paths[parent] if parent >= 0 else 1.0) * (1 + 1e-9) for parent, total in sums.items())
 
 
+@pytest.mark.slow
 @given(
     trees(), st.lists(st.floats(0.5, 3), min_size=10, max_size=10), st.integers(0, 9), st.sampled_from([0.0, 0.1, 1.0])
 )
@@ -132,6 +134,7 @@ def test_a_chain_is_one_and_takes_the_best_child_each_time(nodes: Nodes) -> None
     assert chain[-1] not in tree.parents
 
 
+@pytest.mark.slow
 @given(trees(), st.data())
 def test_a_part_becomes_a_draft_that_passes_every_check(nodes: Nodes, data: st.DataObject) -> None:
     """The paths of the nodes chosen; first those of the chain that goes on with the most probable child each time."""

@@ -18,7 +18,8 @@ from support.models.real_models import real_model
 import edgedec
 from edgedec.cost_curve import CostCurve
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, Session
+from edgedec.model import Session
+from edgedec.model_card import Capabilities
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.drafter_factories import drafter_factories
 from edgedec.scheduler.drafter_record import DrafterRecord

@@ -283,6 +283,7 @@ def test_one_that_does_not_fit_leaves_its_memory_to_the_next() -> None:
     assert [reason.split(" ")[0] for reason in sequence.stats.reasons] == ["b"]
 
 
+@pytest.mark.slow
 def test_threads_end_with_their_generations() -> None:
     """After fifty generations, some with a drafter that fails, no thread is left."""
     before = threading.active_count()

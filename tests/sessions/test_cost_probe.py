@@ -14,7 +14,8 @@ from support.decoding.simulation import Clock
 from edgedec.cost_curve import CostCurve
 from edgedec.errors import CancelledError, SessionError
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, Session
+from edgedec.model import Session
+from edgedec.model_card import Capabilities
 from edgedec.progress import CancelToken
 from edgedec.sessions.cost_probe import cost_curve
 from edgedec.storage import probe_cache

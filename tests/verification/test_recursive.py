@@ -28,6 +28,7 @@ def test_the_rule_keeps_its_promises(check: Check) -> None:
     check("recursive")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_vocab", "branching"), [(4, [3]), (3, [2, 2]), (3, [3, 1]), (3, [1, 2]), (2, [2, 1, 1])])
 def test_siblings_without_replacement_keep_the_distribution(n_vocab: int, branching: list[int]) -> None:
     """Trees of several shapes under recursive rejection."""

@@ -12,7 +12,7 @@ from edgedec_apps.cli import completion
 from edgedec_apps.cli.help_text import FURTHER
 
 _MODEL, _PROMPT, _OUTPUT = "Model and memory", "Prompt", "Output"
-_TILES, _TOOLS = "Tiles", "Tools"
+_TILES = "Tiles"
 
 _WITH_VARIABLE = (
     *("--runtime", "--draft", "--context", "--memory", "--threads", "--offline"),
@@ -108,30 +108,6 @@ KeepHistory = Annotated[
         "--history/--no-history", help="Keep what is typed in a chat, for the next start (default: yes).", further=True
     ),
 ]
-
-
-@dataclass(frozen=True)
-class ToolFlags:
-    """The options of tools of other programs."""
-
-    mcp: Annotated[
-        str | None,
-        option(
-            "--mcp",
-            help="File of tool servers (MCP) that the model may use, or off (default: mcp.json beside catalogue.toml).",
-            metavar="FILE",
-            panel=_TOOLS,
-        ),
-    ] = None
-    allow_tools: Annotated[
-        str | None,
-        option(
-            "--allow-tools",
-            help="Tools that run without a question, by name, with commas; read_* stands for all that begin so.",
-            metavar="NAMES",
-            panel=_TOOLS,
-        ),
-    ] = None
 
 
 @dataclass(frozen=True)

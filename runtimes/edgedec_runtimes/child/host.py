@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from edgedec.errors import CancelledError, EdgedecError
 from edgedec.load_options import LoadOptions
 from edgedec.memory.system import return_free_memory
-from edgedec.model import Capabilities, EncoderSession, Forward, ForwardItem, Model, ModelCard, Session
+from edgedec.model import EncoderSession, Forward, ForwardItem, Model, Session
+from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_runtimes.child.messages import LOAD, Answer, Ask, Cancel, Channel, Failure, GoOn, Message, Report
 from edgedec_runtimes.child.rows import SharedRows

@@ -14,7 +14,8 @@ from edgedec.closeable import Closeable
 from edgedec.errors import EdgedecError, RuntimeLostError, RuntimeUnavailableError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
+from edgedec.model import Forward, ForwardItem
+from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec_runtimes.child.host import Opened, Result
 from edgedec_runtimes.child.messages import LOAD

@@ -16,7 +16,8 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Model, ModelCard
+from edgedec.model import Model
+from edgedec.model_card import ModelCard
 from edgedec.progress import Progress
 from edgedec.runtime import RuntimeReport
 from edgedec.storage.probe_cache import cache_folder

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import CostCurve, best_length
 from edgedec.draft_price import DraftPrice
 from edgedec.errors import StorageError
-from edgedec.model import LayerSet, ModelCard
+from edgedec.model import LayerSet
+from edgedec.model_card import ModelCard
 from edgedec.storage import probe_cache
 
 _KIND, _LOSSY_KIND = "draft-layer-set", "lossy-layer-set"

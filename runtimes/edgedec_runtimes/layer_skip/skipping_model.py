@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from edgedec.errors import CapabilityError, SessionError, argument
-from edgedec.model import Forward, ForwardItem, LayerSet, Model, ModelCard
+from edgedec.model import Forward, ForwardItem, LayerSet, Model
+from edgedec.model_card import ModelCard
 from edgedec.progress import OnProgress
 from edgedec.sessions.outer_session import OuterModel, OuterSession
 from edgedec_runtimes.layer_skip.layer_sets import Half, left_out

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, OptionError
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard
+from edgedec.model import Forward, ForwardItem
+from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec_runtimes.llamacpp.context import Context, ContextOptions
 from edgedec_runtimes.llamacpp.library import llama

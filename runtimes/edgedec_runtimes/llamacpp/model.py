@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, OptionError, RequestError
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, Forward, ModelCard
+from edgedec.model import Forward
+from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec_runtimes.llamacpp.context import N_UBATCH, Context, ContextOptions, Pool
 from edgedec_runtimes.llamacpp.library import llama

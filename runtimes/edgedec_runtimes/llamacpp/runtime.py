@@ -17,7 +17,8 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import HOST, Device, IsOver, MemoryPlan, MemoryTerm, Split, format_bytes
-from edgedec.model import Model, ModelCard
+from edgedec.model import Model
+from edgedec.model_card import ModelCard
 from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel, Hosting

@@ -22,7 +22,8 @@ from edgedec.gguf.metadata import get_text
 from edgedec.load_options import LoadOptions, read_options
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Model, ModelCard
+from edgedec.model import Model
+from edgedec.model_card import ModelCard
 from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.npu.facts import EMBEDDING, ROWS, Facts, folder_of, read_facts
 from edgedec_runtimes.npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, Forward, ModelCard, Session
+from edgedec.model import Forward, Session
+from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.cpu.draft_head.beside import HeadBeside

@@ -12,7 +12,8 @@ from edgedec.gguf.file import DATA
 from edgedec.load_options import LoadOptions, NoOptions, default_n_ctx, read_options
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Model, ModelCard
+from edgedec.model import Model
+from edgedec.model_card import ModelCard
 from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
 from edgedec_runtimes.onnx.foreign.memory import copying_memory_terms

@@ -10,7 +10,8 @@ import numpy as np
 
 from edgedec.errors import MemoryCapError, OptionError, counted
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, Forward, ModelCard
+from edgedec.model import Forward
+from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec_runtimes.architectures.architecture import Recurrence
 from edgedec_runtimes.reference.kv_cache import KVCache

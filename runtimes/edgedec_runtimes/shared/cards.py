@@ -7,7 +7,7 @@ from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_text
 from edgedec.gguf.model_info import describe
 from edgedec.gguf.model_kinds import denoises, read_pooling
-from edgedec.model import ModelCard
+from edgedec.model_card import ModelCard
 
 _USUAL_BLOCK = 32  # positions that are denoised together where rows see the whole text
 

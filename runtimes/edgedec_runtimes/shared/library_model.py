@@ -9,7 +9,8 @@ from typing import Generic, Literal, TypeVar
 from edgedec.closeable import Closeable
 from edgedec.errors import MemoryCapError, SessionError
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, Forward, ForwardItem, ModelCard, Session
+from edgedec.model import Forward, ForwardItem, Session
+from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.shared.model_lock import ModelLock

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from edgedec.cost_curve import Cost
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, ModelCard, Session
+from edgedec.model import Session
+from edgedec.model_card import Capabilities, ModelCard
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.shared.invariance import ExactRows, measured_invariance, measuring_s
 from edgedec_runtimes.shared.library_model import LibraryModel

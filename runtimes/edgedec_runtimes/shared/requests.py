@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, RequestError, SessionError
-from edgedec.model import Capabilities, ForwardItem, LayerSet, ModelCard, Rows
+from edgedec.model import ForwardItem, LayerSet, Rows
+from edgedec.model_card import Capabilities, ModelCard
 from edgedec_runtimes.shared.session_state import CheckedItem, SessionState
 
 

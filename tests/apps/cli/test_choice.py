@@ -41,6 +41,7 @@ def test_the_chosen_text_is_printed_and_the_reason_said(model: Path) -> None:
     assert [text["token_ids"] for text in document["texts"]] == [text["token_ids"] for text in several]
 
 
+@pytest.mark.slow
 def test_votes_and_scores(model: Path) -> None:
     """A vote counts what --answer matches; a scorer is a command that no shell reads; auto writes rounds of four."""
     for k, n in (("3", {3}), ("auto", {4, 8, 12, 16, 20, 24, 28, 32})):

@@ -19,7 +19,8 @@ from support.processes.command_line import PATIENCE_S, run_here
 import edgedec
 from edgedec.errors import RequestError
 from edgedec.gguf.layer_bytes import layer_bytes
-from edgedec.model import Capabilities, Forward, LayerSet, Session
+from edgedec.model import Forward, LayerSet, Session
+from edgedec.model_card import Capabilities
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.evaluation.evaluate import (

@@ -3,11 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
 from support.processes.command_line import run_here
 
 PASSAGE = "b abc\nab cab"
 
 
+@pytest.mark.slow
 def test_each_line_is_a_probability_and_a_quotation(model: Path, tmp_path: Path) -> None:
     """From a file and from a pipe, as text and as JSON; a quotation stays on its line."""
     file = tmp_path / "passage.txt"

@@ -67,6 +67,7 @@ def test_every_variable_is_read(words: tuple[str, ...]) -> None:
             run_here(*words, *arguments, env={option.envvar: "what?"}).failed(2, max(option.opts, key=len))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), *COMMANDS], ids=" ".join)
 def test_help_names_every_option(words: tuple[str, ...]) -> None:
     """-h and --help print the same to standard output; with --help-all, every option is in it."""

@@ -120,6 +120,7 @@ def test_an_empty_variable_is_no_option(model: Path) -> None:
     assert run_here("run", model, "Hello", "-n", "2", env={"EDGEDEC_TEMPERATURE": ""}).code == 0
 
 
+@pytest.mark.slow
 def test_an_argument_with_content_is_one_prompt(model: Path, tmp_path: Path) -> None:
     """A file or a pipe, and then the argument, behind an empty line; a blank one leaves the argument as it is."""
     expected = document(run_here("run", model, "x = 1\n\nExplain this", *GREEDY, "--json"))["token_ids"]

@@ -95,6 +95,7 @@ def test_the_table_is_for_a_person(layered: Path) -> None:
     assert "plain decoding's speed" in result.text
 
 
+@pytest.mark.slow
 def test_a_limit_is_reported(layered: Path, text: Path, cache: Path) -> None:
     """That the set may not be found again is said; where nothing was found, nothing is kept."""
     found = document(layered, "--text", text)

@@ -15,15 +15,16 @@ from edgedec import plugins
 from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, Model
+from edgedec.model import Model
+from edgedec.model_card import Capabilities
 from edgedec_apps.conformance import check_drafter
 from edgedec_apps.conformance.__main__ import main
 from edgedec_apps.conformance.drafter import DRAFTER_CHECKS
 from edgedec_apps.conformance.drafting import DrafterSubject
 from edgedec_apps.conformance.results import run_checks
+from edgedec_runtimes.cpu.model import CpuModel
+from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
-from edgedec_runtimes.reference.model import ReferenceModel
-from edgedec_runtimes.reference.runtime import Reference
 
 pytestmark = pytest.mark.slow
 
@@ -34,13 +35,13 @@ DRAFTER = {check.__name__: check for check in DRAFTER_CHECKS}
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model."""
-    return tiny_llama(tmp_path_factory.mktemp("conformance") / "tiny.gguf", n_embd=32, n_ff=48)
+    return tiny_llama(tmp_path_factory.mktemp("conformance") / "tiny.gguf", n_embd=32, n_head=2, n_head_kv=1, n_ff=48)
 
 
 @pytest.fixture
 def load(path: Path) -> Callable[[], Model]:
-    """Load it on the reference runtime."""
-    return lambda: Reference().load(path, LoadOptions(n_ctx=128))
+    """Load it on the cpu runtime."""
+    return lambda: Cpu().load(path, LoadOptions(n_ctx=128, n_threads=1))
 
 
 @pytest.fixture
@@ -188,7 +189,7 @@ def test_what_the_model_cannot_do_for_a_drafter_is_skipped(
     results = check_drafter(tapped, without_capabilities, n_tokens=6)
     assert {result.status for result in results} == {"skipped"}
     assert "needs 'taps'" in results[0].detail
-    monkeypatch.setattr(ReferenceModel, "batch_invariant", 1)
+    monkeypatch.setattr(CpuModel, "batch_invariant", 1)
     results = check_drafter(Base, load, n_tokens=6)
     skipped = [result.name for result in results if result.status == "skipped"]
     assert skipped == ["greedy_text_is_plain_text", "sampled_text_is_plain_text"]

@@ -13,7 +13,8 @@ from support.models.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, ConformanceError, ModelFormatError
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, Forward, ForwardItem, Model
+from edgedec.model import Forward, ForwardItem, Model
+from edgedec.model_card import Capabilities
 from edgedec_apps.conformance import CheckResult, check_runtime, raise_failures
 from edgedec_apps.conformance.results import run_checks
 from edgedec_apps.conformance.runtime import RUNTIME_CHECKS

@@ -10,6 +10,8 @@ from edgedec_apps.server.core.fields import IGNORED_HEADER, Fields
 
 openai = pytest.importorskip("openai")
 
+pytestmark = pytest.mark.slow
+
 # By field: a value that clients send, and whether it is named among what was ignored.
 CHAT: dict[str, tuple[Any, bool]] = {
     "frequency_penalty": (0, False),
@@ -61,7 +63,6 @@ def test_every_field_of_openais_client_is_known() -> None:
     assert set(CompletionCreateParamsBase.__annotations__) - {"messages", "model"} == set(CHAT) | REFUSED
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CHAT)
 def test_a_field_alone(client: Any, name: str) -> None:
     """Each field is accepted, and named in the header where it is ignored."""

@@ -1,5 +1,6 @@
 """The three rules of R2-dLLM against their sentences."""
 
+import pytest
 from support.decoding.denoising_passes import SIZE, check
 
 from edgedec_methods.diffusion.redundancy import redundancy
@@ -33,6 +34,7 @@ def expected(passes: list[Pass]) -> list[int]:
     return [at[place] for place in sorted(chosen)]
 
 
+@pytest.mark.slow
 def test_what_is_said_again_is_committed() -> None:
     """By neighbours, and by earlier passes."""
     check(redundancy(0.7), expected, n=600)

@@ -83,6 +83,7 @@ def test_second_time_needs_no_network(server: StubServer, catalogue: WriteCatalo
     assert len(server.seen) == n_seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_bytes", "n_again"), [(10_000, 3), (110_000, 2), (190_000, 1), (300_000, 0)])
 def test_cancelled_pull_goes_on(
     server: StubServer, catalogue: WriteCatalogue, cancel_after: CancelAfter, n_bytes: int, n_again: int

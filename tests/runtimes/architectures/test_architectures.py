@@ -193,6 +193,7 @@ def test_a_fourth_section_of_a_rotation_is_refused(tmp_path: Path) -> None:
         assert is_run or "qwen2vl.rope.dimension_sections has a section after its first three" in str(reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [

@@ -92,6 +92,7 @@ REFUSED: list[tuple[Callable[[Path], Path], type[Exception], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("write", "kind", "words"), REFUSED, ids=[words for _, _, words in REFUSED])
 def test_what_is_refused(tmp_path: Path, write: Callable[[Path], Path], kind: type[Exception], words: str) -> None:
     """Keys and tensors of other converters, and sizes that contradict each other, are named."""

@@ -38,6 +38,7 @@ def floats(*shape: int) -> RawTensor:
     return RawTensor(GGMLType.F32, shape, np.ones(shape, np.float32).tobytes())
 
 
+@pytest.mark.slow
 def test_layers_are_what_the_file_says(tmp_path: Path) -> None:
     """A mixer, attention, both, or a feed-forward block alone, whose norm is the layer's only one."""
 

@@ -46,6 +46,7 @@ def test_tokens_are_those_that_numpy_finds(of: tuple[int, float, int], name: str
     assert total.weight == pytest.approx(expected.weight, rel=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(ROWS, st.sampled_from(list(OPS)), st.floats(0.001, 0.999))
 def test_the_nucleus_is_numpys_but_for_rounding(of: tuple[int, float, int], name: str, top_p: float) -> None:

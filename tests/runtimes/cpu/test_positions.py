@@ -13,7 +13,8 @@ from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 from edgedec.errors import CapabilityError, RequestError, SessionError
 from edgedec.load_options import LoadOptions
-from edgedec.model import Capabilities, ForwardItem, Model
+from edgedec.model import ForwardItem, Model
+from edgedec.model_card import Capabilities
 from edgedec.sessions.batching import Batcher
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference

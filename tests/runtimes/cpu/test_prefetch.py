@@ -79,6 +79,7 @@ def test_other_texts_are_refused(tiny: Path, text: str) -> None:
         load(tiny, runtime_options={"prefetch": text})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instruction_set", instruction_sets())
 def test_no_setting_changes_a_bit(tiny: Path, instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In single steps and in one forward, with weights of every type."""
@@ -209,6 +210,7 @@ def test_products_of_weights_that_there_are_not_are_refused(tmp_path: Path) -> N
         Products(model.handle, {Q6_K: 100})(Q6_K, 1, USUAL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -34,7 +34,7 @@ NAMES = each_architecture(
 N_TEXT = 640
 TEXT: Tokens = np.random.default_rng(5).integers(0, 260, N_TEXT + 16).astype(np.int32)
 PLACES = st.integers(1, N_TEXT) | st.sampled_from([1, 2, 3, 4, 31, 32, 33, 200, 400, 568, 600, 608, 609, N_TEXT])
-OFTEN = settings(max_examples=12, deadline=None)
+OFTEN = settings(max_examples=6, deadline=None)
 
 
 @dataclass(frozen=True, slots=True)

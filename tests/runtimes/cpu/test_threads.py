@@ -18,6 +18,7 @@ from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.shared.cpu_count import linux_cores
 
 TEXT = np.random.default_rng(0).integers(0, 260, 40).astype(np.int32)
+pytestmark = pytest.mark.usefixtures("all_cores")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps threads to cores")
 
 

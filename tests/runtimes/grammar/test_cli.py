@@ -38,6 +38,7 @@ def test_what_is_wrong_is_said(tiny_path: Path, tmp_path: Path) -> None:
     run_here(*run, "--json-schema", schema).failed(40, "no JSON")
 
 
+@pytest.mark.slow
 def test_a_cut_text_is_told_by_the_exit_code(tiny_path: Path, tmp_path: Path) -> None:
     """45 and a sentence where a text was cut before it was whole, in JSON too; 0 where it is whole."""
     schema, out = tmp_path / "schema.json", tmp_path / "out.json"

@@ -282,7 +282,7 @@ def test_rows_are_bit_equal_up_to_what_was_measured(smollm: edgedec.Engine) -> N
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.long), 0.8])
 def test_drafts_in_a_long_context_leave_the_text_as_it_is(smollm_path: Path, temperature: float) -> None:
     """With two threads llama.cpp's rows differ from single steps where attention reads 512 cells or more."""
     load: dict[str, Any] = {"runtime": "llamacpp", "n_threads": 2, "n_ctx": 1024, "offline": True}
@@ -325,7 +325,7 @@ with LlamaCpp().load(path, options) as model:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("n_ctx", [512, 1024])
+@pytest.mark.parametrize("n_ctx", [512, pytest.param(1024, marks=pytest.mark.long)])
 def test_the_memory_plan_is_what_the_system_counts(smollm_path: Path, n_ctx: int) -> None:
     """The plan made before loading is within 5 % or 16 MB of the peak resident size, in a process of its own."""
     command = [sys.executable, "-c", _MEASURE, str(smollm_path), str(n_ctx)]

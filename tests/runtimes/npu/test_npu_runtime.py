@@ -148,6 +148,7 @@ def test_cancelling_stops_at_a_multiple_of_64(model: Model) -> None:
     assert np.array_equal(extend(session, TOKENS[128:140]), extend(fresh, TOKENS[128:140]))
 
 
+@pytest.mark.slow
 def test_drafts_change_no_text(exported: Path) -> None:
     """Pinned drafts of the suffix drafter are accepted in part, and the text is plain decoding's."""
     prompt, texts = "one two one two one two one", []

@@ -50,6 +50,7 @@ def check(session: Session, n_past: int, n: int) -> None:
     assert np.array_equal(found, EXPECTED[n_past : n_past + n]), (n_past, n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("positions", [False, True])
 def test_logits_are_those_computed_by_hand(

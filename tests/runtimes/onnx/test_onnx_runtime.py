@@ -233,6 +233,7 @@ def test_drafts_leave_the_text_of_a_long_prompt_as_it_is(exported: Exporter, n_p
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_trees_are_sent_in_loose_numerics_only(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter of trees has them verified as chains where the text is to stay the same."""
     shapes: list[bool] = []
@@ -267,6 +268,7 @@ def test_pages_that_are_let_go_come_back(exported: Exporter) -> None:
             assert np.array_equal(bits(model.session(16).forward(TOKENS[:8], n_past=0).logits), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")
 def test_a_forked_process_loads_its_own(exported: Exporter) -> None:
     """In a child the parent's model is refused and closes without waiting; another one loads and has the same bits."""

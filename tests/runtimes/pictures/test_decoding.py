@@ -89,6 +89,7 @@ def test_the_first_frame_of_an_animation_is_the_picture() -> None:
     assert pixel(decoded(data), 0, 0) == RED
 
 
+@pytest.mark.slow
 def test_a_picture_far_larger_than_an_encoder_looks_at_is_halved() -> None:
     assert halved(4096, 4096) == (4096, 4096)
     assert halved(4101, 4099) == (2051, 2050)

@@ -11,6 +11,7 @@ from support.models.tiny_models import N_VOCAB
 from support.models.tiny_projectors import KINDS, M_ROPE_KINDS, tiny_projector
 
 from edgedec.errors import ModelFormatError
+from edgedec_runtimes.pictures.child import PictureChild
 from edgedec_runtimes.pictures.contract import Picture
 from edgedec_runtimes.pictures.header import read_projector
 from edgedec_runtimes.pictures.opening import opening
@@ -33,10 +34,30 @@ def opened(path: Path, kind: str, max_tokens: int | None = None, n_threads: int 
     return Mtmd(opening(read_projector(path), ARCHITECTURES.get(kind, "llama"), n_threads, max_tokens))
 
 
+class InAProcess:
+    """An encoder in a process of its own, where the product has it; and where memory that was not written is zero.
+
+    libmtmd's graph of pixtral makes rows of unwritten memory times 0, which are no numbers where that memory has none:
+    in the process of the tests, rows of two encoders differed then.
+    """
+
+    def __init__(self, path: Path, kind: str, n_threads: int = 1) -> None:
+        self.child = PictureChild()
+        self.opening = opening(read_projector(path), ARCHITECTURES.get(kind, "llama"), n_threads, None)
+        self.close = self.child.close
+
+    def encode(self, picture: Picture, on_block: Any) -> Any:
+        return self.child.ask("encode", self.opening, picture)
+
+    def layout(self, width: int, height: int) -> Any:
+        return self.child.ask("layout", self.opening, width, height)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, *M_ROPE_KINDS])
 def test_the_layout_is_known_before_a_pixel_is_and_rows_are_the_same_each_time(tmp_path: Path, kind: str) -> None:
-    encoder = opened(tiny_projector(tmp_path / "mmproj.gguf", kind), kind)
-    again = opened(tmp_path / "mmproj.gguf", kind, n_threads=2)
+    made = InAProcess if kind == "pixtral" else opened
+    encoder = made(tiny_projector(tmp_path / "mmproj.gguf", kind), kind)
+    again = made(tmp_path / "mmproj.gguf", kind, n_threads=2)
     for width, height in SIZES:
         layout, rows = encoder.encode(noise(width, height), lambda done, total: None)
         assert layout == encoder.layout(width, height)

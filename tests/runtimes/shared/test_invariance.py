@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgedec.model import Capabilities, Forward, Model
+from edgedec.model import Forward, Model
+from edgedec.model_card import Capabilities
 from edgedec_runtimes.shared.invariance import RANGE_TOKENS, ExactRows, measured_invariance, measuring_s
 
 N_VOCAB = 7

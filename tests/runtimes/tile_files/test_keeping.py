@@ -401,6 +401,7 @@ def test_commands_say_what_is_on_the_disk(fetched: Fetched, data: bytes) -> None
     assert " on the disk, and as much again for a moment when it first runs on the cpu runtime" in said
 
 
+@pytest.mark.slow
 def test_llamacpp_gets_the_file(fetched: Fetched, data: bytes) -> None:
     """The llamacpp runtime has the file made again when it loads the model, and plans without it."""
     pytest.importorskip("llama_cpp")

@@ -68,10 +68,13 @@ def test_a_token_may_overlap_with_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        (bpe() | {"tokenizer.ggml.tokens": ["a", "b", "a"]}, "tokens 0 and 2 are both 'a'"),
-        (bpe() | {"tokenizer.ggml.tokens": ["a", b"\xff"]}, "token 1 is b'\\xff', which is no UTF-8"),
-        (bpe() | {"tokenizer.ggml.token_type": types([1, 1])}, "it has 2 token types for 510 tokens"),
-        (bpe() | {"tokenizer.ggml.tokens": 3}, "metadata 'tokenizer.ggml.tokens' is 3, expected an array of STRING"),
+        (bpe(n_merges=5) | {"tokenizer.ggml.tokens": ["a", "b", "a"]}, "tokens 0 and 2 are both 'a'"),
+        (bpe(n_merges=5) | {"tokenizer.ggml.tokens": ["a", b"\xff"]}, "token 1 is b'\\xff', which is no UTF-8"),
+        (bpe(n_merges=5) | {"tokenizer.ggml.token_type": types([1, 1])}, "it has 2 token types for 265 tokens"),
+        (
+            bpe(n_merges=5) | {"tokenizer.ggml.tokens": 3},
+            "metadata 'tokenizer.ggml.tokens' is 3, expected an array of STRING",
+        ),
         (spm() | {"tokenizer.ggml.scores": np.zeros(9, np.float32)}, "it has 9 scores for "),
         (spm() | {"tokenizer.ggml.scores": np.full(9999, np.nan, np.float32)}, "the score of token 0 is no number"),
         (spm() | {"tokenizer.ggml.tokens": ["<0x0G>"], "tokenizer.ggml.token_type": types([6])}, "byte token 0 is"),
@@ -82,7 +85,7 @@ def test_a_token_may_overlap_with_itself(tmp_path: Path) -> None:
         ),
         ({"general.architecture": "llama"}, "the metadata has no 'tokenizer.ggml.model'"),
         (
-            bpe() | {"tokenizer.ggml.tokens": Typed(ValueType.ARRAY, [], ValueType.STRING)},
+            bpe(n_merges=5) | {"tokenizer.ggml.tokens": Typed(ValueType.ARRAY, [], ValueType.STRING)},
             "its vocabulary has no tokens",
         ),
         (

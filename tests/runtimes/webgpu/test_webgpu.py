@@ -93,8 +93,8 @@ def test_drafts_leave_texts_as_they_are(tmp_path: Path) -> None:
         ) as engine:
             plain, drafted = (
                 [
-                    engine.generate(PROMPT, draft=draft, max_tokens=8, temperature=0, ignore_end=True),
-                    *engine.samples(PROMPT, 2, draft=draft, max_tokens=5, temperature=0.8, seed=1, ignore_end=True),
+                    engine.generate(PROMPT, draft=draft, max_tokens=6, temperature=0, ignore_end=True),
+                    *engine.samples(PROMPT, 2, draft=draft, max_tokens=4, temperature=0.8, seed=1, ignore_end=True),
                 ]
                 for draft in (False, True)
             )

@@ -1,4 +1,4 @@
-"""Draft models for tests: tiny ones on the reference runtime, with what was evaluated and proposed written down."""
+"""Draft models for tests: tiny ones on the cpu runtime, with what was evaluated and proposed written down."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Forward, Model, Session
 from edgedec.scheduler import plugin_guard
 from edgedec.sequence import Generation
-from edgedec_runtimes.reference.runtime import Reference
+from edgedec_runtimes.cpu.runtime import Cpu
 from support.models.tiny_models import tiny_llama
 
 TEXT = "the cat sat on the mat, the dog sat on the log, the cat sat on the "
@@ -31,19 +31,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def tiny(folder: Path, seed: int) -> Path:
     """Write a model that is quick to run."""
-    return tiny_llama(folder / f"{seed}.gguf", seed=seed, n_embd=32, n_ff=48, n_ctx_train=1024)
+    return tiny_llama(folder / f"{seed}.gguf", seed=seed, n_embd=32, n_head=2, n_head_kv=1, n_ff=48, n_ctx_train=1024)
 
 
 def loaded(path: Path) -> Model:
     """Load it."""
-    return Reference().load(path, LoadOptions(n_ctx=512))
+    return Cpu().load(path, LoadOptions(n_ctx=512, n_threads=1))
 
 
 def generate(path: Path, draft: DrafterFactory | None, n_tokens: int = 40, **options: Any) -> Generation:
-    """Generate after TEXT on the reference runtime, with a drafter pinned or without one, in this thread."""
+    """Generate after TEXT on the cpu runtime, with a drafter pinned or without one, in this thread."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugin_guard, "GuardedFactory", lambda factory: factory)
-        engine = edgedec.load(path, runtime="reference", n_ctx=512, draft=draft, n_draft_max=8)
+        engine = edgedec.load(path, runtime="cpu", n_threads=1, n_ctx=512, draft=draft, n_draft_max=8)
     with engine:
         found = engine.generate(TEXT, max_tokens=n_tokens, seed=5, ignore_end=True, **options)
         assert found.stats.reasons == []

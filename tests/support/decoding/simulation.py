@@ -12,7 +12,8 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds, Floor, ProposalLog
 from edgedec.drafter_traits import DraftCost
-from edgedec.model import Capabilities, Session
+from edgedec.model import Session
+from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.draft_tree import PolicyOptions

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from edgedec.drafter import DraftContext
 from edgedec.errors import RequestError
-from edgedec.model import Capabilities, Forward, Model, Session
+from edgedec.model import Forward, Model, Session
+from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
 
 END = "<end>"

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import KeepHistory, LoadFlags, ModelName, OutputFlags, System, SystemFile, ToolFlags
+from edgedec_apps.cli.options import KeepHistory, LoadFlags, ModelName, OutputFlags, System, SystemFile
 from edgedec_apps.cli.preset_options import with_preset
 from edgedec_apps.cli.prompt import piped_lines, system_text
 from edgedec_apps.cli.sampling_options import SamplingFlags
 from edgedec_apps.cli.shown.terminal import one_line, say
+from edgedec_apps.cli.tool_options import ToolFlags
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine

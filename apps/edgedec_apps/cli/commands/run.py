@@ -21,7 +21,6 @@ from edgedec_apps.cli.options import (
     OutputFlags,
     System,
     SystemFile,
-    ToolFlags,
     prompt_option,
 )
 from edgedec_apps.cli.output_files import require_writable, write_json_file
@@ -43,6 +42,7 @@ from edgedec_apps.cli.shown.replies import (
 )
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_text
 from edgedec_apps.cli.shown.thoughts import OwnMarks, own_marks, with_thoughts
+from edgedec_apps.cli.tool_options import ToolFlags
 
 if TYPE_CHECKING:
     from edgedec.api.best_text import BestOf

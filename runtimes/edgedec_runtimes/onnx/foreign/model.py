@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from edgedec.errors import OptionError
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Capabilities, Forward, ModelCard
+from edgedec.model import Forward
+from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.onnx.feeds import CHUNK, even

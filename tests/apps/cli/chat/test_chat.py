@@ -98,6 +98,7 @@ def test_a_model_without_a_template_cannot_chat(plain_model: Path) -> None:
     run_here("chat", plain_model, stdin=b"one\n").failed(43, "no chat template", "--chat-template FILE")
 
 
+@pytest.mark.slow
 def test_options_are_set_from_a_pipe(model: Path) -> None:
     """/set changes what an option of the command line sets, for the answers that follow; without a value it undoes it.
 

@@ -79,6 +79,7 @@ def test_a_stream_of_parts_is_the_whole() -> None:
         assert splitter.count(0) == n_calls
 
 
+@pytest.mark.slow
 def test_openai(openai_client: Any) -> None:
     """`reasoning_content` has what was thought, whole and as a stream, and the usage counts its tokens."""
     asked = {"model": "thinker", "messages": messages("2 + 2?")}
@@ -93,6 +94,7 @@ def test_openai(openai_client: Any) -> None:
     assert found == {"reasoning_content": "Two and two.", "content": "Four."}
 
 
+@pytest.mark.slow
 def test_thoughts_before_a_call(openai_client: Any) -> None:
     """A call after the thoughts is a call."""
     asked = {"model": "thinker", "messages": messages("Look!"), "tools": [TOOL]}
@@ -101,6 +103,7 @@ def test_thoughts_before_a_call(openai_client: Any) -> None:
     assert (choice.finish_reason, choice.message.tool_calls[0].function.name) == ("tool_calls", "look")
 
 
+@pytest.mark.slow
 def test_a_prompt_that_begins_to_think(openai_client: Any, thinker: Running) -> None:
     """Where the template itself opens the thoughts, the text begins within them."""
     asked = {"model": "thinker", "messages": messages("#"), "max_tokens": 2}
@@ -111,6 +114,7 @@ def test_a_prompt_that_begins_to_think(openai_client: Any, thinker: Running) -> 
     assert opened_mark(thinker.engine.render(messages("#")), MARKS["think"]) == "<think>"
 
 
+@pytest.mark.slow
 def test_ollama(ollama_client: Any) -> None:
     """`thinking` has what was thought in chat and generate, whole and as a stream; think=False switches it off."""
     whole = ollama_client.chat("thinker", messages("2 + 2?"))

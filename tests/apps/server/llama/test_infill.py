@@ -15,6 +15,8 @@ from edgedec_apps.server.core.fields import IGNORED_HEADER
 openai = pytest.importorskip("openai")
 ollama = pytest.importorskip("ollama")
 
+pytestmark = pytest.mark.slow
+
 PRE, SUF, MID, REPO, FILE = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"
 SAYS = {MID: ["a", " + b"], PRE: [], SUF: [], REPO: [], FILE: [], "=": ["of", "f"]}
 
@@ -147,14 +149,12 @@ def test_what_is_refused(running: Running, path: str, fields: dict[str, Any], pa
     assert reply.json()["error"]["param"] == param
 
 
-@pytest.mark.slow
 def test_a_text_that_takes_too_much_memory(running: Running) -> None:
     """A text whose tokens would not fit into the memory for requests is a 413."""
     reply = running.client.post("/tokenize", json={"content": "x" * 7_000_000, "with_pieces": True})
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_large")
 
 
-@pytest.mark.slow
 def test_a_model_without_these_tokens(server: Running) -> None:
     """It is refused by name, wherever a gap is to be filled."""
     for path, fields in (

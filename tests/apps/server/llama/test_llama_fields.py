@@ -73,6 +73,7 @@ def test_a_grammar_is_gbnf(server: Running, path: str) -> None:
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "grammar")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 def test_other_names_for_what_there_is(server: Running, path: str) -> None:
     """n_predict, repeat_penalty, repeat_last_n, ignore_eos and n_probs do what the fields here do."""

@@ -12,6 +12,8 @@ from support.processes.servers import StubServer, model_bytes, sha256
 
 ollama = pytest.importorskip("ollama")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def client(server: Running) -> Iterator[Any]:

@@ -14,6 +14,8 @@ from support.processes.servers import StubServer, sha256
 
 ollama = pytest.importorskip("ollama")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -105,7 +107,6 @@ def test_copies_and_templates(client: Any, running: Running) -> None:
     assert {model.model for model in client.list().models} == {"ape", "plain", "other"}
 
 
-@pytest.mark.slow
 def test_deleting(client: Any, running: Running, home: Path) -> None:
     """A preset leaves its model; a model is unloaded and its file is gone; what is not there is a 404."""
     client.copy("ape", "monkey")
@@ -144,7 +145,6 @@ def test_a_pulled_model_is_usable_at_once(client: Any, home: Path) -> None:
     assert client.chat("new", messages("x"), options={"num_predict": 2}).eval_count == 2
 
 
-@pytest.mark.slow
 def test_the_commands(running: Running, home: Path) -> None:
     """create, ps, stop, list and rm do on the command line what the server's addresses do."""
     made = run_here("create", "poet", "ape", "--system", "Rhyme.", "--option", "temperature=0")

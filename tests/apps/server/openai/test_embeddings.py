@@ -16,6 +16,8 @@ from support.processes.running_server import Running, started
 openai = pytest.importorskip("openai")
 ollama = pytest.importorskip("ollama")
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["Hello", "A longer text, which takes more tokens than the first. " * 4]
 
 
@@ -148,7 +150,6 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
-@pytest.mark.slow
 def test_an_encoder(encoder: Running) -> None:
     """A BERT has the vectors of numpy at all three addresses; long texts are cut or refused, and it writes nothing."""
     weights, texts = TinyBert().weights(), ["some words", "of a text"]
@@ -172,7 +173,6 @@ def test_an_encoder(encoder: Running) -> None:
     client.close()
 
 
-@pytest.mark.slow
 def test_an_encoder_is_unloaded_and_loaded_again(encoder: Running) -> None:
     """keep_alive unloads it, the next request loads it, and its capability is told."""
     client = ollama.Client(host=encoder.url, timeout=60)

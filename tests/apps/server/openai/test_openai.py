@@ -13,6 +13,8 @@ from support.processes.running_server import Running, messages, started, wait_un
 
 openai = pytest.importorskip("openai")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def client(server: Running) -> Iterator[Any]:

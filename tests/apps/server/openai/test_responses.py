@@ -15,6 +15,8 @@ from edgedec_apps.server.openai.response_store import ResponseStore
 
 openai = pytest.importorskip("openai")
 
+pytestmark = pytest.mark.slow
+
 TEMPLATE = (
     "{# it may <think> #}{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
@@ -52,7 +54,6 @@ def n_prompt(running: Running, messages: list[dict[str, Any]]) -> int:
     return len(running.engine.chat_ids(messages))
 
 
-@pytest.mark.slow
 def test_a_response_has_thoughts_and_a_text(client: Any, running: Running) -> None:
     """What was thought is a reasoning item before the message; the counts and the settings are told."""
     reply = client.responses.create(model="says", input="2 + 2?", instructions="Be brief.", temperature=0)
@@ -67,7 +68,6 @@ def test_a_response_has_thoughts_and_a_text(client: Any, running: Running) -> No
     assert reply.temperature == 0
 
 
-@pytest.mark.slow
 def test_a_stream_has_all_events_and_adds_up(client: Any) -> None:
     """The events come in OpenAI's order, numbered, and what the client adds up is the whole answer."""
     asked = {"model": "says", "input": "2 + 2?"}
@@ -256,7 +256,6 @@ def test_the_store_keeps_its_limit_and_gives_way() -> None:
     assert (store.n_bytes, room.n_taken, store.get("49")) == (0, 0, None)
 
 
-@pytest.mark.slow
 def test_a_stream_that_fails_says_so(tmp_path: Path) -> None:
     """An error in the middle of a stream is an event of its own, and a response that failed."""
     says = {"x": ["a", "b"], "b": ["a"]}

@@ -114,14 +114,14 @@ def test_the_same_bits(tmp_path: Path, architecture: str) -> None:
     for resident_bytes in (None, case.resident_bytes):
         with case.load(resident_bytes=resident_bytes, n_threads=1 if resident_bytes is None else 2) as model:
             session = model.session(1024)
-            results = [bits(session.forward(TOKENS[:600], n_past=0).logits)]
-            results.append(one_by_one(session, TOKENS[600:608]))
+            results = [bits(session.forward(TOKENS[:300], n_past=0).logits)]
+            results.append(one_by_one(session, TOKENS[300:308]))
             tree = session.forward(
-                TOKENS[:5], n_past=608, parents=np.array([-1, 0, 0, 1, 2], np.int32), rows="all", taps=(0, 3)
+                TOKENS[:5], n_past=308, parents=np.array([-1, 0, 0, 1, 2], np.int32), rows="all", taps=(0, 3)
             )
             results += [bits(tree.logits), bits(tree.hidden[0]), bits(tree.hidden[3])]
             session.keep(np.array([0, 2, 4], np.int32))
-            results.append(bits(session.forward(TOKENS[:1], n_past=611).logits))
+            results.append(bits(session.forward(TOKENS[:1], n_past=311).logits))
             found.append(results)
             assert (model.streamed_bytes() > 0) is (resident_bytes is not None)
     for expected, got in zip(*found, strict=True):
