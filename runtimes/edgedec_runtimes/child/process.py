@@ -36,8 +36,10 @@ class Child:
         n_cached: For each session's number, how many tokens its KV cache held after the latest call.
     """
 
-    def __init__(self, calls: str = _MODEL) -> None:
+    def __init__(self, calls: str = _MODEL, **environment: str) -> None:
         """Start the process, which answers the calls of a class ("module:class"; edgedec_runtimes.child.host.Hosted).
+
+        Further variables are added to its environment.
 
         Raises:
             RuntimeUnavailableError: No process can be started, or the application is frozen.
@@ -54,7 +56,7 @@ class Child:
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", _PROGRAM, calls],
-                env=child_environment() | {"GGML_NO_BACKTRACE": "1"},
+                env=child_environment() | {"GGML_NO_BACKTRACE": "1"} | environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,

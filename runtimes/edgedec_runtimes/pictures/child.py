@@ -11,6 +11,9 @@ from edgedec.progress import CancelToken, OnProgress, check_cancelled
 from edgedec_runtimes.child.process import Child
 
 _CALLS = "edgedec_runtimes.pictures.calls:PictureCalls"
+# glibc hands out zeros then. libmtmd multiplies memory that nothing was written to by 0.0 (rows of [IMG_BREAK] of
+# pixtral), so what lay there before could make rows that are no numbers.
+_ZEROS = {"MALLOC_PERTURB_": "255"}
 IDLE_S = 60.0
 
 
@@ -76,7 +79,7 @@ class PictureChild:
                 self._timer.cancel()
                 self._timer = None
             if self._child is None or self._child.ending is not None:
-                self._child = Child(_CALLS)
+                self._child = Child(_CALLS, **_ZEROS)
             self._n_asking += 1
             return self._child
 

@@ -1,6 +1,7 @@
 """libmtmd with a stub in place of the text model makes the rows and the layout that it makes with the model itself."""
 
 import ctypes
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,14 @@ def test_the_layout_is_known_before_a_pixel_is_and_rows_are_the_same_each_time(t
         assert [found.tobytes() for found in rows] == [found.tobytes() for found in others]
     encoder.close()
     again.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the setting is glibc's")
+def test_memory_that_the_encoder_is_handed_is_zero() -> None:
+    child = PictureChild()
+    child.ask("decoder")
+    assert b"MALLOC_PERTURB_=255\0" in Path(f"/proc/{child.processes[0]}/environ").read_bytes()
+    child.close()
 
 
 @pytest.mark.parametrize("kind", ["idefics3", "gemma3"])
