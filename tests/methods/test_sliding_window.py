@@ -140,7 +140,7 @@ def test_what_is_stopped_in_the_middle_is_made_up_for(model: Model, n_known: int
 
 
 def test_what_it_can_not_do_is_refused(model: Model, path: Path) -> None:
-    """Forks, saves, hidden states, positions, a past that is not there, small contexts, runtimes that depend on chunks."""
+    """Forks, saves, hidden states, positions, a past that is not there, small contexts, runtimes that need chunks."""
     session = SlidingSession(model.session(N_CTX))
     for refused in (session.fork, session.save, lambda: session.load(b"", 3)):
         with pytest.raises(CapabilityError):
