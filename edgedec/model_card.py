@@ -75,7 +75,7 @@ class ModelCard:
         left_out: The half-layers that no forward runs (lossy): pairs of a layer and 0 (attention) or 1 (feed-forward).
         share: The part of the whole model's bytes of weights that a token reads here; 0 to 1.
         variant: A name of what the model lacks, so that its texts are not kept with the whole model's; empty for that.
-        lossy: A note for a person on what the model lacks; empty for a whole model.
+        lossy: What the model lacks, in words for a person; empty for a whole model.
         pooling: How the model was trained to make one vector of a text ("mean", "cls", "last"); None for a model that
             writes texts.
         adapters: The paths of the low-rank adapters that were loaded with the model.

@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 from made_runs import add_line, lines_of
 from made_table import interval
-from prompt_keep import log_shares, logits_of, prompt_of, task
+from prompt_keep import logits_of, prompt_of, task
 
 import edgedec
 from edgedec.api.options import Lossy
+from edgedec.choosing.partial_texts import row_log_probs
 from edgedec_apps.bench.provenance import report
 
 WAYS = ("f16", "q8_0", "gear", "q4_0", "slide")
@@ -57,8 +58,9 @@ def answers(args: argparse.Namespace, way: str, done: set[tuple[Any, ...]]) -> I
                 ids = list(found.token_ids)
                 np.savez(file, ids=ids, logits=logits_of(engine, prompt, ids))
             of_f16 = np.load(file)
-            expected = log_shares(of_f16["logits"])
-            own = expected if way == "f16" else log_shares(logits_of(engine, prompt, of_f16["ids"].tolist()))
+            expected = np.array([row_log_probs(row) for row in of_f16["logits"]])
+            rows = of_f16["logits"] if way == "f16" else logits_of(engine, prompt, of_f16["ids"].tolist())
+            own = np.array([row_log_probs(row) for row in rows])
             kl = (np.exp(expected) * (expected - own)).sum(axis=1)
             yield {
                 "model": args.model,

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 import edgedec
 from edgedec.api.options import Lossy
+from edgedec.choosing.partial_texts import row_log_probs
 from edgedec_apps.bench.provenance import report
 
 _NAMES = "Mara", "Ivo", "Nadia", "Tomas", "Lena", "Omar", "Ruth", "Piet", "Hana", "Jorge", "Silke", "Bruno"
@@ -39,7 +40,6 @@ _PLACES = "Lisbon", "Oslo", "Quito", "Riga", "Dakar", "Turin", "Osaka", "Perth",
 _THINGS = "pencils", "stamps", "apples", "tiles", "bolts", "cups", "cards", "bricks", "lamps", "ropes", "plates"
 _ACTS = "repaired", "counted", "painted", "sold", "packed", "measured", "washed", "borrowed", "labelled"
 KINDS = ("needle", "table", "question")
-F64 = NDArray[np.float64]
 N_QUESTIONS = 10  # about a document
 
 
@@ -112,14 +112,6 @@ def prompt_of(engine: edgedec.Engine, kind: str, number: int, n_tokens: int) -> 
     return engine.prompt_ids(f"{text}\nAnswer:"), asked
 
 
-def log_shares(logits: NDArray[np.float32]) -> F64:
-    """Return the logarithms of the probabilities of rows of logits."""
-    rows = logits.astype(np.float64)
-    rows -= rows.max(axis=1, keepdims=True)
-    shares: F64 = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
-    return shares
-
-
 def logits_of(engine: edgedec.Engine, prompt: tuple[int, ...], answer: list[int]) -> NDArray[np.float32]:
     """Return the logits that predict each token of an answer, f32[n, n_vocab]."""
     with engine.prompt_read(prompt) as read:
@@ -151,7 +143,7 @@ def answers(args: argparse.Namespace, keep: float, done: set[tuple[Any, ...]]) -
             is_new, previous = asked.lines != previous, asked.lines
             stats = stream.generation.stats
             expected = engine.tokenizer.encode(asked.answer, add_special=False)
-            shares = log_shares(logits_of(engine, prompt, expected))
+            rows = logits_of(engine, prompt, expected)
             yield setting | {
                 "kind": kind,
                 "number": number,
@@ -159,7 +151,7 @@ def answers(args: argparse.Namespace, keep: float, done: set[tuple[Any, ...]]) -
                 "right": asked.answer.lower() in text.lower(),
                 "text": text,
                 "expected": asked.answer,
-                "nats": -float(shares[range(len(expected)), expected].sum()),
+                "nats": -sum(float(row_log_probs(row)[i]) for row, i in zip(rows, expected, strict=True)),
                 "n_prompt": len(prompt),
                 "first_token_s": stats.first_token_s,
                 "first_token_cpu_s": first_cpu_s,

@@ -24,8 +24,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.choosing.partial_texts import PartialText, PartialTexts, row_log_probs
+from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.errors import OptionError, RequestError
+from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.tokenizer import Tokenizer
 from edgedec_methods.sampled_steps import Steps, write_steps
 
@@ -48,7 +49,7 @@ class Router:
     weights: tuple[float, ...]
     bias: float
 
-    def chance(self, features: Ids | Sequence[float] | NDArray[np.float64]) -> float:
+    def chance(self, features: Sequence[float] | NDArray[np.float64]) -> float:
         """Return the chance, 0 to 1, for the features of a step."""
         z = self.bias + sum(w * x for w, x in zip(self.weights, features, strict=True))
         return 1 / (1 + math.exp(-min(max(z, -500.0), 500.0)))
@@ -111,11 +112,12 @@ def step_features(before: PartialText, after: PartialText, n_steps: int) -> NDAr
 
 
 def fitted_router(features: NDArray[np.float64], better: Sequence[bool]) -> Router:
-    """Return the router of most likely weights, with a ridge on those of standardized features (logistic regression).
+    """Fit a router to measured steps by logistic regression; a ridge keeps the weights of its features small.
 
     Args:
         features: f64[n, 5], of each step.
-        better: By step, whether the large model's step made the answer right where the small model's did not.
+        better: One for each step: True where the answer was right with the large model's step and wrong with the
+            small model's.
 
     Raises:
         OptionError: There are no steps, or not as many labels.
@@ -143,7 +145,7 @@ def arbitrated(
     threshold: float = 0.5,
     between: Translation | None = None,
 ) -> Arbitrated:
-    """Return a text whose steps the small model wrote, and the large one where the router's chance is high enough.
+    """Write a text step by step: the small model writes each step, or the large one where the router asks it to.
 
     Args:
         small: Holds the small model's text; nothing was begun there.
@@ -155,7 +157,7 @@ def arbitrated(
 
     Raises:
         OptionError: The threshold is out of range.
-        RequestError: The models read the prompt as different tokens, and there is no translation.
+        RequestError: The prompt is not the same tokens for both models, and `between` is None.
     """
     if not 0 <= threshold <= 1:
         raise OptionError("threshold", threshold, "it must be from 0 to 1")
@@ -191,5 +193,4 @@ def _step(texts: PartialTexts, text: PartialText, steps: Steps) -> list[PartialT
 
 def _nats(logits: NDArray[np.float32]) -> float:
     """Return the entropy of a row of logits in nats."""
-    logs = row_log_probs(logits)
-    return float(-(np.exp(logs) * logs).sum())
+    return entropy_of(logits, NUMPY_ROW_OPS) * math.log(2)

@@ -1,4 +1,4 @@
-"""Reflective Verification: the model reads a draft, is told to look at it again, and reads it anew, in one forward.
+"""Reflective Verification: in one forward the model reads a draft, a request to look again, and the draft once more.
 
 A small model drafts a few tokens. The target reads [text, draft, reflection, draft], which gives two laws of each
 token: one as ever, and one after the reflection. Tokens are drawn from their mixture, (1 - weight) times the first plus
@@ -43,7 +43,7 @@ class Reflective:
     """Implements edgedec.companion.Companion: the options of Reflective Verification.
 
     Attributes:
-        draft_model: The model that drafts; named as the target is.
+        draft_model: The model that drafts: a path or a name, as for the target.
         weight: The share of the law after the reflection, 0 (the target's own text) up to, but not, 1.
         n_draft: Most tokens of a draft, 1 to MOST_DRAFT.
         words: The reflection.
@@ -87,7 +87,7 @@ class Reflective:
 
 
 def mixed(first: Rows, second: Rows, weight: float) -> Rows:
-    """Return f32[n, n_vocab], the log-probabilities of (1 - weight) P + weight R, of rows of logits of P and R."""
+    """Mix laws P and R, given as rows of logits: return f32[n, n_vocab], the logs of (1 - weight) P + weight R."""
     logs = np.log1p(-weight), np.log(weight)
     pairs = zip(first, second, strict=True)
     return np.array([np.logaddexp(logs[0] + log_law(p), logs[1] + log_law(r)) for p, r in pairs], np.float32)

@@ -12,8 +12,6 @@ Status: study
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
 
 _SURE = 0.8
@@ -24,9 +22,7 @@ def adaptive(most: float) -> Rule:
 
     def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
         latest = passes[-1]
-        best = np.argsort(-latest.confidences, kind="stable")[: int(most)]
-        which = np.isin(np.arange(len(latest.places)), best)
-        return latest.chosen(which & (latest.confidences >= _SURE))
+        return latest.chosen(latest.surest(int(most)) & (latest.confidences >= _SURE))
 
     return rule
 

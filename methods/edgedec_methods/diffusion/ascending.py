@@ -12,8 +12,6 @@ Status: study
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
 
 
@@ -23,8 +21,7 @@ def ascending(base: float) -> Rule:
     def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
         latest = passes[-1]
         n = min(int(base ** min(len(passes) - 1, 64)), len(latest.places))
-        order = np.argsort(-latest.confidences, kind="stable")[:n]
-        return latest.chosen(np.isin(np.arange(len(latest.places)), order))
+        return latest.chosen(latest.surest(n))
 
     return rule
 

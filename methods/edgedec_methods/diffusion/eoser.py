@@ -26,9 +26,9 @@ def eoser(least: float) -> Rule:
     def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
         latest, i = passes[-1], min(len(passes), 32)
         done = min(1.0, (2**i - 1) / 2 ** int(np.log2(max(2, len(passes[0].places)))))
-        confidences = latest.confidences * np.where(latest.ends, least + (1 - least) * done, 1.0)
-        order = np.argsort(-confidences, kind="stable")[: 2 ** (i - 1)]
-        return replace(latest, confidences=confidences).chosen(np.isin(np.arange(len(latest.places)), order))
+        factors = np.where(latest.ends, least + (1 - least) * done, 1.0)
+        weighed = replace(latest, confidences=latest.confidences * factors)
+        return weighed.chosen(weighed.surest(2 ** (i - 1)))
 
     return rule
 

@@ -125,13 +125,13 @@ class Forwards:
         self.n_clean, self._held = 0, []
 
     def looked(self, text: Sequence[int], opened: Opened, end: int, on_progress: OnProgress | None) -> Looked:
-        """Evaluate what the masked positions of the open block need, and return their rows.
+        """Return the rows of logits of the open block's masked positions, after the forwards that they need.
 
         Args:
             text: The tokens so far; those of the open block are the block's.
             opened: The block.
             end: Where the last position that may be written ends.
-            on_progress: Told how much of a long text was read.
+            on_progress: Called while a long prompt is read, with how much of it was.
         """
         found = opened.ahead.get(tuple(opened.ids))
         if found is not None:

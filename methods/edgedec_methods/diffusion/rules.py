@@ -37,6 +37,10 @@ class Pass:
     ends: NDArray[np.bool_]
     pieces: tuple[bytes, ...]
 
+    def surest(self, n: int) -> NDArray[np.bool_]:
+        """Return which positions are the `n` most confident ones, of equal ones the first."""
+        return np.isin(np.arange(len(self.places)), np.argsort(-self.confidences, kind="stable")[:n])
+
     def chosen(self, which: NDArray[np.bool_]) -> dict[int, int]:
         """Return the tokens of some of the positions by position; of none, that of the most confident one."""
         if not which.any():

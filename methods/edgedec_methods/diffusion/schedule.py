@@ -12,8 +12,6 @@ Status: study
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
 
 
@@ -21,9 +19,7 @@ def schedule(n_tokens: float) -> Rule:
     """Return the rule that commits the `n_tokens` most confident positions, of equal ones the first."""
 
     def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
-        latest = passes[-1]
-        order = np.argsort(-latest.confidences, kind="stable")
-        return latest.chosen(np.isin(np.arange(len(order)), order[: int(n_tokens)]))
+        return passes[-1].chosen(passes[-1].surest(int(n_tokens)))
 
     return rule
 

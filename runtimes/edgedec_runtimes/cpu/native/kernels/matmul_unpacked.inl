@@ -34,7 +34,7 @@ inline void sum_groups(const UnpackedBlock &block, const Rows &a, int half, Ints
 }
 
 // Add the products of some blocks with N activations to out[activation][half of the tile]. A scale and a minimum are
-// loaded once for all activations: loads bind next to multiplications.
+// loaded once for all activations, as the core can load no more than it does here.
 template <class Unit, int N>
 void add_unpacked(const UnpackedBlock *blocks, int n_blocks, Rows a, Floats (*out)[2]) {
   Floats sums[N][2];
