@@ -62,14 +62,18 @@ class Correction:
 
     Attributes:
         edges: Ascending borders of the ranges of estimates that are corrected alike.
-        factors: What an estimate is multiplied by in each range; one more than there are edges.
     """
 
-    __slots__ = ("edges", "factors")
+    __slots__ = ("_factors", "edges")
 
     def __init__(self, edges: tuple[float, ...] = ()) -> None:
         self.edges = edges
-        self.factors = [1.0] * (len(edges) + 1)
+        self._factors = [1.0] * (len(edges) + 1)
+
+    @property
+    def factors(self) -> list[float]:
+        """What an estimate is multiplied by in each range; one more than there are edges."""
+        return self._factors
 
     def corrected(self, p: float) -> float:
         """Return the estimate p, 0 to 1, corrected by what was observed: 0 to MOST_P."""

@@ -12,7 +12,7 @@ from edgedec.draft_constants import LOOKED_UP_SHARE, NEWEST, ODD, TRIAL_SHARE
 from edgedec.drafter import Closing, Drafter, DrafterNeeds, DrafterRestsError, JointDrafter, ProposalLog
 from edgedec.drafter_traits import DraftCost, Following
 from edgedec.errors import PluginError
-from edgedec.scheduler.draft_tree import DraftTree, PolicyOptions
+from edgedec.scheduler.draft_tree import DraftTree, Gain, PolicyOptions
 from edgedec.scheduler.drafter_record import DrafterRecord, Worth
 from edgedec.stats import DecodeStats
 
@@ -47,6 +47,8 @@ class ActiveDrafter:
         idles: Whether it leaves this text alone, as following the text would cost more than its drafts bring.
         n_unread: Tokens of the text that the target had to read when the text was begun.
         gained_s: Seconds that its drafts gained.
+        gain: What its latest draft is expected to gain, where the step tells what it gained; else None.
+        among_others: Whether other drafters had nodes to verify when it was asked.
         n_own: Nodes of the step's draft that it proposed, and no other drafter before it.
         unlearned: Tokens of the steps in which it rested, which it learns when it is asked again.
         hoped: Expected speed with its drafts, in speeds without them; None where that was not estimated.
@@ -81,6 +83,8 @@ class ActiveDrafter:
     idles: bool = False
     n_unread: int = 0
     gained_s: float = 0.0
+    gain: Gain | None = None
+    among_others: bool = False
     n_own: int = 0
     unlearned: list[int] = field(default_factory=list)
     costly: bool = field(init=False)
@@ -168,6 +172,22 @@ class ActiveDrafter:
             spent_s = max(self.worth.believed(seconds), min(seconds, ODD * token_s))
             self.record.trials.lost_s += max(0.0, spent_s - gain * token_s)
         self.worth.note(gain, seconds, among_others=among_others, is_trial=self.tries)
+
+    def settle(self, n_tokens: float | None, forward_s: float, token_s: float) -> None:
+        """Judge the latest draft by what its step gave, where it is to be judged so.
+
+        Args:
+            n_tokens: Tokens of the step, those of other requests included; None where the step was not made as it was
+                decided, so that what was expected of it counts.
+            forward_s: Seconds of its forward.
+            token_s: As for is_due().
+        """
+        gain, self.gain = self.gain, None
+        if gain is None:
+            return
+        gain_s = gain.expected_s if n_tokens is None else gain.seconds(n_tokens, forward_s)
+        self.gained_s += gain_s - self.ask_s
+        self.judge(gain_s / token_s, self.ask_s, token_s, among_others=self.among_others)
 
     def share_s(self, seconds: float, curve: CostCurve) -> float:
         """Return what its latest draft cost its generation, where `seconds` passed, waiting for others included.

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from edgedec.cost_curve import Cost, CostCurve
 from edgedec.draft import Draft
-from edgedec.draft_constants import NEXT_TO_NOTHING
+from edgedec.draft_constants import CAUTION, NEXT_TO_NOTHING
 
 
 class DraftTree:
@@ -150,9 +150,35 @@ class Expected:
         """Tokens per second."""
         return self.tokens / self.seconds
 
-    def gain_s(self, before: "Expected", rate: float) -> float:
-        """Return the seconds that this step is worth beyond the one before, where `rate` tokens take a second."""
-        return (self.tokens - before.tokens) / rate - (self.seconds - before.seconds)
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a draft is worth to its step, before and after the forward.
+
+    Attributes:
+        before: What was expected of the step without the draft.
+        found: What was expected of the step with the draft.
+        rate: Tokens per second that a token is measured by.
+        beside_s: Seconds that the draft took beside the drafter's own.
+    """
+
+    before: Expected
+    found: Expected
+    rate: float
+    beside_s: float
+
+    def seconds(self, tokens: float, forward_s: float) -> float:
+        """Return the seconds that the draft gained by a step of so many tokens, those of other requests included.
+
+        A forward that took far longer than expected was disturbed.
+        """
+        forward_s = min(forward_s, CAUTION * self.found.seconds)
+        return (tokens - self.before.tokens) / self.rate - (forward_s - self.before.seconds) - self.beside_s
+
+    @property
+    def expected_s(self) -> float:
+        """The seconds that the draft was expected to gain."""
+        return self.seconds(self.found.tokens, self.found.seconds)
 
 
 @dataclass(slots=True)

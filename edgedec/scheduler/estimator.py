@@ -47,7 +47,7 @@ is at most twice the best possible (renting skis until they would have been paid
 | cost | g | c |
 |---|---|---|
 | NOTHING | mean of earlier drafts: own right tokens, less what verifying them took | mean: asking, teaching |
-| CALLS | mean of earlier drafts: what a step was expected to gain by them | mean: drafting |
+| CALLS | mean of earlier drafts: what the step gained by them | mean: drafting |
 | TARGET | the best length of a chain at the mean rate a | o, l for each token, and T(n) |
 | MODEL | the same; before its first draft: over the rest of the text | the same, and reading what it missed |
 
@@ -64,7 +64,7 @@ from edgedec.draft_price import DraftPrice
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog
-from edgedec.scheduler.draft_tree import Choice
+from edgedec.scheduler.draft_tree import Choice, Gain
 from edgedec.scheduler.drafter_record import DrafterRecord, DraftSeconds
 
 
@@ -176,15 +176,15 @@ def _pays_to_read(active: ActiveDrafter, log: DecisionLog, p: float, price: Draf
 
 
 def note_draft(
-    active: ActiveDrafter, plan: DraftPlan, seconds: float, gain_s: float, choice: Choice, *, among_others: bool
+    active: ActiveDrafter, plan: DraftPlan, seconds: float, gain: Gain, choice: Choice, *, among_others: bool
 ) -> None:
-    """Note what a draft took, and what it is worth.
+    """Note what a draft took, and what it is expected to be worth.
 
     Args:
         active: The drafter.
         plan: How it was asked.
         seconds: What the draft took.
-        gain_s: Seconds that the nodes are worth which were chosen with the draft, beyond those chosen before.
+        gain: What the nodes chosen with the draft are expected to gain, beyond those chosen before.
         choice: What was chosen with it.
         among_others: Whether nodes of other drafters were chosen before.
     """
@@ -197,9 +197,7 @@ def note_draft(
         _note_time(record, seconds, plan.price, max(active.draft.depths()), active.missed)
     active.missed = 0
     if active.in_place:
-        token_s = cost(0) / choice.curve.n_texts
-        active.gained_s += gain_s - seconds
-        active.judge(gain_s / token_s, seconds, token_s, among_others=among_others)
+        active.gain, active.ask_s, active.among_others = gain, seconds, among_others
     elif active.tries:
         lost_s = seconds + cost(n) - cost(0)
         record.trials.lost_s += lost_s

@@ -38,7 +38,7 @@ from edgedec.drafter import Floor, ProposalLog
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter, ActiveDrafters
 from edgedec.scheduler.decision_log import DecisionLog, summary
-from edgedec.scheduler.draft_tree import Choice, DraftTree, PolicyOptions
+from edgedec.scheduler.draft_tree import Choice, DraftTree, Gain, PolicyOptions
 from edgedec.scheduler.drafter_record import score
 from edgedec.scheduler.estimator import note_draft, plan_draft
 from edgedec.scheduler.row_trials import RowTrials
@@ -271,8 +271,8 @@ class Policy:
             found = choice.expected_of(tree.paths(), len(active.draft))  # the tree is merged
         mean_rate = (1 + self._curve.others) * max(1 / choice.cost(0), self._log.tokens_per_s)  # of all requests alike
         beside_s = active.taught_s + perf_counter() - begun - asked_s
-        gain_s = found.gain_s(before, mean_rate) - beside_s
-        note_draft(active, plan, seconds, gain_s, choice, among_others=before.n_nodes > 0)
+        gain = Gain(before, found, mean_rate, beside_s)
+        note_draft(active, plan, seconds, gain, choice, among_others=before.n_nodes > 0)
 
     def _draft(self, tree: DraftTree, nodes: list[int]) -> Draft:
         """Return the nodes to verify as a draft and note whose they are; a whole draft is returned as it was made."""
@@ -311,9 +311,10 @@ class Policy:
                 active.unlearned.extend(token_ids)
             return
         is_trial = self._trials.learn(len(draft.tokens), len(token_ids))
+        forward_s = (latest_s if alone else None) or self._forward_s
         node_s = 0.0  # that each node made the forward longer; a trial is made to time rows, whoever proposed them
         if draft.tokens and not is_trial:
-            node_s = (((latest_s if alone else None) or self._forward_s) - self._plain_s) / len(draft.tokens)
+            node_s = (forward_s - self._plain_s) / len(draft.tokens)
         elif self._n_nodes and not draft.tokens:  # the step had to leave the draft out: it counts as it was expected
             node_s = (self._forward_s - self._plain_s) / self._n_nodes
         if draft.tokens and latest_s is not None and alone:
@@ -321,6 +322,10 @@ class Policy:
         if self._log.n_steps and latest_s is not None and not alone:
             # The others' drafts take time that is not in what the forward was expected to take.
             self._log.spent_s += latest_s - self._forward_s
+        as_decided = not is_trial and len(draft.tokens) == self._n_nodes  # no grammar or lack of room changed it
+        n_gained = len(token_ids) + self._curve.others if as_decided else None
+        for active in self.drafters.all:
+            active.settle(n_gained, forward_s, self._plain_s / self._curve.n_texts)
         # Counted behind the forward, so that all texts of that forward are asked by the same figures.
         own_s, self._own_s = self._own_s, 0.0
         needs = self.drafters.needs

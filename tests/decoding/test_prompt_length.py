@@ -60,7 +60,7 @@ def test_what_fits_exactly(tiny: edgedec.Engine) -> None:
     n_extra = len(tiny.prompt_ids("a")) - 1
     fitting = "a" * (255 - n_extra)
     assert len(tiny.prompt_ids(fitting)) == 255
-    assert len(tiny.generate(fitting, max_tokens=1).token_ids) == 1
+    assert len(tiny.generate(fitting, max_tokens=1, ignore_end=True).token_ids) == 1
     with pytest.raises(PromptTooLongError, match="the prompt takes 256 tokens; the context of 256 "):
         tiny.generate(fitting + "a", max_tokens=1)
 

@@ -38,12 +38,15 @@ def test_what_was_learned_is_forgotten() -> None:
     assert calibration.corrected(0.8) < 0.5
 
 
-def test_bins_do_not_touch_each_other() -> None:
-    """High estimates proved wrong say nothing of low ones."""
+def test_what_is_wrong_with_all_estimates_is_half_expected_of_others() -> None:
+    """A bin that has seen nothing is scaled by the root of the ratio of all; its own nodes then count more."""
     calibration = Calibration()
     for _ in range(100):
         calibration.observe(0.95, False)
-    assert calibration.corrected(0.25) == 0.25
+    assert calibration.corrected(0.25) == pytest.approx(0.25 * (1 / 96) ** 0.5)
+    for _ in range(40):
+        calibration.observe(0.25, True)
+    assert calibration.corrected(0.25) > 0.8
 
 
 @pytest.mark.slow

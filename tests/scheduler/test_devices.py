@@ -52,6 +52,6 @@ def test_auto_asks_the_targets_own_layers_where_they_are_the_fastest(
     run = decode(policy_of(members, curve), text, curve, seconds, clock)
     assert run.token_ids == text
     n_steps = len(run.drafted)
-    assert layers.n_asked >= 0.9 * n_steps if asked else layers.n_asked <= 0.01 * n_steps
+    assert layers.n_asked >= 0.9 * n_steps if asked else layers.n_asked <= 0.01 * n_steps + 1
     best = max(1 / seconds(1), best_fixed(cheap, seconds), best_fixed(own, seconds, level_s))
     assert run.rate >= 0.85 * best

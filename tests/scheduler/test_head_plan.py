@@ -18,9 +18,9 @@ from edgedec.memory.ladder import rungs
 from edgedec.memory.setting import Setting
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog
-from edgedec.scheduler.draft_tree import Choice, Expected, PolicyOptions
+from edgedec.scheduler.draft_tree import Choice, Expected, Gain, PolicyOptions
 from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
-from edgedec.scheduler.drafter_record import DrafterRecord, DraftSeconds, Worth
+from edgedec.scheduler.drafter_record import Calibration, DrafterRecord, DraftSeconds, Worth
 from edgedec.scheduler.estimator import plan_draft
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -160,9 +160,34 @@ def test_a_head_is_judged_apart_where_others_propose() -> None:
 
 def test_what_others_gain_counts() -> None:
     """With two more requests in the forward, a node that costs a quarter of it gains less than it loses them."""
-    rate = 3.0
-    assert Expected(1, 1.6, 1.25).gain_s(Expected(0, 1.0, 1.0), 1.0) == pytest.approx(0.35)
-    assert Expected(1, 3.6, 1.25).gain_s(Expected(0, 3.0, 1.0), rate) == pytest.approx(-0.05)
+    assert Gain(Expected(0, 1.0, 1.0), Expected(1, 1.6, 1.25), 1.0, 0.0).expected_s == pytest.approx(0.35)
+    assert Gain(Expected(0, 3.0, 1.0), Expected(1, 3.6, 1.25), 3.0, 0.0).expected_s == pytest.approx(-0.05)
+
+
+def test_a_draft_is_worth_what_its_step_gave() -> None:
+    """Two tokens more in a forward that took 0.4 longer; one that took ten times as long counts as 1.5 times."""
+    gain = Gain(Expected(0, 1.0, 1.0), Expected(2, 2.2, 1.4), 1.0, 0.1)
+    assert gain.seconds(3, 1.4) == pytest.approx(2 - 0.4 - 0.1)
+    assert gain.seconds(1, 1.4) == pytest.approx(-0.5)
+    assert gain.seconds(1, 14.0) == gain.seconds(1, 2.1) == pytest.approx(-1.2)
+
+
+class Believing(Calibration):
+    """Takes all estimates as they are."""
+
+    def observe(self, p: float, accepted: bool) -> None:
+        """Learn nothing."""
+
+
+@pytest.mark.slow
+def test_a_head_that_promises_more_than_comes_is_tried_only(clock: Clock) -> None:
+    """Where each draft is expected to gain by the head's own estimates, and loses, it is judged by what came."""
+    text, curve = a_text(3000), a_curve()
+    record = DrafterRecord(price=DraftPrice(0.1), calibration=(Believing(), Believing()))
+    boaster = Oracle(text, 0.3, says=0.9, clock=clock, level_s=0.1)
+    run = decode(policy_of([active(boaster, record)], curve), text, curve, seconds, clock)
+    assert boaster.n_asked < 0.15 * len(run.drafted)
+    assert run.rate >= 0.97
 
 
 def test_the_ladder_gives_the_head_up_unless_it_is_pinned(tmp_path: object) -> None:
