@@ -21,9 +21,9 @@ OPTIONS: Any = {"runtime": "llamacpp", "n_ctx": 512, "n_threads": 1}
 GREEDY: Any = {"max_tokens": 40, "temperature": 0.0, "ignore_end": True}
 SAMPLED: Any = {"max_tokens": 40, "temperature": 0.9, "seed": 7, "ignore_end": True}
 WAYS: Any = [
-    {"draft": "model"},
-    {"draft": "model", "drafting": DraftOptions(overlap=True)},
-    {"drafting": DraftOptions(overlap=True)},
+    pytest.param({"draft": "model"}, id="model", marks=pytest.mark.long),
+    pytest.param({"draft": "model", "drafting": DraftOptions(overlap=True)}, id="overlap"),
+    pytest.param({"drafting": DraftOptions(overlap=True)}, id="auto-overlap"),
 ]
 
 
@@ -46,7 +46,7 @@ def addresses(servers: list[RpcServer]) -> str:
     return ",".join(server.address for server in servers)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["model", "overlap", "auto-overlap"])
+@pytest.mark.parametrize("way", WAYS)
 def test_the_text_is_the_one_without(
     servers: list[RpcServer], expected: list[tuple[int, ...]], smollm_path: Path, way: dict[str, Any]
 ) -> None:

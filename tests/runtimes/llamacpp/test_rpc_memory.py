@@ -65,8 +65,10 @@ def is_near(held: int, planned: int) -> bool:
 
 @pytest.mark.parametrize(
     ("given", "gpu_mb"),
-    [((), 1000), ((*own("mmap=no"), "--draft", "off"), 85)],
-    ids=["all layers there", "some layers here"],
+    [
+        pytest.param((), 1000, id="all layers there", marks=pytest.mark.long),
+        pytest.param((*own("mmap=no"), "--draft", "off"), 85, id="some layers here"),
+    ],
 )
 def test_the_plan_is_what_both_hold(smollm_path: Path, addresses: str, given: tuple[str, ...], gpu_mb: int) -> None:
     """What is told is what somebody looking on saw, the child included, and what was planned."""
@@ -82,7 +84,7 @@ def test_the_plan_is_what_both_hold(smollm_path: Path, addresses: str, given: tu
     assert max(on_devices) <= gpu_mb * MB
 
 
-@pytest.mark.parametrize("n_mb", [235, 280])
+@pytest.mark.parametrize("n_mb", [235, pytest.param(280, marks=pytest.mark.long)])
 def test_both_keep_to_the_cap(smollm_path: Path, addresses: str, n_mb: int) -> None:
     """At no time do the two processes hold more than the cap, whatever has to be given up for it."""
     result, seen = run(smollm_path, *options(addresses, "--memory", f"{n_mb}MB"))
