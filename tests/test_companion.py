@@ -43,6 +43,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_a_strangers_method_writes(tmp_path: Path) -> None:
     """Its model is planned and loaded, its session writes, and nothing is drafted beside it."""

@@ -171,6 +171,7 @@ def test_a_head_beside_its_model_is_taken_by_its_name(model: Path, cache: Path) 
     assert find_head(model, [NAME], cache) == file
 
 
+@pytest.mark.slow
 def test_a_trained_head_is_taken_by_its_hashes(model: Path, cache: Path, tmp_path: Path) -> None:
     """One that learned from these weights wins over one of another quantization; one of another model is no match."""
     other = target_of(read_gguf(tiny_llama(tmp_path / "f16.gguf", n_layer=4, dtype="f16")))

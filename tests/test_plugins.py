@@ -51,6 +51,7 @@ def test_a_name_of_ours_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyP
         plugins.load_plugin(plugins.DRAFTERS, "nobody")
 
 
+@pytest.mark.slow
 def test_sources_without_metadata_say_how_to_install_them() -> None:
     """A checkout on the path, without an installation, has no plug-ins."""
     folders = {str(Path(module.__file__ or "").parents[1]) for module in (sys.modules["edgedec"], sys.modules["numpy"])}
@@ -79,6 +80,7 @@ def failing(*args: Any, **options: Any) -> None:
     raise ZeroDivisionError
 
 
+@pytest.mark.slow
 def test_templates_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine takes the templates that it knows; ours takes all others, and those of an engine that fails."""
     ASKED.clear()

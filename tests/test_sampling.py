@@ -258,6 +258,7 @@ def draws(dist: Distribution, seed: int, n: int, start: int = 0) -> NDArray[np.i
     return np.array([choose(dist, noise, position) for position in range(start, start + n)])
 
 
+@pytest.mark.slow
 def test_the_chi_square_bound_is_the_tables() -> None:
     """Critical values of the printed tables, within 1 %, and a distribution that is off by a tenth is caught."""
     for degrees, alpha, value in ((5, 0.01, 15.086), (10, 0.001, 29.588), (63, 0.05, 82.529)):

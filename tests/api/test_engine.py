@@ -168,6 +168,7 @@ def test_a_second_request_inside_a_stream_says_so(tiny: edgedec.Engine) -> None:
     stream.close()
 
 
+@pytest.mark.slow
 def test_threads_take_turns(tiny: edgedec.Engine) -> None:
     """Requests from several threads queue, and each gets its own text."""
     prompts = [f"prompt {i}" for i in range(6)]

@@ -64,6 +64,7 @@ def test_the_head_that_is_named_wins(model: Path, tmp_path: Path) -> None:
     assert note == f"the draft head {other} is not used, as no drafter of suffix reads it"
 
 
+@pytest.mark.slow
 def test_auto_uses_the_nextn_layer_of_the_models_file(tmp_path: Path) -> None:
     """A head beside the model, and one that is named, win; off and other drafters leave the layer alone."""
     model, alone = write_nextn(tmp_path / "n.gguf", TINY), write_nextn(tmp_path / "alone.gguf", TINY, alone=True)
@@ -79,6 +80,7 @@ def test_auto_uses_the_nextn_layer_of_the_models_file(tmp_path: Path) -> None:
     assert _used(_wishes(model)) == tmp_path / "n.head"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "why"),
     [

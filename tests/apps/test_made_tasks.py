@@ -68,6 +68,7 @@ def test_answers() -> None:
 DOUBLE = (Call((1, 2), 6), Call((), 0))
 
 
+@pytest.mark.slow
 def test_functions_are_run() -> None:
     """Right, wrong, failing and printing functions; the last block of an answer counts."""
     good = "```python\nfrom typing import List\ndef solve(numbers):\n    print(1)\n    return 2 * sum(numbers)\n```"

@@ -282,6 +282,7 @@ def test_pieces_of_every_length_add_up_to_the_whole(form: str, name: str) -> Non
         assert in_pieces(reply, range(n, len(reply), n), form) == Parts("", content, calls)
 
 
+@pytest.mark.slow
 @given(st.sampled_from([case for case in CASES if case[1] != "deep"]), st.data())
 def test_pieces_add_up_to_the_whole(case: tuple[str, str], data: st.DataObject) -> None:
     """However a reply is cut, text and calls are those of the whole."""

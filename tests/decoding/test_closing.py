@@ -117,6 +117,7 @@ def test_close_refuses_those_who_wait_behind_a_paused_stream(tiny_path: Path, tm
         assert held.generation.finish_reason == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_thread_is_not_taken_for_the_one_that_paused_a_stream(tiny_path: Path) -> None:
     """A thread with the id of an ended thread that paused a stream waits for its turn until that stream is closed."""
     with loaded(tiny_path) as engine:

@@ -65,6 +65,7 @@ def test_what_fits_exactly(tiny: edgedec.Engine) -> None:
         tiny.generate(fitting + "a", max_tokens=1)
 
 
+@pytest.mark.slow
 def test_a_chat_of_too_many_messages_is_not_rendered(tiny: edgedec.Engine) -> None:
     """More messages than the context has tokens, and than 4,096, are refused before the template sees them."""
     tracemalloc.start()

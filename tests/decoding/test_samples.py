@@ -320,6 +320,7 @@ def test_without_common_forwards_texts_come_one_after_another(tiny_path: Path, o
         assert [text.finish_reason for text in first][1:] == ["cancelled"] * 2
 
 
+@pytest.mark.slow
 def test_the_full_context_ends_texts_as_alone(plain: edgedec.Engine) -> None:
     """Texts that fill the context end there, with the same reason as alone."""
     prompt = [5] * 200
@@ -353,6 +354,7 @@ def test_event_loops_get_the_same_texts(plain: edgedec.Engine) -> None:
     assert n_sessions(plain) == 1
 
 
+@pytest.mark.slow
 def test_texts_and_other_requests_share_forwards(tiny_path: Path, plain: edgedec.Engine) -> None:
     """Beside another request, texts and request have the bits of being alone."""
     with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft=None, n_parallel=2) as engine:

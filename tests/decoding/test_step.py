@@ -220,6 +220,7 @@ def test_the_tokens_are_plain_decodings(
     assert accepted == 0 if script is wrong else accepted > 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [half_right, random_trees])
 def test_logprobs_are_plain_decodings_to_the_bit(model: Model, script: Callable[[list[int]], Propose]) -> None:
     """The entries of every step, one a token, are the model's own before any transform."""
@@ -360,6 +361,7 @@ def test_a_chain_of_a_tree_is_verified_where_the_runtime_cannot_do_trees(
         assert left(found.decoder) is drafter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [half_right, random_trees])
 def test_accept_gets_the_hidden_states_of_the_rows_kept(
     model: Model, plain: dict[str, list[int]], script: Callable[[list[int]], Propose]

@@ -67,6 +67,7 @@ def test_what_is_made_quickly_is_not_reported(monkeypatch: pytest.MonkeyPatch, t
     assert [progress.done for progress in told] == shown
 
 
+@pytest.mark.slow
 def test_the_text_that_ships_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tokens are remembered by model; a damaged cache is no matter. Of many tokens it keeps what 10 MB can hold."""
     with edgedec.load(tiny_llama(tmp_path / "m.gguf"), cache_dir=tmp_path, runtime="reference", draft="off") as engine:

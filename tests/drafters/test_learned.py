@@ -42,6 +42,7 @@ def source(path: str, *tokens: int) -> LearnedSource:
     return LearnedSource(path, np.array(tokens, np.int32))
 
 
+@pytest.mark.slow
 @given(TEXTS)
 def test_places_are_sorted_by_what_follows(texts: list[list[int]]) -> None:
     """The order is that of Python's sort of all suffixes, where they differ within 64 tokens."""

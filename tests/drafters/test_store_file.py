@@ -211,6 +211,7 @@ def test_what_is_forgotten_leaves_the_file(tmp_path: Path) -> None:
     assert held(path) == [[4]]
 
 
+@pytest.mark.slow
 def test_the_file_keeps_to_its_bound(tmp_path: Path) -> None:
     """The oldest texts go; a budget of the reader's is kept, too, and does not make the file smaller."""
     path = tmp_path / "store"
@@ -294,6 +295,7 @@ def generated(model: Path, store: Path | None, prompt: str = "Once") -> edgedec.
         return engine.generate(prompt, max_tokens=40, temperature=0, ignore_end=True)
 
 
+@pytest.mark.slow
 def test_the_text_is_the_same_with_a_store_and_without(model: Path, tmp_path: Path) -> None:
     """The second start knows the first one's text and takes fewer steps; a damaged store is told once."""
     path = tmp_path / "store"

@@ -46,6 +46,7 @@ def followers(context: Sequence[int], *texts: Sequence[int]) -> set[int]:
     return {text[i + n] for text in texts for i in range(len(text) - n) if list(text[i : i + n]) == list(context)}
 
 
+@pytest.mark.slow
 @given(texts)
 def test_the_last_state_links_to_the_longest_context_seen_before(text: Text) -> None:
     """Its length, and every token that followed it, are exact after each token."""
@@ -72,6 +73,7 @@ def test_following_a_text_finds_its_longest_known_context(known: list[Text], tex
         assert set(automaton.next[match.state]) == followers(longest, *known)
 
 
+@pytest.mark.slow
 @given(short_texts)
 def test_counts_are_exact_within_the_climb(text: Text) -> None:
     """In texts shorter than the climb every context's count is how often it stands there."""
@@ -149,6 +151,7 @@ def test_nothing_seen_twice_proposes_nothing(prompt: Text) -> None:
     assert len(drafter_of(prompt).propose(9, 0)) == 0
 
 
+@pytest.mark.slow
 @given(texts, st.lists(texts.filter(bool), max_size=3), st.integers(1, 20))
 def test_every_proposal_is_a_draft_of_texts_seen(prompt: Text, said: list[Text], n_max: int) -> None:
     """It passes every check, and each path stands, after the text's last token, somewhere before."""
@@ -252,6 +255,7 @@ def test_texts_that_are_dropped_are_for_no_file_any_more() -> None:
     assert 2 <= len(waiting) <= 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignore_end", [False, True])
 def test_nothing_behind_an_end_token_is_learned(tmp_path: Path, ignore_end: bool) -> None:
     """A draft that goes on behind it is cut there, unless end tokens are ignored; the text is plain decoding's."""

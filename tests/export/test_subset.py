@@ -53,6 +53,7 @@ def test_logits_equal_those_with_the_layers_left_out(tmp_path: Path, name: str) 
     assert np.sqrt(np.square(ours - theirs).mean() / theirs.var()) < 0.08
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "qwen2"])
 def test_logits_equal_those_of_the_reference(tmp_path: Path, architecture: Any) -> None:
     """The same holds on the reference runtime, and for a subset of a subset."""
@@ -120,6 +121,7 @@ def test_a_model_that_is_kept_as_tiles_gives_the_same_file(tmp_path: Path) -> No
     assert read_entries(read_gguf(fetched)) == read_entries(read_gguf(whole))
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_split_model_become_one_file(tmp_path: Path) -> None:
     """Tensors of all parts are copied, and no key of the split is left."""
     tiny = Tiny(n_layer=3)

@@ -97,6 +97,7 @@ def test_an_earlier_export_aside_stays_until_there_is_one_in_its_place(tmp_path:
     assert names(tmp_path) == [".out-01234567.old", "out"]
 
 
+@pytest.mark.slow
 def test_the_command_says_it(tmp_path: Path) -> None:
     """The command prints it in one line, and makes the export."""
     model, out = tiny_llama(tmp_path / "m.gguf", n_layer=1), tmp_path / "small.gguf"

@@ -196,6 +196,7 @@ def test_a_configuration_that_does_not_fit_is_refused(
     assert names(tmp_path) == ["checkpoint"]
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_not_known_is_refused_before_the_export(
     checkpoint: Path, stand_in: Path, tmp_path: Path
 ) -> None:
@@ -237,6 +238,7 @@ def test_the_command_refuses(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and locks")
 def test_cancelling_ends_all_processes(checkpoint: Path, stand_in: Path, tmp_path: Path) -> None:
     """Cancelling an export ends the child and what the child started, and leaves no files."""

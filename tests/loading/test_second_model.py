@@ -121,6 +121,7 @@ def test_a_second_model_stays_on_this_machine() -> None:
     assert draft_model_options(LoadOptions(n_gpu_layers=5)).n_gpu_layers == 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 def test_the_command_line_says_what_was_used(tiny_path: Path) -> None:
     """--draft-overlap changes no text; --explain-all tells of the tokens drafted ahead; the prompt is read whole."""

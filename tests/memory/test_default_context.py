@@ -53,6 +53,7 @@ def test_texts_that_depend_on_the_context_keep_4096_tokens(tmp_path: Path, train
         assert found.setting.options.n_ctx == n_ctx
 
 
+@pytest.mark.slow
 def test_a_long_prompt_is_taken_without_an_option(trained: Path) -> None:
     """4,201 tokens fit; the text is that of a context that was asked for."""
     prompt = "river " * 700

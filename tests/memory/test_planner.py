@@ -279,6 +279,7 @@ class Large(NoStream):
         return (*super().plan(path, options), MemoryTerm("weights (repacked)", 500 * MB))
 
 
+@pytest.mark.slow
 def test_the_slower_of_two_runtimes_where_the_faster_does_not_fit(choice: Choice) -> None:
     """The faster one needs 1,034 MB at the least; the other one's text may differ, so what is given up says so."""
     fast = replace(choice, runtime=Large(), slower=choice.runtime, reason="measured")

@@ -28,6 +28,7 @@ def laws(n: int, n_vocab: int) -> Iterator[tuple[NDArray[np.float64], NDArray[np
         yield tuple(log_law(RNG.normal(0, 3, n_vocab).astype(np.float32)) for _ in range(2))  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_the_law_is_the_nearest_within_the_budget() -> None:
     """No law on the way from one to the other, and no law near the one found, is nearer and keeps to the bound."""
     for risky, safe in laws(20, 6):
@@ -45,6 +46,7 @@ def test_the_law_is_the_nearest_within_the_budget() -> None:
         assert anchored(risky, safe, far)[0] is risky
 
 
+@pytest.mark.slow
 def test_the_law_of_texts_keeps_to_the_sum_of_the_budgets() -> None:
     """All texts of three letters and four tokens are enumerated, with what earlier tokens left."""
     n_tokens, nats = 4, 0.2

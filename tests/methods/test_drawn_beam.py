@@ -57,6 +57,7 @@ def beam_drawings(law: dict[Nodes, float], q: Law) -> list[Drawing]:
 BEAMS = [(2, 2, 2), (2, 3, 2), (3, 2, 2), (2, 2, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_vocab", "depth", "width"), BEAMS)
 def test_a_beam_is_verified_exactly(n_vocab: int, depth: int, width: int) -> None:
     """Of all beams, as texts drawn without replacement make them, recursive rejection makes the target's text."""

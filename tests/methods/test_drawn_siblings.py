@@ -4,6 +4,7 @@ import pytest
 from support.decoding.tree_draws import check_drawn_tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "shape", "n_vocab", "n_max", "least_path"),
     [

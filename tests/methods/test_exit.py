@@ -166,6 +166,7 @@ def test_verification_could_go_on_from_the_exits_states(target: Path) -> None:
         assert np.array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_the_conformance_suite_passes(target: Path) -> None:
     """Every check but one: what is known of the exits outlives a text."""
     results = check_drafter(ExitDrafter, lambda: opened(target), n_tokens=6)

@@ -151,6 +151,7 @@ def test_what_is_kept_has_a_limit() -> None:
             Futures(wrong)
 
 
+@pytest.mark.slow
 def test_end_tokens_count() -> None:
     """A text that could have gone on has its end token in its law: "1 2" and "1 2 3" share their beginning."""
     futures = Futures()

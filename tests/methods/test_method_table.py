@@ -68,6 +68,7 @@ def row(path: Path) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
+@pytest.mark.slow
 def test_every_method_has_a_row() -> None:
     """The table is what the docstrings say."""
     made = f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}\n" + "".join(map(row, methods()))
@@ -82,6 +83,7 @@ def test_every_method_has_a_row() -> None:
     assert rest.startswith(made + END), "docs/methods.md is old; EDGEDEC_WRITE_TABLE=1 writes its table"
 
 
+@pytest.mark.slow
 def test_what_is_found_by_entry_point_says_what_it_is() -> None:
     """Each plug-in of ours from this package is a method with a docstring of the form, and has a test of its name."""
     named = {path.stem for path in methods()}

@@ -118,6 +118,7 @@ def test_a_child_is_the_token_that_the_noise_picks(make_context: MakeContext, ca
     assert picked == set(row)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**32), st.integers(0, 262_143))
 def test_the_noise_of_one_token_is_the_targets(seed: int, position: int, token: int) -> None:
     """A token's number is Noise.gumbel's, but for the rounding of two logarithms."""

@@ -83,6 +83,7 @@ def test_a_rejected_node_teaches_its_whole_context(make_context: MakeContext, ca
     assert known == [(True, True, True)] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_children_are_drawn_with_the_targets_noise(
     make_context: MakeContext, candidates: MakeCandidates, temperature: float

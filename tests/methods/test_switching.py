@@ -154,6 +154,7 @@ def test_the_text_is_that_of_the_slow_way(paths: tuple[Path, Path], models: Mode
     assert expected.statistics()["switches"] >= 5
 
 
+@pytest.mark.slow
 def test_a_prompt_of_an_earlier_text_is_a_prompt(paths: tuple[Path, Path], models: Models) -> None:
     """Whoever wrote it: its row is the large model's, and the counting begins anew; with what is cached, or without."""
     way = WAYS["drawn"]
@@ -169,6 +170,7 @@ def test_a_prompt_of_an_earlier_text_is_a_prompt(paths: tuple[Path, Path], model
             assert found.stats.n_reused_tokens == len(prompt) - 1
 
 
+@pytest.mark.slow
 def test_the_ends_of_the_range_are_the_models_alone(paths: tuple[Path, Path]) -> None:
     """At 0 the large one writes all; at infinity the small one writes from where it may."""
     options: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_end": True, "temperature": 0.0}
@@ -331,6 +333,7 @@ def test_who_writes_what_is_explained(paths: tuple[Path, Path]) -> None:
     assert "drafting off: two models write in turn" in result.err
 
 
+@pytest.mark.slow
 def test_the_memory_plan_has_both_models(paths: tuple[Path, Path]) -> None:
     """The small model has its own terms, with the large one's context and one row of logits; it loads under a cap."""
 
@@ -387,6 +390,7 @@ def test_requests_take_turns(paths: tuple[Path, Path]) -> None:
         assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [

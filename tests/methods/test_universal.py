@@ -109,6 +109,7 @@ def test_a_growing_text_has_the_tokens_of_the_whole(tokenizer_of: Open, kind: st
     assert n_same >= 0.99 * n_all > 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_goes_on_in_the_targets_tokens(tokenizer_of: Open, kind: str) -> None:
     """After any of its tokens the rest of a text becomes tokens that spell it; mostly those of the whole text.

@@ -91,6 +91,7 @@ hub = "hf:someone/head"
 """
 
 
+@pytest.mark.slow
 def test_a_small_head_comes_with_its_model(
     server: StubServer, catalogue: WriteCatalogue, root: Path, model: Path, head: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_model_is_fetched_where_its_head_is_not_to_be_had(
     assert json.loads(told.out)["head"] == str(root / "models" / "tiny.head.gguf")
 
 
+@pytest.mark.slow
 def test_a_wrong_head_is_not_used(
     server: StubServer, catalogue: WriteCatalogue, root: Path, model: Path, head: Path
 ) -> None:
@@ -212,6 +214,7 @@ def test_a_published_head_is_told_of_and_fetched_when_asked_for(
     assert list_models() == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_there_stays(
     server: StubServer, catalogue: WriteCatalogue, root: Path, model: Path
 ) -> None:

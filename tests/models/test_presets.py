@@ -110,6 +110,7 @@ def test_a_damaged_file_is_named(text: str, words: str) -> None:
     assert remove_preset("x")
 
 
+@pytest.mark.slow
 def test_files_with_wrong_bytes() -> None:
     """However a file is damaged, it is a preset or refused."""
     path = save_preset(FULL)

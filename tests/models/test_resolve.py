@@ -181,6 +181,7 @@ def test_read_only_cache_is_used(root: Path, catalogue: WriteCatalogue, monkeypa
     assert os.listdir(path.parent) == ["tiny.gguf"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -208,6 +209,7 @@ def test_unknown_names_say_what_would_work(root: Path, name: str, words: str) ->
         resolve(name, ResolveOptions())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alias", ["small", "small:latest", "small:1b", "tiny"])
 def test_an_alias_stands_for_the_model(server: StubServer, root: Path, catalogue: WriteCatalogue, alias: str) -> None:
     """A name that the model has elsewhere fetches it once, under its own name; a file of that name comes first."""
@@ -242,6 +244,7 @@ def test_offline_by_environment(monkeypatch: pytest.MonkeyPatch, catalogue: Writ
         resolve("tiny", ResolveOptions(offline=True))
 
 
+@pytest.mark.slow
 def test_start_imports_no_http_library(root: Path, catalogue: WriteCatalogue) -> None:
     """Resolving a stored model imports neither HTTP libraries nor the catalogue's parser."""
     catalogue(entry())

@@ -139,6 +139,7 @@ def test_wrong_ranges_are_refused(server: StubServer, data: bytes, tmp_path: Pat
         model_or_stand_in(f"{server.root}/tiny.gguf", OPTIONS, tmp_path)
 
 
+@pytest.mark.slow
 def test_header_without_end_is_given_up(
     server: StubServer, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +171,7 @@ def test_page_in_place_of_a_model_is_refused(server: StubServer, tmp_path: Path)
         model_or_stand_in(f"{server.root}/tiny.gguf", OPTIONS, tmp_path)
 
 
+@pytest.mark.slow
 def test_plan_is_that_of_the_whole_file(server: StubServer, model: Path, data: bytes) -> None:
     """`edgedec plan URL` has the terms of the plan of the downloaded file, and fetches the header only."""
     served = server.add("/tiny.gguf", data)
@@ -243,6 +245,7 @@ def test_draft_model_is_stood_in_for(server: StubServer, model: Path, data: byte
         assert same_header(Path(str(flags.draft_model)), model)
 
 
+@pytest.mark.slow
 def test_run_refuses_before_the_download(server: StubServer, data: bytes, root: Path) -> None:
     """`edgedec run --memory` refuses a model that can't fit by its header, and stores nothing."""
     served = server.add("/tiny.gguf", data)

@@ -47,6 +47,7 @@ def test_drafts_merge_to_the_same_tree_in_any_order(a: Nodes, b: Nodes, c: Nodes
         assert other == pytest.approx(found[0])
 
 
+@pytest.mark.slow
 @given(trees())
 def test_a_draft_merged_twice_changes_nothing(nodes: Nodes) -> None:
     """Its nodes are found again, at their places."""

@@ -125,6 +125,7 @@ def test_a_head_that_accepts_next_to_nothing_is_tried_only(clock: Clock) -> None
     assert run.rate >= 0.97
 
 
+@pytest.mark.slow
 def test_a_head_is_taken_up_again_when_it_begins_to_pay(clock: Clock) -> None:
     """Within some hundred tokens, by what the trials are worth."""
 

@@ -90,6 +90,7 @@ def write(texts: list[Text], n_steps: int, clock: Clock) -> None:
             text.n_tokens += 1 + len(right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [False, True])
 @pytest.mark.parametrize("n", [1, 8])
 def test_drafters_that_bring_nothing_take_a_hundredth_of_the_time_however_many_texts_wait(

@@ -69,6 +69,7 @@ def drafts(draw: st.DrawFn) -> Draft:
     return tree(tokens, [draw(st.integers(-1, i - 1)) for i in range(len(tokens))])
 
 
+@pytest.mark.slow
 @given(drafts(), st.lists(st.integers(0, 2), min_size=13, max_size=13))
 def test_any_draft_gives_the_targets_text(draft: Draft, text: list[int]) -> None:
     """The tokens are a start of the text, the path is one of the draft, and it could not go on."""

@@ -61,6 +61,7 @@ def test_the_example_is_exact(check: Check) -> None:
     check("drawfirst")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawfirst")
 def test_the_example_verifies_texts(tmp_path: Path) -> None:
     """A request names it; greedily it changes nothing; and its module is short enough to be a tutorial."""
@@ -92,6 +93,7 @@ COMB = DrawnShape(_one_child, siblings="without replacement", n_widths=1)
 NONE = "no shape"
 
 
+@pytest.mark.slow
 def test_a_shape_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named with its numbers, fits the rules that take its draws, is verified exactly, and drafts texts."""
     with pytest.raises(OptionError, match="draft_tree"):

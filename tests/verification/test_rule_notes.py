@@ -23,6 +23,7 @@ def reasons(folder: Path, verify: str, temperature: float = 1.0, **options: obje
         return [reason for reason in found.stats.reasons if not reason.startswith("verified by")]
 
 
+@pytest.mark.slow
 def test_a_rule_without_a_drafter_that_draws_says_so(tmp_path: Path) -> None:
     """Looked-up tokens gain nothing from another rule, and no rule does anything at temperature 0."""
     assert "the rule kseq gains nothing" in reasons(tmp_path, "kseq", draft="suffix")[0]
@@ -39,6 +40,7 @@ def test_a_rule_without_a_drafter_that_draws_says_so(tmp_path: Path) -> None:
     assert reasons(tmp_path, "coupled", draft="suffix") == []
 
 
+@pytest.mark.slow
 def test_what_drafts_nothing_says_so(tmp_path: Path) -> None:
     """Rules, shapes, stores and models for drafts, where drafting is off, for a load or for a request."""
     nothing = "the rule kseq gains nothing: nothing is drafted"

@@ -207,6 +207,7 @@ class Remembering:
         return 0
 
 
+@pytest.mark.slow
 def test_a_prompt_run_twice_accepts_the_same(model: Path) -> None:
     """With a drafter that learns from earlier requests, repetitions accept nothing more, unless stores stay warm."""
     with edgedec.load(model, runtime="reference", draft=Remembering) as engine:

@@ -149,6 +149,7 @@ def test_what_is_not_finite_is_no_distribution(row: list[float]) -> None:
         assert read_row(np.array(row, np.float32)) is None
 
 
+@pytest.mark.slow
 def test_a_model_against_itself(model: Path, text: Path, tmp_path: Path) -> None:
     """A copy of the file, and all layers by name, diverge by exactly 0, with every top token the same."""
     copy = Path(shutil.copy(model, tmp_path / "copy.gguf"))
@@ -301,6 +302,7 @@ def test_the_baseline_alone(model: Path, text: Path) -> None:
         assert found["ppl"] == found["baseline"]["ppl"]
 
 
+@pytest.mark.slow
 def test_the_table_goes_to_standard_output(model: Path) -> None:
     """Without --json there is a line for each setting, the baseline's first; the default text serves."""
     args = ("--kv-type", "f16", "--kv-type", "f32", "--layers", "0", "--window", "64", "-n", "100")
@@ -355,6 +357,7 @@ def test_texts_that_are_refused(model: Path, tmp_path: Path) -> None:
     run_here("eval", model, "--text", path).failed(40, "too short", "0 tokens")
 
 
+@pytest.mark.slow
 def test_another_vocabulary_is_refused(model: Path, plain_model: Path, text: Path, tmp_path: Path) -> None:
     """A baseline of 260 tokens for a model of 261 is refused; another model of the same vocabulary is not."""
     args = ("--text", text, "--window", "64", "--against")
@@ -372,6 +375,7 @@ def layered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("eval") / "layered.gguf", seed=2, n_layer=6, n_ctx_train=1024)
 
 
+@pytest.mark.slow
 def test_a_layer_skip_is_what_running_with_it_leaves_out(layered: Path, text: Path) -> None:
     """Its figures are those of the same layers by name, and the share of the bytes is said."""
     found = document(layered, "--text", text, "--layer-skip", "1.1", "--layer-skip", "1.4", "--layers", "0-1,4-5")
@@ -386,6 +390,7 @@ def test_a_layer_skip_is_what_running_with_it_leaves_out(layered: Path, text: Pa
     assert 0 < one["kl_mean"] < two["kl_mean"]
 
 
+@pytest.mark.slow
 def test_the_tuned_set_is_judged_where_it_would_run(layered: Path, text: Path, cache: Path) -> None:
     """A set kept for the model, of as few bytes as are wished for, is what --layer-skip means."""
     layers = without(6, [(1, 1), (4, 1), (3, 0)])
@@ -396,6 +401,7 @@ def test_the_tuned_set_is_judged_where_it_would_run(layered: Path, text: Path, c
     assert (row["left_out"], row["share"]) == ([[1, 1], [3, 0], [4, 1]], share)
 
 
+@pytest.mark.slow
 def test_a_layer_skip_in_the_table(layered: Path, text: Path) -> None:
     """It stands in the setting's name, with what it means below; alone it comes without another row of all layers."""
     result = run_here("eval", layered, "--text", text, "--layer-skip", "1.4", "--kv-type", "f16", "--kv-type", "f32")
@@ -422,6 +428,7 @@ def test_an_export_is_judged_against_its_source(tmp_path: Path, text: Path) -> N
 # The picture
 
 
+@pytest.mark.slow
 def test_the_picture_in_plain_text(layered: Path, text: Path) -> None:
     """--plot-text draws a letter for each setting behind the table, and names them."""
     args = ("--text", text, "--layer-skip", "1.1", "--layer-skip", "1.4", "--plot-text")

@@ -89,6 +89,7 @@ def test_prompts_are_kept_listed_and_deleted(model: Path) -> None:
     run_here("run", model, "Hello", "--prompt-cache", "a file").failed(40, "'a file' is no size")
 
 
+@pytest.mark.slow
 def test_a_cache_that_takes_no_tiles_is_said_once(model: Path, cache: Path) -> None:
     """In one line with what to do, for the model and the same one as draft model; not with --quiet, nor without tiles.
 

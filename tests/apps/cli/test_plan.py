@@ -65,6 +65,7 @@ def test_without_a_cap_the_wishes_are_chosen(tiny: Path) -> None:
     assert all(other["total_bytes"] < first["total_bytes"] and not other["chosen"] for other in others)
 
 
+@pytest.mark.slow
 def test_under_a_cap_the_first_setting_that_fits_is_chosen(tiny: Path) -> None:
     """One byte less than the wishes take gives something up, and the plan is within the cap."""
     cap = document(tiny)["total_bytes"] - 8 * MB
@@ -86,6 +87,7 @@ def test_what_was_asked_for_by_name_is_not_given_up(tiny: Path) -> None:
     assert not any("context" in phrase or "drafting" in phrase for phrase in given_up)
 
 
+@pytest.mark.slow
 def test_lossy_kv_only_where_the_type_is_left_open(tiny: Path) -> None:
     """--kv-type auto has steps with a smaller KV cache; without it none has."""
     phrases = [p for other in document(tiny)["alternatives"] for p in other["given_up"]]
@@ -106,6 +108,7 @@ def test_the_plan_is_that_of_a_run(tiny: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_server_is_planned_with_its_requests(tiny: Path) -> None:
     """--parallel N counts N contexts and what a server keeps between requests, which one prompt does not need."""
     alone, served, twice = document(tiny), document(tiny, "--parallel", 1), document(tiny, "--parallel", 2)
@@ -116,6 +119,7 @@ def test_a_server_is_planned_with_its_requests(tiny: Path) -> None:
     assert "--parallel is 0; it must be at least 1" in refused.err
 
 
+@pytest.mark.slow
 def test_it_says_what_is_held_with_a_short_text(tiny: Path) -> None:
     """What grows with texts is not held at first: the KV cache, the index of the text and what is kept of texts."""
     found = document(tiny)
@@ -132,6 +136,7 @@ def test_a_table_for_people(tiny: Path) -> None:
         assert words in result.text
 
 
+@pytest.mark.slow
 def test_it_says_on_which_runtime_and_with_how_long_drafts(tiny: Path) -> None:
     """In the table and with --json."""
     found = document(tiny, "--draft-max", 9)["setting"]
@@ -141,6 +146,7 @@ def test_it_says_on_which_runtime_and_with_how_long_drafts(tiny: Path) -> None:
     assert "suffix + common, at most 9 tokens" in text
 
 
+@pytest.mark.slow
 def test_what_was_held_to_plan_counts(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a vocabulary took more to check than the model would."""
     cap = document(tiny)["total_bytes"] + 10 * MB
@@ -150,6 +156,7 @@ def test_what_was_held_to_plan_counts(tiny: Path, monkeypatch: pytest.MonkeyPatc
     assert "before anything is loaded" in result.text
 
 
+@pytest.mark.slow
 def test_a_cap_too_small_is_refused_with_the_table(tiny: Path) -> None:
     """Exit code 50, what the smallest takes and what to do; the table is printed all the same."""
     result = plan(tiny, "--memory", "5MB")

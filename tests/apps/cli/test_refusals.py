@@ -41,6 +41,7 @@ def test_a_truncated_model(model: Path, tmp_path: Path, runtime: str) -> None:
         run_here("run", file, "hi", "--runtime", runtime).failed(12, "cut.gguf")
 
 
+@pytest.mark.slow
 def test_what_is_no_file(tmp_path: Path) -> None:
     """A directory, an absent path, an unknown name, an empty name and an overlong one are refused."""
     run_here("run", tmp_path, "hi").failed(12, "directory")
@@ -91,6 +92,7 @@ def test_what_is_no_text_decoder_is_refused_by_name(metadata: dict[str, object],
         run_here("run", file, "hi", "--runtime", runtime).failed(13, "other.gguf", kind)
 
 
+@pytest.mark.slow
 def test_prompts_that_cannot_be_served(model: Path, tmp_path: Path) -> None:
     """An empty prompt, one that is not UTF-8 and one longer than the context are refused."""
     for stdin in (b"", b"\n", b"  \r\n"):
@@ -105,6 +107,7 @@ def test_prompts_that_cannot_be_served(model: Path, tmp_path: Path) -> None:
     run_here("run", model, "x" * 300, "-c", "200").failed(41, "200", "context")
 
 
+@pytest.mark.slow
 def test_a_text_without_an_end(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and pipes are read up to a bound: a device or an endless pipe does not fill the memory."""
     monkeypatch.setattr("edgedec_apps.texts.MOST_BYTES", 100)

@@ -52,6 +52,7 @@ def test_other_words_for_huge_pages_are_refused(own_models: Path) -> None:
     assert "huge_pages is 'yes'; it must be auto, on or off" in found.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drafting")
 def test_info_has_the_memory_of_the_plan(own_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each context, and with a short text, info says to the byte what `edgedec plan` says."""
@@ -80,6 +81,7 @@ def test_info_tells_what_the_header_says(own_models: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_info_of_a_gguf_says_what_the_runtimes_of_exports_take(own_models: Path) -> None:
     """That a GGUF is none of theirs is no fault of it."""
     lines = run_here("info", "tiny").text.splitlines()

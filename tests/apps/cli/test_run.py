@@ -101,6 +101,7 @@ def test_verbose_shows_the_runtimes_log(model: Path) -> None:
     assert b"llama" not in result.out
 
 
+@pytest.mark.slow
 def test_options_by_environment(model: Path) -> None:
     """Options and flags come from the environment; the command line wins, and has the repeated options."""
     env = {"EDGEDEC_MAX_TOKENS": "3", "EDGEDEC_TEMPERATURE": "0", "EDGEDEC_QUIET": "1"}
@@ -135,6 +136,7 @@ def test_an_argument_with_content_is_one_prompt(model: Path, tmp_path: Path) -> 
     run_here("run", model, "", stdin=b"\n").failed(40, "empty")
 
 
+@pytest.mark.slow
 def test_a_system_message_comes_from_a_file(model: Path, tmp_path: Path) -> None:
     """--system-file is --system with the file's content, in run and in chat; both are refused."""
     file = tmp_path / "system.txt"
@@ -173,6 +175,7 @@ def test_the_real_model_answers(smollm_path: Path) -> None:
     assert result.text.startswith("The ")
 
 
+@pytest.mark.slow
 def test_several_texts_are_those_of_the_seeds_after(model: Path) -> None:
     """-k 3 prints three texts, each below its number, and in JSON as a list; text k is that of the seed plus k."""
     warm = ("-t", "1", "-n", "8", "--ignore-end", "--draft", "off")

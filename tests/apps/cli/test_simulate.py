@@ -118,6 +118,7 @@ def test_a_forward_that_is_unlikely_to_pay_is_not_made() -> None:
 # One recording
 
 
+@pytest.mark.slow
 def test_figures_on_a_modelled_device_and_on_a_measured_curve(tmp_path: Path) -> None:
     """The device says that it is modelled; a curve that bench wrote is read."""
     rows = write(tmp_path / "rows.jsonl", HEAD, TEXT)

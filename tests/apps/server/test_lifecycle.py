@@ -23,6 +23,7 @@ from edgedec_apps.server.shelf.models import Prepared, Recipe
 QUICK = ("--port", "0", "--runtime", "cpu", "--draft", "off", "-c", "100000", "-v")
 
 
+@pytest.mark.slow
 def test_requests_wait_for_the_first_model_and_are_told_why_it_failed() -> None:
     """While the model loads, health is 503 and requests wait; a failure to load ends them and the server, with it."""
     settings = Settings(("model.gguf",), port=0)
@@ -88,6 +89,7 @@ def test_beyond_loopback_a_key_is_asked_for() -> None:
     run_here("serve", "no-such-model", "--host", "0.0.0.0").failed(40, "--api-key", "--no-auth")
 
 
+@pytest.mark.slow
 def test_a_server_ends_while_texts_are_generated(chat_path: Path) -> None:
     """When a server ends, running streams end with an error that says so, and nothing is left running."""
     parts: list[str] = []

@@ -123,6 +123,7 @@ def test_more_texts_than_there_is_room_for(chat_path: Path) -> None:
         assert short["usage"]["completion_tokens"] == 90
 
 
+@pytest.mark.slow
 def test_a_model_without_a_chat_template(tmp_path: Path) -> None:
     """Such a model continues texts; a chat with it is refused with the reason, before the stream begins."""
     path = tiny_llama(tmp_path / "plain.gguf", n_layer=1)
@@ -159,6 +160,7 @@ def test_an_oversized_body(guarded: Running) -> None:
     assert guarded.client.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("header", ["", "Bearer wrong", "Bearer", "Basic sesame", "Bearer sesame2"])
 def test_a_wrong_key(guarded: Running, header: str) -> None:
     """Without the key nothing but health and the page's files is answered."""

@@ -100,6 +100,7 @@ def test_prompts_that_are_none(tmp_path: Path, name: str, data: bytes, message: 
         read_prompts([tmp_path / "missing.txt"])
 
 
+@pytest.mark.slow
 def test_any_bytes_are_prompts_or_refused(tmp_path: Path) -> None:
     """Mutations of a sound file of JSON lines never crash."""
     sound = b'{"turns": ["a prompt", "b"], "task": "chat"}\n{"prompt": "another"}\n'

@@ -65,6 +65,7 @@ def test_at_the_targets_own_size_the_logits_are_the_targets(
     assert_allclose(logits_of(tmp_path / "whole.gguf"), logits_of(target), rtol=1e-3, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_the_file_has_the_shape_and_the_targets_tokenizer(target: Path, tmp_path: Path, lessons: list[Lesson]) -> None:
     """Every size is in the header; the bytes that a drafted token reads are those of layers and output."""
     parts = parts_of(target)

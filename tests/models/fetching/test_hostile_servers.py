@@ -211,6 +211,7 @@ def test_lengths_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "no JSON" in ask_all(raw)["hf:"]
 
 
+@pytest.mark.slow
 def test_headers_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers with numbers and addresses that are none end in an error that edgedec knows."""
     model = model_bytes(1000)

@@ -98,6 +98,7 @@ def test_file_names_that_lead_elsewhere_are_ignored(file: str) -> None:
     assert not is_safe(file)
 
 
+@pytest.mark.slow
 def test_default_is_fetched_and_kept(server: StubServer, root: Path) -> None:
     """The default quantization is stored below hf/ with its record; the token is sent, and the hub is asked once.
 
@@ -135,6 +136,7 @@ def test_revision_is_kept_apart(server: StubServer) -> None:
     assert path.read_bytes() == Q8
 
 
+@pytest.mark.slow
 def test_a_reference_of_the_catalogue_is_its_repository(
     server: StubServer, root: Path, catalogue: Callable[[str], None]
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_head_of_the_catalogue_lies_beside_its_model(
     assert find_head(root / "models" / "tiny.gguf", [TRAINED], root) == path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", ["deepspec", "liquid", "speculators", "z-lab"])
 def test_a_block_head_is_fetched_and_found(server: StubServer, root: Path, tmp_path: Path, dialect: Any) -> None:
     """In each dialect of published checkpoints; all that is read of it; and it is found for the model it names."""

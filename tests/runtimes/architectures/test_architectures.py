@@ -50,6 +50,7 @@ def test_the_packages_entry_points_are_those_that_are_found() -> None:
         assert len(lines) < 120
 
 
+@pytest.mark.slow
 def test_an_architecture_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is found by its name in the file, and its switches change the logits; another object is refused by name."""
     path = write_tiny(tmp_path / "m.gguf", Tiny("other", keys=(("halves", 0.5),)))

@@ -39,6 +39,7 @@ def vector(values: list[float]) -> RawTensor:
     return RawTensor(GGMLType.F32, (len(values),), np.array(values, np.float32).tobytes())
 
 
+@pytest.mark.slow
 def test_which_layers_have_a_state(tmp_path: Path) -> None:
     """By an array of the file, or by an interval, whose last layer has attention."""
     by_array = network_of(written(tmp_path / "a.gguf", {}))

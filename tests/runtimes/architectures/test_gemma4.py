@@ -175,6 +175,7 @@ def test_what_is_refused_by_name(tmp_path: Path, what: str) -> None:
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_table_without_whole_blocks_is_refused(tmp_path: Path) -> None:
     """A layer's part of a row must begin with a block of the table's type."""
     tiny = replace(SMALL, n_per_layer=128)

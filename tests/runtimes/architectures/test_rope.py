@@ -62,6 +62,7 @@ def test_linear_scaling_and_divisors() -> None:
     np.testing.assert_allclose(turns(Rope(8, 100.0, scale=0.25), divisors).frequencies, plain / 4 / divisors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_ctx", "which"), [(32, "short"), (33, "long")])
 def test_longrope_chooses_its_divisors_by_the_context(tmp_path: Path, n_ctx: int, which: str) -> None:
     """Those for short contexts up to the original one; the model's fingerprint says which, as logits differ."""

@@ -61,6 +61,7 @@ def test_the_nucleus_is_numpys_but_for_rounding(of: tuple[int, float, int], name
         assert weights[list(few)].sum() == pytest.approx(top_p * weights.sum(), rel=1e-5)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(ROWS, st.sampled_from(list(OPS)), st.integers(0, 2**64 - 1), st.sampled_from([0.05, 0.7, 1.0, 3.0]))
 def test_the_token_drawn_is_among_the_contenders(

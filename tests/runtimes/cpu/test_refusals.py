@@ -162,6 +162,7 @@ def test_more_heads_than_elements_are_refused(tmp_path: Path) -> None:
         Cpu().load(path, LoadOptions())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [_Q, "output_norm.weight", "blk.1.ffn_norm.weight", "token_embd.weight"])
 def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
     """What every model has must be there, in its shape."""

@@ -100,6 +100,7 @@ def test_a_real_model_conforms(smollm_path: Path) -> None:
     conform(smollm_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_layer_subsets_are_the_references(path: Path, model: Model, seed: int) -> None:
     """Any subset of half-layers gives what the reference runtime computes, in steps and at once."""

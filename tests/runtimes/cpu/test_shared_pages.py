@@ -136,6 +136,7 @@ def test_forks_together_have_the_bits_of_forks_alone(
         np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.slow
 def test_layers_that_some_rows_skip(tmp_path: Path) -> None:
     """Forks of which some skip the attention of a layer, and forks of which few rows are wanted, have their bits."""
     path = write_tiny(tmp_path / "m.gguf", Tiny(n_layer=3))
@@ -155,6 +156,7 @@ def test_layers_that_some_rows_skip(tmp_path: Path) -> None:
             np.testing.assert_array_equal(bits(forward.logits), expected)
 
 
+@pytest.mark.slow
 def test_a_prefix_of_halves(tmp_path: Path) -> None:
     """Forks share keys and values of 16 bits from 4,096 tokens on."""
     path = write_tiny(tmp_path / "m.gguf", Tiny(n_layer=1, n_head=2, n_head_kv=1))

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("all_cores")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps threads to cores")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_any_number_of_threads(tmp_path: Path, name: str) -> None:
     """More threads than heads, than pieces of a matrix and than cores, in single steps and in one forward."""

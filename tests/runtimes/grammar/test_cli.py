@@ -59,6 +59,7 @@ def test_a_cut_text_is_told_by_the_exit_code(tiny_path: Path, tmp_path: Path) ->
     assert chat.err.count("before its grammar allowed an end") == 2
 
 
+@pytest.mark.slow
 def test_a_text_is_closed_in_time(tiny_path: Path, tmp_path: Path) -> None:
     """--json-close: the JSON is whole at every length that is enough; too few are refused first."""
     schema = tmp_path / "schema.json"

@@ -102,6 +102,7 @@ def test_parallel_requests_get_the_same_text(path: Path, model: Model, tmp_path:
         assert {job.result(60).token_ids for job in jobs} == {expected}
 
 
+@pytest.mark.slow
 def test_a_context_that_slides(path: Path, model: Model, tmp_path: Path) -> None:
     """Before the window moves the text is that of forwards by hand; it goes on behind that."""
     expected = by_hand(model, without(N_LAYER, OUT), WAYS["greedy"])
@@ -200,6 +201,7 @@ def test_the_set_that_was_tuned_is_found(path: Path, model: Model, tmp_path: Pat
 # What is refused
 
 
+@pytest.mark.slow
 def test_wishes_that_are_refused(path: Path, tmp_path: Path) -> None:
     """Below 1 and out of reach always; what was not measured, and drafters of single layers, with what to do."""
     for speedup in (0.9, 0.0, -1.0, float("nan"), float("inf")):
@@ -235,6 +237,7 @@ def test_the_table_is_in_order() -> None:
         assert rows[-1].top1 > 0.5
 
 
+@pytest.mark.slow
 def test_a_runtime_without_the_capability_is_refused(path: Path, tmp_path: Path) -> None:
     """llama.cpp runs all layers of a model."""
     pytest.importorskip("llama_cpp")
@@ -275,6 +278,7 @@ def fingerprints(path: Path, cache: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_set_has_a_fingerprint_of_its_own(path: Path, tmp_path: Path) -> None:
     """The same one again for the same set."""
     first = fingerprints(path, tmp_path)
@@ -282,6 +286,7 @@ def test_every_set_has_a_fingerprint_of_its_own(path: Path, tmp_path: Path) -> N
     assert fingerprints(path, tmp_path) == first
 
 
+@pytest.mark.slow
 def test_a_prompt_cache_serves_its_own_layers_only(path: Path, tmp_path: Path) -> None:
     """It is restored with the same set, with the same text, and refused with another and without one."""
     file = tmp_path / "prompt"
@@ -322,6 +327,7 @@ def test_the_cost_curve_is_kept_for_its_own_layers(path: Path, tmp_path: Path) -
             assert len(list((tmp_path / "probes").glob("curve-*.json"))) == n_curves
 
 
+@pytest.mark.slow
 def test_a_draft_store_serves_its_own_layers_only(path: Path, tmp_path: Path) -> None:
     """The whole model refuses the texts of a part of it, and the other way round."""
     file = tmp_path / "store"

@@ -143,6 +143,7 @@ def test_an_export_is_reproducible(source: Path, exported: Path, tmp_path: Path)
     assert {p.name: p.read_bytes() for p in out.iterdir()} == {p.name: p.read_bytes() for p in exported.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_cancelled_export_leaves_nothing(source: Path, tmp_path: Path) -> None:
     """Cancelled among the weights or in the calibration, it leaves an empty folder behind."""
     for phase in ("export", "calibrate"):

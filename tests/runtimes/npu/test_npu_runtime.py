@@ -107,6 +107,7 @@ def test_chains_have_the_bits_of_single_steps(model: Model, n_past: int) -> None
         assert np.array_equal(extend(session, TOKENS[n_past : n_past + 63], sizes), expected), sizes
 
 
+@pytest.mark.slow
 def test_going_back_to_a_shorter_context_forgets(model: Model) -> None:
     """After 150 tokens, in the larger buffers, going back to 33 continues as a session that never went on does."""
     session, fresh = model.session(256), model.session(256)

@@ -87,6 +87,7 @@ def test_forks_and_saved_states_go_their_own_ways(folder: Path) -> None:
             restored.load(data, 19)
 
 
+@pytest.mark.slow
 def test_rows_are_counted_as_invariant(folder: Path) -> None:
     """Whole numbers add up in any order, so that no second row is needed and 16 rows equal single steps."""
     with load(folder) as model:

@@ -104,6 +104,7 @@ def test_branches_are_entered_but_not_without_end() -> None:
         check_graph(nested(100), SIZES)
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_refused(content: bytes) -> None:
     """Nothing but ModelFormatError comes out of the reader, and no value is larger than the bytes at hand."""

@@ -36,6 +36,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(bytes(content))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [GRAPH, DATA, "vocabulary.gguf"])
 def test_a_changed_or_truncated_file_is_refused(exported: Exporter, tmp_path: Path, name: str) -> None:
     """A byte less, a byte changed and no file at all: each is told by the file's name."""

@@ -145,6 +145,7 @@ def test_attention_alone_gets_the_second_row(exported: Exporter, monkeypatch: py
     assert all(np.array_equal(*pair) for pair in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_which_rows_are_asked_for(exported: Exporter) -> None:
     """One row of logits goes through the head as two, none at all costs nothing and fails nothing."""
     with load(exported(types=("Q4_K",)).folder) as model:
@@ -156,6 +157,7 @@ def test_a_row_does_not_depend_on_which_rows_are_asked_for(exported: Exporter) -
             assert np.array_equal(bits(some.logits), everything[rows])
 
 
+@pytest.mark.slow
 def test_a_long_prefill_is_cut_where_a_cold_start_is(exported: Exporter) -> None:
     """Going on from a border of a chunk gives the bits of one forward over everything, in all rows and taps."""
     with load(exported(n_ctx_train=1024).folder) as model:
@@ -169,6 +171,7 @@ def test_a_long_prefill_is_cut_where_a_cold_start_is(exported: Exporter) -> None
         assert np.array_equal(rest.hidden[1], states[CHUNK:])
 
 
+@pytest.mark.slow
 def test_cancel_ends_a_long_forward(exported: Exporter) -> None:
     """The forward ends with CancelledError at the end of a chunk, and the next one is as if nothing had been."""
     with load(exported(n_ctx_train=1024).folder) as model:
@@ -255,6 +258,7 @@ def test_trees_are_sent_in_loose_numerics_only(exported: Exporter, monkeypatch: 
         assert any(shapes) == (numerics == "loose")
 
 
+@pytest.mark.slow
 def test_pages_that_are_let_go_come_back(exported: Exporter) -> None:
     """Each graph knows its own mappings of the weights, and the numbers stay after their pages were given back."""
     folder = exported(types=("Q4_K",)).folder
@@ -305,6 +309,7 @@ def opened_of(model: Model) -> Opened:
     return model.handle
 
 
+@pytest.mark.slow
 def test_a_folder_and_its_graph_are_names_of_the_model(exported: Exporter) -> None:
     """Both are taken by auto; a GGUF is not offered to the onnx runtime, and its refusal says what to do."""
     model = exported()
@@ -314,6 +319,7 @@ def test_a_folder_and_its_graph_are_names_of_the_model(exported: Exporter) -> No
     assert "edgedec export" in (Onnx().accepts(model.gguf) or "")
 
 
+@pytest.mark.slow
 def test_options_that_it_cannot_honour_are_refused(exported: Exporter) -> None:
     """Each is a RequestError or RuntimeUnavailableError that says what there is instead."""
     folder = exported().folder

@@ -44,6 +44,7 @@ def decoded(data: bytes) -> Picture:
     return picture
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "WEBP"])
 def test_pixels_of_every_format_are_those_that_were_saved(kind: str) -> None:
     picture = decoded(saved(corners(), kind, **({"lossless": True} if kind == "WEBP" else {})))

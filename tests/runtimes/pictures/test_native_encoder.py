@@ -54,12 +54,14 @@ def distance(path: Path, kind: str, given: Picture, *, merge: int, n_head: int =
     return float(np.sqrt(np.mean((found - truth) ** 2) / np.mean(truth**2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "merge"), [("gemma3", 4), ("idefics3", 4), ("lfm2", 2)])
 def test_rows_are_those_of_float64(kind: str, merge: int, tmp_path: Path) -> None:
     path = tiny_projector(tmp_path / "m.gguf", kind)
     assert distance(path, kind, picture(100, 40), merge=merge) < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("type_name", "most"), [("F16", 2e-6), ("BF16", 2e-6), ("Q8_0", 5e-5)])
 def test_every_tensor_type_is_close_to_float64(type_name: str, most: float, tmp_path: Path) -> None:
     """Rows of 320 are cut into pieces of 256 and 64 columns; the products of Q8_0 are made of 16 bits."""

@@ -26,6 +26,7 @@ def made(tmp_path: Path, metadata: dict[str, Any]) -> GGUF:
     return read_gguf(write(tmp_path / "m.gguf", metadata))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

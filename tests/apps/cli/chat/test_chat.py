@@ -18,6 +18,7 @@ SHORT = ("-t", "0", "-n", "3", "--ignore-end")
 KIND = ("--system", "Be kind.")
 
 
+@pytest.mark.slow
 def test_each_line_is_answered(model: Path) -> None:
     """Every line that says something gets an answer, and a later one goes on from what was said before."""
     first = run_here("chat", model, *SHORT, stdin=b"one\n")
@@ -30,6 +31,7 @@ def test_each_line_is_answered(model: Path) -> None:
     assert ["reused" in line for line in summaries] == [False, True]
 
 
+@pytest.mark.slow
 def test_commands_work_from_a_pipe(model: Path) -> None:
     """/clear and /system forget what was said, /regen answers again, and nothing behind /bye is read."""
     lines = ["one", "/system Be kind.", "one", "/clear", "/regen", "one", "/regen", "/stats", "/help", "/bye", "two"]
@@ -75,6 +77,7 @@ def test_leaving_takes_no_more_words_than_the_command(model: Path) -> None:
     assert (result.code, result.out, result.err) == (0, b"", "")
 
 
+@pytest.mark.slow
 def test_a_message_that_cannot_be_answered_ends_a_script(model: Path) -> None:
     """From a pipe, a message that is no UTF-8 or too long ends the conversation; earlier answers stand."""
     for line, code, words in ((b"a\xff", 40, "standard input, line 2"), (b"x" * 300, 41, "Shorten it")):
@@ -84,6 +87,7 @@ def test_a_message_that_cannot_be_answered_ends_a_script(model: Path) -> None:
         assert words in result.err
 
 
+@pytest.mark.slow
 def test_the_oldest_turns_make_room(model: Path) -> None:
     """A conversation that fills the context goes on without its oldest messages, and says how many those are."""
     lines = b"".join(b"%d %s\n" % (i, b"x" * 40) for i in range(4))
@@ -151,6 +155,7 @@ def test_what_cannot_be_set_ends_a_script(model: Path, line: str, words: str) ->
     run_here("chat", model, stdin=f"{line}\none\n".encode()).failed(40, words)
 
 
+@pytest.mark.slow
 def test_a_chat_is_saved_and_goes_on_later(model: Path, tmp_path: Path) -> None:
     """/load in another process gives the answer that the saved conversation would have gone on with."""
     file = tmp_path / "a chat.json"
@@ -168,6 +173,7 @@ def test_a_chat_is_saved_and_goes_on_later(model: Path, tmp_path: Path) -> None:
     assert run_here("chat", model, stdin=f"/load {file}\n/save {file}\n".encode()).code == 0
 
 
+@pytest.mark.slow
 def test_saving_replaces_only_chats(model: Path, tmp_path: Path) -> None:
     """/save leaves any other file, and a link to one, as it is; what is not there can't be loaded."""
     notes, link = tmp_path / "notes.txt", tmp_path / "link"
@@ -183,6 +189,7 @@ def test_saving_replaces_only_chats(model: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["link", "notes.txt"]
 
 
+@pytest.mark.slow
 def test_damaged_chats_are_refused(tmp_path: Path) -> None:
     """A saved chat with other bytes in it is read as one, or is a ModelFormatError; nothing else happens."""
     file, random = tmp_path / "a.json", Random(3)
@@ -303,6 +310,7 @@ def test_a_file_that_is_too_long_is_searched_for_each_message(model: Path, tmp_p
     assert found.out == b"".join(expected)
 
 
+@pytest.mark.slow
 def test_another_model_goes_on_with_the_conversation(model: Path, tmp_path: Path) -> None:
     """It answers as if it had been there from the first message, and /show names it."""
     other = rename_model(tmp_path / "other.gguf", model, "another tiny")
@@ -316,6 +324,7 @@ def test_another_model_goes_on_with_the_conversation(model: Path, tmp_path: Path
     assert "temperature 0.0 (options)" in shown["sampling"]
 
 
+@pytest.mark.slow
 def test_a_model_that_can_not_answer_leaves_the_one_that_does(model: Path, plain_model: Path, tmp_path: Path) -> None:
     """No such model, one without a template, and no name: from a pipe the chat ends with the reason."""
     for name, words in (("no-such-model", "no-such-model"), (plain_model, "no chat template"), ("", "needs the name")):

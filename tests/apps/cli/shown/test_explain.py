@@ -75,6 +75,7 @@ def test_explain_and_explain_all(model: Path) -> None:
     assert "  seed: 7" not in short
 
 
+@pytest.mark.slow
 def test_the_defaults_of_the_models_file_are_named(tmp_path: Path) -> None:
     """What its authors recommend is taken, and named with where it comes from; an option counts more."""
     path = tiny_llama(

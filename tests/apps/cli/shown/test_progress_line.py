@@ -88,6 +88,7 @@ def phases(told: list[Progress]) -> list[str]:
     return list(dict.fromkeys(progress.phase for progress in told))
 
 
+@pytest.mark.slow
 def test_a_load_tells_its_stages(model: Path, tmp_path: Path) -> None:
     """on_progress is told of each stage of a load, that it began and that it is over, and how far measuring is."""
     told: list[Progress] = []

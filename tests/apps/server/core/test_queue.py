@@ -228,6 +228,7 @@ def raw_request(url: str, *parts: bytes) -> bytes:
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_come(chat_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A body that stops coming is a 408 after its time; a client that goes away in its middle is no error."""
     with started(chat_path, body_timeout_s=1.0) as running:

@@ -66,6 +66,7 @@ def test_an_invalid_schema_is_a_400(server: Running) -> None:
         assert "schema" in reply.json()["error"]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
 def test_a_required_tool_is_called(server: Running, choice: Any) -> None:
     """With tool_choice the answer is a call, whole and as a stream, with arguments under the tool's schema."""
@@ -99,6 +100,7 @@ def test_tools_are_told_to_the_model(server: Running) -> None:
     assert ask(server, max_tokens=1, tools=[TOOL], messages=talk)["usage"]["prompt_tokens"] > told
 
 
+@pytest.mark.slow
 def test_a_cut_answer_is_told_and_may_be_closed(server: Running) -> None:
     """At max_tokens the reason is "length", in all interfaces; with `json_close` it is "stop", and the JSON whole."""
     wanted = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}

@@ -141,6 +141,7 @@ def test_keep_alive_and_default(two: tuple[Path, Path], monkeypatch: pytest.Monk
         assert (wrong.status_code, "keep_alive" in wrong.text) == (400, True)
 
 
+@pytest.mark.slow
 def test_requests_wait_while_the_first_model_loads(chat_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are answered as soon as it is there, as they are while another model is loaded."""
     listeners: list[socket.socket] = []

@@ -148,6 +148,7 @@ def test_several_sessions_and_skipped_layers(model: CpuModel, whole: Model) -> N
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.slow
 def test_what_is_read(streamed: Streamed, model: CpuModel) -> None:
     """Each part once a chunk of a prefill, at most a ring ahead; the head once, at the end of the prefill.
 
@@ -260,6 +261,7 @@ def test_other_runtimes_refuse(streamed: Streamed) -> None:
             act(LoadOptions(resident_bytes=50 * MB))
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 100), max_size=40), st.integers(0, 2000))
 def test_what_stays_fills_the_budget(sizes: list[int], budget: int) -> None:
     """Never more than the budget, and nothing is left out that would still fit."""
@@ -269,6 +271,7 @@ def test_what_stays_fills_the_budget(sizes: list[int], budget: int) -> None:
     assert all(chosen or used + size > budget for size, chosen in zip(sizes, stays, strict=True))
 
 
+@pytest.mark.slow
 def test_a_file_cut_short_is_an_error(tmp_path: Path) -> None:
     """The forward fails, the session keeps what it had, and goes on with the same bits once the file is whole again."""
     case = make(tmp_path, Tiny())
@@ -289,6 +292,7 @@ def test_a_file_cut_short_is_an_error(tmp_path: Path) -> None:
         np.testing.assert_array_equal(bits(session.forward(TOKENS[5:6], n_past=5).logits), expected[5:])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc/self/fd")
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     """The system's reason comes through; a folder stands for a failing disk."""
@@ -303,6 +307,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
             model.session(64).forward(TOKENS[:5], n_past=0)
 
 
+@pytest.mark.slow
 def test_through_the_cache_where_there_is_no_way_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system without direct reading the same bits come through the system's cache."""
     case = make(tmp_path, Tiny())
@@ -313,6 +318,7 @@ def test_through_the_cache_where_there_is_no_way_around(tmp_path: Path, monkeypa
         np.testing.assert_array_equal(one_by_one(model.session(64), TOKENS[:4]), expected)
 
 
+@pytest.mark.slow
 def test_a_deleted_file_stays_open(tmp_path: Path) -> None:
     """Deleting the tile file, as emptying the cache does, changes nothing for those who have it open."""
     case = make(tmp_path, Tiny())
@@ -352,6 +358,7 @@ def test_cancelled_while_loading(streamed: Streamed) -> None:
         streamed.load(cancel=cancel, on_progress=lambda progress: cancel.cancel())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc/self/task")
 def test_closing_while_it_reads_ahead(streamed: Streamed) -> None:
     """After a step the next one's weights are on their way; closing waits for the thread and leaves no file open."""
@@ -391,6 +398,7 @@ def test_models_stream_at_the_same_time(streamed: Streamed, model: CpuModel, who
     assert len(found) == 2
 
 
+@pytest.mark.slow
 def test_tiles_made_in_pieces_are_the_same(streamed: Streamed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors that are made and written a tile at a time give the same file."""
     streamed.load().close()
