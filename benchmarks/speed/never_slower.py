@@ -87,9 +87,12 @@ CASES = {
 
 
 def measured(
-    case: Case, model: str | Path, prompts: Sequence[str], n_rounds: int, max_tokens: int
+    case: Case, model: str | Path, prompts: Sequence[str], n_rounds: int, max_tokens: int, *, new: bool
 ) -> tuple[dict[str, list[float]], int]:
-    """Return the tokens per second of `auto`, of plain decoding and of that again, and how many texts differ."""
+    """Return the tokens per second of `auto`, of plain decoding and of that again, and how many texts differ.
+
+    With `new`, each round finds nothing that earlier ones have shown, as a new process does.
+    """
     n_parallel = case.n if case.answer is requests else 1
     load: dict[str, Any] = {"runtime": "cpu", "offline": True, "n_ctx": 2048 if case.model is None else 512}
     rates: dict[str, list[float]] = {"auto": [], "plain": [], "again": []}
@@ -103,6 +106,8 @@ def measured(
         for i in range(n_rounds + 1):
             given = {"temperature": case.temperature, "seed": 1000 * i, "max_tokens": max_tokens, "ignore_end": True}
             found: dict[str, Texts] = {}
+            if new:
+                auto.forget()
             for way, engine in engines[i % 3 :] + engines[: i % 3]:
                 engine.generate([1, 2, 3], max_tokens=1)  # so that each way reads the whole prompt
                 begun = perf_counter()
@@ -121,6 +126,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--new", action="store_true", help="forget before each round what earlier ones have shown")
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PROMPTS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -137,14 +143,14 @@ def main() -> None:
                 tiny = ARCHITECTURES[TINY[case.model]]
                 model = write_tiny(Path(folder) / f"{case.model}.gguf", replace(tiny, types=types))
                 asked = [prompt[:100] for prompt in prompts]
-            rates, differ = measured(case, model, asked, args.rounds, args.max_tokens)
+            rates, differ = measured(case, model, asked, args.rounds, args.max_tokens, new=args.new)
             n_differ += differ
             ratio, control = (
                 median(ours / plain for ours, plain in zip(rates[way], rates["plain"], strict=True))
                 for way in ("auto", "again")
             )
             print(f"{name}: auto {ratio:.3f} x plain, plain again {control:.3f}; {differ} texts differ", flush=True)
-            known[name] = {
+            known[f"{name}, new" if args.new else name] = {
                 "model": str(args.model) if case.model is None else f"tiny {TINY[case.model]}",
                 "n": case.n,
                 "temperature": case.temperature,
