@@ -132,7 +132,7 @@ def test_parallel_requests_and_samples_are_those_of_one(path: Path, engine: Engi
     assert [text.token_ids for text in engine.samples(PROMPT, 3, **(options | RequestOptions(seed=0)))] == alone
 
 
-@pytest.mark.parametrize("rule", ["threshold:0.05,delayed:3", "coherent:0.05,window:3"])
+@pytest.mark.parametrize("rule", ["threshold:0.05,delayed:3", "coherent:8,window:3"])
 def test_what_passes_leave_out_changes_no_text_by_what_came_before(tmp_path: Path, rule: str) -> None:
     """After a cancelled text, from any of its tokens, beside another text, behind a longer one, and with a stop."""
     path = write_model(tmp_path / "m.gguf", "whole")
