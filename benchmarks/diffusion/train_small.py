@@ -146,9 +146,7 @@ class Layer(nn.Module):  # type: ignore[misc]  # torch may be missing
     def forward(self, x: Tensor, sees: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
         """Return what leaves the layer."""
         y = self.attn_norm(x)
-        q, k, v = (
-            m(y).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for m in (self.attn_q, self.attn_k, self.attn_v)
-        )
+        q, k, v = (m(y).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for m in (self.attn_q, self.attn_k, self.attn_v))
         q, k = rotated(self.attn_q_norm(q), turns), rotated(self.attn_k_norm(k), turns)
         y = functional.scaled_dot_product_attention(q, k, v, attn_mask=sees)
         x = x + self.attn_output(y.transpose(1, 2).flatten(2))

@@ -68,7 +68,8 @@ def test_files_say_what_the_configuration_says(
     gguf, plain = read_gguf(path), converted(tmp_path / "plain", tiny)
     assert gguf.metadata["general.architecture"] == architecture
     most_rows = 256 if {"block", "window"} & {*facts} else 1024
-    assert methods_of(gguf) == {"diffusion": {"most_rows": most_rows, **facts}}
+    rows = {"most_rows": most_rows, "kept_rows": 3 * facts.get("block", facts.get("window", 32))}
+    assert methods_of(gguf) == {"diffusion": {**rows, **facts}}
     assert methods_of(plain) == {}
     assert gguf.tensors.keys() == plain.tensors.keys()
     assert path.read_bytes()[-2000:] == plain.paths[0].read_bytes()[-2000:]
@@ -119,7 +120,7 @@ def test_a_llada_is_a_llama_with_other_names(tmp_path: Path) -> None:
     gguf = read_gguf(convert(write_llada(tmp_path / "hf"), tmp_path / "m.gguf"))
     plain = converted(tmp_path / "plain", LLAMA)
     assert gguf.metadata["general.architecture"] == "llada"
-    assert methods_of(gguf) == {"diffusion": {"most_rows": 1024, "mask": 7, "shift": False}}
+    assert methods_of(gguf) == {"diffusion": {"most_rows": 1024, "kept_rows": 96, "mask": 7, "shift": False}}
     assert gguf.tensors.keys() == plain.tensors.keys()
     assert all(gguf.read_tensor_bytes(name) == plain.read_tensor_bytes(name) for name in plain.tensors)
     assert Cpu().accepts(tmp_path / "m.gguf") is None

@@ -41,8 +41,8 @@ from edgedec.sessions.outer_session import OuterModel, OuterSession, UnsavedSess
 from edgedec.stats import DecodeStats
 from edgedec_methods.diffusion.forwards import F32, Facts, Forwards, Opened
 from edgedec_methods.diffusion.rules import Pass, denoising_named
+from edgedec_runtimes.shared.denoising import MOST_LENGTH
 
-_MOST_LENGTH = 32  # what memory plans count
 _NEVER = np.float32(-1e30)  # a logit of what is never drawn
 
 
@@ -60,7 +60,7 @@ class Diffusion:
     """
 
     denoise: str = "threshold"
-    length: int = 32
+    length: int = MOST_LENGTH
 
     role: ClassVar[str] = ""
     what: ClassVar[str] = "a diffusion language model"
@@ -68,8 +68,8 @@ class Diffusion:
 
     def __post_init__(self) -> None:
         denoising_named(self.denoise)
-        if not 1 <= self.length <= _MOST_LENGTH:
-            raise OptionError("length", self.length, f"so many positions are 1 to {_MOST_LENGTH}")
+        if not 1 <= self.length <= MOST_LENGTH:
+            raise OptionError("length", self.length, f"so many positions are 1 to {MOST_LENGTH}")
 
     def session(self, target: Session, companion: Session | None) -> Session:
         """Return a session that denoises (RequestError where the model is no diffusion language model)."""

@@ -5,7 +5,6 @@ from support.decoding.denoising_passes import by_confidence, check
 from edgedec_methods.diffusion.coherent import coherent
 from edgedec_methods.diffusion.rules import Pass
 
-
 N = 8
 
 
