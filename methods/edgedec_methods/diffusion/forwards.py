@@ -118,6 +118,10 @@ class Forwards:
         self.n_passes = self.n_rows = 0
         self._pass_s: list[float] = []
 
+    def go_on_from(self, other: "Forwards") -> None:
+        """Take over what another session has evaluated, of which this one's is a fork."""
+        self.n_clean, self._held = other.n_clean, list(other._held)
+
     def forget(self, n_text: int) -> None:
         """Count what is behind the first `n_text` positions as not evaluated."""
         if self._facts.block:
