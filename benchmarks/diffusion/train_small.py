@@ -1,8 +1,8 @@
 """Train a small diffusion model on made tasks, on one core, and write it as a GGUF that edgedec runs.
 
-    python benchmarks/diffusion/train_small.py small.gguf --minutes 45
-    python benchmarks/diffusion/train_small.py whole.gguf --sees whole --width 256 --layers 6 --minutes 12
-    python benchmarks/diffusion/train_small.py plain.gguf --sees before --width 256 --layers 6 --minutes 12
+    python benchmarks/diffusion/train_small.py small.gguf --minutes 22
+    python benchmarks/diffusion/train_small.py whole.gguf --sees whole --width 192 --layers 6 --minutes 5
+    python benchmarks/diffusion/train_small.py plain.gguf --sees before --width 192 --layers 6 --minutes 5
 
 The network is a Qwen3, of 11 million parameters where no other size is given. What its rows see makes the kind:
 
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--sees", choices=KINDS, default="block", help="what rows see")
     parser.add_argument("--width", type=int, default=320)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--minutes", type=float, default=45.0, help="of the processor")
+    parser.add_argument("--minutes", type=float, default=22.0, help="of the processor")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rate", type=float, default=4e-3)
     options = parser.parse_args()

@@ -57,7 +57,7 @@ def written(texts: PartialTexts, n: int, steps: Steps, scorer: TextScorer) -> li
     Args:
         texts: Who holds them; nothing was begun there.
         n: How many.
-        steps: How steps are written; text i draws with the seed plus i, so the first is what the seed writes plainly.
+        steps: How steps are written; text i draws with the seed plus i.
         scorer: Scores a text at its end.
     """
     root, found = Node(texts.begin()), list[tuple[PartialText, float]]()

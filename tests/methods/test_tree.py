@@ -11,6 +11,7 @@ from support.decoding.table_branches import Ids, random_table, table_texts
 import edgedec
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.choosing.search_by import SearchBy
+from edgedec.errors import MemoryCapError
 from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec_methods.sampled_steps import Steps
 from edgedec_methods.tree import written
@@ -70,7 +71,10 @@ def test_texts_are_those_of_a_plain_form(seed: int) -> None:
 
 
 def test_a_diffusion_language_model_is_searched(tmp_path: Path) -> None:
-    """Its sessions fork in the middle of a block; the search is a function of the seed, and the best score wins."""
+    """Its sessions fork in the middle of a block; the search is a function of the seed, and the best score wins.
+
+    Its texts are planned, as those of any search.
+    """
     path = write_model(tmp_path / "m.gguf", "blocks")
 
     def scorer(prefix: str, steps: Sequence[str], /) -> list[float]:
@@ -83,3 +87,8 @@ def test_a_diffusion_language_model_is_searched(tmp_path: Path) -> None:
         assert [text.token_ids for text in runs[0].texts] == [text.token_ids for text in runs[1].texts]
         assert runs[0].scores[runs[0].place] == max(runs[0].scores)
         assert list(runs[0].scores) == scorer("", [text.text for text in runs[0].texts])
+    with (
+        edgedec.load(path, runtime="cpu", n_ctx=96, n_threads=1, memory="200MB") as engine,
+        pytest.raises(MemoryCapError, match="n_texts"),
+    ):
+        engine.best([1, 70, 80, 90], how, max_tokens=20)

@@ -74,11 +74,11 @@ def test_texts_are_those_of_plain_denoising(path: Path, rule: str) -> None:
 
 def test_nothing_is_drafted(path: Path) -> None:
     """Whatever the drafters; the statistics say how many tokens a forward there are, and how many would pay."""
-    options: RequestOptions = {"temperature": 0.0, "ignore_end": True}
+    options: RequestOptions = {"temperature": 0.0, "ignore_end": True, "max_tokens": 20}
     with opened(path, "schedule:1") as engine:
-        short = engine.generate(PROMPT, max_tokens=4, **options)
-        found = engine.generate(PROMPT, max_tokens=20, **options)
-        assert found.token_ids == engine.generate(PROMPT, max_tokens=20, draft=False, **options).token_ids
+        short = engine.generate(PROMPT, max_tokens=4, temperature=0.0, ignore_end=True)
+        found = engine.generate(PROMPT, **options)
+        assert found.token_ids == engine.generate(PROMPT, **(options | RequestOptions(draft=False))).token_ids
     assert found.stats.n_drafts == 0
     assert "tokens a forward; the rule" in short.stats.explanation[-1], "nothing is timed behind a short text"
     assert re.search(r"forward, where \d+\.\d would be as fast as plain decoding", found.stats.explanation[-1])
