@@ -7,7 +7,8 @@ is. This is the form with an adaptive budget, over two passes, as released; the 
 Paper: Chen et al. 2025, arXiv:2512.02044
 Option: `--denoise coherent:4`
 For: diffusion language models
-Measured: nothing yet
+Measured: 1.61 tokens a forward, 123 of 176 made tasks right, where `schedule:1` has 0.75 and 149
+    (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)
 Status: study
 """
 
