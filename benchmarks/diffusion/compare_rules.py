@@ -2,10 +2,13 @@
 
     python benchmarks/diffusion/compare_rules.py small.gguf --json rules.json --plot rules.svg
     python benchmarks/diffusion/compare_rules.py small.gguf --rules schedule:1 learned:filter.json
+    python benchmarks/diffusion/compare_rules.py whole.gguf --length 8 --context 32 --rules threshold threshold,window:4
+    python benchmarks/diffusion/compare_rules.py plain.gguf --rules plain --json rules.json
     python benchmarks/diffusion/compare_rules.py small.gguf --cost smollm2-135m --json rules.json
 
-The answers are those to the made tasks of train_small.py, from another seed, written greedily on one thread. With
---cost, forwards of one row and of a block of rows are timed in turn on any model, in seconds of the processor: a
+The answers are those to the made tasks of train_small.py, from another seed, written greedily on one thread. "plain" is
+the rule of an ordinary model, which writes from left to right. What the JSON file says of other models stays there.
+With --cost, forwards of one row and of a block of rows are timed in turn on any model, in seconds of the processor: a
 diffusion model of its size pays on this machine where it commits more tokens a forward than such a forward costs steps.
 """
 
@@ -30,7 +33,7 @@ from edgedec_runtimes.cpu.runtime import Cpu
 
 RULES = (
     *("schedule:1", "schedule:2", "schedule:4", "threshold:0.9", "threshold:0.6", "ascending:2", "eoser:0.01"),
-    *("credit:0.9", "credit:0.6", "coherent:0.9", "coherent:0.6", "local_leap:0.75", "redundancy:0.8", "bounded:0.6"),
+    *("credit:0.9", "credit:0.6", "coherent:4", "coherent:8", "local_leap:0.75", "redundancy:0.8", "bounded:0.6"),
     *("prophet:7.5", "prophet:4", "entropy:0.5", "entropy_bound:0.5", "adaptive:4", "near_first:0.4", "explore:0.9"),
     *("ada_block:0.3", "parallel:2", "parallel:4", "free_dave:3"),
 )
@@ -39,29 +42,34 @@ _SEED, _MOST_TOKENS, _CACHED, _ROUNDS = 10**6, 32, 256, 5
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a rule gave: the share of right answers, by task and of all, and tokens a forward."""
+    """What a rule gave: the share of right answers, by task and of all; tokens and evaluated rows a forward."""
 
+    model: str
     rule: str
     right: float
     right_of: dict[str, float]
     tokens_a_forward: float
+    rows_a_forward: float
 
 
-def found(path: Path, rule: str, n: int) -> Found:
+def found(path: Path, rule: str, n: int, length: int, n_ctx: int) -> Found:
     """Answer `n` tasks of each kind with a rule."""
-    right, n_tokens, n_forwards = dict.fromkeys(TASKS, 0), 0, 0
-    lossy = Lossy(methods={"diffusion": {"denoise": rule}})
-    with edgedec.load(path, runtime="cpu", n_ctx=128, n_threads=1, lossy=lossy) as engine:
+    right, sums = dict.fromkeys(TASKS, 0), np.zeros(3, np.int64)
+    lossy = Lossy(methods=None if rule == "plain" else {"diffusion": {"denoise": rule, "length": length}})
+    with edgedec.load(path, runtime="cpu", n_ctx=n_ctx, n_threads=1, lossy=lossy, draft="off") as engine:
         for kind in TASKS:
             for prompt, answer in made(kind, n, _SEED):
                 text = engine.generate(prompt, temperature=0.0, max_tokens=_MOST_TOKENS)
-                counts = re.match(r"diffusion: (\d+) tokens? in (\d+) forwards", text.stats.explanation[-1])
-                assert counts is not None, "a diffusion model's statistics say how many forwards there were"
                 right[kind] += is_right(prompt, answer, text.text)
-                n_tokens, n_forwards = n_tokens + int(counts[1]), n_forwards + int(counts[2])
-    return Found(
-        rule, sum(right.values()) / n / len(TASKS), {k: r / n for k, r in right.items()}, n_tokens / n_forwards
-    )
+                counts = re.match(
+                    r"diffusion: (\d+) tokens? in (\d+) forwards.* (\d+) rows were evaluated",
+                    (text.stats.explanation or [""])[-1],
+                )
+                n_tokens = text.stats.n_generated_tokens
+                sums += [int(x) for x in counts.groups()] if counts else [n_tokens, n_tokens, n_tokens]
+    shares = {kind: count / n for kind, count in right.items()}
+    tokens, rows = sums[[0, 2]] / sums[1]
+    return Found(path.stem, rule, sum(shares.values()) / len(TASKS), shares, float(tokens), float(rows))
 
 
 def costs(name: str, n_threads: int, sizes: list[int]) -> dict[int, float]:
@@ -97,7 +105,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("gguf", type=Path)
     parser.add_argument("--tasks", type=int, default=20, help="of each kind")
-    parser.add_argument("--rules", nargs="+", default=RULES)
+    parser.add_argument("--rules", nargs="*", default=RULES)
+    parser.add_argument("--length", type=int, default=32, help="positions of a block where rows see the whole text")
+    parser.add_argument("--context", type=int, default=128, help="most tokens of a text with its prompt")
     parser.add_argument("--cost", nargs="*", default=[], help="models whose forwards are timed")
     parser.add_argument("--rows", nargs="+", type=int, default=[4, 8, 16, 32, 256], help="of these forwards")
     parser.add_argument("--threads", type=int, default=1)
@@ -107,18 +117,23 @@ def main() -> None:
     require_picture(options.plot)
     results = []
     for rule in options.rules:
-        results.append(result := found(options.gguf, rule, options.tasks))
+        results.append(result := found(options.gguf, rule, options.tasks, options.length, options.context))
         of = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in result.right_of.items())
         print(
-            f"{rule:18} {100 * result.right:5.1f} % right ({of}), {result.tokens_a_forward:.2f} tokens a forward",
+            f"{rule:18} {100 * result.right:5.1f} % right ({of}), {result.tokens_a_forward:.2f} tokens and "
+            f"{result.rows_a_forward:.1f} rows a forward",
             flush=True,
         )
     steps = {name: costs(name, options.threads, options.rows) for name in options.cost}
     for name, by_rows in steps.items():
         print(f"{name}: " + ", ".join(f"{n} rows cost {x:.2f} steps" for n, x in by_rows.items()))
     if options.json is not None:
-        written = {"rules": [asdict(result) for result in results], "steps_by_rows": steps, "tasks": options.tasks}
-        options.json.write_text(json.dumps(written | {"threads": options.threads}, indent=1) + "\n")
+        written = json.loads(options.json.read_text()) if options.json.exists() else {"rules": [], "steps_by_rows": {}}
+        others = [its for its in written["rules"] if its["model"] != options.gguf.stem]
+        written["rules"] = others + [asdict(result) for result in results]
+        written["steps_by_rows"] |= steps
+        written |= {"tasks": options.tasks, "threads": options.threads}
+        options.json.write_text(json.dumps(written, indent=1) + "\n")
     if options.plot is not None:
         draw(options.plot, results)
 

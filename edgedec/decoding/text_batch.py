@@ -15,13 +15,13 @@ from edgedec.decoding.session_pool import SessionSlot
 from edgedec.decoding.step import Decoder, Prepared, prepare
 from edgedec.decoding.text_loop import TextLoop, TextRun, generation_of
 from edgedec.decoding.text_room import text_end, tokens_behind
-from edgedec.errors import EdgedecError, MemoryCapError, RequestError, argument
+from edgedec.errors import CapabilityError, EdgedecError, MemoryCapError, RequestError, argument
 from edgedec.model import Forward
 from edgedec.progress import OnProgress
 from edgedec.scheduler.drafter_set import begin_prompt
 from edgedec.scheduler.shared_cost_curve import curve_of_fork
 from edgedec.sequence import Generation, Request, SampleOutput, TextState, TokenOutput
-from edgedec.sessions.forks import ForkedSession, SessionForks, require_forks
+from edgedec.sessions.forks import ForkedSession, SessionForks, are_together, require_forks
 from edgedec.sessions.joined_work import JointCalls
 from edgedec.stats import DecodeStats
 
@@ -83,6 +83,8 @@ class TextBatch(TextLoop):
         """
         slot, request = self._slot, self._request
         require_forks(slot.session.model)
+        if not are_together(slot.session):
+            raise CapabilityError("several texts on such sessions are written one after another")
         prompt = TextState(request, list(request.prompt_ids))
         reuse_prefix(slot, prompt)
         n_reused, n_read = prompt.n_cached, len(request.prompt_ids) - 1

@@ -32,7 +32,7 @@ def text_end(slot: SessionSlot, n_prompt: int, max_tokens: int | None) -> int:
 def require_room(slot: SessionSlot, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
     """Raise MemoryCapError where the memory plan has no room for `n` texts of a prompt, each of them to its end.
 
-    Texts that are written one after another always have room.
+    Texts that are written one after another always have room; those of a search never are.
 
     Args:
         slot: The slot whose session reads the prompt.
@@ -45,7 +45,7 @@ def require_room(slot: SessionSlot, n: int, n_prompt: int, max_tokens: int | Non
     room = tokens_behind(slot, n_held)
     end = text_end(slot, n_prompt, max_tokens)
     n_each = n_pages(n_held, end) * PAGE_TOKENS
-    if room is None or not are_together(slot.session):
+    if room is None or not (rows_each or are_together(slot.session)):
         return
 
     def fits(n_texts: int, n_tokens: int) -> bool:

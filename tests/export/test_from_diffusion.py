@@ -52,14 +52,23 @@ def converted(tmp_path: Path, tiny: TinyHF, **config: Any) -> GGUF:
         (QWEN2, {"model_type": "Fast_dLLM_Qwen", "bd_size": 32}, "qwen2", {"mask": END, "block": 32, "shift": True}),
         (QWEN3, {"model_type": "sdar", "block_size": 4}, "qwen3", {"mask": END, "block": 4, "shift": False}),
         (QWEN3, {"model_type": "a2d-qwen3", "mask_token_id": 9}, "qwen3", {"mask": 9, "shift": False}),
+        (QWEN2, {"model_type": "a2d-qwen2", "block_size": 8, "mask_token_id": 9}, "qwen2", {"mask": 9, "block": 8}),
         (QWEN2, {"model_type": "wedlm"}, "qwen2", {"mask": END, "window": 16, "shift": False}),
         (QWEN3, {"model_type": "wedlm", "qk_norm": True}, "qwen3", {"mask": END, "window": 16, "shift": False}),
     ],
 )
 def test_files_say_what_the_configuration_says(
-    tmp_path: Path, tiny: TinyHF, config: dict[str, Any], architecture: str, facts: dict[str, Any]
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    tiny: TinyHF,
+    config: dict[str, Any],
+    architecture: str,
+    facts: dict[str, Any],
 ) -> None:
-    """The mask is the tokenizer's, or that of the configuration; the cpu runtime takes the file."""
+    """The mask is the tokenizer's, or that of the configuration; the cpu runtime takes the file.
+
+    One warning says where blocks can be named.
+    """
     write_checkpoint(tmp_path / "hf", tiny, config)
     tokenizer = tmp_path / "hf" / "tokenizer_config.json"
     if "mask_token_id" not in config:
@@ -68,7 +77,9 @@ def test_files_say_what_the_configuration_says(
     gguf, plain = read_gguf(path), converted(tmp_path / "plain", tiny)
     assert gguf.metadata["general.architecture"] == architecture
     most_rows = 256 if {"block", "window"} & {*facts} else 1024
-    assert methods_of(gguf) == {"diffusion": {"most_rows": most_rows, **facts}}
+    rows = {"most_rows": most_rows, "kept_rows": 3 * facts.get("block", facts.get("window", 32))}
+    assert methods_of(gguf) == {"diffusion": {"shift": False, **rows, **facts}}
+    assert ("block_size" in caplog.text) == (config["model_type"] == "a2d-qwen3")
     assert methods_of(plain) == {}
     assert gguf.tensors.keys() == plain.tensors.keys()
     assert path.read_bytes()[-2000:] == plain.paths[0].read_bytes()[-2000:]
@@ -119,7 +130,7 @@ def test_a_llada_is_a_llama_with_other_names(tmp_path: Path) -> None:
     gguf = read_gguf(convert(write_llada(tmp_path / "hf"), tmp_path / "m.gguf"))
     plain = converted(tmp_path / "plain", LLAMA)
     assert gguf.metadata["general.architecture"] == "llada"
-    assert methods_of(gguf) == {"diffusion": {"most_rows": 1024, "mask": 7, "shift": False}}
+    assert methods_of(gguf) == {"diffusion": {"most_rows": 1024, "kept_rows": 96, "mask": 7, "shift": False}}
     assert gguf.tensors.keys() == plain.tensors.keys()
     assert all(gguf.read_tensor_bytes(name) == plain.read_tensor_bytes(name) for name in plain.tensors)
     assert Cpu().accepts(tmp_path / "m.gguf") is None

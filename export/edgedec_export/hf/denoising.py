@@ -4,6 +4,7 @@ Model types are those of Dream (arXiv:2508.15487), Fast-dLLM v2 (arXiv:2509.2632
 (arXiv:2502.09992), WeDLM (arXiv:2512.22737) and of the models that github.com/ZHZisZZ/dllm makes of others ("a2d-...").
 """
 
+import logging
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from edgedec_export.gguf_writer import Entry, boolean, whole_number
 from edgedec_runtimes.weights.config_values import ConfigValues
 
+logger = logging.getLogger("edgedec.export")
 _SHIFTED = {
     "Dream": True,
     "Fast_dLLM_Qwen": True,
@@ -21,7 +23,7 @@ _SHIFTED = {
     "wedlm-qwen2": False,
     "wedlm-qwen3": False,
 }
-_BLOCK_KEYS = {"Fast_dLLM_Qwen": "bd_size", "sdar": "block_size"}
+_BLOCK_KEYS = {"Fast_dLLM_Qwen": "bd_size"}  # of the others, block_size
 _WINDOW = 16  # of WeDLM, whose checkpoints don't say it
 _LLADA_SETTINGS = {
     "d_model": "hidden_size",
@@ -85,16 +87,25 @@ class Denoising:
 
 
 def read_denoising(values: ConfigValues) -> Denoising | None:
-    """Return what makes a model a diffusion language model; None for another one (raises where no block is named)."""
+    """Return what makes a model a diffusion language model; None for another one (raises where no block is named).
+
+    Checkpoints of "a2d-..." don't say how they were trained. A `block_size` that is added to config.json says it.
+    """
     kind = values.values["model_type"]
     if kind not in _SHIFTED:
         return None
     for name, expected in _LLADA_EXPECTED.items() if kind == "llada" else ():
         if values.values.get(name, expected) != expected:
             values.refuse(name, f"expected {expected}")
-    key = _BLOCK_KEYS.get(kind)
+    key = _BLOCK_KEYS.get(kind, "block_size")
     window = _WINDOW if kind.startswith("wedlm-") else None
-    return Denoising(values.whole(key) if key is not None else None, _SHIFTED[kind], window)
+    has_blocks = kind in ("Fast_dLLM_Qwen", "sdar") or (kind.startswith("a2d-") and key in values.values)
+    if kind.startswith("a2d-") and not has_blocks:
+        logger.warning(
+            "config.json has no block_size, so each row sees the whole text; if the checkpoint was trained in blocks "
+            '(bd3lm), add "block_size": 32 there, or what it was trained with, and export it again'
+        )
+    return Denoising(values.whole(key) if has_blocks else None, _SHIFTED[kind], window)
 
 
 def usual_settings(raw: dict[str, Any]) -> dict[str, Any]:

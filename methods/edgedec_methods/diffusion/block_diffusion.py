@@ -41,8 +41,8 @@ from edgedec.sessions.outer_session import OuterModel, OuterSession, UnsavedSess
 from edgedec.stats import DecodeStats
 from edgedec_methods.diffusion.forwards import F32, Facts, Forwards, Opened
 from edgedec_methods.diffusion.rules import Pass, denoising_named
+from edgedec_runtimes.shared.denoising import MOST_LENGTH
 
-_MOST_LENGTH = 32  # what memory plans count
 _NEVER = np.float32(-1e30)  # a logit of what is never drawn
 
 
@@ -60,7 +60,7 @@ class Diffusion:
     """
 
     denoise: str = "threshold"
-    length: int = 32
+    length: int = MOST_LENGTH
 
     role: ClassVar[str] = ""
     what: ClassVar[str] = "a diffusion language model"
@@ -68,8 +68,8 @@ class Diffusion:
 
     def __post_init__(self) -> None:
         denoising_named(self.denoise)
-        if not 1 <= self.length <= _MOST_LENGTH:
-            raise OptionError("length", self.length, f"so many positions are 1 to {_MOST_LENGTH}")
+        if not 1 <= self.length <= MOST_LENGTH:
+            raise OptionError("length", self.length, f"so many positions are 1 to {MOST_LENGTH}")
 
     def session(self, target: Session, companion: Session | None) -> Session:
         """Return a session that denoises (RequestError where the model is no diffusion language model)."""
@@ -84,15 +84,15 @@ class DiffusionModel(OuterModel):
     """Implements edgedec.model.Model: a model whose sessions return one row for the next token, and draft nothing."""
 
     def __init__(self, inner: Model, options: Diffusion, facts: Facts) -> None:
-        names = ("trees", "fork", "layers", "taps", "hidden_input", "vector_rows", "positions", "keeps_prompts")
+        names = ("trees", "layers", "taps", "hidden_input", "vector_rows", "positions", "keeps_prompts")
         off = dict.fromkeys(names, False)
         super().__init__(inner, inner.card, replace(inner.capabilities, **off, attention_mass=0, max_rows=1))
         self._options, self._facts = options, facts
 
     @property
-    def batch_invariant(self) -> Literal[1]:
-        """One row: each stands for passes of its own."""
-        return 1
+    def batch_invariant(self) -> Literal[True]:
+        """Whatever else is in a forward, as each row stands for passes of its own."""
+        return True
 
     def session(self, n_ctx: int) -> "DiffusionSession":
         """Open an empty session."""
@@ -195,6 +195,13 @@ class DiffusionSession(UnsavedSession, OuterSession):
             self._take(token)
         logits = [self._row(n_prompt, on_progress)] if rows else []
         return Forward(np.array(logits, np.float32).reshape(len(rows), self.model.card.n_vocab))
+
+    def fork(self) -> "DiffusionSession":
+        """Open a second session with the same text; it denoises an open block anew behind the tokens that it has."""
+        twin = DiffusionSession(self.inner.fork(), self._options, self._facts)
+        twin._ids = list(self._ids)
+        twin._forwards.go_on_from(self._forwards)
+        return twin
 
     def adapt(self, scales: tuple[float, ...]) -> None:
         """Let the session inside have other scales of adapters; nothing of the text is held then."""

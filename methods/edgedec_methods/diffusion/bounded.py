@@ -7,8 +7,8 @@ ones for the answer, need a model that was trained with several sizes of blocks.
 Paper: Advancing Block Diffusion Language Models for Test-Time Scaling, arXiv:2602.09555
 Option: `--denoise bounded:0.6`
 For: diffusion language models
-Measured: 2.07 tokens a forward, 67 of 88 made tasks right, where `schedule:1` has 0.74 and 68
-    (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 8`)
+Measured: 2.14 tokens a forward, 146 of 176 made tasks right, where `schedule:1` has 0.75 and 149
+    (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)
 Status: study
 """
 

@@ -12,10 +12,11 @@ from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.pictures import Block
 from edgedec.progress import OnProgress, report_progress
+from edgedec.sessions.text_pages import PAGE_TOKENS, n_pages
 from edgedec_methods.diffusion.in_front import in_front
 from edgedec_methods.diffusion.rules import Canvas, Layout, Pass, Rule
 
-_TIMED = 5  # forwards of one row
+_TIMED, _LEAST_PASSES = 5, 8  # forwards of one row, each behind a text of so many passes
 F32 = NDArray[np.float32]
 Looked = tuple[F32, LogitOps]
 """The rows of masked positions, and the operations on them."""
@@ -29,6 +30,7 @@ class Facts:
         mask: The mask token.
         shift: Whether a row is of the position behind it.
         most_rows: Most rows that see each other.
+        kept_rows: Rows of logits that memory plans count.
         block: Positions of a block; None where rows see the whole text.
         window: Positions that are denoised together where rows see only what lies before them; else None.
     """
@@ -36,6 +38,7 @@ class Facts:
     mask: int
     shift: bool
     most_rows: int
+    kept_rows: int
     block: int | None = None
     window: int | None = None
 
@@ -106,7 +109,7 @@ class Forwards:
         self._layout = in_front if is_causal else layout
         self._grid = None if is_causal else Block(facts.block or facts.most_rows, 1, 1, mutual=True)
         self._held: list[tuple[int, int]] = []  # with a layout: the position and the token of each slot
-        self._one_row_s: float | None = None
+        self._costs: list[float] = []  # by text, passes in forwards of one row
         self.n_clean = 0
         self.begin()
 
@@ -114,6 +117,10 @@ class Forwards:
         """Count from 0, as a text begins."""
         self.n_passes = self.n_rows = 0
         self._pass_s: list[float] = []
+
+    def go_on_from(self, other: "Forwards") -> None:
+        """Take over what another session has evaluated, of which this one's is a fork."""
+        self.n_clean, self._held = other.n_clean, list(other._held)
 
     def forget(self, n_text: int) -> None:
         """Count what is behind the first `n_text` positions as not evaluated."""
@@ -179,7 +186,7 @@ class Forwards:
             self.n_clean = first = first + n
             report_progress(on_progress, "prefill", first, start, "tokens")
         behind = [facts.mask] * (0 if facts.block else end - opened.end)
-        states = [opened.ids, *(self._states_ahead(opened) if first in (0, start) else [])]
+        states = [opened.ids, *(self._states_ahead(opened, opened.end - first) if first in (0, start) else [])]
         wanted = [opened.masked(ids, facts.mask) for ids in states]
         items = [
             self._item(session, [*text[first:start], *ids, *behind], first, rows - facts.shift - first)
@@ -201,17 +208,30 @@ class Forwards:
         opened.ahead = dict(zip(map(tuple, states[1:]), looked[1:], strict=True))
         return looked[0]
 
-    def _states_ahead(self, opened: Opened) -> list[list[int]]:
-        """Return what the block becomes in later passes, if each commits the most confident token of the latest one."""
+    def _states_ahead(self, opened: Opened, n_rows: int) -> list[list[int]]:
+        """Return what the block becomes in later passes, if each commits the most confident token of the latest one.
+
+        A state is a fork with `n_rows` rows. There are as many as memory plans have room for without them: in the rest
+        of the context, in a forward, and in the rows of logits beside those that the block keeps.
+        """
         if not self._n_ahead or not opened.passes:
             return []
-        latest, ids, mask = opened.passes[-1], list(opened.ids), self._facts.mask
+        latest, ids = opened.passes[-1], list(opened.ids)
+        own = PAGE_TOKENS * n_pages(opened.end - n_rows, opened.end)
+        room = min(self._n_ahead, (self._inner.n_ctx - opened.end) // own, self._facts.most_rows // n_rows - 1)
+        n_masked = ids.count(self._facts.mask)
+        n_logits = self._facts.kept_rows - len(opened.rows) - n_masked
         states: list[list[int]] = []
         for i in np.argsort(-latest.confidences, kind="stable").tolist():
-            if ids[place := int(latest.places[i])] == mask and len(states) < self._n_ahead:
-                ids[place] = int(latest.tokens[i])
-                states.append(list(ids))
-        return [state for state in states if mask in state]
+            if ids[place := int(latest.places[i])] != self._facts.mask:
+                continue
+            ids[place] = int(latest.tokens[i])
+            n_masked -= 1
+            n_logits -= 2 * n_masked  # what a forward returned, and a copy
+            if len(states) >= room or n_logits < 0 or not n_masked:
+                break
+            states.append(list(ids))
+        return states
 
     def _forks(self, opened: Opened, n: int) -> list[Session]:
         """Return `n` sessions beside the inner one, for states ahead; they live as long as the block."""
@@ -224,16 +244,17 @@ class Forwards:
         return ForwardItem(session, n_past, np.array(ids, np.int32), rows=wanted, block=self._grid)
 
     def cost(self) -> float | None:
-        """Return how many forwards of one row a pass took as long as, by medians; None where that is not known.
+        """Return how many forwards of one row a pass takes as long as; None where that is not known.
 
-        The first call makes some forwards of one row.
+        It is the median of texts, each timed by a forward of one row right behind it, so that both found the machine
+        alike. Those are few, and there is none behind a short text: they must not cost time.
         """
         n_past = self._inner.n_cached - 1
-        if self._one_row_s is None and n_past >= self.n_clean:
+        if len(self._costs) < _TIMED and len(self._pass_s) >= _LEAST_PASSES and n_past >= self.n_clean:
             del self._held[n_past:]
             item = ForwardItem(self._inner, n_past, np.array([self._facts.mask], np.int32), rows=np.zeros(1, np.int32))
-            self._one_row_s = median(self._timed([item])[1] for _ in range(_TIMED))
-        return median(self._pass_s) / self._one_row_s if self._one_row_s and self._pass_s else None
+            self._costs.append(median(self._pass_s) / self._timed([item])[1])
+        return median(self._costs) if self._costs else None
 
     def _evaluated(self, items: list[ForwardItem]) -> list[Forward]:
         found, seconds = self._timed(items)

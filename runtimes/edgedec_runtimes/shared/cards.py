@@ -9,8 +9,6 @@ from edgedec.gguf.model_info import describe
 from edgedec.gguf.model_kinds import denoises, read_pooling
 from edgedec.model_card import ModelCard
 
-_USUAL_BLOCK = 32  # positions that are denoised together where rows see the whole text
-
 
 class Shaped(Protocol):
     """The sizes of a network that a ModelCard holds."""
@@ -64,8 +62,8 @@ def row_count(gguf: GGUF, n: int) -> int:
     Of a diffusion language model these are a pass's rows of a block, those by which its positions were committed, and a
     copy of the first, while one is put in front of them.
     """
-    facts = methods_of(gguf).get("diffusion")
-    return n if facts is None else max(n, 3 * facts.get("block", facts.get("window", _USUAL_BLOCK)))
+    kept: int = methods_of(gguf).get("diffusion", {}).get("kept_rows", n)
+    return max(n, kept)
 
 
 def rows_together(gguf: GGUF, n: int, n_ctx: int) -> int:

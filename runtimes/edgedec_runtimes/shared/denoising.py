@@ -12,6 +12,8 @@ MOST_ROWS = 256
 """Most rows of a block, and of a forward over blocks."""
 WHOLE_ROWS = 1024
 """Most tokens of a text whose rows all see each other: those of one forward."""
+MOST_LENGTH = 32
+"""Most positions that are denoised together in such a text."""
 _ARCHITECTURES = ("dream", "llada", "qwen2", "qwen3")
 
 
@@ -47,5 +49,5 @@ def denoising(gguf: GGUF) -> Mapping[str, Mapping[str, Any]]:
         )
     shift = get_bool(gguf, "diffusion.shift_logits")
     facts = {"mask": mask, "block": block, "window": window, "shift": shift is not False}
-    facts["most_rows"] = WHOLE_ROWS if is_whole else MOST_ROWS
+    facts |= {"most_rows": WHOLE_ROWS if is_whole else MOST_ROWS, "kept_rows": 3 * (block or window or MOST_LENGTH)}
     return {"diffusion": {name: value for name, value in facts.items() if value is not None}}

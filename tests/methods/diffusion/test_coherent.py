@@ -1,24 +1,25 @@
-"""CCD's mean over passes against its sentence."""
+"""CCD's choice against its sentence."""
 
-from support.decoding.denoising_passes import N_VOCAB, histories, law
+from support.decoding.denoising_passes import by_confidence, check
 
 from edgedec_methods.diffusion.coherent import coherent
+from edgedec_methods.diffusion.rules import Pass
+
+N = 8
 
 
-def test_the_mean_of_the_last_passes_decides() -> None:
-    """Over the whole vocabulary; some tokens are not those of the last pass."""
-    n_other = 0
-    for passes in histories(60):
-        rule = coherent(0.8)
-        for i in range(1, len(passes) + 1):
-            chosen = rule(passes[:i])
-        its, best = passes[-1], []
-        for place in its.places.tolist():
-            seen = [p for p in passes[-3:] if place in p.places]
-            laws = [law(p, p.places.tolist().index(place)) for p in seen]
-            means = [sum(one[token] for one in laws) / len(laws) for token in range(N_VOCAB)]
-            best.append((max(means), means.index(max(means))))
-        which = [i for i, (p, _) in enumerate(best) if p >= 0.8] or [best.index(max(best, key=lambda one: one[0]))]
-        assert dict(chosen) == {int(its.places[i]): best[i][1] for i in which}
-        n_other += sum(token != own for (_, token), own in zip(best, its.tokens, strict=True))
-    assert n_other
+def test_what_two_passes_are_sure_of_is_committed_together() -> None:
+    """If the surest of the later one is among it, and only where both have the same token."""
+
+    def expected(passes: list[Pass]) -> list[int]:
+        its, sure = passes[-1], by_confidence(passes[-1])
+        if len(passes) == 1:
+            return []
+        places, before = its.places.tolist(), passes[-2]
+        left = [i for i in by_confidence(before) if before.places[i] in places][:N]
+        token_of = {int(before.places[i]): before.tokens[i] for i in left}
+        if places[sure[0]] not in token_of:
+            return []
+        return [i for i in sure[:N] if token_of.get(places[i]) == its.tokens[i]]
+
+    check(coherent(N), expected, 600)

@@ -1,0 +1,94 @@
+"""DTS: texts are written one after another from a tree of their first steps, where what came of earlier ones is known.
+
+A node is a text in the middle of its writing. Each text goes down from the root to the child with the greatest value;
+where the children of a node are no more than the square root of its visits, it is written on from there instead, by
+draws of its own, and its first four steps become nodes. The score of its end becomes part of the values of all nodes
+above: a value v has exp(10 v) as the mean over its children. The paper's nodes are the passes of denoising; of a model
+that denoises blocks, these are the states between some of them. In every other model they are steps, too.
+
+Paper: Diffusion Tree Sampling (its search), arXiv:2506.20701
+Option: `--search tree:8`, with the texts
+For: a scorer of whole texts, as a checker; diffusion language models and others
+Measured: nothing yet
+Status: study
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgedec.choosing.partial_texts import PartialText, PartialTexts
+from edgedec.choosing.scorer import TextScorer
+from edgedec.choosing.search_by import Search, SearchResult, SearchRun
+from edgedec_methods.election import elected
+from edgedec_methods.judgement import scorer_of
+from edgedec_methods.sampled_steps import Steps, steps_of, write_steps
+
+DEPTH, SHARPNESS = 4, 10.0
+
+
+@dataclass(slots=True)
+class Node:
+    """A text in the middle of its writing.
+
+    Attributes:
+        text: The text.
+        children: What it was written on to.
+        scores: Without children, the scores of the texts that it was written on to.
+        n_visits: How many texts went through it.
+    """
+
+    text: PartialText
+    children: "list[Node]" = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    n_visits: int = 0
+
+    @property
+    def value(self) -> float:
+        """The soft mean of what came of it."""
+        found = np.array([child.value for child in self.children] or self.scores)
+        most = float(found.max())
+        return most + float(np.log(np.exp(SHARPNESS * (found - most)).mean())) / SHARPNESS
+
+
+def written(texts: PartialTexts, n: int, steps: Steps, scorer: TextScorer) -> list[tuple[PartialText, float]]:
+    """Return `n` texts with their scores, in the order of their writing.
+
+    Args:
+        texts: Who holds them; nothing was begun there.
+        n: How many.
+        steps: How steps are written; text i draws with the seed plus i.
+        scorer: Scores a text at its end.
+    """
+    root, found = Node(texts.begin()), list[tuple[PartialText, float]]()
+    for i in range(n):
+        path, seeds = [root], [steps.seed + i]
+        while len(path) <= DEPTH and len(path[-1].children) ** 2 > path[-1].n_visits:
+            going = [child for child in path[-1].children if child.text.ended is None]
+            if not going:
+                break
+            path.append(max(going, key=lambda child: child.value))
+        while path[-1].text.ended is None and len(path) <= DEPTH:
+            fork = texts.fork(path[-1].text)
+            (text,) = write_steps(texts, [fork], steps.params, seeds, separator=steps.separator, most=steps.most)
+            path[-1].children.append(Node(text))
+            path.append(path[-1].children[-1])
+        whole = path[-1].text
+        if whole.ended is None:
+            (whole,) = write_steps(texts, [texts.fork(whole)], steps.params, seeds, separator=None)
+        (score,) = scorer(texts, [whole])
+        texts.drop(whole)
+        path[-1].scores.append(score)
+        for node in path:
+            node.n_visits += 1
+        found.append((whole, score))
+    return found
+
+
+def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:
+    found = written(texts, run.n, steps_of(run), scorer_of(run))
+    return elected(texts, [text for text, _ in found], [score for _, score in found], run)
+
+
+TREE = Search(_run, n=8, most=32, n_texts=lambda n: DEPTH * n + 2, draws=True, scored="may")
+"""`n` is the number of texts; the one with the caller's highest score is chosen, else the vote."""
