@@ -16,6 +16,7 @@ from edgedec.api.options import Lossy
 from edgedec.api.requests import RequestOptions
 from edgedec.errors import CapabilityError, ModelFormatError, OptionError, RequestError, UnsupportedModelError
 from edgedec.load_options import LoadOptions
+from edgedec.model import Session
 from edgedec.progress import CancelToken
 from edgedec.sampling import SamplingParams
 from edgedec_methods.diffusion.block_diffusion import Diffusion
@@ -189,6 +190,27 @@ def test_a_forward_may_want_no_row_and_takes_chains_alone(path: Path) -> None:
                 session.forward(tokens, n_past=0, positions=tokens)
             session.close()
     np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_a_fork_goes_on_as_a_session_that_has_read_the_text(path: Path) -> None:
+    """From the middle of a block that was denoised, and the first session goes on as if there was none."""
+    with Cpu().load(path, LoadOptions(n_threads=1, n_ctx=N_CTX)) as model:
+
+        def text(session: Session, ids: list[int], n: int) -> list[int]:
+            with session.generating(len(ids)):
+                for _ in range(n):
+                    n_past = min(session.n_cached, len(ids) - 1)
+                    row = session.forward(np.array(ids[n_past:], np.int32), n_past=n_past).logits[0]
+                    ids = [*ids, int(row.argmax())]
+            return ids
+
+        first, cold = (Diffusion("threshold:0.05").session(model.session(N_CTX), None) for _ in range(2))
+        begun = text(first, PROMPT, 5)
+        fork = first.fork()
+        assert text(fork, begun, 12) == text(cold, begun, 12)
+        assert text(first, begun, 12) == text(cold, begun, 12)
+        for session in (first, cold, fork):
+            session.close()
 
 
 def test_a_text_fills_the_context(path: Path) -> None:
