@@ -7,7 +7,8 @@ block.
 Paper: Liu et al. 2025, arXiv:2512.22737
 Option: a model's file decides (`diffusion.window_size`)
 For: diffusion language models with causal attention
-Measured: nothing yet
+Measured: 1.84 tokens a forward, 97 of 176 made tasks right, where block diffusion of the same size has 1.50 and 84
+    (`python benchmarks/diffusion/compare_rules.py front.gguf --tasks 16 --context 32`)
 Status: opt-in
 """
 
