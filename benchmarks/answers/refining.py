@@ -1,7 +1,7 @@
 """Measure what several texts, checks and `--refine` do to answers, by kind of task: the table of better-answers.md.
 
     python benchmarks/answers/refining.py run qwen2.5-coder-1.5b --kind functions --tasks 40 --out FILE.jsonl
-    python benchmarks/answers/refining.py table FILE.jsonl --json-out FILE
+    python benchmarks/answers/refining.py table FILE.jsonl [FILE.jsonl ...] --json-out FILE
 
 `run` solves each task in three ways, in turn: greedily, by 8 texts (the likeliest of the first 4, the vote of 8 and the
 best of 8 by a check are chosen among them), and by `--refine 4 --texts 9`, where there is a check. The checks know no
@@ -13,6 +13,7 @@ they begin alike. The time is CPU seconds of the process's one thread, which oth
 import argparse
 import json
 import time
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -144,17 +145,19 @@ def _by_way(kind: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, dict[
 
 
 def table(args: argparse.Namespace) -> None:
-    """Print accuracy, tokens and seconds of each way, and McNemar's tests against greedy decoding and a check of 8."""
+    """Print a row for each kind and way, with a column for each model, and write all figures."""
     lines, rows = [line for path in args.files for line in lines_of(path)], list[dict[str, Any]]()
-    for kind in (*KINDS, *JSON_KINDS):
-        by_way = _by_way(kind, [line for line in lines if line["kind"] == kind])
-        for way, found in by_way.items():
-            tasks = set(found).intersection(*by_way.values())
-            rows.append({"kind": kind} | _row(way, {name: by_way[name] for name in by_way}, sorted(tasks)))
-    for row in rows:
-        print(_told(row))
+    models = list(dict.fromkeys(line["model"] for line in lines))
+    for kind, model in product((*KINDS, *JSON_KINDS), models):
+        by_way = _by_way(kind, [line for line in lines if (line["kind"], line["model"]) == (kind, model)])
+        tasks = sorted(set.intersection(*map(set, by_way.values()))) if by_way else []
+        rows += [{"kind": kind, "model": model} | _row(way, by_way, tasks) for way in by_way if tasks]
+    cells = {(row["kind"], row["way"], row["model"]): _told(row) for row in rows}
+    print(f"| task | way | {' | '.join(models)} |\n|---|---|{'---|' * len(models)}")
+    for kind, way in dict.fromkeys((row["kind"], row["way"]) for row in rows):
+        print(f"| {kind} | {way} | {' | '.join(cells.get((kind, way, model), '') for model in models)} |")
     if args.json_out is not None:
-        document = {"benchmark": "refining", "model": lines[0]["model"], "rows": rows} | provenance()
+        document = {"benchmark": "refining", "rows": rows} | provenance()
         args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
@@ -173,15 +176,18 @@ def _row(way: str, by_way: dict[str, dict[str, dict[str, Any]]], tasks: list[str
 
 
 def _told(row: dict[str, Any]) -> str:
-    """Return a row of the table; a way that wins or loses against greedy decoding (p below 0.05) is marked."""
-    pair = row.get("against greedy", {"p": 1.0})
-    mark = "" if pair["p"] >= 0.05 else " ▲" if pair["only ours"] > pair["only theirs"] else " ▼"
+    """Return a cell: percent right with their interval, tokens and CPU seconds; p below 0.05 beside greedy is marked.
+
+    ▲ is better than greedy decoding and ▼ worse; △ is better than the best of 8 by the same check, and ▽ worse.
+    """
+    marks = ""
+    for name, better, worse in (("greedy", "▲", "▼"), ("score 8", "△", "▽")):
+        pair = row.get(f"against {name}", {"p": 1.0})
+        if pair["p"] < 0.05:
+            marks += better if pair["only ours"] > pair["only theirs"] else worse
     right, low, high = (100 * abs(share) for share in (row["right"] / row["tasks"], row["low"], row["high"]))
-    spent = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
-    cells = (row["kind"], row["way"] + mark, f"{right:.0f} ({low:.0f}–{high:.0f}) of {row['tasks']}")
-    other = row.get("against score 8")
-    against = "" if other is None else f"{other['only ours']} : {other['only theirs']}, p = {other['p']:.2g}"
-    return f"| {' | '.join(cells)} | {row['tokens']:.0f} | {row['steps']:.0f} | {spent} | {against} |"
+    spent = "" if row["seconds"] is None else f", {row['seconds']:.1f} s"
+    return f"{right:.0f}{marks} ({low:.0f}–{high:.0f}) of {row['tasks']}, {row['tokens']:.0f}{spent}"
 
 
 def main() -> None:
