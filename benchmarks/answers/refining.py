@@ -3,11 +3,12 @@
     python benchmarks/answers/refining.py run qwen2.5-coder-1.5b --kind functions --tasks 40 --out FILE.jsonl
     python benchmarks/answers/refining.py table FILE.jsonl [FILE.jsonl ...] --json-out FILE
 
-`run` solves each task in three ways, in turn: greedily, by 8 texts (the likeliest of the first 4, the vote of 8 and the
-best of 8 by a check are chosen among them), and by `--refine 4 --texts 9`, where there is a check. The checks know no
-answer: the public tests of functions, and the keys, types and words of JSON. `run` adds a line a task and way and skips
-what FILE has, so it can be interrupted; --seconds ends it in time. `table` looks at `--refine` after 5 texts, too, as
-they begin alike. The time is CPU seconds of the process's one thread, which other work on the machine changes little.
+`run` solves each task in turn greedily (JSON also by a schema that knows keys and types), by 8 texts (the likeliest of
+the first 4, the vote of 8 and the best of 8 by a check are chosen among them), and by `--refine 4 --texts 9`, where
+there is a check. The checks know no answer: the public tests of functions, and the keys, types and words of JSON. `run`
+adds a line a task and way and skips what FILE has, so it can be interrupted; --seconds ends it in time. `table` looks
+at `--refine` after 5 texts, too, as they begin alike. The time is CPU seconds of the process's one
+thread, which other work on the machine changes little.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from made_json import OBJECT, is_right_object, json_tasks, said_wrong
+from made_json import OBJECT, is_right_object, json_tasks, said_wrong, schema_of
 from made_pairs import compared
 from made_runs import STOPS, add_line, lines_of, load
 from made_table import interval, lockstep
@@ -27,6 +28,7 @@ import edgedec
 from edgedec.api.best_text import BestOf
 from edgedec.choosing.choosers import mean_logprob, most_likely
 from edgedec.choosing.vote import answer_of, voted
+from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
 from edgedec_apps.bench.provenance import provenance
 from edgedec_apps.evaluation.function_runner import n_passed, wrong_calls
@@ -35,7 +37,8 @@ from edgedec_apps.refine import RefineBy, Verdict, refined
 
 JSON_KINDS = ("extraction", "tools")
 CHECKED = ("functions", *JSON_KINDS)
-WAYS = ("greedy", "8 texts", "refine 4")
+WAYS = ("greedy", "8 texts")
+WAYS_OF = {"functions": (*WAYS, "refine 4"), **dict.fromkeys(JSON_KINDS, ("greedy", "schema", "8 texts", "refine 4"))}
 BUDGETS = (5, 9)
 """Texts of `refine 4` after which it is looked at."""
 
@@ -79,7 +82,9 @@ def _solved(engine: edgedec.Engine, task: MadeTask, way: str) -> dict[str, Any]:
     if way == "refine 4":
         found = refined(engine, messages, RefineBy(check=check, n=4, texts=max(BUDGETS)), **options)
         texts, rounds = found.texts, list(found.rounds)
-    elif way == "greedy":
+    elif way in ("greedy", "schema"):
+        if way == "schema":
+            options["grammar"] = Grammar.json_schema(schema_of(task.kind))
         texts, rounds = (engine.chat(messages, **options | {"temperature": 0}, logprobs=0),), [0]
     else:
         texts = engine.best(messages, BestOf(8, "likely"), **options).texts
@@ -98,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
     done = {(line["task"], line["model"], line["way"]) for line in lines_of(args.out)}
     with load(args, args.model) as engine:
         for task in _tasks(args.kind, args.tasks, args.seed):
-            for way in WAYS if args.kind in CHECKED else WAYS[:2]:
+            for way in WAYS_OF.get(args.kind, WAYS):
                 if (task.id, args.model, way) in done or time.monotonic() > ends:
                     continue
                 engine.generate("x", max_tokens=1, draft=False)  # so that no way finds the prompt read
@@ -128,8 +133,8 @@ def _by_way(kind: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, dict[
     found = dict[str, dict[str, dict[str, Any]]]()
     for line in lines:
         task, scores = line["task"], line["scores"]
-        if line["way"] == "greedy":
-            found.setdefault("greedy", {})[task] = _chosen(line, 0, 1, line["seconds"])
+        if line["way"] in ("greedy", "schema"):
+            found.setdefault(line["way"], {})[task] = _chosen(line, 0, 1, line["seconds"])
         elif line["way"] == "refine 4":
             for budget in BUDGETS:
                 found.setdefault(f"refine 4, {budget} texts", {})[task] = _refined(line, budget)
