@@ -86,7 +86,7 @@ def rows_of_ways(lines: Sequence[Row], means: Sequence[str]) -> list[dict[str, A
     for way, found in by_way.items():
         right = sum(rights[way].values())
         low, high = interval(right, len(tasks))
-        row: dict[str, Any] = {"way": way, "tasks": len(tasks), "right": right, "low": round(low, 3)}
+        row: dict[str, Any] = {"way": way, "tasks": len(tasks), "right": right, "low": round(max(0.0, low), 3)}
         row |= {"high": round(high, 3)} | {name: round(fmean(found[t][name] for t in tasks), 3) for name in means}
         others = (other for other in by_way if other != way)
         rows.append(row | {f"against {other}": compared(rights[way], rights[other]) for other in others})

@@ -123,9 +123,10 @@ def _chosen(line: dict[str, Any], place: int, n: int, seconds: float | None) -> 
 def _refined(line: dict[str, Any], budget: int) -> dict[str, Any]:
     """Return what `refine 4` has after its first texts."""
     scores = line["scores"][:budget]
-    n = len(scores)
-    later = [stamp for stamp, at in zip(line["stamps"], line["rounds"], strict=False) if at > line["rounds"][n - 1]]
-    return _chosen(line, scores.index(max(scores)), n, line["stamps"][n - 1] if later else line["seconds"])
+    n, texts = len(scores), list(zip(line["rounds"], line["texts"], strict=True))
+    n_checked = len(set(texts[:n]))  # equal texts of a round are checked once
+    seconds = line["seconds"] if n == len(texts) else line["stamps"][n_checked - 1]
+    return _chosen(line, scores.index(max(scores)), n, seconds)
 
 
 def _by_way(kind: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -145,7 +146,7 @@ def _by_way(kind: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, dict[
             if kind in CHECKED:
                 found.setdefault("score 8", {})[task] = _chosen(line, scores.index(max(scores)), 8, line["seconds"])
     if kind == "functions":
-        del found["vote 8"]  # two functions that do the same are two answers
+        found.pop("vote 8", None)  # two functions that do the same are two answers
     return found
 
 

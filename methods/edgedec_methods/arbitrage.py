@@ -12,7 +12,9 @@ as text then.
 Paper: Arbitrage: Efficient Reasoning via Advantage-Aware Speculation, arXiv:2512.05033
 Option: Python only, `arbitrated`
 For: a small model that is right in most steps, and seldom knows less than it seems to
-Measured: nothing yet
+Measured: 6 of 20 word problems right with 31 % of the steps by the 1.5B, and 5 with as many steps drawn at random;
+    the 0.5B alone has 0 and the 1.5B alone 16, in 0.89 of the time (`python benchmarks/answers/arbitrage.py try
+    qwen2.5-coder-0.5b qwen2.5-coder-1.5b --kind arithmetic --seed 1 --tasks 20 --random 1 --router ROUTER --out FILE`)
 Status: study
 """
 
