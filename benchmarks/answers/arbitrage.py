@@ -140,7 +140,7 @@ def attempt(args: argparse.Namespace) -> None:
         share = sum(line["large"] for line in routed) / sum(line["steps"] for line in routed)
         for seed in range(args.random):
             _write(args, (small, large), f"random {seed}", (Chance((), float(seed)), 1 - share))
-    rows = rows_of_ways(lines_of(args.out), ["tokens", "steps", "large", "seconds"])
+    rows = rows_of_ways(lines_of(args.out), ["tokens", "steps", "large", "seconds"], [*ways])
     for row in rows:
         print(json.dumps(row))
     if args.json_out is not None:

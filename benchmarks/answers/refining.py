@@ -16,13 +16,12 @@ import json
 import time
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from made_json import OBJECT, is_right_object, json_tasks, said_wrong, schema_of
-from made_pairs import compared
+from made_pairs import rows_of_ways
 from made_runs import STOPS, add_line, lines_of, load
-from made_table import interval, lockstep
+from made_table import lockstep
 
 import edgedec
 from edgedec.api.best_text import BestOf
@@ -156,8 +155,9 @@ def table(args: argparse.Namespace) -> None:
     models = list(dict.fromkeys(line["model"] for line in lines))
     for kind, model in product((*KINDS, *JSON_KINDS), models):
         by_way = _by_way(kind, [line for line in lines if (line["kind"], line["model"]) == (kind, model)])
-        tasks = sorted(set.intersection(*map(set, by_way.values()))) if by_way else []
-        rows += [{"kind": kind, "model": model} | _row(way, by_way, tasks) for way in by_way if tasks]
+        each = [{"way": way, "task": task} | found[task] for way, found in by_way.items() for task in found]
+        found_rows = rows_of_ways(each, ("texts", "tokens", "steps", "seconds"), ("greedy", "score 8"))
+        rows += [{"kind": kind, "model": model} | row for row in found_rows]
     cells = {(row["kind"], row["way"], row["model"]): _told(row) for row in rows}
     print(f"| task | way | {' | '.join(models)} |\n|---|---|{'---|' * len(models)}")
     for kind, way in dict.fromkeys((row["kind"], row["way"]) for row in rows):
@@ -165,20 +165,6 @@ def table(args: argparse.Namespace) -> None:
     if args.json_out is not None:
         document = {"benchmark": "refining", "rows": rows} | provenance()
         args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-def _row(way: str, by_way: dict[str, dict[str, dict[str, Any]]], tasks: list[str]) -> dict[str, Any]:
-    """Return the figures of a way on tasks, compared by task with two other ways."""
-    ours = [by_way[way][task] for task in tasks]
-    n_right = sum(each["right"] for each in ours)
-    low, high = interval(n_right, len(tasks))
-    row: dict[str, Any] = {"way": way, "tasks": len(tasks), "right": n_right, "low": low, "high": high}
-    row |= {name: fmean(each[name] for each in ours) for name in ("texts", "tokens", "steps")}
-    seconds = [each["seconds"] for each in ours]
-    row["seconds"] = None if None in seconds else fmean(seconds)
-    rights = {name: {task: by_way[name][task]["right"] for task in tasks} for name in by_way}
-    against = [name for name in ("greedy", "score 8") if name in by_way and name != way]
-    return row | {f"against {name}": compared(rights[way], rights[name]) for name in against}
 
 
 def _told(row: dict[str, Any]) -> str:
@@ -191,7 +177,7 @@ def _told(row: dict[str, Any]) -> str:
         pair = row.get(f"against {name}", {"p": 1.0})
         if pair["p"] < 0.05:
             marks += better if pair["only ours"] > pair["only theirs"] else worse
-    right, low, high = (100 * abs(share) for share in (row["right"] / row["tasks"], row["low"], row["high"]))
+    right, low, high = (100 * share for share in (row["right"] / row["tasks"], row["low"], row["high"]))
     spent = "" if row["seconds"] is None else f", {row['seconds']:.1f} s"
     return f"{right:.0f}{marks} ({low:.0f}–{high:.0f}) of {row['tasks']}, {row['tokens']:.0f}{spent}"
 

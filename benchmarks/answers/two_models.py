@@ -5,8 +5,8 @@
 
 Each task is answered greedily by the model alone, then with each of the methods, which are those of `Lossy(methods=)`.
 One model is loaded after the other, and every answer reads its prompt anew. The script adds a line a task and way,
-skips what FILE has, and ends with a row for each way: exact McNemar tests against the others, and how many texts are
-those of the model alone. The time is CPU seconds of the process's one thread.
+skips what FILE has, and ends with a row for each way: an exact McNemar test against the model alone, and how many texts
+are that model's. The time is CPU seconds of the process's one thread.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
     alone = {line["task"]: line["text"] for line in lines if line["way"] == ALONE}
     for line in lines:
         line["same"] = line["text"] == alone.get(line["task"])
-    rows = rows_of_ways(lines, ["seconds", "tokens", "same"])
+    rows = rows_of_ways(lines, ["seconds", "tokens", "same"], [ALONE])
     for row in rows:
         print(json.dumps(row))
     if args.json_out is not None:
