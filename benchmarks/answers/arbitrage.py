@@ -119,11 +119,11 @@ def tried(engines: Sequence[edgedec.Engine], task: MadeTask, way: tuple[Router, 
             over = translation(small.tokenizer, large.tokenizer)
             found = arbitrated(quick, sure, STEPS, router, threshold=threshold, between=over)
             line = figures(task, quick.text(found.text)) | {"steps": len(found.kept)}
-            line |= {"large": len(found.kept) - sum(found.kept), "tokens": len(found.text.token_ids)}
+            line |= {"asked": len(found.kept) - sum(found.kept), "tokens": len(found.text.token_ids)}
     else:
         with texts_of(large if threshold == 0 else small, task, most) as texts:
             (text,) = write_steps(texts, [texts.begin()], STEPS.params, [0], separator=None)
-            line = figures(task, texts.text(text)) | {"steps": 1, "large": int(threshold == 0)}
+            line = figures(task, texts.text(text)) | {"steps": 1, "asked": int(threshold == 0)}
             line |= {"tokens": len(text.token_ids)}
     return line | {"seconds": round(process_time() - began, 3)}
 
@@ -137,10 +137,10 @@ def attempt(args: argparse.Namespace) -> None:
         for way, how in ways.items():
             _write(args, (small, large), way, how)
         routed = [line for line in lines_of(args.out) if line["way"] == f"router {args.share}"]
-        share = sum(line["large"] for line in routed) / sum(line["steps"] for line in routed)
+        share = sum(line["asked"] for line in routed) / sum(line["steps"] for line in routed)
         for seed in range(args.random):
             _write(args, (small, large), f"random {seed}", (Chance((), float(seed)), 1 - share))
-    rows = rows_of_ways(lines_of(args.out), ["tokens", "steps", "large", "seconds"], [*ways])
+    rows = rows_of_ways(lines_of(args.out), ["tokens", "steps", "asked", "seconds"], [*ways])
     for row in rows:
         print(json.dumps(row))
     if args.json_out is not None:
