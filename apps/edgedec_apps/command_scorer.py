@@ -8,6 +8,7 @@ the command line, names it; a request to the server can't. The core finds it by 
 
 import json
 import os
+import secrets
 import subprocess
 import tempfile
 import threading
@@ -15,7 +16,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import IO
 
 from edgedec.choosing.scorer import SCORER_S
 from edgedec.errors import OptionError, PluginError, argument
@@ -23,7 +23,7 @@ from edgedec.progress import CancelToken, check_cancelled
 from edgedec_runtimes.shared.processes import OWN_GROUP, end_group
 
 _POLL_S = 0.02
-_DRAIN_S = 0.5  # for what lies in a pipe when the command has ended; a process that left its group may keep it open
+_DRAIN_S = 0.5  # most that is waited for what lies in a pipe when the command has ended
 _MOST_BYTES = 1 << 20
 """Most bytes that a command may print."""
 _ENDS_BYTES = 1 << 15  # of what it says on standard error, kept of the beginning and of the end
@@ -71,25 +71,24 @@ class CommandScorer:
             PluginError: The command does not start.
             CancelledError: `cancel` ended it.
         """
-        with tempfile.TemporaryFile() as given:
-            given.write(json.dumps({"prefix": prefix, "steps": list(steps)}).encode())
-            given.seek(0)
-            try:
-                process = subprocess.Popen(
-                    self._command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **OWN_GROUP
-                )
-            except (OSError, ValueError) as error:
-                raise PluginError(f"the scorer {self._command[0]!r:.80} does not start: {error}") from error
-        assert process.stdout is not None, "it is a pipe"
-        assert process.stderr is not None, "it is a pipe"
-        printed, said = _Kept(process.stdout, _MOST_BYTES + 1), _Kept(process.stderr, _ENDS_BYTES)
         try:
-            failure = self._waited_for(process, printed)
-        finally:
-            end_group(process.pid, at_once=True)
-            process.wait()
-            for kept in (printed, said):
-                kept.end()
+            with (
+                tempfile.TemporaryFile() as given,
+                _Kept(_MOST_BYTES + 1) as printed,
+                _Kept(_ENDS_BYTES) as said,
+            ):
+                given.write(json.dumps({"prefix": prefix, "steps": list(steps)}).encode())
+                given.seek(0)
+                process = subprocess.Popen(
+                    self._command, stdin=given, stdout=printed.writes, stderr=said.writes, **OWN_GROUP
+                )
+                try:
+                    failure = self._waited_for(process, printed)
+                finally:
+                    end_group(process.pid, at_once=True)
+                    process.wait()
+        except (OSError, ValueError) as error:
+            raise PluginError(f"the scorer {self._command[0]!r:.80} does not start: {error}") from error
         return Ran(bytes(printed.first), bytes(said.first + said.last), failure)
 
     def _waited_for(self, process: "subprocess.Popen[bytes]", printed: "_Kept") -> str:
@@ -139,32 +138,43 @@ class Ran:
 
 
 class _Kept:
-    """Reads a pipe to its end in a thread: it keeps the first bytes and the last ones, so that a flood fills nothing.
+    """A pipe that a thread reads: it keeps the first bytes and the last ones, so that a flood fills nothing.
+
+    What is read ends with the context, even where a process that left the command's group still writes.
 
     Attributes:
+        writes: The pipe's end for writing.
         first: The first bytes, at most `most`.
         last: The last of those that follow, at most `most`.
     """
 
-    def __init__(self, pipe: IO[bytes], most: int) -> None:
+    def __init__(self, most: int) -> None:
         self.first, self.last = bytearray(), bytearray()
-        self._pipe = pipe
         self._most = most
-        self._ended = False
-        self._thread = threading.Thread(target=self._read, name="edgedec-scorer", daemon=True)
+        self._end = secrets.token_bytes(16)
+
+    def __enter__(self) -> "_Kept":
+        reads, self.writes = os.pipe()
+        self._thread = threading.Thread(target=self._read, args=(reads,), name="edgedec-scorer", daemon=True)
         self._thread.start()
+        return self
 
-    def _read(self) -> None:
-        with self._pipe, suppress(OSError):
-            while not self._ended and (data := os.read(self._pipe.fileno(), 1 << 16)):
-                room = max(0, self._most - len(self.first))
-                self.first += data[:room]
-                self.last = (self.last + data[room:])[-self._most :]
-
-    def end(self) -> None:
-        """Wait a moment for what still lies in the pipe, and close the pipe before a next byte of it is kept."""
+    def __exit__(self, *_: object) -> None:
+        """End what is kept behind what lies in the pipe."""
+        with suppress(OSError), open(self.writes, "wb", buffering=0) as pipe:
+            pipe.write(self._end)
         self._thread.join(_DRAIN_S)
-        self._ended = True
+
+    def _read(self, reads: int) -> None:
+        held = b""  # may be the beginning of the end
+        with open(reads, "rb", buffering=0) as pipe:
+            while self._end not in held and (data := pipe.read(1 << 16)):
+                held += data
+                known = held.partition(self._end)[0] if self._end in held else held[: 1 - len(self._end)]
+                room = max(0, self._most - len(self.first))
+                self.first += known[:room]
+                self.last = (self.last + known[room:])[-self._most :]
+                held = held[len(known) :]
 
 
 def _scores(text: bytes) -> Sequence[float]:

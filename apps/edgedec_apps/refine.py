@@ -33,6 +33,7 @@ ROUNDS = 4
 SHOWN = 1500
 """Most characters of what a check said that the model is shown: the beginning and the end."""
 MOST_TEXTS = 1024
+MOST_TOKENS = 1 << 40
 PRIOR = 0.125
 """What either kind of round is taken to have raised the score by before it was tried, so that neither is given up."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -83,7 +84,7 @@ class RefineBy:
     def __post_init__(self) -> None:
         _require("refine", self.n, 256)
         _require("n_texts", self.most, MOST_TEXTS)
-        _require("refine_tokens", 1 if self.tokens is None else self.tokens, 1 << 40)
+        _require("refine_tokens", 1 if self.tokens is None else self.tokens, MOST_TOKENS)
         if self.seconds is not None and not 0 < self.seconds < 1e7:
             raise OptionError("refine_seconds", self.seconds, "it must be above 0")
         if not callable(self.check):

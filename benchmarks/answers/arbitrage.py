@@ -3,25 +3,30 @@
     python benchmarks/answers/arbitrage.py measure smollm2-135m qwen2.5-coder-1.5b --kind arithmetic --out steps.jsonl
     python benchmarks/answers/arbitrage.py fit steps.jsonl --json-out router.json
     python benchmarks/answers/arbitrage.py try smollm2-135m qwen2.5-coder-1.5b --kind arithmetic --router router.json \
-        --out tried.jsonl
+        --out tried.jsonl --json-out FILE
 
 `measure` writes each task greedily with the small model, a line a step, and lets the large model end the text from the
 beginning of every step, all in one batch. A step of the large model is better where the large model is right from the
 step's beginning, and no more so behind the small model's step. `fit` fits the router to the first two thirds of the
-tasks and says how well it ranks the steps of the others (AUROC). `try` writes further tasks (another --seed) with the
-router. The models may have different vocabularies. `measure` and `try` go on where they stopped.
+tasks and says how well it ranks the steps of the others (AUROC). `try` writes further tasks (another --seed) with each
+model alone, with the router, whose threshold the share of steps gives that `fit` saw above it, and with chance: steps
+drawn at random, as many as the router's. The time is CPU seconds of the process. The models may have different
+vocabularies. `measure` and `try` go on where they stopped.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
+from random import Random
+from time import process_time
 from typing import Any
 
 import numpy as np
-from made_pairs import auroc_of
+from made_pairs import auroc_of, rows_of_ways
 from made_runs import add_line, figures, lines_of, load, open_tasks, texts_of
+from numpy.typing import NDArray
 
 import edgedec
 from edgedec.sampling import SamplingParams
@@ -32,6 +37,8 @@ from edgedec_methods.sampled_steps import Steps, write_steps
 
 STEPS = Steps(SamplingParams(temperature=0.0), 0, "\n", 64)
 MOST_STEPS = 16
+SHARES = ("0.15", "0.3", "0.5")
+"""Shares of steps that are given to the large model."""
 
 
 def measured(small: edgedec.Engine, large: edgedec.Engine, task: MadeTask, max_tokens: int) -> dict[str, Any]:
@@ -76,6 +83,7 @@ def fit(args: argparse.Namespace) -> None:
         [(router.chance(step), label) for step, label in zip(line["features"], each, strict=True)]
         for line, each in zip(lines[n:], labels[n:], strict=True)
     ]
+    chances = [router.chance(step) for line in lines for step in line["features"]]
     found = {
         "benchmark": "arbitrage",
         **{name: lines[0][name] for name in ("small", "large", "kind")},
@@ -86,32 +94,67 @@ def fit(args: argparse.Namespace) -> None:
         "large right": sum(line["rights"][0] for line in lines),
         "auroc": auroc_of(groups),
         "router": asdict(router),
+        "thresholds": {share: float(np.quantile(chances, 1 - float(share))) for share in SHARES},
     }
     print(json.dumps(found, indent=1))
     if args.json_out is not None:
         args.json_out.write_text(json.dumps(found | provenance(), indent=1) + "\n", encoding="utf-8")
 
 
+class Chance(Router):
+    """Asks for steps at random; the bias is the seed."""
+
+    def chance(self, features: Sequence[float] | NDArray[np.float64]) -> float:
+        """Return a number from 0 to 1 that depends on all of the features, and on nothing that they say."""
+        return Random(f"{self.bias} {list(map(float, features))}").random()
+
+
+def tried(engines: Sequence[edgedec.Engine], task: MadeTask, way: tuple[Router, float], most: int) -> dict[str, Any]:
+    """Return what two models write by a router and a threshold; 0 is the large model alone, above 1 the small one."""
+    small, large = engines
+    router, threshold = way
+    began = process_time()
+    if 0 < threshold <= 1:
+        with texts_of(small, task, most) as quick, texts_of(large, task, 2 * most) as sure:
+            over = translation(small.tokenizer, large.tokenizer)
+            found = arbitrated(quick, sure, STEPS, router, threshold=threshold, between=over)
+            line = figures(task, quick.text(found.text)) | {"steps": len(found.kept)}
+            line |= {"asked": len(found.kept) - sum(found.kept), "tokens": len(found.text.token_ids)}
+    else:
+        with texts_of(large if threshold == 0 else small, task, most) as texts:
+            (text,) = write_steps(texts, [texts.begin()], STEPS.params, [0], separator=None)
+            line = figures(task, texts.text(text)) | {"steps": 1, "asked": int(threshold == 0)}
+            line |= {"tokens": len(text.token_ids)}
+    return line | {"seconds": round(process_time() - began, 3)}
+
+
 def attempt(args: argparse.Namespace) -> None:
-    """Write tasks with the router at several thresholds; 0 is the large model alone, more than any chance the small."""
-    router = Router(**json.loads(args.router.read_text(encoding="utf-8"))["router"])
+    """Write tasks in every way; a line of random steps asks as often as the router did on the tasks before it."""
+    document = json.loads(args.router.read_text(encoding="utf-8"))
+    router, threshold = Router(**document["router"]), document["thresholds"][args.share]
+    ways = {"small alone": (router, 2.0), "large alone": (router, 0.0), f"router {args.share}": (router, threshold)}
     with load(args, args.small) as small, load(args, args.large) as large:
-        over = translation(small.tokenizer, large.tokenizer)
-        for threshold in args.thresholds:
-            key = {"small": args.small, "large": args.large, "kind": args.kind, "threshold": threshold}
-            for task in open_tasks(args, key):
-                with (
-                    texts_of(small, task, args.max_tokens) as quick,
-                    texts_of(large, task, 2 * args.max_tokens) as sure,
-                ):
-                    found = arbitrated(quick, sure, STEPS, router, threshold=threshold, between=over)
-                    line = figures(task, quick.text(found.text)) | {"large": found.n_large}
-                    line |= {"tokens": len(found.text.token_ids), "kept": fmean(found.kept)}
-                add_line(args.out, key | {"task": task.id} | line)
-            lines = [line for line in lines_of(args.out) if line["threshold"] == threshold]
-            if lines:
-                means = {name: round(fmean(line[name] for line in lines), 2) for name in ("tokens", "large", "kept")}
-                print(threshold, f"{sum(line['right'] for line in lines)} of {len(lines)} right", means, flush=True)
+        for way, how in ways.items():
+            _write(args, (small, large), way, how)
+        routed = [line for line in lines_of(args.out) if line["way"] == f"router {args.share}"]
+        share = sum(line["asked"] for line in routed) / sum(line["steps"] for line in routed)
+        for seed in range(args.random):
+            _write(args, (small, large), f"random {seed}", (Chance((), float(seed)), 1 - share))
+    rows = rows_of_ways(lines_of(args.out), ["tokens", "steps", "asked", "seconds"], [*ways])
+    for row in rows:
+        print(json.dumps(row))
+    if args.json_out is not None:
+        args.json_out.write_text(
+            json.dumps(document | {"ways": rows} | provenance(), indent=1) + "\n", encoding="utf-8"
+        )
+
+
+def _write(args: argparse.Namespace, engines: Sequence[edgedec.Engine], way: str, how: tuple[Router, float]) -> None:
+    key = {"small": args.small, "large": args.large, "kind": args.kind, "way": way}
+    for task in open_tasks(args, key):
+        line = tried(engines, task, how, args.max_tokens)
+        add_line(args.out, key | {"task": task.id} | line)
+        print(task.id, way, line, flush=True)
 
 
 def main() -> None:
@@ -135,7 +178,9 @@ def main() -> None:
     fitting.set_defaults(run=fit)
     trying = commands.add_parser("try", parents=[runs])
     trying.add_argument("--router", type=Path, required=True)
-    trying.add_argument("--thresholds", type=float, nargs="+", default=[0.0, 0.2, 1.0])
+    trying.add_argument("--share", choices=SHARES, default="0.3", help="of steps that the large model is to write")
+    trying.add_argument("--random", type=int, default=2, help="how many times steps are drawn at random")
+    trying.add_argument("--json-out", type=Path)
     trying.set_defaults(run=attempt)
     args = parser.parse_args()
     args.run(args)

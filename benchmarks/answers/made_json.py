@@ -112,6 +112,29 @@ def _type_said(kind: str | type) -> str:
     return named.get(kind, f"one of {str(kind).split('|')}")
 
 
+def schema_of(kind: str) -> dict[str, Any]:
+    """Return the JSON schema that a caller would give, which knows keys and types."""
+    if kind == "extraction":
+        return _object(_type_schemas(_KEYS))
+    calls = [
+        _object({"name": {"const": tool}, "arguments": _object(_type_schemas(keys))}) for tool, keys in _TOOLS.items()
+    ]
+    return {"anyOf": calls}
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def _type_schemas(keys: Mapping[str, str | type]) -> dict[str, Any]:
+    return {
+        key: {"type": "string", "pattern": f"^({kind})$"}
+        if isinstance(kind, str)
+        else {"type": "integer" if kind is int else "string"}
+        for key, kind in keys.items()
+    }
+
+
 def object_of(text: str) -> dict[str, Any] | None:
     """Return the JSON object that a text holds, from its first brace to its last; None where there is none.
 

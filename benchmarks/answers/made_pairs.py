@@ -5,13 +5,13 @@ which they differ.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import comb
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from made_table import choices, cost, lockstep, summed
+from made_table import choices, cost, interval, lockstep, summed
 
 from edgedec_methods.compute_optimal import fitted, method_for
 
@@ -70,6 +70,30 @@ def compared(ours: Mapping[str, bool], theirs: Mapping[str, bool]) -> dict[str, 
     p = min(1.0, 2 * sum(comb(n, i) for i in range(k + 1)) / 2**n) if n else 1.0
     counts = {"tasks": len(both), "right": sum(ours[t] for t in both), "other right": sum(theirs[t] for t in both)}
     return counts | {"only ours": won, "only theirs": lost, "p": round(p, 4)}
+
+
+def rows_of_ways(lines: Iterable[Row], means: Sequence[str], against: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row for each way of lines with "way", "task" and "right", on the tasks that every way has.
+
+    A row has the right answers with Wilson's interval, the means of the named figures (None where a figure is None),
+    and what `compared` says of the way beside those of `against`.
+    """
+    by_way = dict[str, dict[str, Row]]()
+    for line in lines:
+        by_way.setdefault(line["way"], {})[line["task"]] = line
+    tasks = sorted(set.intersection(*map(set, by_way.values()))) if by_way else []
+    rights = {way: {task: bool(found[task]["right"]) for task in tasks} for way, found in by_way.items()}
+    rows = []
+    for way, found in by_way.items() if tasks else ():
+        low, high = interval(sum(rights[way].values()), len(tasks))
+        row: dict[str, Any] = {"way": way, "tasks": len(tasks), "right": sum(rights[way].values())}
+        row |= {"low": round(max(0.0, low), 5), "high": round(high, 5)}
+        for name in means:
+            values = [found[task][name] for task in tasks]
+            row[name] = None if None in values else round(fmean(values), 3)
+        others = [other for other in against if other in by_way and other != way]
+        rows.append(row | {f"against {other}": compared(rights[way], rights[other]) for other in others})
+    return rows
 
 
 def auroc_of(groups: Sequence[Sequence[tuple[float, bool]]]) -> dict[str, float | None]:

@@ -1,31 +1,33 @@
 """Measure what several texts, checks and `--refine` do to answers, by kind of task: the table of better-answers.md.
 
     python benchmarks/answers/refining.py run qwen2.5-coder-1.5b --kind functions --tasks 40 --out FILE.jsonl
-    python benchmarks/answers/refining.py table FILE.jsonl --json-out FILE
+    python benchmarks/answers/refining.py table FILE.jsonl [FILE.jsonl ...] --json-out FILE
 
-`run` solves each task in three ways, in turn: greedily, by 8 texts (the likeliest of the first 4, the vote of 8 and the
-best of 8 by a check are chosen among them), and by `--refine 4 --texts 9`, where there is a check. The checks know no
-answer: the public tests of functions, and the keys, types and words of JSON. `run` adds a line a task and way and skips
-what FILE has, so it can be interrupted; --seconds ends it in time. `table` looks at `--refine` after 5 texts, too, as
-they begin alike. The time is CPU seconds of the process's one thread, which other work on the machine changes little.
+`run` solves each task in turn greedily (JSON also by a schema that knows keys and types), by 8 texts (the likeliest of
+the first 4, the vote of 8 and the best of 8 by a check are chosen among them), and by `--refine 4 --texts 9`, where
+there is a check. The checks know no answer: the public tests of functions, and the keys, types and words of JSON. `run`
+adds a line a task and way and skips what FILE has, so it can be interrupted; --seconds ends it in time. `table` looks
+at `--refine` after 5 texts, too, as they begin alike. The time is CPU seconds of the process's one
+thread, which other work on the machine changes little.
 """
 
 import argparse
 import json
 import time
+from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from made_json import OBJECT, is_right_object, json_tasks, said_wrong
-from made_pairs import compared
+from made_json import OBJECT, is_right_object, json_tasks, said_wrong, schema_of
+from made_pairs import rows_of_ways
 from made_runs import STOPS, add_line, lines_of, load
-from made_table import interval, lockstep
+from made_table import lockstep
 
 import edgedec
 from edgedec.api.best_text import BestOf
 from edgedec.choosing.choosers import mean_logprob, most_likely
 from edgedec.choosing.vote import answer_of, voted
+from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
 from edgedec_apps.bench.provenance import provenance
 from edgedec_apps.evaluation.function_runner import n_passed, wrong_calls
@@ -34,7 +36,8 @@ from edgedec_apps.refine import RefineBy, Verdict, refined
 
 JSON_KINDS = ("extraction", "tools")
 CHECKED = ("functions", *JSON_KINDS)
-WAYS = ("greedy", "8 texts", "refine 4")
+WAYS = ("greedy", "8 texts")
+WAYS_OF = {"functions": (*WAYS, "refine 4"), **dict.fromkeys(JSON_KINDS, ("greedy", "schema", "8 texts", "refine 4"))}
 BUDGETS = (5, 9)
 """Texts of `refine 4` after which it is looked at."""
 
@@ -78,7 +81,9 @@ def _solved(engine: edgedec.Engine, task: MadeTask, way: str) -> dict[str, Any]:
     if way == "refine 4":
         found = refined(engine, messages, RefineBy(check=check, n=4, texts=max(BUDGETS)), **options)
         texts, rounds = found.texts, list(found.rounds)
-    elif way == "greedy":
+    elif way in ("greedy", "schema"):
+        if way == "schema":
+            options["grammar"] = Grammar.json_schema(schema_of(task.kind))
         texts, rounds = (engine.chat(messages, **options | {"temperature": 0}, logprobs=0),), [0]
     else:
         texts = engine.best(messages, BestOf(8, "likely"), **options).texts
@@ -97,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
     done = {(line["task"], line["model"], line["way"]) for line in lines_of(args.out)}
     with load(args, args.model) as engine:
         for task in _tasks(args.kind, args.tasks, args.seed):
-            for way in WAYS if args.kind in CHECKED else WAYS[:2]:
+            for way in WAYS_OF.get(args.kind, WAYS):
                 if (task.id, args.model, way) in done or time.monotonic() > ends:
                     continue
                 engine.generate("x", max_tokens=1, draft=False)  # so that no way finds the prompt read
@@ -117,9 +122,10 @@ def _chosen(line: dict[str, Any], place: int, n: int, seconds: float | None) -> 
 def _refined(line: dict[str, Any], budget: int) -> dict[str, Any]:
     """Return what `refine 4` has after its first texts."""
     scores = line["scores"][:budget]
-    n = len(scores)
-    later = [stamp for stamp, at in zip(line["stamps"], line["rounds"], strict=False) if at > line["rounds"][n - 1]]
-    return _chosen(line, scores.index(max(scores)), n, line["stamps"][n - 1] if later else line["seconds"])
+    n, texts = len(scores), list(zip(line["rounds"], line["texts"], strict=True))
+    n_checked = len(set(texts[:n]))  # equal texts of a round are checked once
+    seconds = line["seconds"] if n == len(texts) else line["stamps"][n_checked - 1]
+    return _chosen(line, scores.index(max(scores)), n, seconds)
 
 
 def _by_way(kind: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -127,8 +133,8 @@ def _by_way(kind: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, dict[
     found = dict[str, dict[str, dict[str, Any]]]()
     for line in lines:
         task, scores = line["task"], line["scores"]
-        if line["way"] == "greedy":
-            found.setdefault("greedy", {})[task] = _chosen(line, 0, 1, line["seconds"])
+        if line["way"] in ("greedy", "schema"):
+            found.setdefault(line["way"], {})[task] = _chosen(line, 0, 1, line["seconds"])
         elif line["way"] == "refine 4":
             for budget in BUDGETS:
                 found.setdefault(f"refine 4, {budget} texts", {})[task] = _refined(line, budget)
@@ -139,49 +145,41 @@ def _by_way(kind: str, lines: list[dict[str, Any]]) -> dict[str, dict[str, dict[
             if kind in CHECKED:
                 found.setdefault("score 8", {})[task] = _chosen(line, scores.index(max(scores)), 8, line["seconds"])
     if kind == "functions":
-        del found["vote 8"]  # two functions that do the same are two answers
+        found.pop("vote 8", None)  # two functions that do the same are two answers
     return found
 
 
 def table(args: argparse.Namespace) -> None:
-    """Print accuracy, tokens and seconds of each way, and McNemar's tests against greedy decoding and a check of 8."""
+    """Print a row for each kind and way, with a column for each model, and write all figures."""
     lines, rows = [line for path in args.files for line in lines_of(path)], list[dict[str, Any]]()
-    for kind in (*KINDS, *JSON_KINDS):
-        by_way = _by_way(kind, [line for line in lines if line["kind"] == kind])
-        for way, found in by_way.items():
-            tasks = set(found).intersection(*by_way.values())
-            rows.append({"kind": kind} | _row(way, {name: by_way[name] for name in by_way}, sorted(tasks)))
-    for row in rows:
-        print(_told(row))
+    models = list(dict.fromkeys(line["model"] for line in lines))
+    for kind, model in product((*KINDS, *JSON_KINDS), models):
+        by_way = _by_way(kind, [line for line in lines if (line["kind"], line["model"]) == (kind, model)])
+        each = [{"way": way, "task": task} | found[task] for way, found in by_way.items() for task in found]
+        found_rows = rows_of_ways(each, ("texts", "tokens", "steps", "seconds"), ("greedy", "score 8"))
+        rows += [{"kind": kind, "model": model} | row for row in found_rows]
+    cells = {(row["kind"], row["way"], row["model"]): _told(row) for row in rows}
+    print(f"| task | way | {' | '.join(models)} |\n|---|---|{'---|' * len(models)}")
+    for kind, way in dict.fromkeys((row["kind"], row["way"]) for row in rows):
+        print(f"| {kind} | {way} | {' | '.join(cells.get((kind, way, model), '') for model in models)} |")
     if args.json_out is not None:
-        document = {"benchmark": "refining", "model": lines[0]["model"], "rows": rows} | provenance()
+        document = {"benchmark": "refining", "rows": rows} | provenance()
         args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def _row(way: str, by_way: dict[str, dict[str, dict[str, Any]]], tasks: list[str]) -> dict[str, Any]:
-    """Return the figures of a way on tasks, compared by task with two other ways."""
-    ours = [by_way[way][task] for task in tasks]
-    n_right = sum(each["right"] for each in ours)
-    low, high = interval(n_right, len(tasks))
-    row: dict[str, Any] = {"way": way, "tasks": len(tasks), "right": n_right, "low": low, "high": high}
-    row |= {name: fmean(each[name] for each in ours) for name in ("texts", "tokens", "steps")}
-    seconds = [each["seconds"] for each in ours]
-    row["seconds"] = None if None in seconds else fmean(seconds)
-    rights = {name: {task: by_way[name][task]["right"] for task in tasks} for name in by_way}
-    against = [name for name in ("greedy", "score 8") if name in by_way and name != way]
-    return row | {f"against {name}": compared(rights[way], rights[name]) for name in against}
-
-
 def _told(row: dict[str, Any]) -> str:
-    """Return a row of the table; a way that wins or loses against greedy decoding (p below 0.05) is marked."""
-    pair = row.get("against greedy", {"p": 1.0})
-    mark = "" if pair["p"] >= 0.05 else " ▲" if pair["only ours"] > pair["only theirs"] else " ▼"
-    right, low, high = (100 * abs(share) for share in (row["right"] / row["tasks"], row["low"], row["high"]))
-    spent = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
-    cells = (row["kind"], row["way"] + mark, f"{right:.0f} ({low:.0f}–{high:.0f}) of {row['tasks']}")
-    other = row.get("against score 8")
-    against = "" if other is None else f"{other['only ours']} : {other['only theirs']}, p = {other['p']:.2g}"
-    return f"| {' | '.join(cells)} | {row['tokens']:.0f} | {row['steps']:.0f} | {spent} | {against} |"
+    """Return a cell: percent right with their interval, tokens and CPU seconds; p below 0.05 beside greedy is marked.
+
+    ▲ is better than greedy decoding and ▼ worse; △ is better than the best of 8 by the same check, and ▽ worse.
+    """
+    marks = ""
+    for name, better, worse in (("greedy", "▲", "▼"), ("score 8", "△", "▽")):
+        pair = row.get(f"against {name}", {"p": 1.0})
+        if pair["p"] < 0.05:
+            marks += better if pair["only ours"] > pair["only theirs"] else worse
+    right, low, high = (100 * share for share in (row["right"] / row["tasks"], row["low"], row["high"]))
+    spent = "" if row["seconds"] is None else f", {row['seconds']:.1f} s"
+    return f"{right:.0f}{marks} ({low:.0f}–{high:.0f}) of {row['tasks']}, {row['tokens']:.0f}{spent}"
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ from edgedec.api.options import DraftOptions
 from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec.storage.whole_file import write_atomically
 from edgedec_apps.bench.provenance import provenance
+from edgedec_methods.arbitrage import logistic_weights
 from edgedec_methods.unsure import Doubt, Fit
 
 _PACKAGES = "jinja2", "huggingface_hub", "starlette", "rich", "matplotlib", "click", "httpx", "networkx", "uvicorn"
@@ -157,14 +158,7 @@ def signs(rows: Floats) -> Floats:
 def fitted(files: Sequence[Found]) -> Fit:
     """Return the coefficients of the highest likelihood on the greedy and the drawn tokens of files, by Newton."""
     rows = np.concatenate([part for file in files for part in (file.greedy, file.drawn)])
-    x, right, weights = signs(rows), rows[:, 0], np.zeros(4)
-    for _ in range(50):
-        chance = 1 / (1 + np.exp(-x @ weights))
-        hessian = (x * (chance * (1 - chance))[:, None]).T @ x + _RIDGE * np.eye(4)
-        step = np.linalg.solve(hessian, x.T @ (right - chance) - _RIDGE * weights)
-        weights += step
-        if abs(step).max() < 1e-9:
-            break
+    weights = logistic_weights(signs(rows), rows[:, 0], np.full(4, _RIDGE))
     return Fit(*weights.round(3).tolist())
 
 

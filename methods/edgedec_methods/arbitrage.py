@@ -12,7 +12,9 @@ as text then.
 Paper: Arbitrage: Efficient Reasoning via Advantage-Aware Speculation, arXiv:2512.05033
 Option: Python only, `arbitrated`
 For: a small model that is right in most steps, and seldom knows less than it seems to
-Measured: nothing yet
+Measured: 6 of 20 word problems right with 31 % of the steps by the 1.5B, and 5 with as many steps drawn at random;
+    the 0.5B alone has 0 and the 1.5B alone 16, in 0.89 of the time (`python benchmarks/answers/arbitrage.py try
+    qwen2.5-coder-0.5b qwen2.5-coder-1.5b --kind arithmetic --seed 1 --tasks 20 --random 1 --router ROUTER --out FILE`)
 Status: study
 """
 
@@ -128,12 +130,24 @@ def fitted_router(features: NDArray[np.float64], better: Sequence[bool]) -> Rout
     means, scales = features.mean(axis=0), features.std(axis=0)
     scales = np.where(scales > 1e-9, scales, 1.0)
     x = np.hstack([(features - means) / scales, np.ones((n, 1))])
-    y, ridge, w = np.array(better, float), np.diag([_RIDGE] * features.shape[1] + [1e-6]), np.zeros(x.shape[1])
-    for _ in range(_ITERATIONS):  # Newton's method
-        p = 1 / (1 + np.exp(-np.clip(x @ w, -30, 30)))
-        w -= np.linalg.solve(x.T @ (x * (p * (1 - p) + 1e-9)[:, None]) + ridge, x.T @ (p - y) + ridge @ w)
+    w = logistic_weights(x, np.array(better, float), np.array([_RIDGE] * features.shape[1] + [1e-6]))
     weights = w[:-1] / scales
     return Router(tuple(map(float, weights)), float(w[-1] - weights @ means))
+
+
+def logistic_weights(x: NDArray[np.float64], y: NDArray[np.float64], ridge: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return f64[m], the weights of a logistic regression, by Newton's method.
+
+    Args:
+        x: f64[n, m], the features.
+        y: f64[n], 1 for what happened and 0 for what did not.
+        ridge: f64[m], what each weight's square costs, halved.
+    """
+    w, cost = np.zeros(x.shape[1]), np.diag(ridge)
+    for _ in range(_ITERATIONS):
+        p = 1 / (1 + np.exp(-np.clip(x @ w, -30, 30)))
+        w -= np.linalg.solve(x.T @ (x * (p * (1 - p) + 1e-9)[:, None]) + cost, x.T @ (p - y) + cost @ w)
+    return w
 
 
 def arbitrated(

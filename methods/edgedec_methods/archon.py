@@ -33,6 +33,7 @@ from edgedec_methods.multilingual import judged_together
 
 Kind = Literal["generate", "critique", "rank", "fuse"]
 MOST = 64
+MOST_CHARACTERS = 10_000  # of a TOML file: a key of 100,000 parts would take all memory
 FUSED = (
     "{question}\n\nThese are answers to the question above, which may be wrong:\n\n{answers}\n\n"
     "Write one answer to the question that has what is right in them, and nothing else."
@@ -87,19 +88,20 @@ def layers_of(text: str) -> tuple[Layer, ...]:
     >>> [layer.kind for layer in layers_of('[[layer]]\\nkind = "generate"\\nn = 2\\n[[layer]]\\nkind = "fuse"')]
     ['generate', 'fuse']
     """
+    if len(text) > MOST_CHARACTERS:
+        raise RequestError(f"the layers have {len(text)} characters; they may have {MOST_CHARACTERS}")
+    known, found = {each.name for each in fields(Layer)}, list[Layer]()
     try:
         tables = tomllib.loads(text).get("layer", [])
-    except tomllib.TOMLDecodeError as error:
+        if not isinstance(tables, list) or not all(isinstance(table, dict) and "kind" in table for table in tables):
+            raise RequestError("layers are written as [[layer]], each with a kind")
+        for table in tables:
+            if unknown := table.keys() - known:
+                raise RequestError(f"a layer has {', '.join(sorted(unknown))}; it may have {', '.join(sorted(known))}")
+            models = table.get("models", [])
+            found.append(Layer(**table | {"models": tuple(models) if isinstance(models, list) else models}))
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the layers are no TOML: {error}") from error
-    known = {each.name for each in fields(Layer)}
-    if not isinstance(tables, list) or not all(isinstance(table, dict) and "kind" in table for table in tables):
-        raise RequestError("layers are written as [[layer]], each with a kind")
-    found = list[Layer]()
-    for table in tables:
-        if unknown := table.keys() - known:
-            raise RequestError(f"a layer has {', '.join(sorted(unknown))}; it may have {', '.join(sorted(known))}")
-        models = table.get("models", [])
-        found.append(Layer(**table | {"models": tuple(models) if isinstance(models, list) else models}))
     if not found or found[0].kind != "generate":
         raise RequestError('the first layer must generate; give [[layer]] with kind = "generate" first')
     return tuple(found)
@@ -126,10 +128,10 @@ def through_layers(
         RequestError: A layer names a model that there is not.
         EdgedecError: As Engine.samples, Engine.chat and Engine.branches.
     """
+    if missing := [name for layer in layers for name in layer.models if name not in engines]:
+        raise RequestError(f"a layer names the model {missing[0]!r}; there are {', '.join(engines)}")
     seeds, answers = count(seed), list[Answer]()
     for layer in layers:
-        if missing := [name for name in layer.models if name not in engines]:
-            raise RequestError(f"a layer names the model {missing[0]!r}; there are {', '.join(engines)}")
         used = [engines[name] for name in layer.models] or [next(iter(engines.values()))]
         if layer.kind == "generate":
             greedy: Any = {**options, "temperature": 0}

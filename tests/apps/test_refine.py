@@ -246,11 +246,12 @@ def test_a_cancelled_round_has_the_beginnings_of_its_texts(engine: edgedec.Engin
 def test_a_command_that_misbehaves_costs_its_time_and_its_text(
     engine: edgedec.Engine, code: str, score: float, words: str
 ) -> None:
-    """The verdict says what went wrong; nothing of the command is waited for longer than its limit."""
+    """The verdict says what went wrong; nothing of the command is waited for longer than its limit, or read after."""
     command = [sys.executable, "-c", f"import os, sys, time; {code}"]
     found = refined(engine, ASKED, RefineBy(check=command, texts=1, check_seconds=0.7), **DRAWN)
     assert found.verdicts == (Verdict(score, words),)
     assert found.passed == (score == 1)
+    assert "edgedec-scorer" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_flood_of_words_is_cut() -> None:

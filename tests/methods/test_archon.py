@@ -67,6 +67,9 @@ def test_the_layers_of_a_file(engines: dict[str, edgedec.Engine]) -> None:
     assert found == [Answer(say(a, fused, 16)), Answer(say(a, fused, 17))]
     with pytest.raises(RequestError, match="'c'; there are a, b"):
         through_layers(layers_of(LAYERS.replace('"b"', '"c"')), engines, "Why?", **DRAWN)
+    unasked: Any = {"a": None, "b": None}
+    with pytest.raises(RequestError, match="'c'; there are a, b"):  # before the first layer writes
+        through_layers(layers_of(LAYERS + "[[layer]]\nkind = 'fuse'\nmodels = ['c']"), unasked, "Why?")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,9 @@ def test_the_layers_of_a_file(engines: dict[str, edgedec.Engine]) -> None:
         ("[[layer]]\nkind = 'generate'\nn = true", "from 1 to 64"),
         ("[[layer]]\nkind = 'generate'\nmodels = 'a'", "a list of names"),
         ("[[layer]]\nkind = 'generate'\nmodels = [1]", "a list of names"),
+        ("[[layer]]\nkind = 'generate'\nn = 0x1" + "0" * 5000, "no TOML"),
+        ("x = " + "[" * 9000, "no TOML: maximum recursion"),
+        ("x." * 5000 + "y = 1", "10005 characters; they may have 10000"),
     ],
 )
 def test_what_is_no_file_of_layers(text: str, words: str) -> None:

@@ -83,6 +83,13 @@ def test_a_refusal_names_the_option_that_was_typed(model: Path, args: tuple[str,
     assert not re.search(r"\b[a-z]+_[a-z_]+\b", result.err), result.err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("check", "words"), [("x", "write NAME=COMMAND"), ("a=nope", "there is no program 'nope'")])
+def test_a_check_of_the_server_is_refused_by_its_option(model: Path, check: str, words: str) -> None:
+    """Before anything is loaded."""
+    run_here("serve", model, "--check", check).failed(40, f"--check is {check.removeprefix('a=')!r}; {words}")
+
+
 def test_python_is_told_its_arguments(model: Path) -> None:
     """The same refusals, unchanged."""
     for options, words in (

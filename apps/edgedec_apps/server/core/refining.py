@@ -6,7 +6,7 @@ A request names a check, and never a command.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edgedec_apps.refine import MOST_TEXTS, RefineBy
+from edgedec_apps.refine import MOST_TEXTS, MOST_TOKENS, RefineBy
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import TextRequest
 
@@ -30,7 +30,7 @@ def read_refine(fields: Fields, checks: Mapping[str, Sequence[str]]) -> RefineBy
         )
         raise wanted.refusal("check", f"is {name!r:.60}; {known}")
     n = wanted.whole("n", low=1, high=MOST_TOGETHER) or 4
-    texts, tokens = wanted.whole("texts", low=1, high=MOST_TEXTS), wanted.whole("tokens", low=1)
+    texts, tokens = wanted.whole("texts", low=1, high=MOST_TEXTS), wanted.whole("tokens", low=1, high=MOST_TOKENS)
     seconds = wanted.number("seconds")
     if seconds is not None and not 0 < seconds <= 1e6:
         raise wanted.refusal("seconds", f"is {seconds:g}; it must be above 0")
