@@ -86,6 +86,8 @@ def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, A
         "owned_by": "edgedec",
         "ready": loaded is not None,
     }
+    if service.settings.checks:
+        card["checks"] = list(service.settings.checks)  # what `refine` may name
     card |= {"type": "model", "display_name": named.name, "created_at": timestamp(service.created)}  # Anthropic's
     file = file if loaded is None else loaded.file
     if file is not None:

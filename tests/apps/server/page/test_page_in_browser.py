@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ THINKS = (
 CODE = 'def square(x):\n    # a "comment"\n    return x * 12\n'
 PIECES = ("<think>", "They want", " code.", "</think>", "Here **it** is:\n\n", "```python\n")
 ENDLESS, BROKEN = "endless", "broken"
+NEVER = (sys.executable, "-c", "import sys; print([0.25]); print('no tests', file=sys.stderr)")
 SIZES = {"wide": (1200, 800), "tablet": (800, 1000), "phone": (390, 780)}
 
 
@@ -47,7 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         patch.setenv("EDGEDEC_CACHE", str(root))
         patch.setenv("EDGEDEC_CONFIG", str(root))
         patch.delenv("EDGEDEC_MODELS", raising=False)
-        with started(known, n_parallel=4, load_options={"draft": "suffix", "n_ctx": 4096}) as running:
+        load_options = {"draft": "suffix", "n_ctx": 4096}
+        with started(known, n_parallel=4, load_options=load_options, checks={"never": NEVER}) as running:
             yield running
 
 
@@ -229,6 +232,24 @@ def test_answers_side_by_side(page: Browser) -> None:
     assert "n" not in sent(page)[1]
     page.resize(*SIZES["phone"])
     assert len({node.rect["x"] for node in page.all(".answers.several .answer")}) == 1  # one below the other
+
+
+def test_an_answer_is_refined_by_a_check_of_the_server(page: Browser) -> None:
+    """The page names the check and knows no command; the answer comes whole, with what the check said of each text."""
+    page.set(model="random", max_tokens="5", temperature="1", seed="1")
+    assert page.run("return [...document.querySelector('#check').options].map((each) => each.value)") == ["", "never"]
+    page.run("document.querySelector('#count').value = '3'; document.querySelector('#check').value = 'never'")
+    record_requests(page)
+    page.ask("Say something.")
+    assert sent(page)[0]["refine"] == {"check": "never", "n": 4}
+    assert not {"n", "stream", "tools"} & sent(page)[0].keys()
+    assert len(page.all(".answer")) == 1
+    (answer,) = json.loads(page.run("return localStorage['edgedec.conversations']"))[0]["messages"][1]["answers"]
+    assert answer["content"] == page.text(".answer .text")
+    assert any(line.startswith("refined: text 1 of 17") for line in answer["meta"]["explanation"])
+    page.run("document.querySelector('#check').value = ''; document.querySelector('#count').value = '1'")
+    page.ask("Go on.")
+    assert sent(page)[1]["stream"]
 
 
 # Models

@@ -67,32 +67,32 @@ export async function callTool(name, given, settings, signal) {
   return (await post("/page/tools", JSON.stringify({ name, arguments: given }), settings, signal)).json();
 }
 
-function request(messages, settings, count, tools) {
+const LIVE = { stream: true, stream_options: { include_usage: true }, timings_per_token: true, return_progress: true };
+
+function request(messages, settings, count, tools, check) {
   const system = settings.system?.trim();
   const body = {
     model: settings.model,
     messages: [...(system ? [{ role: "system", content: system }] : []), ...messages],
-    stream: true,
-    stream_options: { include_usage: true },
-    timings_per_token: true,
-    return_progress: true,
+    ...(check ? { refine: { check, n: 4 } } : LIVE), // what is checked comes whole
     reuse: "longest", // as edgedec chat does: a next turn evaluates what is new
     speculative: { draft: settings.draft },
   };
   if (count > 1) body.n = count;
-  else if (tools.length) body.tools = tools; // of several answers none could go on
-  if (settings.reasoning_effort) body.reasoning_effort = settings.reasoning_effort;
+  else if (tools.length && !check) body.tools = tools; // of several answers none could go on
+  if (settings.reasoning_effort && !check) body.reasoning_effort = settings.reasoning_effort;
   for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
     if (settings[name] !== undefined && settings[name] !== "") body[name] = Number(settings[name]);
   }
   return body;
 }
 
-// Ask for `count` answers, of a model that may call `tools`. Calls onPart({index, text, reasoning, calls, reason, timings,
+// Ask for `count` answers, of a model that may call `tools`, or for one that the server refines by its `check`. Calls onPart({index, text, reasoning, calls, reason, timings,
 // reading, edgedec}) for every part of one; throws what the server says went wrong.
-export async function answer({ messages, settings, count, tools }, signal, onPart) {
-  const body = JSON.stringify(request(messages, settings, count, tools));
+export async function answer({ messages, settings, count, tools, check }, signal, onPart) {
+  const body = JSON.stringify(request(messages, settings, count, tools, check));
   const response = await post("/v1/chat/completions", body, settings, signal);
+  if (check) return onPart(wholePart(await response.json()));
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
@@ -119,4 +119,8 @@ export async function answer({ messages, settings, count, tools }, signal, onPar
       });
     }
   }
+}
+
+function wholePart({ choices: [{ index, message, finish_reason: reason }], timings, edgedec }) {
+  return { index, text: message.content ?? "", reasoning: message.reasoning_content ?? "", calls: [], reason, timings, edgedec };
 }

@@ -177,7 +177,9 @@ function redraw(conversation) {
 
 async function generateOne(conversation, signal) {
   const earlier = [...conversation.messages];
-  const answers = Array.from({ length: Number(find("count").value) }, () => newAnswer(settings.model));
+  const check = find("check").value;
+  const count = check ? 1 : Number(find("count").value);
+  const answers = Array.from({ length: count }, () => newAnswer(settings.model));
   conversation.messages.push({ role: "assistant", answers, chosen: 0 });
   save();
   draw();
@@ -191,7 +193,7 @@ async function generateOne(conversation, signal) {
     await search(earlier, signal);
     redraw(conversation);
     const messages = conversing.sentMessages(earlier);
-    const wanted = { messages, settings, count: answers.length, tools: await tools.definitions(models.card, signal) };
+    const wanted = { messages, settings, count, check, tools: await tools.definitions(models.card, signal) };
     await answer(wanted, signal, (part) => {
       take(answers[part.index], part);
       if (!due) requestAnimationFrame(onFrame);

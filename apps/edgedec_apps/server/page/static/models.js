@@ -4,7 +4,7 @@ import { isReady, loadModel, modelCards } from "/static/api.js";
 import { element, find } from "/static/dom.js";
 
 const UNREACHABLE = "The server can't be reached.";
-const [picker, load, state] = ["model", "load", "state"].map(find);
+const [picker, load, state, check] = ["model", "load", "state", "check"].map(find);
 
 export const tell = (text) => (state.textContent = text);
 export const problem = (error) => (error instanceof TypeError ? UNREACHABLE : error.message);
@@ -46,7 +46,15 @@ export class Models {
     this.cards = await modelCards(this.settings());
     if (!this.cards.length) return tell("No model is on this machine yet: edgedec pull NAME fetches one.");
     if (!this.card) this.onPick(this.cards[0].id);
+    this.drawChecks(this.cards[0].checks ?? []);
     this.draw();
+  }
+
+  // The checks that the server was started with, the same for all models.
+  drawChecks(names) {
+    find("checking").hidden = !names.length;
+    if (check.options.length === names.length + 1) return; // what is picked stays
+    check.replaceChildren(...["", ...names].map((name) => new Option(name || "none", name)));
   }
 
   pick(name) {
