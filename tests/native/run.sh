@@ -15,7 +15,7 @@ build() { # build DIRECTORY CMAKE-OPTIONS...
   local directory=$1
   shift
   if ! { cmake -S "$here" -B "$directory" -DCMAKE_BUILD_TYPE=Release "$@" &&
-    cmake --build "$directory" --target edgedec_cpu kernels_test threads_test; } >"$directory.log" 2>&1; then
+    cmake --build "$directory" --parallel 2 --target edgedec_cpu kernels_test threads_test; } >"$directory.log" 2>&1; then
     cat "$directory.log"
     return 1
   fi
