@@ -159,7 +159,7 @@ class Gain:
         before: What was expected of the step without the draft.
         found: What was expected of the step with the draft.
         rate: Tokens per second that a token is measured by.
-        beside_s: Seconds that the draft took beside the drafter's own.
+        beside_s: Seconds spent on the draft outside the drafter's own call: to teach the drafter, to merge, to choose.
     """
 
     before: Expected

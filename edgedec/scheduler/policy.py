@@ -323,9 +323,9 @@ class Policy:
             # The others' drafts take time that is not in what the forward was expected to take.
             self._log.spent_s += latest_s - self._forward_s
         as_decided = not is_trial and len(draft.tokens) == self._n_nodes  # no grammar or lack of room changed it
-        n_gained = len(token_ids) + self._curve.others if as_decided else None
+        n_tokens = len(token_ids) + self._curve.others if as_decided else None
         for active in self.drafters.all:
-            active.settle(n_gained, forward_s, self._plain_s / self._curve.n_texts)
+            active.settle(n_tokens, forward_s, self._plain_s / self._curve.n_texts)
         # Counted behind the forward, so that all texts of that forward are asked by the same figures.
         own_s, self._own_s = self._own_s, 0.0
         needs = self.drafters.needs

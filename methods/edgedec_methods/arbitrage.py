@@ -114,12 +114,11 @@ def step_features(before: PartialText, after: PartialText, n_steps: int) -> NDAr
 
 
 def fitted_router(features: NDArray[np.float64], better: Sequence[bool]) -> Router:
-    """Fit a router to measured steps by logistic regression; a ridge keeps the weights of its features small.
+    """Fit a router to measured steps by logistic regression. A ridge penalty keeps the weights of the features small.
 
     Args:
         features: f64[n, 5], of each step.
-        better: One for each step: True where the answer was right with the large model's step and wrong with the
-            small model's.
+        better: For each step, whether the large model's step made the answer right and the small model's made it wrong.
 
     Raises:
         OptionError: There are no steps, or not as many labels.

@@ -89,7 +89,7 @@ class Reflective:
 
 
 def mixed(first: Rows, second: Rows, weight: float) -> Rows:
-    """Mix laws P and R, given as rows of logits: return f32[n, n_vocab], the logs of (1 - weight) P + weight R."""
+    """Return log((1 - weight) P + weight R), f32[n, n_vocab]; `first` and `second` are rows of logits of P and of R."""
     logs = np.log1p(-weight), np.log(weight)
     pairs = zip(first, second, strict=True)
     return np.array([np.logaddexp(logs[0] + log_law(p), logs[1] + log_law(r)) for p, r in pairs], np.float32)

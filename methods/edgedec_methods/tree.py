@@ -33,9 +33,9 @@ class Node:
 
     Attributes:
         text: The text.
-        children: What it was written on to.
-        scores: Without children, the scores of the texts that it was written on to.
-        n_visits: How many texts went through it.
+        children: The nodes one step further.
+        scores: The scores of the whole texts whose last node this is.
+        n_visits: How many whole texts begin with this node's text.
     """
 
     text: PartialText
@@ -57,7 +57,7 @@ def written(texts: PartialTexts, n: int, steps: Steps, scorer: TextScorer) -> li
     Args:
         texts: Who holds them; nothing was begun there.
         n: How many.
-        steps: How steps are written; text i draws with the seed plus i.
+        steps: How steps are written; text i draws with `steps.seed + i`.
         scorer: Scores a text at its end.
     """
     root, found = Node(texts.begin()), list[tuple[PartialText, float]]()

@@ -23,7 +23,6 @@ _SHIFTED = {
     "wedlm-qwen2": False,
     "wedlm-qwen3": False,
 }
-_BLOCK_KEYS = {"Fast_dLLM_Qwen": "bd_size"}  # of the others, block_size
 _WINDOW = 16  # of WeDLM, whose checkpoints don't say it
 _LLADA_SETTINGS = {
     "d_model": "hidden_size",
@@ -97,7 +96,7 @@ def read_denoising(values: ConfigValues) -> Denoising | None:
     for name, expected in _LLADA_EXPECTED.items() if kind == "llada" else ():
         if values.values.get(name, expected) != expected:
             values.refuse(name, f"expected {expected}")
-    key = _BLOCK_KEYS.get(kind, "block_size")
+    key = "bd_size" if kind == "Fast_dLLM_Qwen" else "block_size"
     window = _WINDOW if kind.startswith("wedlm-") else None
     has_blocks = kind in ("Fast_dLLM_Qwen", "sdar") or (kind.startswith("a2d-") and key in values.values)
     if kind.startswith("a2d-") and not has_blocks:

@@ -91,7 +91,7 @@ class DiffusionModel(OuterModel):
 
     @property
     def batch_invariant(self) -> Literal[True]:
-        """Whatever else is in a forward, as each row stands for passes of its own."""
+        """True: each row comes from passes of its own, so nothing else in a forward changes it."""
         return True
 
     def session(self, n_ctx: int) -> "DiffusionSession":
@@ -197,7 +197,10 @@ class DiffusionSession(UnsavedSession, OuterSession):
         return Forward(np.array(logits, np.float32).reshape(len(rows), self.model.card.n_vocab))
 
     def fork(self) -> "DiffusionSession":
-        """Open a second session with the same text; it denoises an open block anew behind the tokens that it has."""
+        """Open a second session with the same text.
+
+        Of a block that is not finished, only the tokens of the text are taken over; the new session denoises the rest.
+        """
         twin = DiffusionSession(self.inner.fork(), self._options, self._facts)
         twin._ids = list(self._ids)
         twin._forwards.go_on_from(self._forwards)

@@ -1,8 +1,9 @@
-"""CCD: the most confident positions are committed together where the pass before was sure of the same tokens there.
+"""CCD: the positions that two passes in a row are surest of, with the same tokens, are committed together.
 
-Looked at are the given number of most confident positions of a pass. Where the most confident one was among those that
-the pass before was most confident of and left, all that were, and had the same token then, are committed; else it alone
-is. This is the form with an adaptive budget, over two passes, as released; the paper also averages over more of them.
+Both passes are compared by their n most confident positions, the earlier pass without those that are known by now. If
+the latest pass's most confident position is among the n of both, the rule commits every position that is among the n of
+both with the same token. Otherwise it commits the most confident position alone. The authors released this form, with
+an adaptive budget over two passes; their paper also averages over more passes.
 
 Paper: Chen et al. 2025, arXiv:2512.02044
 Option: `--denoise coherent:4`
@@ -21,14 +22,14 @@ from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
 
 
 def coherent(n: float) -> Rule:
-    """Return the rule that looks at the `n` most confident positions of a pass."""
+    """Return the rule that compares two passes by their `n` most confident positions."""
 
     def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
         latest, none = passes[-1], np.zeros(len(passes[-1].places), np.bool_)
         if len(passes) == 1:
             return latest.chosen(none)
-        left = np.isin(passes[-2].places, latest.places)
         its = passes[-2]
+        left = np.isin(its.places, latest.places)
         before = replace(its, places=its.places[left], tokens=its.tokens[left], confidences=its.confidences[left])
         again = latest.surest(int(n)) & before.surest(int(n))
         same = again & (latest.tokens == before.tokens)

@@ -211,8 +211,8 @@ class Forwards:
     def _states_ahead(self, opened: Opened, n_rows: int) -> list[list[int]]:
         """Return what the block becomes in later passes, if each commits the most confident token of the latest one.
 
-        A state is a fork with `n_rows` rows. There are as many as memory plans have room for without them: in the rest
-        of the context, in a forward, and in the rows of logits beside those that the block keeps.
+        A state is a fork with `n_rows` rows. Memory plans don't count states. So there are only as many as fit into
+        what is planned anyway: the rest of the context, the rows of a forward, and the rows of logits that are free.
         """
         if not self._n_ahead or not opened.passes:
             return []

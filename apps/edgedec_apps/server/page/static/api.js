@@ -79,7 +79,7 @@ function request(messages, settings, count, tools, check) {
     speculative: { draft: settings.draft },
   };
   if (count > 1) body.n = count;
-  else if (tools.length && !check) body.tools = tools; // of several answers none could go on
+  else if (tools.length) body.tools = tools; // of several answers none could go on
   if (settings.reasoning_effort && !check) body.reasoning_effort = settings.reasoning_effort;
   for (const name of ["temperature", "top_p", "max_tokens", "seed"]) {
     if (settings[name] !== undefined && settings[name] !== "") body[name] = Number(settings[name]);
@@ -87,8 +87,9 @@ function request(messages, settings, count, tools, check) {
   return body;
 }
 
-// Ask for `count` answers, of a model that may call `tools`, or for one that the server refines by its `check`. Calls onPart({index, text, reasoning, calls, reason, timings,
-// reading, edgedec}) for every part of one; throws what the server says went wrong.
+// Ask for `count` answers, of a model that may call `tools`, or for one that the server refines by its `check`. Calls
+// onPart({index, text, reasoning, calls, reason, timings, reading, edgedec}) for every part of an answer; throws what the
+// server says went wrong.
 export async function answer({ messages, settings, count, tools, check }, signal, onPart) {
   const body = JSON.stringify(request(messages, settings, count, tools, check));
   const response = await post("/v1/chat/completions", body, settings, signal);

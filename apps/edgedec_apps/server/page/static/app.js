@@ -193,7 +193,8 @@ async function generateOne(conversation, signal) {
     await search(earlier, signal);
     redraw(conversation);
     const messages = conversing.sentMessages(earlier);
-    const wanted = { messages, settings, count, check, tools: await tools.definitions(models.card, signal) };
+    const offered = check ? [] : await tools.definitions(models.card, signal); // a checked answer calls none
+    const wanted = { messages, settings, count, check, tools: offered };
     await answer(wanted, signal, (part) => {
       take(answers[part.index], part);
       if (!due) requestAnimationFrame(onFrame);
