@@ -112,8 +112,8 @@ void copy_activations(const Activations &from, int64_t row, const Activations &t
   ActivationBlock *target = to.blocks + to_row / GROUP_ROWS * (to.n / 32);
   for (int64_t i = 0; i < to.n / 32; ++i) {
     for (int column = 0; column < 32; column += 8)
-      memcpy(target[i].q[0] + index_in_block(in_pairs, t, column), source[i].q[0] + index_in_block(in_pairs, r, column),
-             8);
+      memcpy((int8_t *)target[i].q + index_in_block(in_pairs, t, column),
+             (const int8_t *)source[i].q + index_in_block(in_pairs, r, column), 8);
     target[i].scale[t] = source[i].scale[r];
     target[i].sum[t] = source[i].sum[r];
     target[i].minus8[t] = source[i].minus8[r];

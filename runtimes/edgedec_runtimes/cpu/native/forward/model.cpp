@@ -62,6 +62,7 @@ ec_model::ec_model(const ec_config &c, int32_t n_threads, int32_t rows, const Ke
       kernels(k),
       pool((check_config(c), Pool::shared(n_threads))),
       layers((size_t)c.n_layer) {
+  if (c.state_rule == EC_RULE_NONE) return;
   recurrent.n_head = c.n_state_head, recurrent.n_key_head = c.n_state_key_head;
   recurrent.n_key = c.n_state_key, recurrent.n_value = c.n_state_value;
   recurrent.n_column = 2 * c.n_state_key_head * c.n_state_key + c.n_state_head * c.n_state_value;
@@ -111,7 +112,10 @@ void ec_model::set_layers(const ec_layer *shapes) {
     require(l.n_ff >= 0 && l.n_ff <= 1 << 20, "the width of a layer is out of range");
     layer.slides = (l.flags & EC_LAYER_SLIDES) != 0, layer.unrotated = (l.flags & EC_LAYER_UNROTATED) != 0;
     require(!layer.slides || config.sliding_window > 0, "a layer slides, and there is no sliding window");
-    if (!layer.attends()) continue;
+    if (!layer.attends()) {  // these sizes say nothing then, and nothing may be as large as they are
+      layer.shape.n_head = layer.shape.n_head_kv = layer.shape.head_dim = 0;
+      continue;
+    }
     require(l.n_head > 0 && l.n_head <= 1 << 12 && l.n_head_kv > 0 && l.head_dim > 0 && l.head_dim <= 1 << 12,
             "a size of a layer is out of range");
     require(l.n_head % l.n_head_kv == 0, "the heads are no multiple of the key-value heads");

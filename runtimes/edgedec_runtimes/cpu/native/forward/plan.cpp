@@ -75,7 +75,7 @@ void check_item(const ec_model &model, const ec_item &item) {
 void Plan::end_early(const ec_model &model) {
   if (adds_mass) return;  // all rows attend in all layers
   const int32_t n_layer = n_storing = model.config.n_layer;
-  const auto stores = [&](const Layer &layer) { return layer.stores_kv || (layer.mixes() && !layer.attends()); };
+  const auto stores = [&](const Layer &layer) { return layer.stores_kv || layer.convolves() || layer.recurs(); };
   // Where rows leave layers out, and nothing is read of any row, a layer that no row runs stores nothing either.
   const auto runs = [&](int32_t l) { return attn_rows.empty() || !attn_rows[(size_t)l].empty(); };
   const bool may_end = attn_rows.empty() || (wanted.empty() && taps.empty());

@@ -86,8 +86,8 @@ uint64_t RowNotes::saved_bytes(int32_t n_tokens) const {
 }
 
 void RowNotes::save(int32_t n_tokens, uint8_t *target) const {
-  if (n_layer_ == 0) return;
-  if (n_tokens > n_slots()) throw Invalid("the session does not hold so many tokens");
+  if (n_tokens > n_slots() && n_layer_ != 0) throw Invalid("the session does not hold so many tokens");
+  if (n_layer_ == 0 || n_tokens == 0) return;
   const size_t n = (size_t)n_tokens;
   memcpy(target, tokens_.data(), n * sizeof(int32_t));
   memcpy(target + n * sizeof(int32_t), ran_.data(), n * width());
@@ -97,7 +97,7 @@ void RowNotes::load(int32_t n_tokens, const uint8_t *source) {
   if (n_layer_ == 0) return;
   const size_t n = (size_t)n_tokens;
   std::vector<int32_t> tokens(n);
-  memcpy(tokens.data(), source, n * sizeof(int32_t));
+  if (n != 0) memcpy(tokens.data(), source, n * sizeof(int32_t));
   for (int32_t token : tokens)
     if (token < -1 || token >= n_vocab_)
       throw Invalid("the saved state is damaged: it has a token that there is not");

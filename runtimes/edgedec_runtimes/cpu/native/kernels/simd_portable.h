@@ -110,10 +110,12 @@ inline Floats load_low4(const uint8_t *p) { EACH((float)((p[i] & 15) - 8)) }
 inline Floats load_high4(const uint8_t *p) { EACH((float)((p[i] >> 4) - 8)) }
 inline Floats load_s8(const void *p) { EACH((float)((const int8_t *)p)[i]) }
 inline Floats load_exponents(const uint8_t *p) { EACH(edgedec::half_of_exponent(p[i])) }
+// A whole number as an integer; what is none, or too large for one, is the least integer, as on x86.
+inline int32_t integer(float x) { return x >= -2147483648.0f && x < 2147483648.0f ? (int32_t)x : INT32_MIN; }
 inline void store_s8(int8_t *p, Floats x) {
-  for (int i = 0; i < 4; ++i) p[i] = (int8_t)nearbyintf(x.v[i]);
+  for (int i = 0; i < 4; ++i) p[i] = (int8_t)integer(nearbyintf(x.v[i]));
 }
-inline Floats power_of_two(Floats x) { EACH(ldexpf(1.0f, (int)x.v[i])) }
+inline Floats power_of_two(Floats x) { EACH(ldexpf(1.0f, integer(x.v[i]))) }
 EDGEDEC_INLINE void prefetch(const void *) {}
 EDGEDEC_INLINE void prefetch_to_l2(const void *) {}
 

@@ -28,7 +28,7 @@ Rounded round_with(const float *x, float wanted) {
   const float scale = half_to_float(found.scale), inverse = scale != 0 ? 1 / scale : 0;
   float errors[BLOCK];
   for (int i = 0; i < BLOCK; ++i) {
-    const float level = std::min(std::max(rintf(x[i] * inverse), -8.0f), 7.0f);
+    const float level = std::min(std::max(-8.0f, rintf(x[i] * inverse)), 7.0f);  // -8 of NaN
     errors[i] = (level * scale - x[i]) * (level * scale - x[i]);
     found.levels[i] = (uint8_t)(level + 8);
   }
