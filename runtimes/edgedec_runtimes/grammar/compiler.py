@@ -17,7 +17,7 @@ from edgedec.plugins import install_command
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.grammar.gbnf_lark import lark_of_gbnf
 from edgedec_runtimes.grammar.limits import Limits, require_modest
-from edgedec_runtimes.grammar.rewriting import Words, other_words
+from edgedec_runtimes.grammar.rewriting import Words, changes_numbers, other_words
 from edgedec_runtimes.grammar.vocabulary import Vocabulary
 
 # White space stands where Python's json module puts it, and nowhere else: a small model that is allowed to go on with
@@ -88,15 +88,23 @@ class Llguidance:
             require_modest(grammar, self._modest)
             grammar = Grammar.lark(lark_of_gbnf(grammar.source))
         with self._lock:
-            words = self._words.get(grammar)
+            words, is_compiled = self._words.get(grammar), grammar in self._compiled
         if words is not None:
             return self._in_words(*words)
-        try:
-            return self._in_words(grammar, None)
-        except RequestError:
-            words = other_words(grammar, self._modest.n_bytes // _PART_BYTES)
+        is_exact = not is_compiled and changes_numbers(grammar)
+        n_most = self._modest.n_bytes // _PART_BYTES
+        if is_exact:
+            require_modest(grammar, self._modest)
+            words = other_words(grammar, n_most, _JSON_STYLE, is_exact=True)
             if words is None:
-                raise
+                raise RequestError("the JSON schema has numbers that no double holds, and too many parts; cut it down")
+        else:
+            try:
+                return self._in_words(grammar, None)
+            except RequestError:
+                words = other_words(grammar, n_most, _JSON_STYLE)
+                if words is None:
+                    raise
         state = self._in_words(*words)
         with self._lock:
             self._words[grammar] = words

@@ -9,7 +9,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from edgedec.errors import RequestError
+from edgedec.exact_json import exact_float
 from edgedec.grammar import Grammar, Predicate
+from edgedec_runtimes.grammar.exact_numbers import InexactError, is_inexact, lark_of_schema, may_be_inexact
 from edgedec_runtimes.grammar.negation import Lookup, TooManyPartsError, all_of, any_of, negated
 from edgedec_runtimes.grammar.unique import UniqueItems, asks_for_unique, without_unique
 
@@ -17,22 +20,47 @@ Words = tuple[Grammar, Predicate | None]
 """A grammar, and what its texts must keep to beside it."""
 
 
-def other_words(grammar: Grammar, n_most: int) -> Words | None:
+def other_words(grammar: Grammar, n_most: int, style: Mapping[str, Any], *, is_exact: bool = False) -> Words | None:
     """Return the same JSON schema in words that llguidance may take; None where there are no others.
 
-    There are none for a schema of over `n_most` characters.
+    Args:
+        grammar: The schema's. There are no other words for one of over `n_most` characters.
+        n_most: Most characters.
+        style: llguidance's options of JSON.
+        is_exact: Whether llguidance would change numbers of the schema.
+
+    Raises:
+        RequestError: Such numbers stand where they can't be kept.
     """
     if grammar.kind != "json_schema" or len(grammar.source) > n_most:
         return None
-    schema = json.loads(grammar.source)
+    schema = json.loads(grammar.source, parse_float=exact_float)
     try:
         unique = UniqueItems(schema) if asks_for_unique(schema) else None
         said = rewritten(without_unique(schema) if unique else schema)
+        if is_exact and isinstance(said, dict):
+            return Grammar.lark(lark_of_schema(said, style)), unique
+    except InexactError as error:
+        raise RequestError(
+            f"the JSON schema has numbers that no double holds, and they can't be kept: {error}; say it otherwise, or "
+            "let the number be a string"
+        ) from error
     except (RecursionError, TooManyPartsError):
         return None
     if said == schema or not isinstance(said, dict):
         return None
     return Grammar.json_schema(said), unique
+
+
+def changes_numbers(grammar: Grammar) -> bool:
+    """Return whether llguidance would change numbers of a JSON schema, as it reads them as doubles."""
+    if grammar.kind != "json_schema" or not may_be_inexact(grammar.source):
+        return False
+    schema = json.loads(grammar.source, parse_float=exact_float)
+    try:
+        return is_inexact(schema, Lookup(schema))
+    except TooManyPartsError:
+        return True
 
 
 _FORMATS = frozenset(
