@@ -12,6 +12,7 @@ from functools import wraps
 from secrets import token_hex
 from typing import Any, NoReturn
 
+from edgedec.exact_json import dumps, exact_float
 from edgedec_runtimes.grammar.references import combined, moved, property_parts, target
 
 Tools = Mapping[str, Mapping[str, Any]]
@@ -38,7 +39,7 @@ class ToolCall:
 
     def for_template(self) -> dict[str, Any]:
         """Return the call as chat templates have it, with the arguments as an object."""
-        function = {"name": self.name, "arguments": json.loads(self.arguments)}
+        function = {"name": self.name, "arguments": json.loads(self.arguments, parse_float=exact_float)}
         return {"type": "function", "id": self.id, "function": function}
 
 
@@ -191,7 +192,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 # Line breaks in strings are accepted, as models write them there.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant, parse_float=exact_float)
 _SPACES = re.compile(r"[; \t\r\n]*")
 
 
@@ -204,7 +205,7 @@ def _made(name: str, arguments: Any) -> ToolCall | None:
     """Return a call, or None for arguments that are no object of JSON."""
     if not isinstance(arguments, dict):
         return None
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+    return ToolCall(name, dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")

@@ -47,6 +47,9 @@ SCHEMA = {
     },
 }
 TOOLS: dict[str, dict[str, Any]] = {"time": SCHEMA, "list": {}}
+DIGITS = (
+    '{"n": 12345678901234567890, "x": [0.12345678901234567890, {"y": 1e400}], "z": 123456789.12345679, "half": 0.5}'
+)
 Case = tuple[str, str, list[ToolCall]]
 
 PLAIN: dict[str, Case] = {
@@ -77,6 +80,11 @@ PLAIN: dict[str, Case] = {
     ),
     "an array of calls": ('<tool_call>[{"name": "list"}, {"name": "list"}]</tool_call>', "", [LIST, LIST]),
     "an unknown name": ('<tool_call>{"name": "rm"}</tool_call>', "", [ToolCall("rm", "{}")]),
+    "digits": (
+        f'<tool_call>{{"name": "time", "arguments": {DIGITS}}}</tool_call>',
+        "",
+        [ToolCall("time", DIGITS)],
+    ),
     "llama": ('{"name": "time", "parameters": {"zone": "UTC"}}', "", [TIME]),
     "llama with its tag": ('<|python_tag|>{"name": "time", "parameters": {"zone": "UTC"}}', "", [TIME]),
     "llama, two": (
@@ -127,6 +135,12 @@ XML: dict[str, Case] = {
                 '"more": {"a": [7]}}',
             )
         ],
+    ),
+    "digits": (
+        "<tool_call><function=time><parameter=n>12345678901234567890</parameter>"
+        "<parameter=items>[0.12345678901234567890]</parameter></function></tool_call>",
+        "",
+        [ToolCall("time", '{"n": 12345678901234567890, "items": [0.12345678901234567890]}')],
     ),
     "types said elsewhere": (
         "<tool_call><function=time>"

@@ -95,14 +95,14 @@ class Llguidance:
         n_most = self._modest.n_bytes // _PART_BYTES
         if is_exact:
             require_modest(grammar, self._modest)
-            words = other_words(grammar, n_most, _JSON_STYLE, is_exact=True)
+            words = other_words(grammar, n_most, _JSON_STYLE)
             if words is None:
                 raise RequestError("the JSON schema has numbers that no double holds, and too many parts; cut it down")
         else:
             try:
                 return self._in_words(grammar, None)
             except RequestError:
-                words = other_words(grammar, n_most, _JSON_STYLE)
+                words = other_words(grammar, n_most)
                 if words is None:
                     raise
         state = self._in_words(*words)

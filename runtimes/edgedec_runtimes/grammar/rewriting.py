@@ -20,14 +20,13 @@ Words = tuple[Grammar, Predicate | None]
 """A grammar, and what its texts must keep to beside it."""
 
 
-def other_words(grammar: Grammar, n_most: int, style: Mapping[str, Any], *, is_exact: bool = False) -> Words | None:
+def other_words(grammar: Grammar, n_most: int, style: Mapping[str, Any] | None = None) -> Words | None:
     """Return the same JSON schema in words that llguidance may take; None where there are no others.
 
     Args:
         grammar: The schema's. There are no other words for one of over `n_most` characters.
         n_most: Most characters.
-        style: llguidance's options of JSON.
-        is_exact: Whether llguidance would change numbers of the schema.
+        style: llguidance's options of JSON for a schema whose numbers it would change; None for any other schema.
 
     Raises:
         RequestError: Such numbers stand where they can't be kept.
@@ -38,7 +37,7 @@ def other_words(grammar: Grammar, n_most: int, style: Mapping[str, Any], *, is_e
     try:
         unique = UniqueItems(schema) if asks_for_unique(schema) else None
         said = rewritten(without_unique(schema) if unique else schema)
-        if is_exact and isinstance(said, dict):
+        if style is not None and isinstance(said, dict):
             return Grammar.lark(lark_of_schema(said, style)), unique
     except InexactError as error:
         raise RequestError(
