@@ -15,9 +15,10 @@ from edgedec.grammar import GRAMMAR_BYTES, Grammar, Predicate
 from edgedec.memory.system import resident_reader, return_free_memory
 from edgedec.plugins import install_command
 from edgedec.tokenizer import Tokenizer
+from edgedec_runtimes.grammar.exact_numbers import lark_of_inexact
 from edgedec_runtimes.grammar.gbnf_lark import lark_of_gbnf
 from edgedec_runtimes.grammar.limits import Limits, require_modest
-from edgedec_runtimes.grammar.rewriting import Words, changes_numbers, other_words
+from edgedec_runtimes.grammar.rewriting import Words, other_words
 from edgedec_runtimes.grammar.vocabulary import Vocabulary
 
 # White space stands where Python's json module puts it, and nowhere else: a small model that is allowed to go on with
@@ -88,23 +89,15 @@ class Llguidance:
             require_modest(grammar, self._modest)
             grammar = Grammar.lark(lark_of_gbnf(grammar.source))
         with self._lock:
-            words, is_compiled = self._words.get(grammar), grammar in self._compiled
+            words = self._words.get(grammar)
         if words is not None:
             return self._in_words(*words)
-        is_exact = not is_compiled and changes_numbers(grammar)
-        n_most = self._modest.n_bytes // _PART_BYTES
-        if is_exact:
-            require_modest(grammar, self._modest)
-            words = other_words(grammar, n_most, _JSON_STYLE)
+        try:
+            return self._in_words(grammar, None)
+        except RequestError:
+            words = other_words(grammar, self._modest.n_bytes // _PART_BYTES)
             if words is None:
-                raise RequestError("the JSON schema has numbers that no double holds, and too many parts; cut it down")
-        else:
-            try:
-                return self._in_words(grammar, None)
-            except RequestError:
-                words = other_words(grammar, n_most)
-                if words is None:
-                    raise
+                raise
         state = self._in_words(*words)
         with self._lock:
             self._words[grammar] = words
@@ -173,7 +166,10 @@ class Llguidance:
     def _source(self, grammar: Grammar) -> str:
         matcher = self._api.LLMatcher
         if grammar.kind == "json_schema":
-            return str(matcher.grammar_from_json_schema(grammar.source, defaults=_JSON_STYLE))
+            exact = lark_of_inexact(grammar.source, _JSON_STYLE)
+            return str(
+                matcher.grammar_from_json_schema(grammar.source, defaults=_JSON_STYLE) if exact is None else exact
+            )
         from_text = matcher.grammar_from_regex if grammar.kind == "regex" else matcher.grammar_from_lark
         return str(from_text(grammar.source))
 

@@ -4,19 +4,21 @@ llguidance reads numbers as doubles. So the parts of a schema on the way to such
 become expressions, and every other part stays a JSON schema within the grammar.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from json import dumps as quoted
 from typing import Any
 
-from edgedec.exact_json import decimal_of, dumps
-from edgedec_runtimes.grammar.negation import ANNOTATIONS, TYPES, Lookup
+from edgedec.errors import RequestError
+from edgedec.exact_json import decimal_of, dumps, exact_float
+from edgedec_runtimes.grammar.negation import ANNOTATIONS, TYPES, Lookup, TooManyPartsError
 from edgedec_runtimes.grammar.references import MAPS, moved
 
 _VALUES = ("const", "enum")
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _LONG = re.compile(r"\d(?:\.?\d){15}|\d[eE]")  # no number without such a part needs care
+_MOST_CHARACTERS = 1_000_000  # of the grammar
 _MOST_DIGITS = 200  # of a bound; its expression has as many levels
 _STRING = r'/"([^"\\\x00-\x1F\x7F]|\\["\\bfnrt])*"/'
 _KEYS: Mapping[str, tuple[str, ...]] = {  # those that concern values of one type only
@@ -28,82 +30,70 @@ _KEYS: Mapping[str, tuple[str, ...]] = {  # those that concern values of one typ
 _Bound = tuple[Decimal, bool]  # and whether it may be reached
 
 
-class InexactError(Exception):
+class _NoRuleError(Exception):
     """A number that must be exact stands where no rule can be made for it; the message says where."""
 
 
-def may_be_inexact(source: str) -> bool:
-    """Return whether the text of a JSON schema may have numbers that llguidance would change."""
-    return _LONG.search(source) is not None
-
-
-def is_inexact(schema: Any, lookup: Lookup) -> bool:
-    """Return whether a part of a schema, or what it refers to, has numbers that llguidance would change."""
-    left: list[tuple[Any, str]] = [(schema, "")]
-    seen: set[int] = set()
-    while left:
-        node, key = left.pop()
-        if isinstance(node, dict | list) and id(node) not in seen:
-            seen.add(id(node))
-            lookup.spend()
-            inner = node.items() if isinstance(node, dict) else enumerate(node)
-            left += [(part, _role(key, str(name))) for name, part in inner if key or name not in ANNOTATIONS]
-            if isinstance(node, dict) and isinstance(node.get("$ref"), str) and not key:
-                left.append((lookup(node["$ref"]), ""))
-        elif (
-            key in (*_VALUES, *_BOUNDS)
-            and isinstance(node, int | float)
-            and not isinstance(node, bool)
-            and not _is_kept(node, key)
-        ):
-            return True
-    return False
-
-
-def _role(role: str, key: str) -> str:
-    """Return what a part is: a value or a bound by its keyword, an object with "names" as its keys, or "" for a schema.
+def lark_of_inexact(source: str, style: Mapping[str, Any]) -> str | None:
+    """Return a grammar of a JSON schema's texts where llguidance would change the schema's numbers; else None.
 
     Args:
-        role: What the object or list is that has the part.
-        key: The part's key there.
-    """
-    if role in (*_VALUES, *_BOUNDS):
-        return role
-    return "" if role == "names" else key if key in (*_VALUES, *_BOUNDS) else "names" if key in MAPS else ""
-
-
-def _is_kept(number: float, key: str) -> bool:
-    """Return whether llguidance reads and writes a number with its value, as a value or as a bound."""
-    if isinstance(number, int):
-        return abs(number) < 2**53
-    try:
-        value = decimal_of(number).normalize()
-    except ArithmeticError:
-        return False
-    return len(value.as_tuple().digits) <= 15 and (
-        value == 0 or -22 <= value.adjusted() <= (22 if key in _VALUES else 14)
-    )
-
-
-def lark_of_schema(schema: Mapping[str, Any], style: Mapping[str, Any]) -> str:
-    """Return a grammar in Lark's notation of the texts of a schema, whose numbers have all their digits.
-
-    Args:
-        schema: The whole schema.
+        source: The schema.
         style: llguidance's options of JSON, with the separators ", " and ": ".
 
     Raises:
-        InexactError: Such a number stands beside a keyword for which there are no rules.
+        RequestError: Such a number stands beside a keyword for which there are no rules, or nothing is left by bounds.
     """
-    _require(schema, *(key for key in schema if key != "x-guidance"))
-    rules = _Rules(schema, style)
+    if _LONG.search(source) is None:
+        return None
+    schema = json.loads(source, parse_float=exact_float)
     try:
+        if not _is_inexact(schema, Lookup(schema)):
+            return None
+        _require(schema, *(key for key in schema if key != "x-guidance"))
+        rules = _Rules(schema, style)
         start = rules.of(schema)
-    except ArithmeticError as error:
-        raise InexactError("a number has an exponent beyond all bounds") from error
+    except (_NoRuleError, TooManyPartsError, ArithmeticError, RecursionError) as error:
+        reason = str(error) if isinstance(error, _NoRuleError) else "the schema is too large"
+        raise RequestError(
+            f"the JSON schema has numbers that no double holds, and they can't be kept: {reason}; say it otherwise, or "
+            "let the number be a string"
+        ) from error
     if not start:
-        raise InexactError("no number is left by its bounds and values")
+        raise RequestError("the JSON schema has no text: its bounds and values leave no number; change them")
     return "\n".join([f"start: {start}", *rules.lines])
+
+
+def _is_inexact(schema: Any, lookup: Lookup) -> bool:
+    """Return whether a part of a schema, or what it refers to, has numbers that llguidance would change."""
+    left, seen = [schema], set[int]()
+    while left:
+        node = left.pop()
+        if not isinstance(node, dict) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        lookup.spend()
+        for key, part in node.items():
+            if key in (*_VALUES, *_BOUNDS):
+                if _changes(part, 22 if key in _VALUES else 14):
+                    return True
+            elif key == "$ref" and isinstance(part, str):
+                left.append(lookup(part))
+            elif key not in ANNOTATIONS:
+                is_map = key in MAPS and isinstance(part, dict)
+                left += part.values() if is_map else part if isinstance(part, list) else [part]
+    return False
+
+
+def _changes(value: Any, most: int) -> bool:
+    """Return whether llguidance changes a number, or one within a value; it keeps floats below 10 ** `most`."""
+    if isinstance(value, dict | list):
+        return any(_changes(each, most) for each in (value.values() if isinstance(value, dict) else value))
+    if isinstance(value, int) or not isinstance(value, float):
+        return isinstance(value, int) and abs(value) >= 2**53
+    number = decimal_of(value)
+    digits = "".join(map(str, number.as_tuple().digits)).rstrip("0")
+    return len(digits) > 15 or (number != 0 and not -22 <= number.adjusted() <= most)
 
 
 class _Rules:
@@ -118,11 +108,15 @@ class _Rules:
         self._root, self._style = root, style
         self._lookup = Lookup(root)
         self._by_reference: dict[str, str] = {}
+        self._n_left = _MOST_CHARACTERS
         self.lines: list[str] = []
 
     def _add(self, body: str, *, name: str = "") -> str:
         name = name or f"r{len(self.lines)}"
         self.lines.append(f"{name}: {body}")
+        self._n_left -= len(body)
+        if self._n_left < 0:
+            raise TooManyPartsError
         return name
 
     def of(self, schema: Any) -> str:
@@ -130,12 +124,12 @@ class _Rules:
         if schema is False:
             return ""
         has_references = '"$ref"' in dumps(schema)
-        inexact = is_inexact(schema, self._lookup)
+        inexact = _is_inexact(schema, self._lookup)
         if not isinstance(schema, dict) or not (inexact or has_references):
             return self._json(schema)
         try:
             return self._in_rules(_joined(schema))
-        except InexactError:
+        except _NoRuleError:
             if inexact:
                 raise
             return self._json(moved(schema, "/root") | {"root": moved(self._root, "/root")})
@@ -144,7 +138,7 @@ class _Rules:
         if set(node) == {"$ref"}:
             return self._of_reference(node["$ref"])
         if "const" in node or "enum" in node:
-            return self._any(quoted(dumps(value, ensure_ascii=False)) for value in _values(node))
+            return self._any(json.dumps(dumps(value, ensure_ascii=False)) for value in _values(node))
         if "anyOf" in node:
             rest = {key: part for key, part in node.items() if key != "anyOf"}
             return self._any(self.of({"allOf": [case, rest]} if rest else case) for case in node["anyOf"])
@@ -196,7 +190,7 @@ class _Rules:
         more = self.of(rest)
         first = after = ""  # the properties that are left: without a comma before them, and with one
         if more:
-            taken = " | ".join(quoted(dumps(name, ensure_ascii=False)) for name in properties)
+            taken = " | ".join(json.dumps(dumps(name, ensure_ascii=False)) for name in properties)
             key = self._add(_STRING + (f" & ~({taken})" if taken else ""), name=f"K{len(self.lines)}")
             after = self._add(f'(", " {key} ": " {more})*')
             first = self._add(f'({key} ": " {more} {after})?')
@@ -205,7 +199,7 @@ class _Rules:
             if not value and name in required:
                 return ""
             if value:
-                item = f"{quoted(dumps(name, ensure_ascii=False) + ': ')} {value}"
+                item = f"{json.dumps(dumps(name, ensure_ascii=False) + ': ')} {value}"
                 cases = (f"{item} {after}",) if name in required else (f"{item} {after}", first or '""')
                 first = self._add(" | ".join(cases))
                 after = self._add(f'", " {item} {after}' if name in required else f'(", " {item})? {after}')
@@ -269,7 +263,7 @@ def _bound(node: Mapping[str, Any], name: str, *, is_whole: bool) -> _Bound | No
         except ArithmeticError:
             value = Decimal("inf")
         if not value.is_finite() or abs(value.adjusted()) > _MOST_DIGITS or len(format(value, "f")) > _MOST_DIGITS:
-            raise InexactError(f"a bound has over {_MOST_DIGITS} digits")
+            raise _NoRuleError(f"a bound has over {_MOST_DIGITS} digits")
         if is_whole:
             whole = int(value.to_integral_value(ROUND_CEILING if is_low == is_reached else ROUND_FLOOR))
             value, is_reached = Decimal(whole if is_reached else whole + (1 if is_low else -1)), True
@@ -287,14 +281,14 @@ def _joined(schema: Mapping[str, Any]) -> dict[str, Any]:
             return {"enum": []}
         for key, value in ({} if part is True else _joined(part)).items():
             if node.setdefault(key, value) != value:
-                raise InexactError(f"two parts that hold together say different things by {key!r}")
+                raise _NoRuleError(f"two parts that hold together say different things by {key!r}")
     return node
 
 
 def _require(node: Mapping[str, Any], *keys: str) -> None:
-    """Raise InexactError where a part of a schema has other keys."""
+    """Raise _NoRuleError where a part of a schema has other keys."""
     if others := [key for key in node if key not in keys]:
-        raise InexactError(f"the number stands beside {others[0]!r}")
+        raise _NoRuleError(f"the number stands beside {others[0]!r}")
 
 
 def _of_type(node: Mapping[str, Any], kind: str) -> dict[str, Any]:

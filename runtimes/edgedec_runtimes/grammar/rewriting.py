@@ -9,10 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from edgedec.errors import RequestError
 from edgedec.exact_json import exact_float
 from edgedec.grammar import Grammar, Predicate
-from edgedec_runtimes.grammar.exact_numbers import InexactError, is_inexact, lark_of_schema, may_be_inexact
 from edgedec_runtimes.grammar.negation import Lookup, TooManyPartsError, all_of, any_of, negated
 from edgedec_runtimes.grammar.unique import UniqueItems, asks_for_unique, without_unique
 
@@ -20,16 +18,10 @@ Words = tuple[Grammar, Predicate | None]
 """A grammar, and what its texts must keep to beside it."""
 
 
-def other_words(grammar: Grammar, n_most: int, style: Mapping[str, Any] | None = None) -> Words | None:
+def other_words(grammar: Grammar, n_most: int) -> Words | None:
     """Return the same JSON schema in words that llguidance may take; None where there are no others.
 
-    Args:
-        grammar: The schema's. There are no other words for one of over `n_most` characters.
-        n_most: Most characters.
-        style: llguidance's options of JSON for a schema whose numbers it would change; None for any other schema.
-
-    Raises:
-        RequestError: Such numbers stand where they can't be kept.
+    There are none for a schema of over `n_most` characters.
     """
     if grammar.kind != "json_schema" or len(grammar.source) > n_most:
         return None
@@ -37,29 +29,11 @@ def other_words(grammar: Grammar, n_most: int, style: Mapping[str, Any] | None =
     try:
         unique = UniqueItems(schema) if asks_for_unique(schema) else None
         said = rewritten(without_unique(schema) if unique else schema)
-        if style is not None and isinstance(said, dict):
-            return Grammar.lark(lark_of_schema(said, style)), unique
-    except InexactError as error:
-        raise RequestError(
-            f"the JSON schema has numbers that no double holds, and they can't be kept: {error}; say it otherwise, or "
-            "let the number be a string"
-        ) from error
     except (RecursionError, TooManyPartsError):
         return None
     if said == schema or not isinstance(said, dict):
         return None
     return Grammar.json_schema(said), unique
-
-
-def changes_numbers(grammar: Grammar) -> bool:
-    """Return whether llguidance would change numbers of a JSON schema, as it reads them as doubles."""
-    if grammar.kind != "json_schema" or not may_be_inexact(grammar.source):
-        return False
-    schema = json.loads(grammar.source, parse_float=exact_float)
-    try:
-        return is_inexact(schema, Lookup(schema))
-    except TooManyPartsError:
-        return True
 
 
 _FORMATS = frozenset(
