@@ -190,9 +190,8 @@ class Constraint:
 
     def _move_to(self, path: Sequence[int]) -> bool:
         """Move the state behind the text and a path; False, part of the way there, where a token is not allowed."""
-        common = 0
-        while common < min(len(path), len(self._ahead)) and path[common] == self._ahead[common]:
-            common += 1
+        steps = enumerate(zip(path, self._ahead, strict=False))
+        common = next((i for i, (one, other) in steps if one != other), min(len(path), len(self._ahead)))
         if common < len(self._ahead):
             self._state.back(len(self._ahead) - common)
             del self._ahead[common:]

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec import exact_json
 from edgedec.errors import RequestError, argument
 from edgedec.tokenizer import Tokenizer
 
@@ -71,7 +72,7 @@ class Grammar:
                 f"the JSON schema is a {type(schema).__name__}; it must be an object (a dict), or the text of one"
             )
         try:
-            return cls("json_schema", _checked(json.dumps(schema, allow_nan=False)))
+            return cls("json_schema", _checked(exact_json.dumps(schema, allow_nan=False)))
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the JSON schema can't be written as JSON: {error}") from error
 

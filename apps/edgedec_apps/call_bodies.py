@@ -12,6 +12,9 @@ from functools import wraps
 from secrets import token_hex
 from typing import Any, NoReturn
 
+from edgedec.exact_json import dumps, exact_float
+from edgedec_runtimes.grammar.references import combined, moved, property_parts, target
+
 Tools = Mapping[str, Mapping[str, Any]]
 """The JSON schema of the parameters of each tool, by the tool's name."""
 
@@ -36,12 +39,15 @@ class ToolCall:
 
     def for_template(self) -> dict[str, Any]:
         """Return the call as chat templates have it, with the arguments as an object."""
-        function = {"name": self.name, "arguments": json.loads(self.arguments)}
+        function = {"name": self.name, "arguments": json.loads(self.arguments, parse_float=exact_float)}
         return {"type": "function", "id": self.id, "function": function}
 
 
 _BodyReader = Callable[[str, str, Tools], Iterable[ToolCall | None]]
 _Reader = Callable[[str, str, Tools], list[ToolCall]]
+
+
+_ANYTHING = {"type": "object"}
 
 
 class _NoCallError(ValueError):
@@ -138,12 +144,12 @@ def tool_call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "type": "object",
                 "properties": {
                     "name": {"const": function["name"]},
-                    "arguments": function.get("parameters") or {"type": "object"},
+                    "arguments": moved(function.get("parameters") or _ANYTHING, f"/anyOf/{i}/properties/arguments"),
                 },
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
-            for function in functions
+            for i, function in enumerate(functions)
         ]
     }
 
@@ -186,7 +192,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 # Line breaks in strings are accepted, as models write them there.
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant, parse_float=exact_float)
 _SPACES = re.compile(r"[; \t\r\n]*")
 
 
@@ -199,7 +205,7 @@ def _made(name: str, arguments: Any) -> ToolCall | None:
     """Return a call, or None for arguments that are no object of JSON."""
     if not isinstance(arguments, dict):
         return None
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+    return ToolCall(name, dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
@@ -222,34 +228,43 @@ def _of_xml(body: str, tools: Tools) -> Iterable[ToolCall | None]:
 
 def _typed(text: str, schema: Mapping[str, Any], key: str) -> Any:
     """Return a parameter's value of the type that the tool's schema gives it; a text where it gives none."""
-    properties = schema.get("properties")
-    wanted = _types(properties.get(key)) if isinstance(properties, Mapping) else set()
-    if "string" in wanted and not (text.strip() == "null" and "null" in wanted):
+    parts = [part for node in combined(schema, schema) for part in property_parts(node, key)]
+    types = _types({"anyOf": parts}, schema, {})
+    if "string" in types and not (text.strip() == "null" and "null" in types):
         return text
     lowered = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text)
     values = json_values(lowered)
     if len(values) != 1:
         return text
-    return values[0] if wanted or isinstance(values[0], dict | list) else text
+    return values[0] if types or isinstance(values[0], dict | list) else text
 
 
-def _types(schema: Any) -> set[str]:
-    """Return the names of the types that a JSON schema allows; an empty set where it does not say."""
+def _types(schema: Any, root: Mapping[str, Any], known: dict[str, set[str]]) -> set[str]:
+    """Return which of "string", "null" and "other" a part of a JSON schema allows; an empty set where it does not say.
+
+    Args:
+        schema: The part.
+        root: The whole schema, from which references lead.
+        known: The answers for references that were met.
+    """
     if not isinstance(schema, Mapping):
         return set()
-    given = schema.get("type")
-    found = {given} if isinstance(given, str) else set(filter(_is_text, given)) if isinstance(given, list) else set()
-    for name in ("anyOf", "oneOf"):
-        options = schema.get(name)
-        for option in options if isinstance(options, list) else ():
-            found |= _types(option)
-    if not found and isinstance(schema.get("enum"), list):
-        found = {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
-    return found
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+    names, values, reference = schema.get("type"), schema.get("enum"), schema.get("$ref")
+    kinds = [*names] if isinstance(names, list) else [names] if isinstance(names, str) else []
+    values = [schema["const"]] if "const" in schema else values if isinstance(values, list) else []
+    sets = [{kind if kind in ("string", "null") else "other" for kind in kinds}]
+    sets += [{"string" if isinstance(each, str) else "null" if each is None else "other" for each in values}]
+    if isinstance(reference, str):
+        if reference not in known:
+            known[reference] = set()
+            known[reference] = _types(target(root, reference), root, known)
+        sets.append(known[reference])
+    for key in ("allOf", "anyOf", "oneOf"):
+        cases = schema.get(key)
+        found = [_types(case, root, known) for case in cases] if isinstance(cases, list) else []
+        sets += found if key == "allOf" else [set[str]().union(*found)]
+    said = [each for each in sets if each]
+    return set.intersection(*said) if said else set()
 
 
 _QUOTE = '<|"|>'

@@ -13,6 +13,7 @@ Measured: nothing yet
 Status: opt-in
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
@@ -29,10 +30,13 @@ from edgedec.tokenizer import Tokenizer
 _NARROW, _WIDE = 1, 6  # texts that a search follows at once
 _N_WAYS = 8  # tokens of each kind that a search tries after a text
 _N_REUSED = 8  # tokens at the start of the known end that may be left out
-_N_STEPS = 2000  # most steps of a search
+_N_STEPS = 800  # most steps of a search
 _N_BEYOND = 1000  # tokens beyond the limit in which an end is searched for, to name how many a text takes
+_MOST_TRIED = {_NARROW: 4000, _WIDE: 2000}  # beginnings of texts that one search tries: some 0.4 s
+_TRIED_PER_TOKEN = 1000  # beyond as many for each token of the text, no more searches are made
 _CLOSERS, _LITERALS = frozenset(b'"]}'), (b"null", b"true", b"false", b"[]", b"{}")
 _STRUCTURE, _DIGITS = frozenset(b'"]}[{,: '), frozenset(b"0123456789-")
+_MARKS = frozenset(b"!#$%&'()*+,-./:;<=>?@[]^_`{|}~")  # of which a pattern may want one, as an address wants an @
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,8 @@ class _Nesting:
         return _Nesting(max(0, depth), in_string, escaped)
 
 
-_Followed = tuple[tuple[int, ...], _Nesting, int]  # tokens behind the text, the nesting there, how many were chosen
+_Followed = tuple[tuple[int, ...], _Nesting, int, int]
+"""Tokens behind the text, the nesting there, how many were chosen, and a number for what may follow."""
 
 
 class JsonClose(TextMethod):
@@ -140,6 +145,8 @@ class ClosingTokens:
         self._useful = np.array([i for _, _, i in useful], np.int32)
         self._closers = np.array(closers, np.int32)
         self._string_ends = np.array([i for i in closers if tokenizer.piece(i)[:1] == b'"'], np.int32)
+        single = np.flatnonzero(lengths == 1).tolist()
+        self._marks = np.array([i for i in single if tokenizer.piece(i)[0] in _MARKS], np.int32)
         self._longest = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)].astype(np.int32)
 
     def ways(self, allowed: NDArray[np.bool_], nesting: _Nesting, width: int) -> list[int]:
@@ -152,6 +159,8 @@ class ClosingTokens:
         if width > _NARROW or not nesting.in_string or not len(found[0]):
             others = self._longest[allowed[self._longest]]
             found += [others[:_N_WAYS], others[-_N_WAYS:]]
+        if width > _NARROW:
+            found.append(self._marks[allowed[self._marks]])
         ids = dict.fromkeys(np.concatenate(found).tolist())
         return [i for i in ids if i not in self.end_ids]
 
@@ -178,18 +187,25 @@ class ClosingConstraint(Constraint):
         self._nesting = _Nesting()
         self._end: tuple[int, ...] = ()  # tokens that make the text whole
         self._closing = False
+        self._n_tried = 0  # beginnings of texts that searches tried, less those that the text's tokens allowed
 
     def begin(self, n_tokens: int) -> None:
         """Set how many tokens the text may have (raises RequestError where the search finds no text as short)."""
         super().begin(n_tokens)
         end = self._shortest((), n_tokens)
         if end is None:
-            longer = self._found(_WIDE, (), n_tokens + _N_BEYOND)
-            least = f"found takes {len(longer)}" if longer is not None else f"takes over {n_tokens + _N_BEYOND}"
+            name, n_most = argument("json_close"), n_tokens + _N_BEYOND
+            longer = self._shortest((), n_most)
+            if longer is None:
+                raise RequestError(
+                    f"{name} must have room for a whole text: the search tried {self._n_tried} beginnings of texts of "
+                    f"at most {n_most} tokens, and none led to a whole text; say a simpler pattern or leave {name} out"
+                )
             raise RequestError(
-                f"{argument('json_close')} must have room for a whole text: the shortest text {least} tokens, found "
+                f"{name} must have room for a whole text: the shortest text found takes {len(longer)} tokens, found "
                 f"room for {n_tokens}; allow more with {argument('max_tokens')}, or a longer context"
             )
+        self._n_tried = 0
         self._end = end
 
     @property
@@ -215,6 +231,7 @@ class ClosingConstraint(Constraint):
     def commit(self, token_id: int) -> int:
         """Add the chosen token or, where no end would fit behind it, the next token of the known end; return it."""
         n_left = (self._n_left or 0) - 1
+        self._n_tried = max(0, self._n_tried - _TRIED_PER_TOKEN)
         end = self._end_behind(token_id, n_left)
         if end is None:
             self._closing = True
@@ -241,7 +258,7 @@ class ClosingConstraint(Constraint):
         for n in range(min(len(known), _N_REUSED), -1, -1):
             if len(known) - n <= n_most and self._makes_whole((token_id, *known[n:])):
                 return known[n:]
-        return self._shortest((token_id,), n_most)
+        return self._shortest((token_id,), n_most) if self._n_tried <= _MOST_TRIED[_NARROW] else None
 
     def _shortest(self, start: tuple[int, ...], n_most: int) -> tuple[int, ...] | None:
         """Return tokens that make the text whole behind `start`, found by a narrow search or else by a wide one."""
@@ -256,25 +273,34 @@ class ClosingConstraint(Constraint):
         """Search for at most `n_most` tokens that make the text whole behind `start`.
 
         Of the texts met, `width` at a time are followed: those with the fewest open brackets and chosen tokens. Tokens
-        that are the only choice do not count, as every text of the grammar has them.
+        that are the only choice do not count, as every text of the grammar has them. A wide search first follows texts
+        behind which other tokens may follow than behind the ones before, and so comes out of a loop.
         """
         if not self._move_to(start):
             return None
         if self._state.may_end:
             return ()
-        followed: list[_Followed] = [((), self._nesting.after(self._bytes(start)), 0)]
+        most_tried = self._n_tried + _MOST_TRIED[width]
+        followed: list[_Followed] = [((), self._nesting.after(self._bytes(start)), 0, 0)]
         best: tuple[int, ...] | None = None
+        n_met: Counter[int] = Counter()
         for _ in range(_N_STEPS):
             reached: list[_Followed] = []
-            for path, nesting, n_chosen in followed:
+            for path, nesting, n_chosen, _ in followed:
                 ways = self._ways((*start, *path), nesting, width)
                 n_now = n_chosen + (len(ways) > 1)
                 for way in ways:
-                    longer = (*path, *way)
+                    longer, behind = (*path, *way), nesting.after(self._bytes(way))
+                    if width == _NARROW and reached and behind.n_open:
+                        continue  # the first one will be followed, and this one is not whole
+                    self._n_tried += 1
+                    if self._n_tried > most_tried:
+                        return best
                     if len(longer) > n_most or not self._move_to((*start, *longer)):
                         continue
                     if not self._state.may_end:
-                        reached.append((longer, nesting.after(self._bytes(way)), n_now))
+                        following = 0 if width == _NARROW else self._following()
+                        reached.append((longer, behind, n_now, following))
                         continue
                     if width == _NARROW:
                         return longer
@@ -282,8 +308,18 @@ class ClosingConstraint(Constraint):
             if not reached:
                 break
             reached.sort(key=lambda each: (each[1].n_open + each[2], len(each[0])))
+            if width > _NARROW:
+                ranks = [n_met.update((each[3],)) or n_met[each[3]] for each in reached]
+                reached = [reached[i] for i in sorted(range(len(reached)), key=ranks.__getitem__)]
             followed = reached[:width]
         return best
+
+    def _following(self) -> int:
+        """Return a number for the tokens that may follow where the state is; others may have the same."""
+        try:
+            return hash(np.packbits(self._state.allowed()).tobytes())
+        except RequestError:  # a dead end, or a limit
+            return 0
 
     def _ways(self, path: tuple[int, ...], nesting: _Nesting, width: int) -> list[tuple[int, ...]]:
         """Return the tokens by which a search goes on, those that leave the fewest open brackets first."""

@@ -15,6 +15,17 @@ from edgedec_apps.reply_marks import MARKS, Mark, marks_of, opened_mark, schemas
 
 TIME = ToolCall("time", '{"zone": "UTC"}')
 LIST = ToolCall("list", "{}")
+
+
+def _behind(value: Any) -> dict[str, Any]:
+    """Return schemas of a number or a text that say its type in other ways than by "type"."""
+    reference = {"$ref": "#/$defs/n" if isinstance(value, int) else "#/$defs/s~1%25~0"}
+    ways = {"const": {"const": value}, "enum": {"enum": [value, None]}, "ref": reference}
+    ways |= {"all": {"allOf": [{"description": "x"}, reference]}, "any": {"anyOf": [{"type": "null"}, reference]}}
+    return ways | {"one": {"oneOf": [{"const": value}, {"type": "boolean"}]}}
+
+
+WAYS = [f"{kind}_{key}" for kind in ("n", "s") for key in _behind(5)]
 SCHEMA = {
     "properties": {
         "zone": {"type": "string"},
@@ -23,9 +34,22 @@ SCHEMA = {
         "items": {"anyOf": [{"type": "array"}, {"type": "null"}]},
         "size": {"enum": [1, 2]},
         "code": {"enum": ["1", "2"]},
-    }
+        **{f"{kind}_{key}": value for kind in ("n", "s") for key, value in _behind({"n": 5, "s": "5"}[kind]).items()},
+    },
+    "allOf": [{"$ref": "#/$defs/more"}],
+    "patternProperties": {"^in_": {"type": "integer"}},
+    "$defs": {
+        "more": {"properties": {"inherited": {"type": "integer"}}},
+        "n": {"type": "integer"},
+        "s/%~": {"allOf": [{"$ref": "#/$defs/text"}, {"type": ["integer", "string"]}]},
+        "text": {"type": "string", "minLength": 1},
+        "loop": {"anyOf": [{"$ref": "#/$defs/loop"}, {"type": "integer"}]},
+    },
 }
 TOOLS: dict[str, dict[str, Any]] = {"time": SCHEMA, "list": {}}
+DIGITS = (
+    '{"n": 12345678901234567890, "x": [0.12345678901234567890, {"y": 1e400}], "z": 123456789.12345679, "half": 0.5}'
+)
 Case = tuple[str, str, list[ToolCall]]
 
 PLAIN: dict[str, Case] = {
@@ -56,6 +80,11 @@ PLAIN: dict[str, Case] = {
     ),
     "an array of calls": ('<tool_call>[{"name": "list"}, {"name": "list"}]</tool_call>', "", [LIST, LIST]),
     "an unknown name": ('<tool_call>{"name": "rm"}</tool_call>', "", [ToolCall("rm", "{}")]),
+    "digits": (
+        f'<tool_call>{{"name": "time", "arguments": {DIGITS}}}</tool_call>',
+        "",
+        [ToolCall("time", DIGITS)],
+    ),
     "llama": ('{"name": "time", "parameters": {"zone": "UTC"}}', "", [TIME]),
     "llama with its tag": ('<|python_tag|>{"name": "time", "parameters": {"zone": "UTC"}}', "", [TIME]),
     "llama, two": (
@@ -104,6 +133,24 @@ XML: dict[str, Case] = {
                 "time",
                 '{"zone": "5", "n": 5, "flag": true, "items": [1, {}], "size": 2, "code": "2", "other": "7", '
                 '"more": {"a": [7]}}',
+            )
+        ],
+    ),
+    "digits": (
+        "<tool_call><function=time><parameter=n>12345678901234567890</parameter>"
+        "<parameter=items>[0.12345678901234567890]</parameter></function></tool_call>",
+        "",
+        [ToolCall("time", '{"n": 12345678901234567890, "items": [0.12345678901234567890]}')],
+    ),
+    "types said elsewhere": (
+        "<tool_call><function=time>"
+        + "".join(f"<parameter={name}>5</parameter>" for name in (*WAYS, "inherited", "in_pattern"))
+        + "</function></tool_call>",
+        "",
+        [
+            ToolCall(
+                "time",
+                json.dumps({name: "5" if name[0] == "s" else 5 for name in WAYS} | {"inherited": 5, "in_pattern": 5}),
             )
         ],
     ),
@@ -465,6 +512,9 @@ def test_a_schema_asks_for_one_of_the_tools() -> None:
         {"type": "function", "function": {"name": "time", "parameters": parameters}},
         {"type": "function", "function": {"name": "list"}},
     ]
+    tools[1]["function"]["parameters"] = {"$ref": "#/$defs/none", "$defs": {"none": {"type": "object"}}}
+    assert tool_call_schema(tools)["anyOf"][1]["properties"]["arguments"]["$ref"].startswith("#/anyOf/1/")
+    del tools[1]["function"]["parameters"]
     first, second = tool_call_schema(tools)["anyOf"]
     assert first["properties"] == {"name": {"const": "time"}, "arguments": parameters}
     assert second["properties"]["arguments"] == {"type": "object"}

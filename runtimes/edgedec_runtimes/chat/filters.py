@@ -18,6 +18,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context, LoopContext
 from jinja2.utils import pass_context
 
+from edgedec.exact_json import dumps
 from edgedec_runtimes.chat.budget import Budget, check_key, identity, listed, pay_all, pay_items, pay_sorted, pay_step
 from edgedec_runtimes.chat.operators import compare, pay_percent, widths
 
@@ -165,9 +166,9 @@ def _tojson(
     if not all(map(_is_short, (indent, *(separators or ())))):
         raise SecurityError(f"tojson takes indents and separators of at most {MAX_INDENT} characters")
     _pay_escapes(budget, value)
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     if indent is None:
-        return encoder.encode(value)
+        return dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     chunks = []
     for chunk in encoder.iterencode(value):
         budget.spend(getsizeof(chunk))

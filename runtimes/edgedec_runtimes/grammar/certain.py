@@ -10,7 +10,8 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
-from urllib.parse import unquote
+
+from edgedec_runtimes.grammar.references import REFERENCES, target
 
 _Name = TypeVar("_Name", str, int)
 _Token = tuple[str, int]  # "text" with its number of bytes, "times" with a count, or one of "(", "|" and ")" with 0
@@ -85,7 +86,7 @@ def schema_bytes(schema: Any) -> int:
         sizes[id(node)] = _size(node, sizes)
 
     def references_of(node: Mapping[str, Any]) -> Iterator[Any]:
-        names = (node[key] for key in _REFERENCES if isinstance(node.get(key), str))
+        names = (node[key] for key in REFERENCES if isinstance(node.get(key), str))
         return (anchors.get(name) or target(schema, name) for name in names)
 
     def uses(place: int) -> list[int]:
@@ -136,25 +137,7 @@ def patterns(schema: Any) -> Iterator[str]:
                 yield from node["patternProperties"]
 
 
-def target(schema: Any, name: str) -> Any:
-    """Return the part of a JSON schema that a reference "#/..." names; None where there is none, or for other names.
-
-    >>> target({"$defs": {"a": {"type": "null"}}}, "#/$defs/a")
-    {'type': 'null'}
-    """
-    if name not in ("", "#") and not name.startswith("#/"):
-        return None
-    for step in unquote(name).split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(schema, list):
-            schema = schema[int(step)] if step.isdecimal() and int(step[:9]) < len(schema) else None
-        else:
-            schema = schema.get(step) if isinstance(schema, dict) else None
-    return schema
-
-
 _KINDS = ("text", "times", "(", "|", ")")
-_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _DEFINITIONS = ("$defs", "definitions")
 
 

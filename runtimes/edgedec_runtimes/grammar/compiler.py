@@ -15,6 +15,7 @@ from edgedec.grammar import GRAMMAR_BYTES, Grammar, Predicate
 from edgedec.memory.system import resident_reader, return_free_memory
 from edgedec.plugins import install_command
 from edgedec.tokenizer import Tokenizer
+from edgedec_runtimes.grammar.exact_numbers import lark_of_inexact
 from edgedec_runtimes.grammar.gbnf_lark import lark_of_gbnf
 from edgedec_runtimes.grammar.limits import Limits, require_modest
 from edgedec_runtimes.grammar.rewriting import Words, other_words
@@ -165,7 +166,10 @@ class Llguidance:
     def _source(self, grammar: Grammar) -> str:
         matcher = self._api.LLMatcher
         if grammar.kind == "json_schema":
-            return str(matcher.grammar_from_json_schema(grammar.source, defaults=_JSON_STYLE))
+            exact = lark_of_inexact(grammar.source, _JSON_STYLE)
+            return str(
+                matcher.grammar_from_json_schema(grammar.source, defaults=_JSON_STYLE) if exact is None else exact
+            )
         from_text = matcher.grammar_from_regex if grammar.kind == "regex" else matcher.grammar_from_lark
         return str(from_text(grammar.source))
 

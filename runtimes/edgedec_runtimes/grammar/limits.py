@@ -15,7 +15,8 @@ from typing import Any
 from edgedec.errors import RequestError
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, Kind
 from edgedec.memory_plan import format_bytes
-from edgedec_runtimes.grammar.certain import count_nodes, lark_bytes, patterns, regex_bytes, schema_bytes, target
+from edgedec_runtimes.grammar.certain import count_nodes, lark_bytes, patterns, regex_bytes, schema_bytes
+from edgedec_runtimes.grammar.references import REFERENCES, target
 
 MOST_LEVELS = 4000
 """The most levels in a chain of definitions that refer to one another, the nesting inside of each included."""
@@ -246,7 +247,7 @@ def _measured(schema: Any, *, everything: bool = False) -> _Part:
         part.n_nodes += len(level)
         for each in level:
             if isinstance(each, dict):
-                part.uses += [str(each[key]) for key in ("$ref", "$dynamicRef", "$recursiveRef") if key in each]
+                part.uses += [str(each[key]) for key in REFERENCES if key in each]
                 part.renamed |= each is not schema and isinstance(each.get("$id"), str)
                 part.renamed |= "draft-04" in str(each.get("$schema"))  # where it is "id"
                 following += [value for key, value in each.items() if key not in left_out]

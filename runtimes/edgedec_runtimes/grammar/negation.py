@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edgedec_runtimes.grammar.certain import target
+from edgedec_runtimes.grammar.references import target
 
 TYPES = ("null", "boolean", "object", "array", "number", "string")
 ANNOTATIONS = frozenset(

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from edgedec.exact_json import exact_float
 from edgedec.grammar import Grammar, Predicate
 from edgedec_runtimes.grammar.negation import Lookup, TooManyPartsError, all_of, any_of, negated
 from edgedec_runtimes.grammar.unique import UniqueItems, asks_for_unique, without_unique
@@ -24,7 +25,7 @@ def other_words(grammar: Grammar, n_most: int) -> Words | None:
     """
     if grammar.kind != "json_schema" or len(grammar.source) > n_most:
         return None
-    schema = json.loads(grammar.source)
+    schema = json.loads(grammar.source, parse_float=exact_float)
     try:
         unique = UniqueItems(schema) if asks_for_unique(schema) else None
         said = rewritten(without_unique(schema) if unique else schema)

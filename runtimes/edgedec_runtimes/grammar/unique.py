@@ -1,13 +1,12 @@
 """uniqueItems: arrays whose items differ, checked while their text is written."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from edgedec_runtimes.grammar.certain import target
+from edgedec_runtimes.grammar.references import combined, property_parts
 
 _N_KEPT = 32  # states of earlier texts; a token is asked about with a few others before it is taken
 _MOST_VALUES = 200  # of items that are enumerated
@@ -110,7 +109,7 @@ class UniqueItems:
             return replace(state, in_string=True)
         stack = state.stack
         if character in "[{":
-            nodes = self._inner(stack[-1]) if stack else tuple(self._flat(self._schema))
+            nodes = self._inner(stack[-1]) if stack else tuple(combined(self._schema, self._schema))
             return replace(state, stack=(*stack, self._opened(character == "[", nodes, at + 1)))
         if not stack or character not in ":,]}":
             return state
@@ -136,22 +135,7 @@ class UniqueItems:
     def _inner(self, top: _Open) -> _NODES:
         """Return the parts of the schema that may be about the value that comes next."""
         parts = (part for node in top.nodes for part in _children(node, top))
-        return tuple(each for part in parts for each in self._flat(part))
-
-    def _flat(self, schema: Any) -> Iterator[Mapping[str, Any]]:
-        """Yield a schema's object and those that it refers to or combines, each once."""
-        left, seen = [schema], set[int]()
-        while left:
-            node = left.pop(0)
-            if not isinstance(node, dict) or id(node) in seen:
-                continue
-            seen.add(id(node))
-            yield node
-            if isinstance(node.get("$ref"), str):
-                left.append(target(self._schema, node["$ref"]))
-            for key in ("allOf", "anyOf", "oneOf"):
-                left += node[key] if isinstance(node.get(key), list) else []
-            left += [node[key] for key in ("if", "then", "else") if key in node]
+        return tuple(each for part in parts for each in combined(part, self._schema))
 
 
 def _children(node: Mapping[str, Any], top: _Open) -> Iterator[Any]:
@@ -163,22 +147,7 @@ def _children(node: Mapping[str, Any], top: _Open) -> Iterator[Any]:
                 return
         yield node.get("additionalItems") if isinstance(node.get("items"), list) else node.get("items")
         return
-    properties, patterned = node.get("properties"), node.get("patternProperties")
-    known = False
-    if isinstance(properties, dict) and top.key in properties:
-        known = True
-        yield properties[top.key]
-    key = top.key or ""
-    for pattern, part in patterned.items() if isinstance(patterned, dict) else ():
-        try:
-            found = re.search(pattern, key)
-        except re.error:
-            found = None
-        if found:
-            known = True
-            yield part
-    if not known:
-        yield node.get("additionalProperties")
+    yield from property_parts(node, top.key or "")
 
 
 def _with_item(top: _Open, data: str) -> tuple[_Open, bool]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgedec.chat import Message
 from edgedec.errors import CancelledError
+from edgedec.exact_json import dumps, exact_float
 from edgedec.progress import CancelToken
 from edgedec_apps.call_bodies import ToolCall
 from edgedec_apps.cli.chat.echo import forget_typed
@@ -154,8 +155,8 @@ def argument_rows(arguments: str, most: int = _MOST_SHOWN) -> list[str]:
     >>> argument_rows("{}")
     ['no arguments']
     """
-    given = json.loads(arguments or "{}")
-    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in given.items()}
+    given = json.loads(arguments or "{}", parse_float=exact_float)
+    texts = {name: dumps(value, ensure_ascii=False) for name, value in given.items()}
     rows = [f"{_visible(name[:100])}: {_visible(one_line(cut(text, most)[0]))}" for name, text in texts.items()]
     if len(rows) > _MOST_ROWS and most == _MOST_SHOWN:
         rows = [*rows[:_MOST_ROWS], f"and {len(rows) - _MOST_ROWS} further arguments"]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from secrets import token_hex
 from typing import Any
 
+from edgedec.exact_json import exact_float
 from edgedec.sequence import Generation
 from edgedec_apps.server.core.blocks import Block, Blocks, Change, blocks_of
 from edgedec_apps.server.core.errors import problem_of
@@ -95,7 +96,7 @@ def _shown(block: Block, *, begins: bool = False) -> dict[str, Any]:
     """Return a block of the content."""
     text = "" if begins else block.text
     if block.call is not None:
-        arguments = {} if begins else json.loads(block.text)
+        arguments = {} if begins else json.loads(block.text, parse_float=exact_float)
         return {"type": "tool_use", "id": block.call.id, "name": block.call.name, "input": arguments}
     if block.kind == "thinking":
         return {"type": "thinking", "thinking": text, "signature": ""}

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import Request
 
+from edgedec.exact_json import exact_float
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.room import SHARE, Share
@@ -91,7 +92,7 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
         ApiError: The text is not a JSON object, or holds NaN, an infinity or half a surrogate pair.
     """
     try:
-        value = json.loads(data, parse_constant=_refuse)
+        value = json.loads(data, parse_constant=_refuse, parse_float=exact_float)
         if b"\\ud" in data or b"\\uD" in data:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:

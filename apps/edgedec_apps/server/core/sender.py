@@ -1,11 +1,11 @@
 """Sends an answer to its client: one JSON object, or a stream, or an error in the place of either."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.types import Send
 
+from edgedec.exact_json import dumps
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.fields import Fields
 
@@ -54,7 +54,7 @@ class Sender:
         self, status: int, document: Mapping[str, Any] | Sequence[Any], headers: Mapping[str, str] | None = None
     ) -> None:
         """Send one JSON object, or one list."""
-        data = json.dumps(document).encode()
+        data = dumps(document).encode()
         sizes = {"content-type": "application/json", "content-length": str(len(data)), "cache-control": "no-store"}
         await self._start(status, sizes | dict(headers or {}))
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
@@ -80,7 +80,7 @@ def json_line(document: Mapping[str, Any]) -> bytes:
     >>> json_line({"done": True})
     b'{"done": true}\\n'
     """
-    return json.dumps(document).encode() + b"\n"
+    return dumps(document).encode() + b"\n"
 
 
 def sse(document: Mapping[str, Any] | str) -> bytes:
@@ -89,5 +89,5 @@ def sse(document: Mapping[str, Any] | str) -> bytes:
     >>> sse({"n": 1}), sse("[DONE]")
     (b'data: {"n": 1}\\n\\n', b'data: [DONE]\\n\\n')
     """
-    data = document if isinstance(document, str) else json.dumps(document)
+    data = document if isinstance(document, str) else dumps(document)
     return f"data: {data}\n\n".encode()

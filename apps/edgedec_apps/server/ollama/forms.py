@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from edgedec.exact_json import exact_float
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.replies import Parts
@@ -120,7 +121,8 @@ def _document(kind: Kind, model: str, parts: Parts, *, done: bool) -> dict[str, 
     message: dict[str, Any] = {"role": "assistant", "content": parts.text} | thinking
     if parts.calls:
         message["tool_calls"] = [
-            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}} for call in parts.calls
+            {"function": {"name": call.name, "arguments": json.loads(call.arguments, parse_float=exact_float)}}
+            for call in parts.calls
         ]
     return head | {"message": message}
 

@@ -58,7 +58,9 @@ export class Tools {
 function asked({ name, arguments: given }, server, signal) {
   find("tool-name").textContent = visible(name);
   find("tool-server").textContent = visible(server);
-  const rows = Object.entries(JSON.parse(given || "{}"));
+  // A number keeps its digits where the browser can say its text.
+  const exact = (_, value, { source } = {}) => (typeof value === "number" && JSON.rawJSON?.(source)) || value;
+  const rows = Object.entries(JSON.parse(given || "{}", exact));
   const shown = rows.flatMap(([key, value]) => [
     element("dt", "", visible(key)),
     element("dd", "", element("pre", "", visible(JSON.stringify(value)))),
