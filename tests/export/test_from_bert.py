@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.models.hf_checkpoints import TinyHF, write_checkpoint
+from support.models.hf_checkpoints import TinyHF, safetensors_bytes, write_checkpoint
 from support.models.tiny_bert import TinyBert, bert_states, pooled, tiny_ids, tokenizer_json
+from support.models.tiny_rankers import head_tensors, tiny_cross_encoder
 
 import edgedec
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
+from edgedec.gguf.model_kinds import is_ranker
 from edgedec_export.to_gguf import export_gguf
 from edgedec_runtimes.weights.safetensors import open_checkpoint
 
@@ -59,6 +61,28 @@ def test_it_is_what_llama_cpps_converter_writes(tmp_path: Path) -> None:
         assert list(ours.metadata[key]) == list(theirs.metadata[key])  # type: ignore[arg-type]
     plain = {key: value for key, value in theirs.metadata.items() if isinstance(value, bool | int | float)}
     assert plain.items() <= ours.metadata.items()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("type_name", "most"), [(None, 1e-6), ("F16", 0.02), ("Q8_0", 0.2)])
+def test_a_checkpoint_of_a_cross_encoder_ranks(type_name: str | None, most: float, tmp_path: Path) -> None:
+    """Its head is written as llama.cpp's converter names it, with the pooler that this one leaves out."""
+    pytest.importorskip("llama_cpp")
+    head = head_tensors(64, 0)
+    places = {"cls.output": "classifier", "cls": "bert.pooler.dense"}
+    named = {f"{places[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": each for name, each in head.items()}
+    folder = TinyBert().write_folder(tmp_path / "tiny", architectures=["BertForSequenceClassification"])
+    raw = {name: ("F32", each.shape, each.tobytes()) for name, each in {**TinyBert().weights(), **named}.items()}
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(raw))
+    path = export_gguf(folder, tmp_path / "tiny.gguf", type_name=type_name)
+    assert is_ranker(read_gguf(path))
+    ranked = []
+    for file in (path, tiny_cross_encoder(tmp_path / "expected.gguf")):
+        with edgedec.load(file, n_threads=1) as engine:
+            ranking = engine.rank("a question", ["an answer", "another one", ""])
+            ranked.append((ranking.scores, ranking.notes))
+    np.testing.assert_allclose(ranked[0][0], ranked[1][0], atol=most)
+    assert ranked[0][1] == ranked[1][1] == ()
 
 
 def test_without_modules_no_pooling_is_written(tmp_path: Path) -> None:

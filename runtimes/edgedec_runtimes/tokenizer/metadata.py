@@ -19,7 +19,7 @@ from edgedec_runtimes.tokenizer.special import (
 )
 from edgedec_runtimes.tokenizer.string_table import StringTable
 
-BPE, SPM, CHARACTERS = "gpt2", "llama", "gemma4"
+BPE, SPM, CHARACTERS, BERT = "gpt2", "llama", "gemma4", "bert"
 _STRINGS = frozenset({ValueType.STRING})
 _INT32 = frozenset({ValueType.INT32})
 _SPECIAL = Kind.CONTROL | Kind.UNKNOWN | Kind.USER_DEFINED
