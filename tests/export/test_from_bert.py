@@ -98,8 +98,29 @@ def changed(part: dict[str, Any]) -> dict[str, Any]:
     return tokenizer_json() | part
 
 
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({}, {}),
+        ({"strip_accents": True}, {}),
+        ({"lowercase": False}, {"lowercase": False, "strip_accents": False}),
+        ({"lowercase": False, "strip_accents": True}, {"lowercase": False, "strip_accents": True}),
+        ({"strip_accents": False}, {"lowercase": True, "strip_accents": False}),
+    ],
+)
+def test_capital_letters_and_accents_of_a_tokenizer(
+    rules: dict[str, Any], expected: dict[str, bool], tmp_path: Path
+) -> None:
+    """What becomes of them is written where it is not what becomes of them in most files."""
+    folder = TinyBert().write_folder(tmp_path / "tiny")
+    (folder / "tokenizer.json").write_text(json.dumps(changed({"normalizer": {"type": "BertNormalizer"} | rules})))
+    made = read_gguf(export_gguf(folder, tmp_path / "tiny.gguf")).metadata
+    prefix = "tokenizer.ggml.normalizer."
+    assert {key.removeprefix(prefix): value for key, value in made.items() if key.startswith(prefix)} == expected
+
+
 MODULES = "sentence_transformers.models"
-NORMALIZER = {"type": "BertNormalizer", "lowercase": False}
+NORMALIZER = {"type": "BertNormalizer"}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +135,18 @@ NORMALIZER = {"type": "BertNormalizer", "lowercase": False}
         ("modules.json", {"a": 1}, ModelFormatError, "no JSON array"),
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, UnsupportedModelError, "max_tokens"),
         ("1_Pooling/config.json", {}, UnsupportedModelError, "its pooling is none"),
-        ("tokenizer.json", changed({"normalizer": NORMALIZER}), UnsupportedModelError, "capital letters"),
+        (
+            "tokenizer.json",
+            changed({"normalizer": NORMALIZER | {"clean_text": False}}),
+            UnsupportedModelError,
+            "clean_text False, expected true",
+        ),
+        (
+            "tokenizer.json",
+            changed({"model": {"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 50}}),
+            UnsupportedModelError,
+            "max_input_chars_per_word 50",
+        ),
         ("tokenizer.json", changed({"normalizer": None}), UnsupportedModelError, "expected BertNormalizer"),
         ("tokenizer.json", changed({"pre_tokenizer": None}), UnsupportedModelError, "expected BertPreTokenizer"),
         ("tokenizer.json", changed({"model": {"type": "BPE", "vocab": {"a": 0}}}), UnsupportedModelError, "WordPiece"),

@@ -202,7 +202,7 @@ def _vocabulary(folder: Path, n_vocab: int) -> list[Entry]:
     llama.cpp writes a space before the tokens that begin a word; tokenizer.json has ## before the others.
     """
     files = TokenizerFiles(folder, "WordPiece")
-    _check_rules(files)
+    rules = _rules(files)
     by_id = {number: token for token, number in files.vocab.items()}
     if len(by_id) != len(files.vocab) or max(by_id) >= n_vocab:
         files.fail(f"its tokens don't have the ids below {n_vocab}, each once")
@@ -233,19 +233,28 @@ def _vocabulary(folder: Path, n_vocab: int) -> list[Entry]:
     for token, roles in _ROLES.items():
         if token in files.vocab:
             entries += [(f"tokenizer.ggml.{role}_token_id", whole_number(files.vocab[token])) for role in roles]
-    return entries
+    return entries + rules
 
 
-def _check_rules(files: TokenizerFiles) -> None:
-    """Refuse rules that llama.cpp's WordPiece does not have: it writes letters small and takes accents off."""
+def _rules(files: TokenizerFiles) -> list[Entry]:
+    """Return the entries for what a tokenizer does otherwise than BERT's; refuse what no entry says."""
     normalizers = steps(files.json.get("normalizer"), "normalizers")
     rules = normalizers[0] if normalizers else {}
     if [step.get("type") for step in normalizers] != ["BertNormalizer"]:
         files.refuse(f"its normalizer is {shown(files.json.get('normalizer'))}, expected BertNormalizer")
-    if rules.get("lowercase") is not True or rules.get("strip_accents") is False:
-        files.refuse("it keeps capital letters or accents, which llama.cpp's WordPiece does not")
+    for key in ("clean_text", "handle_chinese_chars"):
+        if rules.get(key, True) is not True:
+            files.refuse(f"its normalizer has {key} {shown(rules[key])}, expected true")
     pre = [step.get("type") for step in steps(files.json.get("pre_tokenizer"), "pretokenizers")]
     if pre != ["BertPreTokenizer"]:
         files.refuse(f"its pre_tokenizer is {shown(pre)}, expected BertPreTokenizer")
     if files.model.get("continuing_subword_prefix", "##") != "##":
         files.refuse(f"its model has continuing_subword_prefix {shown(files.model['continuing_subword_prefix'])}")
+    if files.model.get("max_input_chars_per_word", 100) != 100:
+        files.refuse(f"its model has max_input_chars_per_word {shown(files.model['max_input_chars_per_word'])}")
+    lowers = rules.get("lowercase", True) is True
+    strips = lowers if (stripping := rules.get("strip_accents")) is None else stripping is True
+    if lowers and strips:
+        return []
+    prefix = "tokenizer.ggml.normalizer"
+    return [(f"{prefix}.lowercase", boolean(lowers)), (f"{prefix}.strip_accents", boolean(strips))]

@@ -24,6 +24,7 @@ from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
+from edgedec_runtimes.tokenizer import open_tokenizer
 from edgedec_runtimes.tokenizer.metadata import BERT
 from edgedec_runtimes.weights.levels import read_rows
 
@@ -54,7 +55,7 @@ class LlamaCppEncoder(LibraryModel[Any, "EncoderSession"]):
             handle,
             card,
             Capabilities(rollback=False, exact_trees=False, final_states=True, max_rows=1),
-            LlamaCppTokenizer(self._vocabulary),
+            open_tokenizer(gguf) if uses_word_pieces(gguf) else LlamaCppTokenizer(self._vocabulary),
             terms,
             partial(_free, handle, contexts, files),
         )
@@ -129,6 +130,11 @@ class EncoderSession(OwnSession):
         return
 
 
+def uses_word_pieces(gguf: GGUF) -> bool:
+    """Return whether a model has BERT's tokenizer."""
+    return get_text(gguf, "tokenizer.ggml.model") == BERT
+
+
 def typed_rows(gguf: GGUF) -> Callable[[NDArray[np.int32], int], NDArray[np.float32]] | None:
     """Return `(int32[n] tokens, n_first)` -> f32[n, width], what stands in place of embeddings for a pair of texts.
 
@@ -137,7 +143,7 @@ def typed_rows(gguf: GGUF) -> Callable[[NDArray[np.int32], int], NDArray[np.floa
     them, whatever rows its models have.
     """
     types = gguf.tensors.get(_TYPES)
-    if types is None or types.shape[1:] < (2,) or get_text(gguf, "tokenizer.ggml.model") != BERT:
+    if types is None or types.shape[1:] < (2,) or not uses_word_pieces(gguf):
         return None
     first, second = read_rows(gguf, _TYPES, 0, 2)
     step = second - first
