@@ -290,8 +290,13 @@ class Session(Protocol):
 class EncoderSession(Session, Protocol):
     """A session of a model that declares `final_states`."""
 
-    def final_states(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    def final_states(self, tokens: NDArray[np.int32], n_first: int | None = None) -> NDArray[np.float32]:
         """Return f32[n, n_embd], what the model makes of each token of a text; the cache is empty afterwards.
+
+        Args:
+            tokens: int32[n].
+            n_first: How many tokens belong to the first of two texts, for a model that was trained on pairs; None for
+                one text.
 
         Raises:
             SessionError: The session is closed.

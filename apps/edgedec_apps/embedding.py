@@ -167,11 +167,12 @@ def require_embeddable(index: int, token_ids: tuple[int, ...], n_vocab: int, n_c
 
 
 def embed_on(
-    slot: SessionSlot, token_ids: tuple[int, ...], pooling: Pooling, norm: FinalNorm | None
+    slot: SessionSlot, token_ids: tuple[int, ...], pooling: Pooling, norm: FinalNorm | None, n_first: int | None = None
 ) -> NDArray[np.float32]:
     """Return f32[n_embd], the pooled final states of a text, not normalized; the slot's KV cache then holds the text.
 
-    `norm` is the one that a decoder's states go through after the last layer; None where the runtime has final states.
+    `norm` is the one that a decoder's states go through after the last layer; None where the runtime has final states,
+    which take `n_first` for a pair of texts (edgedec.model.EncoderSession).
 
     Raises:
         SessionError: The model is closed.
@@ -184,7 +185,8 @@ def embed_on(
     tokens = np.array(token_ids, np.int32)
     with slot.session.generating(len(token_ids)):
         if norm is None:  # an encoder, which keeps nothing
-            return _pooled(iter([cast(EncoderSession, slot.session).final_states(tokens)]), len(tokens), pooling)
+            states = cast(EncoderSession, slot.session).final_states(tokens, n_first)
+            return _pooled(iter([states]), len(tokens), pooling)
         pooled = _pooled(_states(slot.session, tokens, norm), len(tokens), pooling)
         slot.cached_ids = list(token_ids)  # n_exact is 0, as it was read in pieces of another length than a prompt
         return pooled

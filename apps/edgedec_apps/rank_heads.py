@@ -10,7 +10,7 @@ from edgedec.errors import CapabilityError, ModelFormatError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_float, get_int
 from edgedec.gguf.model_kinds import Pooling
-from edgedec_runtimes.weights.levels import dequantize
+from edgedec_runtimes.weights.levels import read_rows
 
 F64 = NDArray[np.float64]
 _MOST_OUTPUTS = 4096
@@ -101,7 +101,7 @@ def _matrix(gguf: GGUF, name: str, n_in: int) -> F64 | None:
     n_out = shape[1] if len(shape) > 1 else 1
     if not (1 <= len(shape) <= 2 and shape[0] == n_in and 1 <= n_out <= max(n_in, _MOST_OUTPUTS)):
         raise _misshapen(gguf, name, shape, f"({n_in}, 1 or more)")
-    return read_rows(gguf, name, 0, n_out)
+    return read_rows(gguf, name, 0, n_out).astype(np.float64)
 
 
 def _vector(gguf: GGUF, name: str, n: int) -> F64 | None:
@@ -110,15 +110,7 @@ def _vector(gguf: GGUF, name: str, n: int) -> F64 | None:
     shape = gguf.tensors[name].shape
     if shape not in ((n,), (n, 1)):
         raise _misshapen(gguf, name, shape, f"({n},)")
-    return read_rows(gguf, name, 0, 1).reshape(-1)
-
-
-def read_rows(gguf: GGUF, name: str, first: int, n_rows: int) -> F64:
-    """Return rows of a matrix of a file as float64[n_rows, n_columns] (UnsupportedModelError as dequantize)."""
-    tensor = gguf.tensors[name]
-    row_bytes = tensor.n_bytes // (tensor.n_elements // tensor.shape[0])
-    data = np.frombuffer(gguf.read_tensor_bytes(name, first * row_bytes, n_rows * row_bytes), np.uint8)
-    return dequantize(tensor.type, data.reshape(n_rows, row_bytes)).astype(np.float64)
+    return read_rows(gguf, name, 0, 1).reshape(-1).astype(np.float64)
 
 
 def _misshapen(gguf: GGUF, name: str, shape: tuple[int, ...], expected: str) -> ModelFormatError:

@@ -38,8 +38,10 @@ _DOUBLED = frozenset({"jina-v1-en", "jina-v2-code", "roberta-bpe"})  # pre-token
 _Part = str | tuple[int, ...]
 
 
-def pair_form(tokenizer: Tokenizer, gguf: GGUF, query: str, n_most: int) -> Form:
-    """Return the form of an encoder: both texts between the tokens that the model has around a text.
+def pair_form(tokenizer: Tokenizer, gguf: GGUF, query: str, n_most: int) -> tuple[Form, int]:
+    """Return the form of an encoder, and how many tokens stand before the document.
+
+    Both texts stand between the tokens that the model has around a text.
 
     Args:
         tokenizer: The model's.
@@ -66,7 +68,7 @@ def pair_form(tokenizer: Tokenizer, gguf: GGUF, query: str, n_most: int) -> Form
             raise too_long(len(head) + n_document + len(end), n_most, exact=False)
         return (*head, *ids[:most], *end)
 
-    return form
+    return form, len(head)
 
 
 def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

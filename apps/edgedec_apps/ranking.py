@@ -28,8 +28,9 @@ from edgedec.sessions.forks import are_together
 from edgedec.sessions.text_pages import PAGE_TOKENS, n_pages
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.embedding import FinalNorm, embed_on, read_final_norm
-from edgedec_apps.rank_heads import RankHead, lacks_pooler, read_rank_head, read_rows
+from edgedec_apps.rank_heads import RankHead, lacks_pooler, read_rank_head
 from edgedec_apps.rank_prompts import pair_form, question_form, template_of
+from edgedec_runtimes.weights.levels import read_rows
 
 _ROWS = 256  # of a forward that several documents share
 _MOST_TOGETHER = 16  # documents in it, as each brings a row of logits
@@ -39,10 +40,14 @@ _LABELS = ("yes", "no")
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is to be scored: the engine, what it reads for each document, and who may stop it or looks on."""
+    """What is to be scored: the engine, what it reads for each document, and who may stop it or looks on.
+
+    `n_first` counts the tokens before a document, where an encoder reads it as the second of two texts; else None.
+    """
 
     engine: Engine
     prompts: list[tuple[int, ...]]
+    n_first: int | None
     cancel: CancelToken
     on_progress: OnProgress | None
 
@@ -71,8 +76,9 @@ def rank(
     tokenizer, n_most = engine.tokenizer, engine.n_prompt_max
     is_encoder = engine.model.capabilities.final_states
     head = _head(engine, gguf, is_encoder=is_encoder)
+    n_first = None
     if is_encoder:
-        form = pair_form(tokenizer, gguf, query, n_most)
+        form, n_first = pair_form(tokenizer, gguf, query, n_most)
     else:
         form = question_form(tokenizer, template_of(engine, gguf), query, n_most)
     prompts: list[tuple[int, ...]] = []
@@ -82,7 +88,7 @@ def rank(
             prompts.append(form(document, max_document_tokens))
         except PromptTooLongError as error:
             raise PromptTooLongError(f"document {i} with the query: {error.marked}") from error
-    work = _Work(engine, prompts, stop, on_progress)
+    work = _Work(engine, prompts, n_first, stop, on_progress)
     if head is None:
         scores = _by_answers(work, _answer_ids(tokenizer, gguf))
     else:
@@ -192,7 +198,7 @@ def _by_head(work: _Work, head: RankHead, norm: FinalNorm | None) -> tuple[float
         assert slot is not None, "only cancelling ends the waiting"
         with work.cancel.calling(slot.session.cancel):
             for ids in work.prompts:
-                outputs = head.outputs(embed_on(slot, ids, head.pooling, norm))
+                outputs = head.outputs(embed_on(slot, ids, head.pooling, norm, work.n_first))
                 scores.append(float(outputs[0]) if norm is None else sigmoid(float(outputs[0] - outputs[1])))
                 work.done(len(scores))
     return tuple(scores)

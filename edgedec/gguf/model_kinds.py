@@ -49,7 +49,7 @@ _ARCHITECTURES = {
     **dict.fromkeys(_IMAGE_ARCHITECTURES, _IMAGE),
 }
 
-_POOLING_RANK = 4
+POOLING_RANK = 4  # the pooling type of a model with a head that scores a text
 # Beginnings of tensor names in files whose metadata does not say what the files are.
 _TENSOR_PREFIXES = {
     "model.diffusion_model.": _IMAGE,
@@ -87,7 +87,7 @@ def is_ranker(gguf: GGUF) -> bool:
     """Return whether a file says that its model was trained to rank documents."""
     architecture = get_text(gguf, "general.architecture")
     keys = (f"{architecture}.classifier.output_labels", "tokenizer.chat_template.rerank")
-    return gguf.metadata.get(f"{architecture}.pooling_type") == _POOLING_RANK or any(k in gguf.metadata for k in keys)
+    return gguf.metadata.get(f"{architecture}.pooling_type") == POOLING_RANK or any(k in gguf.metadata for k in keys)
 
 
 def embeds_only(path: Path) -> bool:
@@ -167,7 +167,7 @@ def _other_kind(gguf: GGUF, *, may_embed: bool, may_encode: bool, may_denoise: b
 
 def _encoder_by_metadata(gguf: GGUF, architecture: str, *, may_embed: bool, may_encode: bool) -> str | None:
     pooling = get_int(gguf, f"{architecture}.pooling_type", at_least=-1, at_most=2**31 - 1)
-    if pooling is not None and pooling > 0 and not (may_embed and pooling < _POOLING_RANK) and pooling != _POOLING_RANK:
+    if pooling is not None and pooling > 0 and not (may_embed and pooling < POOLING_RANK) and pooling != POOLING_RANK:
         return f"an embedding model (architecture {architecture[:60]!r} with pooling type {pooling})"
     if get_bool(gguf, f"{architecture}.attention.causal") is False and not (may_encode or denoises(gguf)):
         return f"an encoder (architecture {architecture[:60]!r} without causal attention)"

@@ -89,7 +89,7 @@ def checked(engine: edgedec.Engine) -> Ranking:
 
 @pytest.mark.parametrize("dense", [True, False])
 def test_a_bert_scores_as_numpy_and_llama_cpp_do(*, dense: bool, tmp_path: Path, prompts: Prompts) -> None:
-    """[CLS] query [SEP] document [SEP]; without the layer before the head a note says so."""
+    """[CLS] query [SEP] document [SEP], the document of the second type; without the layer before the head a note."""
     path = tiny_cross_encoder(tmp_path / "bert.gguf", dense=dense)
     with edgedec.load(path, n_threads=1) as engine:
         found = checked(engine)
@@ -97,13 +97,17 @@ def test_a_bert_scores_as_numpy_and_llama_cpp_do(*, dense: bool, tmp_path: Path,
     assert (found.kind, bool(found.notes)) == ("logit", not dense)
     assert prompts[1] == (*tiny_ids(QUERY), *tiny_ids("a dog sat")[1:])
     assert found.n_tokens == tuple(map(len, prompts))
-    head, weights = head_tensors(64, 0, dense=dense), TinyBert().weights()
+    head, weights, n_first = head_tensors(64, 0, dense=dense), TinyBert().weights(), len(tiny_ids(QUERY))
     for ids, score in zip(prompts, found.scores, strict=True):
-        state = bert_states(weights, ids)[0]
+        state = bert_states(weights, ids, n_first=n_first)[0]
         if dense:
             state = np.tanh(head["cls.weight"] @ state + head["cls.bias"])
         assert abs((head["cls.output.weight"] @ state + head["cls.output.bias"])[0] - score) < 0.02
-    np.testing.assert_allclose(found.scores, llama_scores(path, prompts)[:, 0], atol=2e-5)
+    first, second = weights["embeddings.token_type_embeddings.weight"]
+    rows = [weights["embeddings.word_embeddings.weight"][list(ids)] for ids in prompts]
+    for each in rows:
+        each[n_first:] += second - first
+    np.testing.assert_allclose(found.scores, llama_scores(path, prompts, rows=rows)[:, 0], atol=2e-5)
     np.testing.assert_allclose(found.normalized, [1 / (1 + exp(-score)) for score in found.scores], rtol=1e-12)
 
 
@@ -203,7 +207,8 @@ def test_documents_that_do_not_fit(on_cpu: edgedec.Engine, tmp_path: Path, promp
             assert short.scores[1] == engine.rank(QUERY, [beginning]).scores[0]
             assert short.n_tokens[1] - short.n_tokens[0] == 2
         gguf = read_gguf(bert)
-        form = pair_form(encoder.tokenizer, gguf, "a", 127)
+        form, n_first = pair_form(encoder.tokenizer, gguf, "a", 127)
+        assert n_first == 3
         assert form("b c d", 2) == (*tiny_ids("a"), *tiny_ids("b c")[1:])
 
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.models.hf_checkpoints import TinyHF, write_checkpoint
+from support.models.hf_checkpoints import TinyHF, safetensors_bytes, write_checkpoint
 from support.models.tiny_bert import TinyBert, bert_states, pooled, tiny_ids, tokenizer_json
+from support.models.tiny_rankers import head_tensors, tiny_cross_encoder
 
 import edgedec
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
+from edgedec.gguf.model_kinds import is_ranker
 from edgedec_export.to_gguf import export_gguf
 from edgedec_runtimes.weights.safetensors import open_checkpoint
 
@@ -61,6 +63,28 @@ def test_it_is_what_llama_cpps_converter_writes(tmp_path: Path) -> None:
     assert plain.items() <= ours.metadata.items()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("type_name", "most"), [(None, 1e-6), ("F16", 0.02), ("Q8_0", 0.2)])
+def test_a_checkpoint_of_a_cross_encoder_ranks(type_name: str | None, most: float, tmp_path: Path) -> None:
+    """Its head is written as llama.cpp's converter names it, with the pooler that this one leaves out."""
+    pytest.importorskip("llama_cpp")
+    head = head_tensors(64, 0)
+    places = {"cls.output": "classifier", "cls": "bert.pooler.dense"}
+    named = {f"{places[name.rpartition('.')[0]]}.{name.rpartition('.')[2]}": each for name, each in head.items()}
+    folder = TinyBert().write_folder(tmp_path / "tiny", architectures=["BertForSequenceClassification"])
+    raw = {name: ("F32", each.shape, each.tobytes()) for name, each in {**TinyBert().weights(), **named}.items()}
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(raw))
+    path = export_gguf(folder, tmp_path / "tiny.gguf", type_name=type_name)
+    assert is_ranker(read_gguf(path))
+    ranked = []
+    for file in (path, tiny_cross_encoder(tmp_path / "expected.gguf")):
+        with edgedec.load(file, n_threads=1) as engine:
+            ranking = engine.rank("a question", ["an answer", "another one", ""])
+            ranked.append((ranking.scores, ranking.notes))
+    np.testing.assert_allclose(ranked[0][0], ranked[1][0], atol=most)
+    assert ranked[0][1] == ranked[1][1] == ()
+
+
 def test_without_modules_no_pooling_is_written(tmp_path: Path) -> None:
     """A checkpoint that is not of sentence-transformers does not say how it pools."""
     folder = TinyBert().write_folder(tmp_path / "tiny")
@@ -74,8 +98,29 @@ def changed(part: dict[str, Any]) -> dict[str, Any]:
     return tokenizer_json() | part
 
 
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({}, {}),
+        ({"strip_accents": True}, {}),
+        ({"lowercase": False}, {"lowercase": False, "strip_accents": False}),
+        ({"lowercase": False, "strip_accents": True}, {"lowercase": False, "strip_accents": True}),
+        ({"strip_accents": False}, {"lowercase": True, "strip_accents": False}),
+    ],
+)
+def test_capital_letters_and_accents_of_a_tokenizer(
+    rules: dict[str, Any], expected: dict[str, bool], tmp_path: Path
+) -> None:
+    """What becomes of them is written where it is not what becomes of them in most files."""
+    folder = TinyBert().write_folder(tmp_path / "tiny")
+    (folder / "tokenizer.json").write_text(json.dumps(changed({"normalizer": {"type": "BertNormalizer"} | rules})))
+    made = read_gguf(export_gguf(folder, tmp_path / "tiny.gguf")).metadata
+    prefix = "tokenizer.ggml.normalizer."
+    assert {key.removeprefix(prefix): value for key, value in made.items() if key.startswith(prefix)} == expected
+
+
 MODULES = "sentence_transformers.models"
-NORMALIZER = {"type": "BertNormalizer", "lowercase": False}
+NORMALIZER = {"type": "BertNormalizer"}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +135,18 @@ NORMALIZER = {"type": "BertNormalizer", "lowercase": False}
         ("modules.json", {"a": 1}, ModelFormatError, "no JSON array"),
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, UnsupportedModelError, "max_tokens"),
         ("1_Pooling/config.json", {}, UnsupportedModelError, "its pooling is none"),
-        ("tokenizer.json", changed({"normalizer": NORMALIZER}), UnsupportedModelError, "capital letters"),
+        (
+            "tokenizer.json",
+            changed({"normalizer": NORMALIZER | {"clean_text": False}}),
+            UnsupportedModelError,
+            "clean_text False, expected true",
+        ),
+        (
+            "tokenizer.json",
+            changed({"model": {"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 50}}),
+            UnsupportedModelError,
+            "max_input_chars_per_word 50",
+        ),
         ("tokenizer.json", changed({"normalizer": None}), UnsupportedModelError, "expected BertNormalizer"),
         ("tokenizer.json", changed({"pre_tokenizer": None}), UnsupportedModelError, "expected BertPreTokenizer"),
         ("tokenizer.json", changed({"model": {"type": "BPE", "vocab": {"a": 0}}}), UnsupportedModelError, "WordPiece"),

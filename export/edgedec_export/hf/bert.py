@@ -1,5 +1,7 @@
 """Convert a BERT checkpoint to the parts of a GGUF: configuration, tensors and WordPiece vocabulary.
 
+A checkpoint that classifies texts, as cross-encoders do, keeps the layers that make the scores.
+
 BERT: Devlin et al. 2018, arXiv:1810.04805. A folder of sentence-transformers (Reimers and Gurevych 2019,
 arXiv:1908.10084) also says how the vectors of the tokens become one vector of the text; modules.json names that step.
 """
@@ -11,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf.model_kinds import Pooling, number_of
+from edgedec.gguf.model_kinds import POOLING_RANK, Pooling, number_of
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.gguf_writer import Entry, OutTensor, boolean, int32s, real_number, text, texts, whole_number
 from edgedec_export.hf.pooling_modules import pooling_of_modules
@@ -38,6 +40,13 @@ _LAYER = {
     "output.LayerNorm": "layer_output_norm",
 }
 _LAYER_NAME = re.compile(r"encoder\.layer\.(0|[1-9]\d{0,5})\.(.+)\.(weight|bias)")
+_HEAD = {
+    "pooler.dense.weight": "cls.weight",
+    "pooler.dense.bias": "cls.bias",
+    "classifier.weight": "cls.output.weight",
+    "classifier.bias": "cls.output.bias",
+}
+_CLASSIFIER = "BertForSequenceClassification"
 # What a text's vector is not made of: the pooler of the next-sentence task, the head of pre-training, a buffer.
 _UNUSED = re.compile(r"(pooler\.|cls\.|embeddings\.position_ids).*")
 # llama.cpp adds the first row of the token types to floats, and has no addition of another type.
@@ -53,6 +62,7 @@ class BertConfig:
 
     Attributes:
         pooling: How the vectors of tokens become one of the text; None where the folder does not say it.
+        classifies: Whether layers behind the last one score a text.
     """
 
     n_ctx_train: int
@@ -64,6 +74,7 @@ class BertConfig:
     n_ff: int
     norm_epsilon: float
     pooling: Pooling | None
+    classifies: bool
 
 
 def bert_parts(
@@ -105,6 +116,7 @@ def read_bert_config(folder: Path) -> BertConfig:
         n_ff=values.whole("intermediate_size", 3072),
         norm_epsilon=values.number("layer_norm_eps", 1e-12),
         pooling=pooling_of_modules(folder),
+        classifies=_CLASSIFIER in (given.get("architectures") or ()),
     )
     if config.n_embd % config.n_head:
         values.fail(f"{config.n_head} heads can't share {config.n_embd} numbers evenly")
@@ -122,7 +134,9 @@ def _entries(config: BertConfig) -> list[Entry]:
         ("bert.attention.causal", boolean(False)),
         ("tokenizer.ggml.token_type_count", whole_number(config.n_types)),
     ]
-    if config.pooling is not None:
+    if config.classifies:
+        entries.append(("bert.pooling_type", whole_number(POOLING_RANK)))
+    elif config.pooling is not None:
         entries.append(("bert.pooling_type", whole_number(number_of(config.pooling))))
     return entries
 
@@ -130,19 +144,21 @@ def _entries(config: BertConfig) -> list[Entry]:
 def _tensors(
     found: Mapping[str, Tensor], config: BertConfig, matrix_type: GGMLType | None, folder: Path
 ) -> list[OutTensor]:
-    shapes = _shapes(config)
+    shapes = _shapes(config, found["classifier.weight"].shape[0] if "classifier.weight" in found else 1)
+    outer = _OUTER | _HEAD if config.classifies else _OUTER
     placed: dict[str, Tensor] = {}
     for name, tensor in found.items():
         plain = name.removeprefix("bert.")
-        if _UNUSED.fullmatch(plain):
+        if _UNUSED.fullmatch(plain) and plain not in outer:
             continue
         layer = _LAYER_NAME.fullmatch(plain)
-        target = _OUTER.get(plain)
+        target = outer.get(plain)
         if layer and layer[2] in _LAYER:
             target = f"blk.{layer[1]}.{_LAYER[layer[2]]}.{layer[3]}"
         if target not in shapes or target in placed:
             raise UnsupportedModelError(
-                f"{folder}: tensor {name!r} does not belong to a BERT of {config.n_layer} layers, or occurs twice"
+                f"{folder}: tensor {name!r} does not belong to a BERT of {config.n_layer} layers, or occurs twice; of "
+                f"the heads only that of {_CLASSIFIER} is converted (architectures in config.json)"
             )
         placed[target] = tensor
     tensors = []
@@ -156,8 +172,11 @@ def _tensors(
     return tensors
 
 
-def _shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    """Return all tensors of the GGUF, in the order of a forward, with their shapes in the checkpoint's order."""
+def _shapes(config: BertConfig, n_labels: int) -> dict[str, tuple[int, ...]]:
+    """Return all tensors of the GGUF, in the order of a forward, with their shapes in the checkpoint's order.
+
+    `n_labels` is how many scores a text gets.
+    """
     e, f = config.n_embd, config.n_ff
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (config.n_vocab, e),
@@ -171,6 +190,9 @@ def _shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
         for short in _LAYER.values():
             weight = (e,) if short.endswith("_norm") else sizes.get(short, (e, e))
             shapes |= {f"blk.{i}.{short}.weight": weight, f"blk.{i}.{short}.bias": weight[:1]}
+    if config.classifies:
+        shapes |= {"cls.weight": (e, e), "cls.bias": (e,), "cls.output.weight": (n_labels, e)}
+        shapes["cls.output.bias"] = (n_labels,)
     return shapes
 
 
@@ -180,7 +202,7 @@ def _vocabulary(folder: Path, n_vocab: int) -> list[Entry]:
     llama.cpp writes a space before the tokens that begin a word; tokenizer.json has ## before the others.
     """
     files = TokenizerFiles(folder, "WordPiece")
-    _check_rules(files)
+    rules = _rules(files)
     by_id = {number: token for token, number in files.vocab.items()}
     if len(by_id) != len(files.vocab) or max(by_id) >= n_vocab:
         files.fail(f"its tokens don't have the ids below {n_vocab}, each once")
@@ -211,19 +233,28 @@ def _vocabulary(folder: Path, n_vocab: int) -> list[Entry]:
     for token, roles in _ROLES.items():
         if token in files.vocab:
             entries += [(f"tokenizer.ggml.{role}_token_id", whole_number(files.vocab[token])) for role in roles]
-    return entries
+    return entries + rules
 
 
-def _check_rules(files: TokenizerFiles) -> None:
-    """Refuse rules that llama.cpp's WordPiece does not have: it writes letters small and takes accents off."""
+def _rules(files: TokenizerFiles) -> list[Entry]:
+    """Return the entries for what a tokenizer does otherwise than BERT's; refuse what no entry says."""
     normalizers = steps(files.json.get("normalizer"), "normalizers")
     rules = normalizers[0] if normalizers else {}
     if [step.get("type") for step in normalizers] != ["BertNormalizer"]:
         files.refuse(f"its normalizer is {shown(files.json.get('normalizer'))}, expected BertNormalizer")
-    if rules.get("lowercase") is not True or rules.get("strip_accents") is False:
-        files.refuse("it keeps capital letters or accents, which llama.cpp's WordPiece does not")
+    for key in ("clean_text", "handle_chinese_chars"):
+        if rules.get(key, True) is not True:
+            files.refuse(f"its normalizer has {key} {shown(rules[key])}, expected true")
     pre = [step.get("type") for step in steps(files.json.get("pre_tokenizer"), "pretokenizers")]
     if pre != ["BertPreTokenizer"]:
         files.refuse(f"its pre_tokenizer is {shown(pre)}, expected BertPreTokenizer")
     if files.model.get("continuing_subword_prefix", "##") != "##":
         files.refuse(f"its model has continuing_subword_prefix {shown(files.model['continuing_subword_prefix'])}")
+    if files.model.get("max_input_chars_per_word", 100) != 100:
+        files.refuse(f"its model has max_input_chars_per_word {shown(files.model['max_input_chars_per_word'])}")
+    lowers = rules.get("lowercase", True) is True
+    strips = lowers if (stripping := rules.get("strip_accents")) is None else stripping is True
+    if lowers and strips:
+        return []
+    prefix = "tokenizer.ggml.normalizer"
+    return [(f"{prefix}.lowercase", boolean(lowers)), (f"{prefix}.strip_accents", boolean(strips))]

@@ -171,9 +171,9 @@ class Calls:
             n += len(rows)
         return results
 
-    def final_states(self, number: int, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    def final_states(self, number: int, tokens: NDArray[np.int32], n_first: int | None) -> NDArray[np.float32]:
         """Return the final states of a text's tokens."""
-        return np.array(cast(EncoderSession, self.sessions[number]).final_states(tokens))
+        return np.array(cast(EncoderSession, self.sessions[number]).final_states(tokens, n_first))
 
     def exact_rows(self, number: int, n_past: int) -> int | None:
         """Return how many rows of a forward may have the bits of single steps."""

@@ -78,9 +78,9 @@ class ChildSession(Session):
         """Evaluate an item; see edgedec.model.Session."""
         return self._model.evaluate((item,), on_progress)[0]
 
-    def final_states(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return f32[n, n_embd], the final state of each token of a text; see edgedec.model.Session."""
-        states: NDArray[np.float32] = self._model.ask("final_states", self, tokens)
+    def final_states(self, tokens: NDArray[np.int32], n_first: int | None = None) -> NDArray[np.float32]:
+        """Return f32[n, n_embd], the final state of each token; see edgedec.model.EncoderSession."""
+        states: NDArray[np.float32] = self._model.ask("final_states", self, tokens, n_first)
         return states
 
     def exact_rows(self, n_past: int) -> int | None:

@@ -58,7 +58,7 @@ class Part:
     """Rows of one sequence in a decode.
 
     Attributes:
-        tokens: int32[n], the token of each row; None where `vectors` are given, in a decode of their own.
+        tokens: int32[n], the token of each row; not read where `vectors` are given, in a decode of their own.
         positions: int32[n], the position of each row; of vectors that turn to places int32[4 * n]: the times of all
             rows, their heights, their widths, and zeros.
         sequences: The sequence ids that each row belongs to; for a chain one tuple that holds for all rows.
@@ -180,8 +180,12 @@ class Context:
         with self._around(sum(part.n_rows for part in parts)):
             return [self._logits(start, stop) for start, stop in self._evaluate(parts)]
 
-    def final_states(self, tokens: NDArray[np.int32], n_embd: int) -> NDArray[np.float32]:
+    def final_states(
+        self, tokens: NDArray[np.int32], n_embd: int, vectors: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
         """Evaluate a text, int32[n], alone in a context that embeds, and return f32[n, n_embd], a state for each token.
+
+        `vectors`, f32[n, width], stand in place of the tokens' embeddings where they are given.
 
         Raises:
             CancelledError, ContextFullError, ModelFormatError: As decode.
@@ -191,7 +195,7 @@ class Context:
             raise ContextFullError(f"a text has {n} tokens; the context has room for 1 to {self.n_batch}")
         self.remove(0, 0)
         with self._around(n):
-            self._evaluate([Part(tokens, np.arange(n, dtype=np.int32), (0,), np.ones(n, np.bool_))])
+            self._evaluate([Part(tokens, np.arange(n, dtype=np.int32), (0,), np.ones(n, np.bool_), vectors)])
             address = self._api.llama_get_embeddings(self._handle)
         if not address:
             raise RuntimeUnavailableError(f"llama.cpp returned no states: {last_complaint()}")

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, OptionError
+from edgedec.gguf.file import GGUF
+from edgedec.gguf.metadata import get_text
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Forward, ForwardItem
 from edgedec.model_card import Capabilities, ModelCard
@@ -22,8 +24,12 @@ from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
+from edgedec_runtimes.tokenizer import open_tokenizer
+from edgedec_runtimes.tokenizer.metadata import BERT
+from edgedec_runtimes.weights.levels import read_rows
 
 _NO_ROWS = np.empty(0, np.int32)
+_TYPES = "token_types.weight"
 
 
 class LlamaCppEncoder(LibraryModel[Any, "EncoderSession"]):
@@ -41,19 +47,21 @@ class LlamaCppEncoder(LibraryModel[Any, "EncoderSession"]):
         card: ModelCard,
         options: ContextOptions,
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
+        gguf: GGUF,
     ) -> None:
-        """Take over a loaded model, whose weights are mapped from `files` where these are given."""
+        """Take over a loaded model of a file, whose weights are mapped from `files` where these are given."""
         contexts: list[Context] = []
         super().__init__(
             handle,
             card,
             Capabilities(rollback=False, exact_trees=False, final_states=True, max_rows=1),
-            LlamaCppTokenizer(self._vocabulary),
+            open_tokenizer(gguf) if uses_word_pieces(gguf) else LlamaCppTokenizer(self._vocabulary),
             terms,
             partial(_free, handle, contexts, files),
         )
         self._finalizer.atexit = True  # llama.cpp's GPU back ends want their memory back before the process ends
         self._n_ctx = options.n_cells
+        self._typed = typed_rows(gguf)
         contexts.append(Context(handle, card.n_vocab, options, self.stop, files))
         self._context = contexts[0]
 
@@ -64,14 +72,17 @@ class LlamaCppEncoder(LibraryModel[Any, "EncoderSession"]):
         with self.lock:
             return self.adopt(EncoderSession(self, n_ctx, n_layer=1))
 
-    def final_states(self, session: "EncoderSession", tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return f32[n, n_embd], the final state of each token of a text; see edgedec.model.Session."""
+    def final_states(
+        self, session: "EncoderSession", tokens: NDArray[np.int32], n_first: int | None
+    ) -> NDArray[np.float32]:
+        """Return f32[n, n_embd], the final state of each token; see edgedec.model.EncoderSession."""
+        vectors = None if n_first is None or self._typed is None else self._typed(tokens, n_first)
         with self.lock:
             outer = self.stop.running
             try:
                 item = CheckedItem(session, 0, tokens, None, len(tokens), 0, None, None, _NO_ROWS, (), False)
                 self.stop.running = (*outer, item)
-                return self._context.final_states(tokens, self.card.n_embd)
+                return self._context.final_states(tokens, self.card.n_embd, vectors)
             finally:
                 self.stop.leave(outer)
 
@@ -86,10 +97,10 @@ class EncoderSession(OwnSession):
 
     _model: LlamaCppEncoder
 
-    def final_states(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Return f32[n, n_embd], the final state of each token of a text; see edgedec.model.Session."""
+    def final_states(self, tokens: NDArray[np.int32], n_first: int | None = None) -> NDArray[np.float32]:
+        """Return f32[n, n_embd], the final state of each token; see edgedec.model.EncoderSession."""
         with self.using():
-            return self._model.final_states(self, tokens)
+            return self._model.final_states(self, tokens, n_first)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Raise CapabilityError: an embedding model has no logits."""
@@ -117,6 +128,32 @@ class EncoderSession(OwnSession):
 
     def _free(self) -> None:
         return
+
+
+def uses_word_pieces(gguf: GGUF) -> bool:
+    """Return whether a model has BERT's tokenizer."""
+    return get_text(gguf, "tokenizer.ggml.model") == BERT
+
+
+def typed_rows(gguf: GGUF) -> Callable[[NDArray[np.int32], int], NDArray[np.float32]] | None:
+    """Return `(int32[n] tokens, n_first)` -> f32[n, width], what stands in place of embeddings for a pair of texts.
+
+    BERT's tokenizer gives the tokens of the second text another type, for which llama.cpp adds the first type's vector:
+    the difference of the two types is added here. None for a model without such types: no tokenizer but BERT's makes
+    them, whatever rows its models have.
+    """
+    types = gguf.tensors.get(_TYPES)
+    if types is None or types.shape[1:] < (2,) or not uses_word_pieces(gguf):
+        return None
+    first, second = read_rows(gguf, _TYPES, 0, 2)
+    step = second - first
+
+    def rows(tokens: NDArray[np.int32], n_first: int) -> NDArray[np.float32]:
+        found = np.concatenate([read_rows(gguf, "token_embd.weight", token_id, 1) for token_id in tokens.tolist()])
+        found[n_first:] += step
+        return found
+
+    return rows
 
 
 def _free(handle: Any, contexts: list[Context], files: MappedFiles | None) -> None:

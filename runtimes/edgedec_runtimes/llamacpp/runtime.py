@@ -194,7 +194,7 @@ def _load(
     files = MappedFiles(gguf.paths, mapped) if own(options).mmap else None
     if is_embedder(gguf):
         embedding = context_options(handle, options, _embedding_context(gguf, n_ctx), embeds=True)
-        return LlamaCppEncoder(handle, files, card, replace(embedding, around=around), terms)
+        return LlamaCppEncoder(handle, files, card, replace(embedding, around=around), terms, gguf)
     chosen = replace(context_options(handle, options, n_ctx), around=around, adapters=adapters)
     return LlamaCppModel(handle, files, card, chosen, options.n_parallel, terms, _kept_in(options))
 

@@ -1,11 +1,12 @@
-"""Tokenizers built from a GGUF's own vocabulary, without llama.cpp; they return the ids that llama.cpp returns.
+"""Tokenizers built from a GGUF's own vocabulary, without llama.cpp.
 
     reason = refusal(gguf)               # None where the vocabulary is covered
     tokenizer = open_tokenizer(gguf)     # implements edgedec.tokenizer.Tokenizer
 
-Covered are byte-level BPE ("gpt2") with the pre-tokenizers of `pretokenizers.py`, BPE over characters ("gemma4"), and
-SentencePiece ("llama"). Other vocabularies are refused, never approximated. The rules are those of llama.cpp in
-llama-cpp-python 0.3.36, with which `benchmarks/texts/tokenizer_parity.py` compares the ids.
+Covered are byte-level BPE ("gpt2") with the pre-tokenizers of `pretokenizers.py`, BPE over characters ("gemma4"),
+SentencePiece ("llama") and WordPiece ("bert"). Other vocabularies are refused, never approximated. The rules are those
+of llama.cpp in llama-cpp-python 0.3.36, with which `benchmarks/texts/tokenizer_parity.py` compares the ids; WordPiece
+is BERT's own.
 """
 
 from edgedec_runtimes.tokenizer.tokenizer import VocabularyTokenizer, open_tokenizer, refusal

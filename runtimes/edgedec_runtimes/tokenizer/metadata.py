@@ -19,7 +19,7 @@ from edgedec_runtimes.tokenizer.special import (
 )
 from edgedec_runtimes.tokenizer.string_table import StringTable
 
-BPE, SPM, CHARACTERS = "gpt2", "llama", "gemma4"
+BPE, SPM, CHARACTERS, BERT = "gpt2", "llama", "gemma4", "bert"
 _STRINGS = frozenset({ValueType.STRING})
 _INT32 = frozenset({ValueType.INT32})
 _SPECIAL = Kind.CONTROL | Kind.UNKNOWN | Kind.USER_DEFINED
@@ -43,7 +43,7 @@ class Vocabulary:
     """The tokens of a model and their roles.
 
     Attributes:
-        model: BPE, SPM or CHARACTERS.
+        model: BPE, SPM, CHARACTERS or BERT.
         pre: Name of the pre-tokenizer; "" where the metadata names none, and for the others.
         tokens: The tokens' bytes by id.
         kinds: Kind of each token, or the bits of two kinds.
@@ -69,7 +69,7 @@ def metadata_refusal(gguf: GGUF) -> str | None:
     if model is None:
         refuse_missing(gguf, "tokenizer.ggml.model")
     if model not in DEFAULT_IDS:
-        covered = f"{BPE!r} (BPE), {SPM!r} (SentencePiece) and {CHARACTERS!r} (BPE over characters)"
+        covered = f"{BPE!r} (BPE), {SPM!r} (SentencePiece), {CHARACTERS!r} (BPE over characters), {BERT!r} (WordPiece)"
         return f"its vocabulary is of the kind {model[:40]!r}; covered are {covered}"
     pre = get_text(gguf, "tokenizer.ggml.pre") or ""
     if model == BPE and pre not in NAMES:
@@ -127,6 +127,7 @@ DEFAULT_IDS: dict[str, dict[str, int | None]] = {
     BPE: {"bos": 11, "eos": 11},
     SPM: {"bos": 1, "eos": 2},
     CHARACTERS: {"bos": None, "eos": None},
+    BERT: {"bos": 101, "eos": None},
 }
 
 

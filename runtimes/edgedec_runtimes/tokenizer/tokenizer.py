@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF's vocabulary: special tokens, BOS and EOS, and BPE or SentencePiece for the rest."""
+"""The tokenizer of a GGUF's vocabulary: special tokens, BOS and EOS; BPE, SentencePiece or WordPiece for the rest."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
@@ -9,9 +9,11 @@ from edgedec.gguf.file import GGUF
 from edgedec_runtimes.tokenizer.bpe import BytePairs
 from edgedec_runtimes.tokenizer.character_pairs import CharacterPairs
 from edgedec_runtimes.tokenizer.metadata import (
+    BERT,
     BPE,
     CHARACTERS,
     DEFAULT_IDS,
+    SPM,
     UncoveredError,
     Vocabulary,
     byte_of,
@@ -24,9 +26,15 @@ from edgedec_runtimes.tokenizer.pretokenizers import pre_tokenizer
 from edgedec_runtimes.tokenizer.special import WHITE_SPACE, Kind, SpecialTokens
 from edgedec_runtimes.tokenizer.spm import SentencePieces
 from edgedec_runtimes.tokenizer.token_bound import TokenBound
+from edgedec_runtimes.tokenizer.wordpiece import WordPieces
 
 _N_REMEMBERED_WORDS = 2**14
 _MAX_REMEMBERED_CHARACTERS = 32
+_METHODS: Mapping[str, type[CharacterPairs | SentencePieces | WordPieces]] = {
+    CHARACTERS: CharacterPairs,
+    SPM: SentencePieces,
+    BERT: WordPieces,
+}
 
 
 class VocabularyTokenizer:
@@ -39,21 +47,24 @@ class VocabularyTokenizer:
         self.infill_ids: Mapping[str, int] = vocabulary.infill
         defaults = dict(DEFAULT_IDS[vocabulary.model])
         adds_bos = True
-        self._method: BytePairs | CharacterPairs | SentencePieces
+        self._method: BytePairs | CharacterPairs | SentencePieces | WordPieces
         if vocabulary.model == BPE:
             cuts = pre_tokenizer(vocabulary.pre)
             adds_bos = cuts.add_bos
             defaults["bos"] = defaults["bos"] if cuts.has_bos else None
             self._method = BytePairs(gguf, vocabulary, cuts)
         else:
-            method = CharacterPairs if vocabulary.model == CHARACTERS else SentencePieces
-            self._method = method(gguf, vocabulary)
+            self._method = _METHODS[vocabulary.model](gguf, vocabulary)
         self._encode_word = lru_cache(_N_REMEMBERED_WORDS)(self._method.encode_word)
         self._bos = named_token(gguf, "bos", self.n_vocab, default=defaults["bos"])
         self._eos = named_token(gguf, "eos", self.n_vocab, default=defaults["eos"])
-        always = vocabulary.model == CHARACTERS  # llama.cpp does not ask the metadata there
+        always = vocabulary.model in (CHARACTERS, BERT)  # llama.cpp does not ask the metadata there
         self._first = _added(gguf, "bos", self._bos, default=adds_bos, asks=not always)
-        self._last = _added(gguf, "eos", self._eos, default=False)
+        if vocabulary.model == BERT:
+            last = named_token(gguf, "seperator", self.n_vocab, default=102)  # as GGUF spells it
+            self._last = _added(gguf, "seperator", last, default=True, asks=False)
+        else:
+            self._last = _added(gguf, "eos", self._eos, default=False)
         shown = {i: text for i, text in vocabulary.special.items() if not self._kinds[i] & _HIDDEN}
         self._special = vocabulary.special
         self._spelled = SpecialTokens(vocabulary.special, vocabulary.strips)
@@ -165,7 +176,7 @@ def refusal(gguf: GGUF) -> str | None:
 
 
 def _added(gguf: GGUF, role: str, token_id: int | None, *, default: bool, asks: bool = True) -> tuple[int, ...]:
-    """Return the id that is added to every text at its beginning ("bos") or end ("eos"), in a tuple; () for none.
+    """Return the id that is added to every text at its beginning ("bos") or end, in a tuple; () for none.
 
     Unless `asks`, the default holds whatever the metadata says.
     """

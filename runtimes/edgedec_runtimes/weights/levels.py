@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
-from edgedec.gguf.file import FLOATS, floats
+from edgedec.gguf.file import FLOATS, GGUF, floats
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.weights.coded_values import VALUES
 
@@ -144,3 +144,11 @@ def dequantize(kind: GGMLType, rows: U8) -> F32:
         with np.errstate(all="ignore"):  # as in Levels.values
             return VALUES[kind](blocks).reshape(len(rows), -1)
     return LEVELS[kind](blocks).values().reshape(len(rows), -1)
+
+
+def read_rows(gguf: GGUF, name: str, first: int, n_rows: int) -> F32:
+    """Return float32[n_rows, n_columns], rows of a matrix of a file (raises what dequantize and reading raise)."""
+    tensor = gguf.tensors[name]
+    row_bytes = tensor.n_bytes // (tensor.n_elements // tensor.shape[0])
+    data = np.frombuffer(gguf.read_tensor_bytes(name, first * row_bytes, n_rows * row_bytes), np.uint8)
+    return dequantize(tensor.type, data.reshape(n_rows, row_bytes))

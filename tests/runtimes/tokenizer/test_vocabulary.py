@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.models.gguf_writer import Typed
 from support.models.vocabularies import CONTROL, USER_DEFINED, bpe, characters, spm, types, write
+from support.texts import word_pieces
 from support.texts.token_texts import written
 
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError, UnsupportedModelError
@@ -200,3 +201,45 @@ def test_classes_are_those_of_unicode() -> None:
         if category != "Cn" and not (newer and byte == OTHER):
             assert byte == (0x0B if character in spaces else classes[category[0]]), hex(ord(character))
     assert collapse("aZ 0\x00\x7f\r") == b"aZ 0\x00\x7f\r"
+
+
+@pytest.mark.parametrize(("text", "expected"), word_pieces.TEXTS)
+def test_word_pieces_are_berts(text: str, expected: str, tmp_path: Path) -> None:
+    """The tokens of a text are those that BERT's own tokenizer makes, between [CLS] and [SEP]."""
+    tokenizer = open_tokenizer(made(tmp_path, word_pieces.vocabulary()))
+    ids = tokenizer.encode(text)
+    assert " ".join(word_pieces.PIECES[i] for i in ids) == f"[CLS] {expected} [SEP]".replace("  ", " ")
+    assert tokenizer.encode(text, add_special=False) == ids[1:-1]
+
+
+@pytest.mark.parametrize(
+    ("lowers", "strips", "expected"),
+    [
+        (False, None, "C ##a ##f ##\u00e9 \u00c9 \u4e2d e ##\u0301 \u0130"),
+        (False, True, "C ##a ##f ##e E \u4e2d e I"),
+        (True, False, "c ##a ##f ##\u00e9 \u00e9 \u4e2d e ##\u0301 i ##\u0307"),
+        (True, None, "c ##a ##f ##e e \u4e2d e i"),
+    ],
+)
+def test_capital_letters_and_accents(lowers: bool, strips: bool | None, expected: str, tmp_path: Path) -> None:
+    """They stay where the file's metadata says so; accents go with the capital letters unless it says otherwise."""
+    pieces = (*word_pieces.SPECIAL, *["C", "c", "É", "é", "e", "E", "İ", "i", "I", "中"])
+    pieces += tuple(f"##{c}" for c in "af\u00e9e\u0301\u0307")
+    rules = {"tokenizer.ggml.normalizer.lowercase": lowers}
+    rules |= {} if strips is None else {"tokenizer.ggml.normalizer.strip_accents": strips}
+    tokenizer = open_tokenizer(made(tmp_path, word_pieces.vocabulary(pieces) | rules))
+    ids = tokenizer.encode("Caf\u00e9 \u00c9\u4e2d e\u0301 \u0130", add_special=False)
+    assert " ".join(pieces[i] for i in ids) == expected
+
+
+def test_special_tokens_of_word_pieces(tmp_path: Path) -> None:
+    """They are text unless they are asked for; a long text is cut, and a vocabulary without [UNK] is refused."""
+    metadata = word_pieces.vocabulary()
+    tokenizer = open_tokenizer(made(tmp_path, metadata))
+    assert tokenizer.encode("[SEP]", parse_special=True) == [2, 3, 3]
+    assert 3 not in tokenizer.encode("[SEP]", add_special=False)
+    assert len(tokenizer.encode("a " * 10**6, most=5)) == 6
+    assert (tokenizer.decode(tokenizer.encode("to\u0085be a")), tokenizer.least_tokens("a " * 9)) == (" tobe a", 0)
+    few = word_pieces.vocabulary(word_pieces.PIECES[:9])
+    with pytest.raises(ModelFormatError, match="no token for words"):
+        open_tokenizer(made(tmp_path, {key: value for key, value in few.items() if "unknown" not in key}))

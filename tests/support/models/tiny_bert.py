@@ -173,8 +173,13 @@ def tiny_ids(text: str) -> list[int]:
     return [CLS, *map(WORDPIECES.index, pieces), SEP]
 
 
-def bert_states(weights: Mapping[str, NDArray[Any]], ids: Sequence[int], n_head: int = 4) -> F64:
-    """Return float64[n, n_embd], the states of a text's tokens after the last layer (Devlin et al. 2018)."""
+def bert_states(
+    weights: Mapping[str, NDArray[Any]], ids: Sequence[int], n_head: int = 4, n_first: int | None = None
+) -> F64:
+    """Return float64[n, n_embd], the states of a text's tokens after the last layer (Devlin et al. 2018).
+
+    The tokens of a pair's second text, behind the `n_first` of its first one, have the second token type.
+    """
     w = {name: tensor.astype(np.float64) for name, tensor in weights.items() if not name.startswith("embeddings.word")}
     n = len(ids)
 
@@ -187,7 +192,8 @@ def bert_states(weights: Mapping[str, NDArray[Any]], ids: Sequence[int], n_head:
         return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
     x: F64 = weights["embeddings.word_embeddings.weight"][list(ids)].astype(np.float64)
-    x = x + w["embeddings.position_embeddings.weight"][:n] + w["embeddings.token_type_embeddings.weight"][0]
+    kinds = [int(n_first is not None and i >= n_first) for i in range(n)]
+    x = x + w["embeddings.position_embeddings.weight"][:n] + w["embeddings.token_type_embeddings.weight"][kinds]
     x = norm(x, "embeddings.LayerNorm")
     n_layer = sum(name.endswith("intermediate.dense.weight") for name in weights)
     for p in (f"encoder.layer.{i}." for i in range(n_layer)):

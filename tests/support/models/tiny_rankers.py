@@ -4,6 +4,7 @@ path = tiny_cross_encoder(tmp_path / "bert.gguf")
 scores = llama_scores(path, [ids])
 """
 
+import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from math import erf
@@ -283,8 +284,11 @@ def modern_states(tensors: Mapping[str, F32], ids: Sequence[int], n_head: int = 
     return norm(x, w["output_norm.weight"])
 
 
-def llama_scores(path: Path, texts: Sequence[Sequence[int]], n_out: int = 1) -> F64:
-    """Return float64[n_texts, n_out], what llama.cpp's own pooling for ranking makes of texts."""
+def llama_scores(path: Path, texts: Sequence[Sequence[int]], n_out: int = 1, rows: Sequence[F32] | None = None) -> F64:
+    """Return float64[n_texts, n_out], what llama.cpp's own pooling for ranking makes of texts.
+
+    `rows`, f32[n_tokens, n_embd] for each text, stand in place of the embeddings of its tokens where they are given.
+    """
     import llama_cpp as api
 
     model = api.llama_model_load_from_file(os.fsencode(path), api.llama_model_default_params())
@@ -295,14 +299,19 @@ def llama_scores(path: Path, texts: Sequence[Sequence[int]], n_out: int = 1) -> 
     context = api.llama_init_from_model(model, params)
     found = []
     try:
-        for ids in texts:
+        for number, ids in enumerate(texts):
             api.llama_memory_clear(memory, True) if (memory := api.llama_get_memory(context)) else None
             batch = api.llama_batch_init(len(ids), 0, 1)
             for i, token_id in enumerate(ids):
                 batch.token[i], batch.pos[i], batch.n_seq_id[i] = token_id, i, 1
                 batch.seq_id[i][0], batch.logits[i] = 0, 1
             batch.n_tokens = len(ids)
+            tokens = batch.token
+            if rows is not None:
+                batch.token = None
+                batch.embd = np.ascontiguousarray(rows[number]).ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             assert api.llama_decode(context, batch) == 0
+            batch.token, batch.embd = tokens, None
             pointer = api.llama_get_embeddings_seq(context, 0)
             found.append([pointer[i] for i in range(n_out)])
             api.llama_batch_free(batch)
