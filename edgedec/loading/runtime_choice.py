@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from edgedec import plugins
-from edgedec.errors import EdgedecError, RequestError, UnsupportedModelError, argument
+from edgedec.errors import EdgedecError, ModelFormatError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import GGUF, is_onnx, read_gguf, read_header_of
 from edgedec.gguf.model_kinds import denoises, is_embedder
 from edgedec.load_options import LoadOptions, OtherMachines, own_options, read_options
@@ -119,17 +119,15 @@ def _first_taking(
     """Return the first of the runtimes in `order` that takes the file and the options (raises as choose_runtime)."""
     refusals: dict[str, EdgedecError] = {}
     for candidate in order:
-        # Whether the last runtime takes the options is found out only where others refused them: else planning says so.
-        is_last = candidate == order[-1]
-        runtime = _taking(found[candidate], path, None if is_last else options, refusals)
-        if runtime is None:
-            continue
-        try:
-            if is_last and options is not None and any(isinstance(e, RequestError) for e in refusals.values()):
-                runtime.plan(path, replace(options, on_progress=None))
+        # Whether the last runtime takes the options is found out only where earlier refusals may say more than its own:
+        # where options were refused, or where the last is not one of the usual two; else planning says so.
+        is_refused = any(isinstance(error, RequestError) for error in refusals.values())
+        is_asked = candidate != order[-1] or is_refused or (bool(refusals) and candidate not in _PREFERRED)
+        runtime = _taking(found[candidate], path, options if is_asked else None, refusals)
+        if runtime is not None:
             return Choice(path, runtime)
-        except RequestError as error:
-            refusals[candidate] = error
+    for candidate, refusal in refusals.items():
+        _require_sound(found[candidate], path, options, str(refusal))
     declined = {name: error.marked for name, error in refusals.items() if isinstance(error, RequestError)}
     if declined:
         first = next(iter(declined))
@@ -141,6 +139,20 @@ def _first_taking(
         raise UnsupportedModelError(next(iter(refusals.values())).marked)
     reasons = "; ".join(f"{name}: {error.marked}" for name, error in refusals.items())
     raise UnsupportedModelError(f"no runtime takes {path}: {reasons}")
+
+
+def _require_sound(plugin: plugins.Plugin, path: Path, options: LoadOptions | None, refusal: str) -> None:
+    """Raise ModelFormatError where a runtime refused a file as damaged, which accepts() only says in words.
+
+    Then that is what is wrong, whatever other runtimes lack.
+    """
+    try:
+        _instance(plugin.load()).plan(path, replace(options or LoadOptions(), on_progress=None))
+    except ModelFormatError as error:
+        if str(error) == refusal:
+            raise
+    except Exception:  # the runtime's refusal says what it is
+        return
 
 
 def _order(path: Path, names: Mapping[str, object]) -> list[str]:

@@ -1,19 +1,23 @@
 """Runtimes of other packages that fail while a runtime is chosen."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.models.gguf_writer import tiny_text_model, write_gguf
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import N_VOCAB, tiny_llama
 
 import edgedec
 from edgedec import plugins
-from edgedec.errors import ModelNotFoundError, UnsupportedModelError
+from edgedec.errors import ModelFormatError, ModelNotFoundError, RuntimeUnavailableError, UnsupportedModelError
 from edgedec.gguf import file as gguf_file
 from edgedec.gguf.header import read_header
+from edgedec.load_options import LoadOptions
 from edgedec.loading import runtime_choice as choosing
+from edgedec.memory_plan import MemoryTerm
+from edgedec_runtimes.cpu.runtime import Cpu
 
 
 class Broken:
@@ -48,8 +52,9 @@ def runtimes(monkeypatch: pytest.MonkeyPatch, **found: type) -> None:
     listed = {
         name: plugins.Plugin(plugins.RUNTIMES, name, f"somewhere:{name}", f"package-of-{name} 1") for name in found
     }
-    monkeypatch.setattr(plugins, "plugins", lambda group: listed)
-    monkeypatch.setattr(plugins.Plugin, "load", lambda plugin: found[plugin.name])
+    every, load = plugins.plugins, plugins.Plugin.load
+    monkeypatch.setattr(plugins, "plugins", lambda group: listed if group == plugins.RUNTIMES else every(group))
+    monkeypatch.setattr(plugins.Plugin, "load", lambda plugin: found.get(plugin.name) or load(plugin))
     monkeypatch.setattr(choosing, "_PREFERRED", ())
 
 
@@ -65,6 +70,36 @@ def test_a_runtime_that_fails_to_judge_is_passed_over(tmp_path: Path, monkeypatc
         choosing.choose_runtime(model, "auto")
     unready = "OSError: no such device (report it to package-of-unready 1)"
     assert str(refused.value).endswith(f"broken: {reason}; unready: {unready}")
+
+
+class Unable(Willing):
+    """A runtime that takes everything, and can't be used on this machine, as its plan says."""
+
+    name = "unable"
+
+    def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
+        """Fail."""
+        raise RuntimeUnavailableError("no GPU can be used")
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "words"),
+    [
+        ({"tokenizer.ggml.tokens": ["a"] * N_VOCAB}, ModelFormatError, "^{path}: tokens 0 and 1 are both 'a'; the "),
+        ({"llama.block_count": 3}, ModelFormatError, "^{path}: it has no tensor 'blk.2.*; download"),
+        ({"llama.feed_forward_length": 64}, ModelFormatError, "^{path}: .*has the shape .64, 128., expected .64, 64."),
+        ({"general.architecture": "falcon"}, UnsupportedModelError, "cpu: .*'falcon'.*; unable: no GPU can be used$"),
+    ],
+)
+def test_the_fault_of_a_file_is_told_not_what_the_last_runtime_lacks(
+    damage: dict[str, Any], error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged file is called damaged; for another reason each refusal is told, the first runtime's first."""
+    runtimes(monkeypatch, cpu=Cpu, unable=Unable)
+    monkeypatch.setattr(choosing, "_PREFERRED", ("cpu",))
+    path = tiny_llama(tmp_path / "m.gguf", more=damage)
+    with pytest.raises(error, match=words.format(path=re.escape(str(path)))):
+        choosing.choose_runtime(path, "auto", LoadOptions())
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Grammars by llguidance (https://github.com/guidance-ai/llguidance): JSON schemas, regexes, Lark and GBNF."""
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -70,6 +71,7 @@ class Llguidance:
             ),
         )
         vocabulary.replace_tokens(self._tokenizer)
+        weakref.finalize(self, vocabulary.let_go)
         self._modest = Limits(n_bytes)
         self._limits = self._api.LLParserLimits(
             verbose_errors=False, **{name: min(most, n_bytes // unit) for name, (most, unit) in _LIMITS.items()}

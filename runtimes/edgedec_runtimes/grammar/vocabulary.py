@@ -62,3 +62,7 @@ class Vocabulary:
         """Take over the trie that llguidance built from the tokens, and free the list of tokens."""
         self._longest_first = trie.greedy_tokenize
         self.tokens = []
+
+    def let_go(self) -> None:
+        """Drop the trie, which holds this object in turn: Python does not see such a circle, and would keep both."""
+        self._longest_first = None

@@ -1,12 +1,15 @@
 """Loads the library of llama.cpp that edgedec_runtimes.llamacpp.trial chooses, and sends its log to `logging`."""
 
+import ctypes
 import logging
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RuntimeUnavailableError
@@ -20,6 +23,7 @@ logger.addHandler(logging.NullHandler())  # without one, `logging` would print w
 # ggml's levels of log lines; the comment in the binding lists older numbers.
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _WARNING, _ERROR, _CONTINUED = 3, 4, 5
+_OMP_PAUSE_HARD = 2
 
 _log_lines: deque[tuple[int, str]] = deque(maxlen=4000)
 _log_lock = threading.Lock()
@@ -81,7 +85,22 @@ def load_library(release: Release) -> Any:
     for folder in folders if not api.ggml_backend_dev_count() else ():
         api.ggml_backend_load_all_from_path(os.fsencode(folder))
     api.llama_backend_init()
+    _survive_forks()
     return api
+
+
+@cache
+def _survive_forks() -> None:
+    """Let GNU's OpenMP end the threads of a thread that forks, before it does; the next forward begins them again.
+
+    A child has none of these threads, and would wait for them for ever. Other OpenMP libraries see to it themselves.
+    """
+    maps = Path("/proc/self/maps")
+    text = maps.read_text(encoding="utf-8", errors="surrogateescape") if sys.platform == "linux" else ""
+    for path in {line.split(maxsplit=5)[5] for line in text.splitlines() if "/libgomp" in line}:
+        pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)  # since OpenMP 5
+        if pause is not None:
+            os.register_at_fork(before=partial(pause, _OMP_PAUSE_HARD))
 
 
 @cache

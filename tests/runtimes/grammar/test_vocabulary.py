@@ -1,14 +1,17 @@
 """Tokenizers as grammars see them: every byte of a text, whatever an encoder puts around it."""
 
+import gc
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
+from weakref import ref
 
 import pytest
 
 from edgedec.decoding.grammars import Grammars
 from edgedec.grammar import Grammar
+from edgedec_runtimes.grammar.compiler import Llguidance
 
 PIECES = ("", "", *map(chr, range(0x20, 0x7F)), "\n", '{"', '": "', '"}', "name", " na", "me")
 END = 1
@@ -55,6 +58,20 @@ class Spaced:
     def is_end(self, token_id: int) -> bool:
         """Return whether it is the end token."""
         return token_id == END
+
+
+def test_a_compiler_that_is_dropped_takes_its_vocabulary_along() -> None:
+    """llguidance and the vocabulary hold each other, a circle that Python can't see; a text that goes on keeps both."""
+    tokenizer = Spaced()
+    alive = ref(tokenizer)
+    state = Llguidance(tokenizer).compile(Grammar.regex("name me"))
+    del tokenizer
+    gc.collect()
+    assert state.forced()
+    assert alive() is not None
+    del state
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -17,7 +17,7 @@ from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
 from edgedec.pictures import PictureReader
 from edgedec.progress import CancelToken, stage
-from edgedec_apps.base_memory import base_bytes
+from edgedec_apps.base_memory import LEFT_BYTES, base_bytes
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.opening import application_of, engine_options, room_bytes_of, serves_grammars
 from edgedec_apps.cli.options import LoadFlags
@@ -95,12 +95,13 @@ def _cap(wanted: PlannedUse) -> Cap:
     memory, gpu_memory = wanted.flags.memory, wanted.flags.gpu_memory
     n_bytes = None if memory is None else parse_size(memory)
     gpu_bytes = None if gpu_memory is None else parse_size(gpu_memory)
+    left = 0 if wanted.n_parallel is None else LEFT_BYTES  # of a server
     if wanted.machine is None:  # measured before the model's file is looked at
-        return Cap(n_bytes, base_bytes(), whole_process=True, gpu_bytes=gpu_bytes)
+        return Cap(n_bytes, base_bytes() + left, whole_process=True, gpu_bytes=gpu_bytes)
     machine = machine_of(wanted.machine)
     most = n_bytes if n_bytes is not None and n_bytes <= machine.free_bytes else machine.free_bytes
     name = "allowed" if most == n_bytes else "free"
-    base = machine.base_bytes
+    base = machine.base_bytes + left
     return Cap(most, base, whole_process=True, name=name, beside="assumed", gpu_bytes=gpu_bytes)
 
 

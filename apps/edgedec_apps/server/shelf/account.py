@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgedec.memory.shedding import give_back
 from edgedec.memory.system import resident_bytes
+from edgedec_apps.base_memory import LEFT_BYTES
 
 _IN_EACH_PLAN_BYTES = 9_000_000  # 5 MB of code and 4 MB of Python's working memory: both stay after the model
 _PLANNING_BYTES = 8_000_000  # measured with 260 tokens
@@ -15,23 +17,24 @@ class Account:
     """Whose memory is whose. Used under the turn of a shelf: by one thread at a time.
 
     A model that was unloaded leaves something behind: modules that were imported for it, blocks that the heap can't
-    give back. So what the process holds without models is measured again whenever no model is loaded, less the part
-    that every model's plan counts. While models are loaded, what they did not hold when their loading had ended counts
-    as held beside them.
+    give back. Each plan keeps LEFT_BYTES for that from the first on, so that no plan depends on what was loaded before.
+    More may be left where a model brought a large library; so what the process holds without models is measured again
+    whenever no model is loaded, less the part that every model's plan counts. While models are loaded, what they did
+    not hold when their loading had ended counts as held beside them.
 
     Args:
-        base_bytes: Bytes that the process holds before any model's file is looked at.
+        first_bytes: Bytes that the process holds before any model's file is looked at.
 
     Attributes:
-        base_bytes: Bytes that the process holds without a model, beyond what each plan counts.
+        base_bytes: Bytes that the process may hold without a model, beyond what each plan counts.
     """
 
-    base_bytes: int
+    first_bytes: int
+    base_bytes: int = field(init=False)
     _models: dict[object, tuple[int, int]] = field(default_factory=dict, init=False)
-    _least_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._least_bytes = self.base_bytes
+        self.base_bytes = self.first_bytes + LEFT_BYTES
 
     @property
     def others(self) -> bool:
@@ -44,10 +47,12 @@ class Account:
         return sum(planned for planned, _ in self._models.values())
 
     def measure(self) -> int:
-        """Return the bytes that the process holds beside its models."""
+        """Return the bytes that the process may hold beside its models."""
+        if not self._models:
+            give_back()  # what the requests since the last unloading have freed
         without = (resident_bytes() or 0) - sum(held for _, held in self._models.values()) - _IN_EACH_PLAN_BYTES
         if not self._models:
-            self.base_bytes = max(self._least_bytes, without)
+            self.base_bytes = max(self.first_bytes + LEFT_BYTES, without)
         return max(self.base_bytes, without)
 
     def open(self, model: object, planned_bytes: int, before_bytes: int) -> None:

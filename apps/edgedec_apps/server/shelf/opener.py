@@ -20,10 +20,10 @@ from edgedec.memory.planner import plan_wishes, plan_within
 from edgedec.memory.setting import Cap, planning_bytes
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes
 from edgedec.memory.terms import REQUESTS, RESERVE
-from edgedec.memory_plan import MemoryPlan
+from edgedec.memory_plan import MemoryPlan, format_bytes
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.adapter_names import adapter
-from edgedec_apps.base_memory import base_bytes
+from edgedec_apps.base_memory import LEFT_BYTES, base_bytes
 from edgedec_apps.fit_first import require_fit
 from edgedec_apps.server.shelf.account import Account, planning_need
 from edgedec_apps.server.shelf.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
@@ -64,7 +64,8 @@ class Opener:
     def _cap(self) -> Cap:
         base, cap_bytes, gpu_bytes = self._account.base_bytes, self.options.cap_bytes, self.options.gpu_cap_bytes
         if cap_bytes is not None:
-            return Cap(cap_bytes, base, whole_process=True, gpu_bytes=gpu_bytes)
+            beside = f"measured, and {format_bytes(LEFT_BYTES)} for what models leave behind"
+            return Cap(cap_bytes, base, whole_process=True, beside=beside, gpu_bytes=gpu_bytes)
         free = available_bytes()
         most = None if free is None else base + int(_USABLE * free)
         return Cap(most, base, whole_process=True, name="free", gpu_bytes=gpu_bytes)
