@@ -94,6 +94,13 @@ def test_a_forward_may_want_no_row(paths: list[Path]) -> None:
             found.append(session.forward(tokens[n:], n_past=n, rows="all").logits[-2:].copy())
         session.close()
     np.testing.assert_array_equal(found[0], found[1])
+    rows = [model.session(64).forward(tokens, n_past=0, rows="all").logits for model in models]
+    spent = list[float]()
+    for risky, safe in zip(*(map(log_law, each[1:]) for each in rows), strict=True):  # from the prompt's last row on
+        law, cost = anchored(risky, safe, 0.05 * (len(spent) + 1) - sum(spent))  # what earlier rows left is spent, too
+        spent.append(cost)
+    np.testing.assert_allclose(log_law(found[0][-1]), law, atol=1e-5)
+    assert 0.0 < sum(spent) <= 0.05 * len(spent)
     for model in models:
         model.close()
 
