@@ -84,6 +84,22 @@ def test_the_prefix_with_the_highest_bound_is_expanded(factor: float, first: int
     assert judged == [(1, 1), (1, 1), (2, 1), (first, 1), (first, 2)]
 
 
+def test_a_prefix_is_worth_its_best_text() -> None:
+    """Where nothing else counts, the search goes on behind it, whatever its other texts got."""
+    table = {ids: np.array([-9, 1, 0], np.float32) for ids in random_table(0, n_vocab=3, length=3)}
+    values: dict[Ids, float] = {(1, 1, 1): 0.2, (2, 1, 1): 0.5, (2, 2, 1): 0.1, (2, 1, 2): 0.3}
+    judged: list[Ids] = []
+
+    def reward(texts: PartialTexts, live: "list[PartialText]", /) -> list[float]:
+        judged.extend(text.token_ids for text in live)
+        return [values[text.token_ids] for text in live]
+
+    texts, _ = table_texts(table, max_tokens=3)
+    with texts:
+        planned(texts, reward, Planning(n_rollouts=7, n_children=2, exploration=0.0))  # type: ignore[arg-type]
+    assert judged == [(1, 1, 1), (1, 1, 1), (2, 1, 1), (2, 1, 1), (2, 2, 1), (2, 1, 1), (2, 1, 2)]
+
+
 @pytest.mark.parametrize(
     "wrong", [{"n_rollouts": 0}, {"n_rollouts": 10**6}, {"n_children": 0}, {"least": 2.0}, {"exploration": -1.0}]
 )
