@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgedec.errors import RequestError
-from edgedec.sampling import Distribution, Noise, SamplingParams, choose, distribution, log_probs
+from edgedec.sampling import Distribution, Noise, SamplingParams, choose, distribution, draw, log_probs
 
 PLAIN = SamplingParams(temperature=1, top_p=1)
 HALVES = np.log(np.array([0.5, 0.25, 0.125, 0.125])).astype(np.float32)
@@ -346,6 +346,21 @@ def test_noise_is_uniform_along_every_axis(along: str) -> None:
     statistic, bound = chi_square(counts, np.full(64, n / 64))
     assert statistic < bound
     assert abs(float(np.corrcoef(uniform[:-1], uniform[1:])[0, 1])) < 4 / n**0.5
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
+@pytest.mark.parametrize("options", [{}, {"top_k": 6}, {"top_p": 0.7}, {"min_p": 0.1}, {"top_k": 9, "top_p": 0.5}])
+def test_a_token_is_drawn_as_from_the_distribution(options: dict[str, Any], temperature: float) -> None:
+    """With less work: the token is the one that the noise chooses in the whole distribution."""
+    params, rng = SamplingParams(**{"temperature": temperature, "top_p": 1.0} | options), np.random.default_rng(1)
+    for position in range(40):
+        row = rng.normal(0, 2, 60).astype(np.float32)
+        assert draw(row, params, (), Noise(3), position) == choose(distribution(row, params), Noise(3), position)
+
+
+def test_no_two_positions_of_any_two_texts_share_their_noise() -> None:
+    """Seeds and positions that differ in the same bits are no exception."""
+    assert len({Noise(seed).key(position) for seed in range(50) for position in range(50)}) == 2500
 
 
 def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:

@@ -1,20 +1,21 @@
 """A*: the optimum of an enumeration, in fewer expansions; and over texts, what one step a prefix reduces to."""
 
+import heapq
 import math
 from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 import pytest
-from support.decoding.table_branches import random_table, table_texts
+from support.decoding.plain_texts import LENGTH, PARAMS, PROMPT, is_over, said, table_of
+from support.decoding.table_branches import END, Ids, Table, letters, random_table, table_texts
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.errors import OptionError
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, draw
 from edgedec_methods.a_star import a_star, cheapest, cost_of
 from edgedec_methods.sampled_steps import Steps, write_steps
 
-PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
 WIDTH, DEPTH = 3, 5
 Node = tuple[int, ...]
 ROOT: Node = ()
@@ -74,6 +75,34 @@ def test_one_step_behind_each_prefix_is_plain(seed: int) -> None:
         (text,) = write_steps(plain, [plain.begin()], PARAMS, [seed], separator=None)
         found, _ = a_star(single, 1, Steps(PARAMS, seed=seed, separator=None, most=1), prefers_b)
         assert found.token_ids == text.token_ids
+
+
+def plain_a_star(table: Table, n_steps: int, seed: int) -> tuple[Ids, int]:
+    """Return the cheapest text by steps of one token, and how many prefixes were expanded to find it."""
+    open_ones: list[tuple[float, int, Ids]] = [(0.0, 0, ())]
+    n_expanded = n_found = 0
+    while True:
+        cost, _, ids = heapq.heappop(open_ones)
+        if is_over(ids):
+            return ids, n_expanded
+        seen, first = (*PROMPT, *ids), seed + n_steps * n_expanded
+        drawn = [draw(table[ids], PARAMS, seen, Noise(first + k), len(seen)) for k in range(n_steps)]
+        for token in dict.fromkeys(drawn):
+            written = letters([each for each in (*ids, token) if each != END])
+            n_found += 1
+            chance = (1 + written.count("b")) / (2 + len(written))
+            heapq.heappush(open_ones, (cost - math.log(chance), n_found, (*ids, token)))
+        n_expanded += 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_text_is_that_of_a_search_over_tokens(seed: int) -> None:
+    """The scores of steps decide as they do in a plain search of the same draws, in as many expansions."""
+    table = table_of(seed)
+    texts, _ = table_texts(table, max_tokens=LENGTH)
+    with texts:
+        found, n_expanded = a_star(texts, 3, Steps(PARAMS, seed=seed, separator=None, most=1), prefers_b)
+        assert (said(found), n_expanded) == plain_a_star(table, 3, seed)
 
 
 @pytest.mark.parametrize("most_expanded", [1, 2, 50])

@@ -1,6 +1,8 @@
 """Archon: each layer's texts are those of its own prompts and seeds, and a damaged file of layers is refused."""
 
 from collections.abc import Iterator
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import OptionError, RequestError
-from edgedec_methods.archon import CRITIQUE, FUSED, Answer, layers_of, through_layers
+from edgedec_methods.archon import CRITIQUE, FUSED, Answer, Layer, layers_of, through_layers
 from edgedec_methods.multilingual import judged_together
 
 CHAT = (
@@ -70,6 +72,28 @@ def test_the_layers_of_a_file(engines: dict[str, edgedec.Engine]) -> None:
     unasked: Any = {"a": None, "b": None}
     with pytest.raises(RequestError, match="'c'; there are a, b"):  # before the first layer writes
         through_layers(layers_of(LAYERS + "[[layer]]\nkind = 'fuse'\nmodels = ['c']"), unasked, "Why?")
+
+
+class Saying:
+    """Writes numbered texts."""
+
+    def __init__(self) -> None:
+        self.numbers = count()
+
+    def samples(self, prompt: Any, n: int, **options: Any) -> tuple[Any, ...]:
+        """Return the next ones."""
+        return tuple(SimpleNamespace(text=f"text {next(self.numbers)}") for _ in range(n))
+
+    def chat(self, prompt: Any, **options: Any) -> Any:
+        """Return the next one."""
+        return self.samples(prompt, 1)[0]
+
+
+def test_critiques_of_several_layers_are_all_kept() -> None:
+    """In the order of their layers."""
+    engines: Any = {"a": Saying()}
+    found = through_layers([Layer("generate"), Layer("critique"), Layer("critique")], engines, "Why?")
+    assert found == [Answer("text 0", ("text 2", "text 4")), Answer("text 1", ("text 3", "text 5"))]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.decoding.plain_texts import LENGTH, N_VOCAB, PARAMS, PROMPT, is_over, said, sampled, table_of
+from support.decoding.plain_texts import LENGTH, PARAMS, PROMPT, is_over, said, sampled, table_of
 from support.decoding.table_branches import Ids, Table, letters, log_law, table_texts
 
 from edgedec.errors import OptionError
@@ -12,8 +12,8 @@ from edgedec.sampling import Noise, draw
 from edgedec_methods.cntp import Caution, cautious
 
 
-def plain_cautious(table: Table, seed: int, caution: Caution) -> Ids:
-    """Write with caution, one trial after another, each from its beginning."""
+def plain_cautious(table: Table, seed: int, caution: Caution, mark: int | None = None) -> Ids:
+    """Write with caution, one trial after another, each from its beginning; the token `mark` ends a trial."""
     ids: Ids = ()
     while not is_over(ids):
         n = caution.n_trials(entropy_of(table[ids], NUMPY_ROW_OPS))
@@ -23,6 +23,7 @@ def plain_cautious(table: Table, seed: int, caution: Caution) -> Ids:
             while not is_over(trial) and len(trial) - len(ids) < n_most:
                 seen = (*PROMPT, *trial)
                 trial = (*trial, draw(table[trial], PARAMS, seen, Noise(seed + k), len(seen)))
+                n_most = 0 if trial[-1] == mark else n_most
             trials.append(trial)
         ids = max(trials, key=lambda trial: (log_law(table, trial) - log_law(table, ids)) / (len(trial) - len(ids)))
     return ids
@@ -50,15 +51,16 @@ def test_without_trials_it_is_plain_sampling(seed: int, caution: Caution) -> Non
         assert said(cautious(texts, PARAMS, seed, caution)) == sampled(table_of(seed), seed)
 
 
-def test_a_trial_ends_at_punctuation() -> None:
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("mark", ".,;:!?\n")
+def test_a_trial_ends_at_punctuation(mark: str, seed: int) -> None:
     """A trial stops after the first token that has a punctuation mark, and that token stays."""
-    table = table_of(1)
+    table, caution = table_of(seed), Caution(4, 0.0, 0.1, most_tokens=LENGTH)
     texts, _ = table_texts(table, max_tokens=LENGTH)
-    texts.decode = lambda ids: letters(ids).replace("a", ".")
+    texts.decode = lambda ids: letters(ids).replace("a", f" {mark}")
     with texts:
-        written = said(cautious(texts, PARAMS, 0, Caution(8, 0.0, 0.1, most_tokens=LENGTH)))
-    assert all(token in range(N_VOCAB) for token in written)
-    assert is_over(written)
+        written = said(cautious(texts, PARAMS, seed, caution))
+    assert written == plain_cautious(table, seed, caution, mark=1)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from edgedec.api.best_text import BestOf
 from edgedec.api.requests import RequestOptions
 from edgedec.errors import OptionError
 from edgedec_apps.refine import RefineBy, refined
-from edgedec_methods.critiques import ASKED, critic, critic_check, critiques_of
+from edgedec_methods.critiques import ASKED, critic, critic_check, critiques_of, grade_of
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
@@ -36,6 +36,8 @@ def test_the_mean_of_the_grades() -> None:
     score, words = critic_check(Critic(), 3)("?", "aaab")
     assert (score, words) == (0.2, "Bad.\nGrade: 1")
     assert critic_check(Critic(), 1)("?", "a") == (0.1, "Grade: 1")
+    stated = ("Grade: 3. No: **Grade:** 7", "Grade: 11", "fine")  # the last one that is stated counts
+    assert [grade_of(words) for words in stated] == [0.7, None, None]
     with pytest.raises(OptionError, match="at least 1"):
         critic(Critic(), 0)
 

@@ -9,7 +9,7 @@ import pytest
 from support.decoding.table_branches import END, table_texts
 
 from edgedec.errors import DeadEndError, OptionError
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec_methods.deco_g import Format, Hmm, chances, fitted, log_guide, log_likelihood, write
 
 RNG = np.random.default_rng(3)
@@ -98,6 +98,29 @@ def test_where_the_hidden_model_is_exact_the_law_is_the_models_own_given_the_for
     assert set(found) <= set(texts)
     for ids, p in zip(texts, own / own.sum(), strict=True):
         assert found.get(ids, 0.0) == pytest.approx(p, abs=1e-6)
+
+
+def test_tokens_are_drawn_by_the_chance_that_the_format_is_kept_behind_them() -> None:
+    """By the hidden model's probabilities of all texts that begin so; its first token tells which state it stays in."""
+    moves = np.array([[0.8, 0.0, 0.2], [0.0, 0.8, 0.2], [0.0, 0.0, 1.0]])
+    emits = np.array([[0, 0.745, 0.25, 0.005], [0, 0.005, 0.25, 0.745], [1, 0, 0, 0]])
+    hmm, params = Hmm(np.array([0.49, 0.49, 0.02]), moves, emits), SamplingParams(1.0, top_p=1.0)
+    table = {ids: np.array([-4, 0, 0, 0], np.float32) for ids in all_texts()}
+    own = {ids: math.exp(log_likelihood(hmm, padded(ids)[None])[0]) for ids in all_texts()}
+
+    def guide(ids: tuple[int, ...]) -> float:
+        found = {text: p for text, p in own.items() if tuple(padded(text)[: len(ids)]) == ids}
+        kept = sum(p for text, p in found.items() if keeps(text))
+        return math.log(kept / sum(found.values())) if kept else -math.inf
+
+    for seed in range(30):
+        ids = tuple[int, ...]()
+        while len(ids) < N_TOKENS and END not in ids:
+            scores = table[ids] + np.array([guide((*ids, token)) for token in range(N_VOCAB)], np.float32)
+            ids = (*ids, draw(scores, params, (1, *ids), Noise(seed), 1 + len(ids)))
+        with table_texts(table, max_tokens=N_TOKENS)[0] as texts:
+            found = write(texts, hmm, EVEN, N_TOKENS, params, seed)
+        assert found.token_ids == tuple(token for token in ids if token != END)
 
 
 @pytest.mark.slow

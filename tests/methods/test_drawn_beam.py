@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.decoding.exact_distributions import Drawing, Law, joint_of, sparse
 from support.decoding.rule_checks import check_exact, models
-from support.decoding.tree_draws import Evaluated
+from support.decoding.tree_draws import Evaluated, check_chances
 
 from edgedec.draft import Draft
 from edgedec.drafters.drawn_trees import TreePlace, draw_tree, drawn_without_replacement, parse_shape
@@ -91,3 +91,9 @@ def test_beams_come_as_often_as_they_should(n_vocab: int, depth: int, width: int
     freedom = len(likely) - 1
     assert freedom >= 3
     assert chi_square < freedom + 4 * sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize(("shape", "n_max", "n_nodes"), [("beam:2", 6, [2, 2, 2]), ("beam:3", 7, [3, 3, 1])])
+def test_nodes_have_the_chances_of_their_places(shape: str, n_max: int, n_nodes: list[int]) -> None:
+    """And each level has as many as the shape says, as far as there is room."""
+    check_chances(shape, n_max, n_nodes)

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from support.decoding.table_branches import END, Ids, random_table
 from support.decoding.table_language import LanguageState, divergence, kept_law
@@ -16,24 +17,26 @@ N_VOCAB = 4
 TABLE = random_table(8, n_vocab=N_VOCAB, length=4, spread=1.2)
 TEXTS: tuple[Ids, ...] = ((1, 3, 1, 2), (1, 2), (1, 2, 3), (2, 1), (2, 3, 3), (3, 3), (3, 1, 1, 1), (3, 1, 2))
 LAW, MASS = kept_law(TABLE, TEXTS, N_VOCAB)
-PARAMS = SamplingParams(1.0, top_p=1.0)
 
 
-def opened(futures: Futures, most: int = 5, dead: tuple[Ids, ...] = ()) -> AlignedConstraint:
+def opened(futures: Futures, most: int = 5, dead: tuple[Ids, ...] = (), temperature: float = 1.0) -> AlignedConstraint:
     """Return the constraint of one text."""
-    constraint = AlignedConstraint(LanguageState(TEXTS, N_VOCAB, dead), futures, "prompt", 1.0)
+    constraint = AlignedConstraint(LanguageState(TEXTS, N_VOCAB, dead), futures, "prompt", temperature)
     constraint.begin(most)
     return constraint
 
 
-def written(futures: Futures, seed: int, most: int = 5, dead: tuple[Ids, ...] = ()) -> tuple[Ids, float]:
+def written(
+    futures: Futures, seed: int, most: int = 5, dead: tuple[Ids, ...] = (), temperature: float = 1.0
+) -> tuple[Ids, float]:
     """Write a text, which the futures learn; return it with its end token, and the log of its weight."""
-    constraint, text = opened(futures, most, dead), list[int]()
+    constraint, text = opened(futures, most, dead, temperature), list[int]()
+    params = SamplingParams(temperature, top_p=1.0)
     try:
         while not constraint.is_over:
             row = TABLE[tuple(text)]
-            token = constraint.choose(DrawPlace(row, PARAMS, (), Noise(seed), len(text)), ())
-            mass = constraint.log_mass(row, (), 1.0)
+            token = constraint.choose(DrawPlace(row, params, (), Noise(seed), len(text)), ())
+            mass = constraint.log_mass(row, (), temperature)
             text.append(constraint.commit(token))
             constraint.logprob += mass
     except DeadEndError:
@@ -42,14 +45,14 @@ def written(futures: Futures, seed: int, most: int = 5, dead: tuple[Ids, ...] = 
     return tuple(text), constraint.logprob
 
 
-def law_now(futures: Futures) -> dict[Ids, float]:
+def law_now(futures: Futures, temperature: float = 1.0) -> dict[Ids, float]:
     """Return the law of the next text, by the masked row after every beginning, reached as the path of a draft."""
-    constraint, found = opened(futures), dict[Ids, float]()
+    constraint, found = opened(futures, temperature=temperature), dict[Ids, float]()
     texts: dict[Ids, float] = {(): 1.0}
     while texts:
         longer = dict[Ids, float]()
         for text, p in texts.items():
-            law = distribution(constraint.masked(TABLE[text], text), PARAMS)
+            law = distribution(constraint.masked(TABLE[text], text), SamplingParams(temperature, top_p=1.0))
             for token, share in zip(law.token_ids.tolist(), law.probs.tolist(), strict=True):
                 ids = (*text, token)
                 (found if ids in LAW else longer)[ids] = p * share
@@ -75,13 +78,15 @@ def test_the_law_nears_the_models_own_text_by_text() -> None:
     assert 1 - root.missing == pytest.approx(MASS, rel=1e-2)
 
 
-def test_weights_stay_right_whatever_was_learned() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_weights_stay_right_whatever_was_learned(temperature: float) -> None:
     """exp(logprob) is p(text) over the probability with which the text was drawn from what was known then."""
-    futures = Futures()
+    futures, table = Futures(), {text: row / np.float32(temperature) for text, row in TABLE.items()}
+    own, mass = kept_law(table, TEXTS, N_VOCAB)
     for seed in range(40):
-        law = law_now(futures)
-        text, weight = written(futures, seed)
-        assert weight == pytest.approx(math.log(LAW[text] * MASS / law[text]), abs=1e-5)
+        law = law_now(futures, temperature)
+        text, weight = written(futures, seed, temperature=temperature)
+        assert weight == pytest.approx(math.log(own[text] * mass / law[text]), abs=1e-5)
 
 
 @pytest.mark.slow

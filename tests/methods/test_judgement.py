@@ -10,6 +10,7 @@ from support.models.real_models import real_model
 
 import edgedec
 from edgedec.api.best_text import BestOf
+from edgedec.choosing.choice import Candidates, chooser_named
 from edgedec.choosing.choosers import mean_logprob
 from edgedec_methods.judgement import JudgeScorer, Question, chance_yes, log_odds, question_of, turn_after_answer
 from edgedec_methods.sampled_steps import seeds_from, write_steps
@@ -38,6 +39,13 @@ def test_a_judgement_compares_two_tokens() -> None:
         assert found == pytest.approx(row[1] / (row[1] + row[2] + row[3]))
         assert list(branches.held.values()) == [()]
     assert chance_yes(np.array([0, -np.inf, -np.inf], np.float32), Question((1,), (1,), (2,))) == 0.5
+
+
+def test_the_highest_chance_is_chosen() -> None:
+    """Of the texts that may be chosen."""
+    texts: Any = ["a", "b", "c"]
+    place, why = chooser_named("judge").choose(Candidates(texts, [0, 2], [None] * 3, [0.2, 0.9, 0.7]))
+    assert (place, why) == (2, "its judged chance to be right, 0.700, is the highest of 2")
 
 
 def test_the_turn_after_an_answer() -> None:

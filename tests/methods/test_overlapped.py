@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Lock, Thread, current_thread, main_thread
 from typing import Any
@@ -13,6 +14,7 @@ from support.decoding.draft_models import SETTINGS, TEXT, Recorded, counted, dep
 from support.models.tiny_models import BOS, byte_ids
 
 import edgedec
+from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_model import model as model_drafter
@@ -280,6 +282,18 @@ def test_a_smaller_window_waits_for_the_thread(equal: Model) -> None:
     fresh = DraftModel(equal)(context_for(equal, temperature=0))
     fresh.begin([*prompt, token])
     assert nodes(found) == nodes(fresh.propose(8, 1e18))
+
+
+@pytest.mark.parametrize(("two_rows_s", "waited_s"), [(0.012, 0.0085), (0.040, 0.0075), (None, 0.01)])
+def test_a_token_that_was_drafted_meanwhile_is_not_waited_for(
+    equal: Model, two_rows_s: float | None, waited_s: float
+) -> None:
+    """It is there if two tokens in a row were right, as far as half of a forward of two rows has room for it."""
+    curve = CostCurve() if two_rows_s is None else CostCurve({2: two_rows_s})
+    context = replace(context_for(equal, temperature=0), token_s=0.01, curve=curve)
+    drafter = OverlappedModel(equal)(context)
+    rate = drafter.traits.rate
+    assert drafter.traits.level_s == pytest.approx(0.01 - (0.01 - waited_s) * 4 * rate * rate)
 
 
 def nodes(draft: Draft) -> list[tuple[int, int, float]]:

@@ -1,13 +1,17 @@
 """A reward model as a scorer: its scores are those of reading each text from its beginning."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.models.real_models import real_model
 
 import edgedec
 from edgedec.errors import RequestError
-from edgedec_methods.judgement import question_of
+from edgedec_methods.judgement import Question, question_of
 from edgedec_methods.reward_scorer import RewardScorer
 
 pytestmark = pytest.mark.model
@@ -19,6 +23,23 @@ def engine() -> Iterator[edgedec.Engine]:
     path = real_model("smollm2-135m.gguf")
     with edgedec.load(path, runtime="cpu", n_ctx=256, draft="off", n_threads=2) as engine:
         yield engine
+
+
+def test_texts_that_begin_alike_are_read_once_and_may_fill_the_context() -> None:
+    """The question's token included; one token more is refused."""
+    read = list[tuple[int, list[int]]]()
+
+    def forward(ids: NDArray[np.int32], n_past: int) -> Any:
+        read.append((n_past, ids.tolist()))
+        return SimpleNamespace(logits=np.array([[0.0, 1.0, 1.0]], np.float32))
+
+    tokenizer = SimpleNamespace(encode=lambda text: [int(digit) for digit in text])
+    session: Any = SimpleNamespace(n_ctx=5, model=SimpleNamespace(tokenizer=tokenizer), forward=forward)
+    reward = RewardScorer(session, Question((9,), (1,), (2,)), prompt_of=lambda prefix, step: prefix + step)
+    assert list(reward("1", ["234", "24", "2"])) == [0.5] * 3
+    assert read == [(0, [1, 2, 3, 4, 9]), (2, [4, 9]), (2, [9])]
+    with pytest.raises(RequestError, match="holds 5 tokens and the text has 6"):
+        reward("1", ["2345"])
 
 
 @pytest.mark.slow

@@ -21,6 +21,8 @@ def test_auto_stops() -> None:
     """Where texts agree it stops early, where they don't it goes on, but never past the most allowed."""
     assert not another_is_wanted(3, 3, 0.05, 64)
     assert another_is_wanted(1, 4, 0.03, 64)
+    assert another_is_wanted(1, 1, 0.05, 64)  # one text that agrees with itself says little
+    assert n_agreeing([None, None, "a"]) == 1
     assert not another_is_wanted(1, 4, 0.01, 4)
     assert n_agreeing(["a", "b", "b", None]) == 2
     for wrong in ({"p": 2.0, "eps": 0.1}, {"p": 0.5, "eps": 0.0}, {"p": 0.5, "eps": 0.1, "f_max": 0.0}):

@@ -134,11 +134,14 @@ def test_after_a_draft_the_session_gives_the_bits_of_one_that_never_drafted(fold
 
 
 def test_a_chain_ends_below_the_floor(model: Model) -> None:
-    """Each token but the last has a path that is probable enough, as the policy asks."""
+    """Each token but the last has a path that is probable enough, as the policy asks or, by default, for its price."""
     chain = drafter_for(model, HALF).propose(12, 1e18)
     floor = float(np.cumprod(_spine(chain))[1]) + 1e-6
     cut = drafter_for(model, HALF, floor=Floor(floor)).propose(12, 1e18)
     assert len(_spine(cut)) == 2 < len(_spine(chain))
+    dear = drafter_for(model, HALF)
+    dear.share = floor  # of a token's time
+    assert len(_spine(dear.propose(12, 1e18))) == 2
 
 
 def _spine(draft: Any) -> list[float]:
@@ -323,6 +326,7 @@ def test_on_a_real_model_the_text_is_plain_decodings(monkeypatch: pytest.MonkeyP
 
 def test_the_default_set_leaves_out_every_fourth_layer(folder: Path) -> None:
     """Of two layers none: the first and the last always run."""
-    with opened(tiny_llama(folder / "two.gguf", n_layer=2)) as model:
-        drafter = SkipDrafter(DraftContext(model.session(8), model.tokenizer, GREEDY, Noise(0)))
-        assert (drafter.share, drafter.needs.layers, drafter.needs.taps) == (1.0, True, ())
+    for n_layer, share in ((2, 1.0), (4, 0.75), (8, 0.75)):
+        with opened(tiny_llama(folder / f"{n_layer}.gguf", n_layer=n_layer)) as model:
+            drafter = SkipDrafter(DraftContext(model.session(8), model.tokenizer, GREEDY, Noise(0)))
+            assert (drafter.share, drafter.needs.layers, drafter.needs.taps) == (share, True, ())

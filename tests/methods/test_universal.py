@@ -176,6 +176,9 @@ def test_tokens_get_the_probabilities_of_the_pieces_that_begin_in_them() -> None
     pieces, p = drafted(CHAIN, 8)
     assert pieces == ["a", "bc", "de"]
     np.testing.assert_allclose(p, [0.5, 0.8, 0.9], rtol=1e-3)
+    pieces, p = drafted({"x": ("x", 0.5), "xx": ("a", 0.8), "xxa": (END, 0.9)}, 8)
+    assert pieces == ["xa"]  # both begin in it
+    np.testing.assert_allclose(p, [0.4], rtol=1e-3)
 
 
 def test_a_token_that_may_go_on_is_left_out() -> None:

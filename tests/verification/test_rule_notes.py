@@ -84,6 +84,7 @@ def test_each_rule_has_a_shape_of_its_own() -> None:
     shapes = {
         "coupled": "chain",
         "block": "chain",
+        "tokenwise": "chain",
         "recursive": "grow",
         "kseq": "paths:2",
         "multipath": "paths:2",

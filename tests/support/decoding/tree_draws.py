@@ -1,15 +1,17 @@
 """Every tree that a shape may draw from a tiny model's distributions, with its probability."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import TypeVar
 
 import numpy as np
 
 from edgedec.draft import Draft
-from edgedec.drafters.drawn_trees import TreePlace, draw_tree, parse_shape
+from edgedec.drafters.drawn_trees import TreePlace, draw_tree, drawn_without_replacement, parse_shape
 from edgedec.drafters.levels import agreement
-from edgedec.sampling import Distribution
-from support.decoding.exact_distributions import Drawing, Law, sparse
+from edgedec.sampling import Distribution, Noise
+from support.decoding.exact_distributions import Drawing, Law, sparse, text_of
 from support.decoding.rule_checks import check_exact, models
 
 T = TypeVar("T")
@@ -82,3 +84,23 @@ def check_drawn_tree(rule: str, shape: str, n_vocab: int, n_max: int, least_path
     length = 1 + max(max(draft.depths(), default=0) for _, draft, _ in drawings)
     assert length > 2
     assert check_exact(rule, drawings, target, n_vocab, length) > 0
+
+
+def check_chances(shape: str, n_max: int, n_nodes: Sequence[int]) -> None:
+    """Check how many nodes each level of a shape has, and the chance of each: that it is reached and accepted.
+
+    With an agreement a of the law that they are drawn from, it is a (1 - a)^n for a node behind n others with the same
+    text before them.
+    """
+    q, keys = models(7, 3, 6)[1], map(Noise(1).key, count())
+
+    def drawn(law: Distribution, place: TreePlace) -> Iterator[tuple[int, float]]:
+        return drawn_without_replacement(law, place, next(keys))
+
+    for _ in range(5):
+        draft = draw_tree(parse_shape(shape), Evaluated(q), drawn, n_max, 0.0, agreement)
+        assert list(Counter(draft.depths()).values()) == list(n_nodes)
+        before = [text_of(draft, int(parent)) for parent in draft.parents]
+        for node, p in enumerate(draft.p_accept):
+            a = agreement(sparse(q(before[node])))
+            assert abs(p - a * (1 - a) ** before[:node].count(before[node])) < 1e-6
