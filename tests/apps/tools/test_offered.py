@@ -42,7 +42,10 @@ LONG = "x" * 60
         ([("files", ["read", "own"]), ("files_read", ["read", "x"])], {"files_read", "own", "x"}),
         ([("files", ["x", "read_x"]), ("files_read", ["x"]), ("c", ["read_x"])], {"files_x", "c_read_x"}),
         ([("a.b", ["x"]), ("a_b", ["x"])], set()),
-        ([("evil", [LONG + "yyyy"]), (LONG + "yyyy", ["x"]), ("c", ["x"])], {f"evil_{LONG}"[:64], "c_x", LONG + "yyyy"}),
+        (
+            [("evil", [LONG + "yyyy"]), (LONG + "yyyy", ["x"]), ("c", ["x"])],
+            {f"evil_{LONG}"[:64], "c_x", LONG + "yyyy"},
+        ),
         ([(LONG, ["abc", "q"]), (LONG + "_abc", ["q"]), ("c", ["abc"])], {LONG + "_q", "c_abc"}),
     ],
 )
