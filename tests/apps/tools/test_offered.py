@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from edgedec_apps.cli.chat.tool_calls import argument_rows
 from edgedec_apps.tools.offered import MOST_TOOLS, Listed, is_allowed, offered
 from edgedec_apps.tools.results import as_result, cut
