@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from edgedec.errors import RuntimeLostError
@@ -14,6 +14,7 @@ _CALLS = "edgedec_runtimes.pictures.calls:PictureCalls"
 # glibc hands out zeros then. libmtmd multiplies memory that nothing was written to by 0.0 (rows of [IMG_BREAK] of
 # pixtral), so what lay there before could make rows that are no numbers.
 _ZEROS = {"MALLOC_PERTURB_": "255"}
+_SHORT = frozenset({"decoder", "encoder", "layout", "measure"})
 IDLE_S = 60.0
 
 
@@ -45,13 +46,26 @@ class PictureChild:
         """Call a method of PictureCalls and return what it returns.
 
         `cancel` ends the process, which no other way would stop, and so do `patience_s` seconds without an answer; the
-        next call starts it again.
+        next call starts it again. A short call that was lost is made once more: what ran beside it may have ended the
+        process.
 
         Raises:
             EdgedecError: What the method raised.
             CancelledError: `cancel` was cancelled.
             RuntimeLostError: The process ended, such as by a check of its library; the next call starts it again.
         """
+        with suppress(RuntimeLostError) if method in _SHORT else nullcontext():
+            return self._ask_once(method, *arguments, cancel=cancel, on_progress=on_progress, patience_s=patience_s)
+        return self._ask_once(method, *arguments, cancel=cancel, on_progress=on_progress, patience_s=patience_s)
+
+    def _ask_once(
+        self,
+        method: str,
+        *arguments: Any,
+        cancel: CancelToken | None,
+        on_progress: OnProgress | None,
+        patience_s: float,
+    ) -> Any:
         check_cancelled(cancel, "reading pictures")
         child = self._taken()
         try:
