@@ -45,7 +45,7 @@ class _ClockedFile(io.BytesIO):
 
 
 def decoder_version() -> str:
-    """Return the name and version of the decoder and of its rules (RuntimeUnavailableError where Pillow is not installed)."""
+    """Return the version of the decoder and of our rules (RuntimeUnavailableError where Pillow is not installed)."""
     _pillow()
     return f"Pillow {version('pillow')} {_RULES}"
 
