@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any
 
 from edgedec.errors import RuntimeLostError
@@ -54,30 +54,20 @@ class PictureChild:
             CancelledError: `cancel` was cancelled.
             RuntimeLostError: The process ended, such as by a check of its library; the next call starts it again.
         """
-        with suppress(RuntimeLostError) if method in _SHORT else nullcontext():
-            return self._ask_once(method, *arguments, cancel=cancel, on_progress=on_progress, patience_s=patience_s)
-        return self._ask_once(method, *arguments, cancel=cancel, on_progress=on_progress, patience_s=patience_s)
-
-    def _ask_once(
-        self,
-        method: str,
-        *arguments: Any,
-        cancel: CancelToken | None,
-        on_progress: OnProgress | None,
-        patience_s: float,
-    ) -> Any:
         check_cancelled(cancel, "reading pictures")
-        child = self._taken()
-        try:
-            with cancel.calling(child.kill) if cancel is not None else nullcontext():
-                return child.ask(method, *arguments, on_progress=on_progress, patience_s=patience_s).value
-        except RuntimeLostError as error:
-            check_cancelled(cancel, "reading pictures")
-            raise RuntimeLostError(
-                f"the process that reads pictures was lost ({error.marked})", "ask again, or with another picture"
-            ) from None
-        finally:
-            self._given_back()
+        for is_last in (method not in _SHORT, True):
+            child = self._taken()
+            try:
+                with cancel.calling(child.kill) if cancel is not None else nullcontext():
+                    return child.ask(method, *arguments, on_progress=on_progress, patience_s=patience_s).value
+            except RuntimeLostError as error:
+                check_cancelled(cancel, "reading pictures")
+                if is_last:
+                    why = f"the process that reads pictures was lost ({error.marked})"
+                    raise RuntimeLostError(why, "ask again, or with another picture") from None
+            finally:
+                self._given_back()
+        raise AssertionError("the last call returns or raises")
 
     def close(self) -> None:
         """End the process; a later call raises RuntimeLostError."""
