@@ -12,6 +12,8 @@ from pathlib import Path
 
 _JSON = tuple(bytes([start]) for start in b'[{"-0123456789tfn')
 _ANY = (b"",)
+_EMPTY = ()
+_GRAPH = "[^/]+-[0-9a-f]{12}-[0-9a-f]{12}"
 # By folder of the cache: the forms of names in it, and how such files begin. Forms of all releases stay listed.
 _FORMS: dict[str, dict[str, tuple[bytes, ...]]] = {
     "": {"chat-history": (b'"',), r"catalogue\.toml": _ANY},  # the latter in the configuration's folder, as presets
@@ -20,19 +22,20 @@ _FORMS: dict[str, dict[str, tuple[bytes, ...]]] = {
         r"[0-9a-f]{16}\.[0-9a-f]{16}\.tiles": (b"edgedec tiles\r\n\0",),
         r"[0-9a-f]{16}\.[0-9a-f]{16}\.json": (b"{",),
         r"[0-9a-f]{16}\.partial": _ANY,
+        r"[0-9a-f]{16}\.lock": _EMPTY,
     },
-    "prompts": {r"[^/]+/[\w-]+\.[a-z]+": (b"edgedec block 1\n",)},
+    "prompts": {r"[^/]+/[A-Za-z0-9_-]+\.[a-z]+": (b"edgedec block 1\n",)},
     "heads": {r"[0-9a-f]{16}\.path": (b"/", b"\\\\", *(bytes([drive, 58]) for drive in range(65, 91)))},
     "learned": {r"[0-9a-f]{32}\.learned": (b"edgedec learned files 1\n",)},
     "probes": {r"[a-z0-9-]+-[0-9a-f]{32}\.json": _JSON},
     "npu": {r"(\.[0-9a-f]{32}-[0-9a-f]{8}\.part|[0-9a-f]{32})/graph[^/]*": _ANY},
     "graphs": {
-        r"(\..+-[0-9a-f]{12}-[0-9a-f]{12}-[0-9a-f]{8}\.(part|old)|.+-[0-9a-f]{12}-[0-9a-f]{12})/"
-        r"(edgedec\.json|model\.onnx(\.data)?|vocabulary\.gguf|report\.(json|md))": _ANY
+        rf"(\.{_GRAPH}-[0-9a-f]{{8}}\.(part|old)|{_GRAPH})/"
+        r"(edgedec\.json|model\.onnx(\.data)?|vocabulary\.gguf|report\.(json|md))": _ANY,
+        rf"(\.{_GRAPH}-[0-9a-f]{{8}}\.part|{_GRAPH})\.lock": _EMPTY,
     },
-    "optimum": {r"[0-9a-f]{16}/pyvenv\.cfg": (b"home = ",)},  # stands for its whole folder
+    "optimum": {r"[0-9a-f]{16}/pyvenv\.cfg": (b"home = ",), r"[0-9a-f]{16}\.lock": _EMPTY},
 }
-_LOCK = re.compile(r"(\.?[0-9a-f]{16}|\.?.+-[0-9a-f]{12}-[0-9a-f]{12}(-[0-9a-f]{8}\.part)?)\.lock")
 _TEMPORARY = re.compile(r"\.([0-9a-f]{16}|[0-9]+-[0-9]+)\.tmp$")
 _HEAD_BYTES = 32
 
@@ -45,23 +48,17 @@ def is_ours(path: Path, root: Path, kind: str) -> bool:
         root: The folder `kind` of the cache; for the kind "", the cache itself.
         kind: A name of such a folder.
     """
-    parts = path.relative_to(root).parts
-    name = "/".join(parts)
-    folders = [root, *(root.joinpath(*parts[:i]) for i in range(1, len(parts)))][not kind :]
+    name = _TEMPORARY.sub("", path.relative_to(root).as_posix())
+    form = next((form for form in _FORMS.get(kind, ()) if re.fullmatch(form, name)), None)
     try:
-        if path.is_symlink() or not path.is_file() or any(folder.is_symlink() for folder in folders):
-            return False
-        if _LOCK.fullmatch(name):
-            return path.stat().st_size == 0
-        name = _TEMPORARY.sub("", name)
-        starts = next((starts for form, starts in _FORMS[kind].items() if re.fullmatch(form, name)), ())
-        if not starts:
+        places = [path, *path.parents][: len(path.parts) - len(root.parts) + bool(kind)]
+        if form is None or any(place.is_symlink() for place in places) or not path.is_file():
             return False
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError:
         return False
-    return any(head.startswith(start) or start.startswith(head) for start in starts)
+    return not head or any(head.startswith(start) or start.startswith(head) for start in _FORMS[kind][form])
 
 
 def sort_out(root: Path, kind: str) -> tuple[list[Path], list[Path]]:

@@ -20,7 +20,8 @@ TILES, BLOCK, LEARNED = b"edgedec tiles\r\n\0", b"edgedec block 1\n", b"edgedec 
 
 def test_what_is_written_is_known(tmp_path: Path) -> None:
     """Every writer's own files, so that a new form of a name or a header can't be forgotten."""
-    for value in ({}, [1], "text", 1.5, -1, True, None):
+    values: tuple[object, ...] = ({}, [1], "text", 1.5, -1, True, None)
+    for value in values:
         probe_cache.put(tmp_path, "common-text", json.dumps(value), value)
     blocks = BlockFiles(tmp_path / "prompts/m-01234567", 1 << 30, lambda _: 0, n_queued=9)
     blocks.write("a1.kv", np.zeros(1000, np.uint8), 1e9)
