@@ -1,16 +1,15 @@
 """What edgedec keeps on this machine besides the program itself, and deleting it: for `edgedec uninstall`.
 
-Only what edgedec puts there by itself is found: known names in the folders of the cache and of the configuration. A
-cache folder that is shared with other files (EDGEDEC_CACHE) keeps those.
+Only what edgedec puts there by itself is found: edgedec.storage.cache_files knows its files. A cache folder that is
+shared with other files (EDGEDEC_CACHE) keeps those.
 """
 
 import os
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedec.errors import StorageError
+from edgedec.storage.cache_files import delete, is_ours, sort_out
 from edgedec_models.cache import list_models, remove_model
 from edgedec_models.folders import cache_folder, config_folder, models_folder
 from edgedec_models.storage import size_of, storage_errors
@@ -38,14 +37,18 @@ class Leftover:
     Attributes:
         kind: What it is, for a person; MODEL and HEADS are kinds, too.
         path: A file or a folder; of a model, its first file.
-        n_bytes: The space it takes on the disk.
+        n_bytes: The space that edgedec's files take on the disk.
         name: Of a model, its name; else "".
+        files: The files in the folder, and of optimum the folders, that are edgedec's.
+        others: What else is in the folder, which stays.
     """
 
     kind: str
     path: Path
     n_bytes: int
     name: str = ""
+    files: Sequence[Path] = ()
+    others: Sequence[Path] = ()
 
 
 def find_leftovers() -> list[Leftover]:
@@ -59,10 +62,21 @@ def find_leftovers() -> list[Leftover]:
     models = [
         Leftover(MODEL, model.path, model.size_bytes, model.name) for model in list_models() if model.origin == "cache"
     ]
-    named = [(cache_folder() / name, kind) for name, kind in _IN_CACHE.items()]
-    named += [(config_folder() / name, kind) for name, kind in _IN_CONFIG.items()]
-    found = [Leftover(kind, path, _size(path)) for path, kind in named if os.path.lexists(path)]
-    return models + found
+    named = [(cache_folder(), name, kind) for name, kind in _IN_CACHE.items()]
+    named += [(config_folder(), name, kind) for name, kind in _IN_CONFIG.items()]
+    return models + [_leftover(root, name, kind) for root, name, kind in named if os.path.lexists(root / name)]
+
+
+def _leftover(root: Path, name: str, kind: str) -> Leftover:
+    path = root / name
+    with storage_errors("list", path):
+        if path.is_dir():
+            files, others = sort_out(path, name)
+        else:
+            files, others = ([path], []) if is_ours(path, root, "") else ([], [path])
+        parts = [part for path in files for part in (path.rglob("*") if path.is_dir() else [path])]
+        n_bytes = sum(size_of(part) for part in parts if not part.is_dir())
+    return Leftover(kind, path, n_bytes, "", files, others)
 
 
 def delete_leftovers(leftovers: Iterable[Leftover]) -> int:
@@ -79,8 +93,12 @@ def delete_leftovers(leftovers: Iterable[Leftover]) -> int:
         if leftover.kind == MODEL:
             n_freed += remove_model(leftover.name)
             had_models = True
-        else:
-            n_freed += leftover.n_bytes if _delete(leftover.path) else 0
+        for path in leftover.files:
+            with storage_errors("delete", path):
+                delete(path, leftover.path)
+        if leftover.kind != MODEL:
+            n_freed += leftover.n_bytes
+            _remove_if_empty(leftover.path)
     if had_models:
         _tidy(models_folder())
     for folder in (cache_folder(), config_folder()):
@@ -95,45 +113,13 @@ def completion_files() -> list[Path]:
     return [home / place for place in places if (home / place).is_file()]
 
 
-def _size(path: Path) -> int:
-    """Return the size of a file, or of all files below a folder, in bytes; links inside the folder are not followed."""
-    return sum(size_of(file) for file in _files(path)) if path.is_dir() else size_of(path)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    def fail(error: OSError) -> None:
-        raise StorageError(f"cannot list {error.filename}: {error.strerror}") from error
-
-    for parent, _, names in os.walk(folder, onerror=fail):
-        yield from (Path(parent, name) for name in names)
-
-
-def _delete(path: Path) -> bool:
-    """Delete a file, or what is in a folder and the folder; of a link to a folder, what is in it and the link."""
-    with storage_errors("delete", path):
-        if not os.path.lexists(path):
-            return False
-        if not path.is_dir():
-            path.unlink()
-            return True
-        for child in path.iterdir():
-            if child.is_dir() and not child.is_symlink():
-                shutil.rmtree(child)
-            else:
-                child.unlink()
-        if path.is_symlink():
-            path.unlink()
-        else:
-            path.rmdir()
-    return True
-
-
 def _tidy(folder: Path) -> None:
     """Delete the locks of downloads that are gone, and empty folders, in the folder of models."""
     for parent, _, names in os.walk(folder, topdown=False):
         for path in (Path(parent, name) for name in names if name.endswith(".lock")):
-            if not path.with_suffix("").exists():
-                _delete(path)
+            if not path.with_suffix("").exists() and not size_of(path):
+                with storage_errors("delete", path):
+                    path.unlink(missing_ok=True)
         _remove_if_empty(Path(parent))
 
 

@@ -15,7 +15,7 @@ from warnings import catch_warnings, filterwarnings
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.plugins import install_command
 from edgedec_apps.cli.output_files import require_writable, write_file
-from edgedec_apps.cli.shown.terminal import neutral, one_line
+from edgedec_apps.cli.shown.terminal import one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,4 +81,4 @@ def label(text: object) -> str:
     >>> label("a\\nb\\x00")
     'a␊b␀'
     """
-    return one_line(neutral(str(text)))
+    return one_line(text)

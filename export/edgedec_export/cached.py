@@ -5,7 +5,6 @@ graphs/NAME-KEY/    below the cache's root; KEY stands for the file's place, siz
 
 import hashlib
 import os
-import shutil
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -14,9 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from edgedec.errors import EdgedecError
-from edgedec.gguf.file import FLOATS, MANIFEST, read_gguf
+from edgedec.gguf.file import FLOATS, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions, ResolveOptions
+from edgedec.storage.cache_files import delete_folder, is_ours
 from edgedec.storage.probe_cache import cache_folder
 from edgedec_export.folder import read_manifest
 from edgedec_export.packing.weights import pack_levels
@@ -86,12 +86,13 @@ def make_graph(path: Path, options: LoadOptions) -> Path:
     waiting = ResolveOptions(on_progress=options.on_progress, cancel=options.cancel)
     with locked(folder, f"the graph of {path.name}", waiting):
         if read_manifest(folder) is None:
-            shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+            if folder.is_dir():
+                remove_graph(folder)  # a damaged one
             require_space(folder.parent, graph_bytes(path) + _GRAPH_BYTES, f"the graph of {path.name}")
             export_onnx(path, folder, on_progress=options.on_progress, cancel=options.cancel)
             for graph in list_graphs(cache_folder(options.cache_dir)):
                 if graph.path != folder and graph.path.name.rpartition("-")[0] == folder.name.rpartition("-")[0]:
-                    remove_graph(graph)  # of what the file was before
+                    remove_graph(graph.path)  # of what the file was before
     return folder
 
 
@@ -99,19 +100,19 @@ def list_graphs(root: Path) -> list[CachedGraph]:
     """Return the graphs below the root of the cache, sorted by name."""
     found = []
     for folder in sorted(_folder(root).glob("*")):
-        if folder.is_dir():
+        ours = [path for path in folder.iterdir() if is_ours(path, folder.parent, "graphs")] if folder.is_dir() else []
+        if ours:
             manifest = read_manifest(folder) or {}
             source = manifest.get("source")
             name = source.get("name") if isinstance(source, dict) else ""
-            found.append(CachedGraph(folder, sum(file.stat().st_size for file in folder.iterdir()), str(name)))
+            found.append(CachedGraph(folder, sum(file.stat().st_size for file in ours), str(name)))
     return found
 
 
-def remove_graph(graph: CachedGraph) -> None:
-    """Delete a graph, its manifest first, so that what is left over is none."""
-    with storage_errors(graph.path):
-        (graph.path / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(graph.path)
+def remove_graph(folder: Path) -> None:
+    """Delete a graph's folder, but for files that are not edgedec's."""
+    with storage_errors(folder):
+        delete_folder(folder, "graphs")
 
 
 def _hash(text: str) -> str:

@@ -6,7 +6,7 @@ separators, `..` or links cannot make it delete other files.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,7 +92,7 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
     """Delete a model from the cache, complete or not, and return the freed bytes; hf:OWNER/REPO deletes all its models.
 
     A draft head that was fetched for a model of the catalogue goes with it, and a picture encoder with the last model
-    of its folder.
+    of its repository or of its name.
 
     Args:
         cache_dir: Root of the cache; None for the default.
@@ -112,10 +112,10 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
     found += [
         pair for pair in stored if pair[0].name == f"{name}.head" and is_recorded(WantedFile("", pair[0].path, ""))
     ]
-    gone = {model.path for model, _ in found}
-    used = {one.path.parent for one, _ in stored if one.path not in gone and not is_projector_name(one.path)}
-    left = {path.parent for path in gone} - used
-    found += [pair for pair in stored if is_projector_name(pair[0].path) and pair[0].path.parent in left - {root}]
+    models = [model.path for model, _ in stored if not is_projector_name(model.path)]
+    gone = {model.path for model, _ in found}.intersection(models)
+    others = [path for path in models if path not in gone]
+    found += [pair for pair in stored if is_projector_name(pair[0].path) and _goes(pair[0].path, gone, others, root)]
     found = [pair for i, pair in enumerate(found) if pair not in found[:i]]
     n_freed = 0
     with ExitStack() as locks:
@@ -126,9 +126,26 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
             n_freed += sum(_delete(file) for file in files if not file.name.endswith(".lock"))
     for model, _ in found:
         forget_head(model.path, root.parent)
-    for folder in {model.path.parent for model, _ in found}:
+    for folder in filter(Path.is_dir, {model.path.parent for model, _ in found}):  # a folder of another is gone with it
         _prune(folder, root)
     return n_freed
+
+
+def _goes(projector: Path, gone: Collection[Path], others: Collection[Path], root: Path) -> bool:
+    """Return whether a picture encoder goes with models: no other one has it by its name, or is in its repository."""
+    from edgedec_runtimes.pictures.finding import base_name
+
+    def home(path: Path) -> Path:
+        parts = path.relative_to(root).parts
+        return root.joinpath(*parts[:4]) if parts[0] == "hf" else path.parent
+
+    def has(path: Path) -> bool:
+        return path.parent == projector.parent and base_name(projector) in ("", base_name(path))
+
+    place = home(projector)
+    if place != root and place in map(home, gone) and place not in map(home, others):
+        return True
+    return any(map(has, gone)) and not any(map(has, others))
 
 
 def is_projector_name(path: Path) -> bool:

@@ -85,13 +85,16 @@ def test_it_is_made_once_and_listed(wheels: Path, tmp_path: Path, monkeypatch: p
 def test_what_another_release_left_is_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Environments of other releases, and incomplete ones, are deleted."""
     monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path))
-    old = environments_folder(tmp_path) / "0123"
-    old.mkdir(parents=True)
-    (old / "file").write_bytes(bytes(2000))
+    old = environments_folder(tmp_path) / "0123456789abcdef"
+    mine = old.with_name("mine")
+    for folder in (old, mine):
+        folder.mkdir(parents=True)
+        (folder / "pyvenv.cfg").write_bytes(b"home = /usr/bin".ljust(2000))
     name = "optimum, for edgedec export --via optimum (of another release, or unfinished)"
     assert run_here("cache", "list").text == f"   2.0 kB  {name}\n"
-    assert run_here("cache", "prune").err == f"   2.0 kB  {name}\n2.0 kB freed\n"
-    assert not old.exists()
+    stays = f"not edgedec's, and stays: {mine / 'pyvenv.cfg'}\n"
+    assert run_here("cache", "prune").err == f"   2.0 kB  {name}\n{stays}2.0 kB freed\n"
+    assert [path.name for path in mine.parent.iterdir()] == ["mine"]
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`); a
   `list` and `doctor` print their reports there.
 - Standard error gets progress, the summary after a reply, and errors. `-q` leaves out progress and summary. Progress is
   a bar at a terminal, and plain lines elsewhere.
-- At a terminal, control characters and direction overrides in foreign texts are made visible. Pipes and files get the
-  text unchanged, in UTF-8 unless PYTHONIOENCODING says otherwise.
+- Control characters and direction overrides in foreign texts are made visible, and a log record is one line. Pipes and
+  files get generated text unchanged, in UTF-8 unless PYTHONIOENCODING says otherwise.
 - A prompt from a file or a pipe is UTF-8. A byte order mark at its start and one line end at its end are dropped.
 - PROMPT together with a file or a pipe is one prompt: the content, an empty line, PROMPT. Such a command reads its pipe
   to the end; inside a shell loop that reads lines itself, give the command `</dev/null`.

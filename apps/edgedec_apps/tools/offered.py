@@ -48,8 +48,9 @@ class Tool:
 def offered(lists: Sequence[tuple[str, Sequence[Listed]]]) -> tuple[list[Tool], list[str]]:
     """Return the tools of servers by names that differ, and a sentence for each that is left out.
 
-    A name that several tools would have gets its server's name before it in all of them, so that no server can put
-    itself in the place of another one. Long descriptions are cut.
+    A name that several tools would have, or that begins with the name of another server and "_", gets its server's
+    name before it. A tool whose name still begins with that of another server is left out. So no server can put itself
+    in the place of another one, whichever is listed first. Long descriptions are cut.
 
     >>> [tool.name for tool in offered([("a", [Listed("x.y", "", {})]), ("b", [Listed("z", "", {})])])[0]]
     ['x_y', 'z']
@@ -59,15 +60,20 @@ def offered(lists: Sequence[tuple[str, Sequence[Listed]]]) -> tuple[list[Tool], 
     found = [(server, each) for server, listed in lists for each in listed]
     plain = [_plain(each.name) for _, each in found]
     times = Counter(plain)
+    prefixes = {server: _plain(f"{server}_") for server, _ in lists}
     tools, left_out, taken = list[Tool](), list[str](), set[str]()
     for (server, each), name in zip(found, plain, strict=True):
-        wanted = name if times[name] == 1 else _plain(f"{server}_{name}")
-        if (fault := _fault(name, wanted, taken, each)) is not None:
+        others = tuple(prefix for other, prefix in prefixes.items() if other != server)
+        final = name if times[name] == 1 and not name.startswith(others) else _plain(f"{server}_{name}")
+        fault = _fault(name, final, taken, each)
+        if final.startswith(others):
+            fault = f"its name {final} begins with that of another server; rename one of the two servers"
+        if fault is not None:
             left_out.append(f"the tool {each.name!r:.80} of {server} is left out: {fault}")
             continue
-        taken.add(wanted)
+        taken.add(final)
         short = Listed(each.name, each.description[:_MOST_DESCRIPTION], each.parameters)
-        tools.append(Tool(wanted, server, short))
+        tools.append(Tool(final, server, short))
     return tools, left_out
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from edgedec.errors import OfflineError, RuntimeUnavailableError
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, OnProgress, report_progress
+from edgedec.storage.cache_files import is_ours
 from edgedec_export.optimum.child_process import last_line, run_child
 from edgedec_export.training.torch_library import CPU_INDEX
 from edgedec_models.fetching.lock import locked
@@ -115,7 +116,7 @@ def list_environments(cache_dir: Path) -> list[Environment]:
     """
     folder, current = environments_folder(cache_dir), environment_folder(cache_dir)
     with storage_errors("list", folder):
-        paths = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        paths = sorted(p.parent for p in folder.glob("*/pyvenv.cfg") if is_ours(p, folder, "optimum"))
         return [Environment(path, _size(path), path == current and is_ready(path)) for path in paths]
 
 

@@ -14,6 +14,7 @@ _CALLS = "edgedec_runtimes.pictures.calls:PictureCalls"
 # glibc hands out zeros then. libmtmd multiplies memory that nothing was written to by 0.0 (rows of [IMG_BREAK] of
 # pixtral), so what lay there before could make rows that are no numbers.
 _ZEROS = {"MALLOC_PERTURB_": "255"}
+_SHORT = frozenset({"decoder", "encoder", "layout", "measure"})
 IDLE_S = 60.0
 
 
@@ -45,7 +46,8 @@ class PictureChild:
         """Call a method of PictureCalls and return what it returns.
 
         `cancel` ends the process, which no other way would stop, and so do `patience_s` seconds without an answer; the
-        next call starts it again.
+        next call starts it again. A short call that was lost is made once more: what ran beside it may have ended the
+        process.
 
         Raises:
             EdgedecError: What the method raised.
@@ -53,17 +55,19 @@ class PictureChild:
             RuntimeLostError: The process ended, such as by a check of its library; the next call starts it again.
         """
         check_cancelled(cancel, "reading pictures")
-        child = self._taken()
-        try:
-            with cancel.calling(child.kill) if cancel is not None else nullcontext():
-                return child.ask(method, *arguments, on_progress=on_progress, patience_s=patience_s).value
-        except RuntimeLostError as error:
-            check_cancelled(cancel, "reading pictures")
-            raise RuntimeLostError(
-                f"the process that reads pictures was lost ({error.marked})", "ask again, or with another picture"
-            ) from None
-        finally:
-            self._given_back()
+        for is_last in (method not in _SHORT, True):
+            child = self._taken()
+            try:
+                with cancel.calling(child.kill) if cancel is not None else nullcontext():
+                    return child.ask(method, *arguments, on_progress=on_progress, patience_s=patience_s).value
+            except RuntimeLostError as error:
+                check_cancelled(cancel, "reading pictures")
+                if is_last:
+                    why = f"the process that reads pictures was lost ({error.marked})"
+                    raise RuntimeLostError(why, "ask again, or with another picture") from None
+            finally:
+                self._given_back()
+        raise AssertionError("the last call returns or raises")
 
     def close(self) -> None:
         """End the process; a later call raises RuntimeLostError."""

@@ -91,7 +91,7 @@ class PictureReader:
         self._most_bytes, self._n_bytes = most_bytes, 0
         self._kept = OrderedDict[int, tuple[PictureRows, ...]]()  # by the first id, the newest last
         self._sizes = OrderedDict[bytes, tuple[int, int]]()
-        self._lock, self._encoding = threading.Lock(), threading.Lock()
+        self._lock, self._encoding, self._measuring = threading.Lock(), threading.Lock(), threading.Lock()
         self._decoder: str | None = None
 
     @property
@@ -186,7 +186,8 @@ class PictureReader:
         with self._lock:
             found = self._sizes.get(source.digest)
         if found is None:
-            found = self._child.ask("measure", source.data, self.limits, source.name, patience_s=DECODING_S)
+            with self._measuring:  # so the patience is for this picture alone
+                found = self._child.ask("measure", source.data, self.limits, source.name, patience_s=DECODING_S)
             with self._lock:
                 self._sizes[source.digest] = found
                 if len(self._sizes) > 1024:

@@ -23,6 +23,7 @@ from shutil import disk_usage
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.storage import cache_files
 from edgedec.storage.whole_file import write_atomically
 
 FOLDER = "prompts"
@@ -201,7 +202,7 @@ def make_room(root: Path, most_bytes: int, n_bytes: int) -> int:
         OSError: The folder can't be read.
     """
     files, now, n_held = [], time.time(), 0
-    for path, state in _files(root):
+    for path, state in _files(root.resolve()):  # the folder that is written to may be a link
         if path.suffix == ".tmp":
             if now - state.st_mtime > _LEFT_S:
                 with suppress(OSError):
@@ -234,18 +235,15 @@ def list_folders(root: Path) -> list[BlockFolder]:
 
 def delete_folder(root: Path, name: str) -> None:
     """Delete the blocks of a model; what can't be deleted stays."""
-    for path, _ in _files(root):
-        if path.parent.name == name:
-            with suppress(OSError):
-                path.unlink()
     with suppress(OSError):
-        (root / name).rmdir()
+        cache_files.delete_folder(root / name, FOLDER)
 
 
 def _files(root: Path) -> list[tuple[Path, os.stat_result]]:
     """Return all files of blocks with what the system knows of them; those that vanish meanwhile are left out."""
     found = []
     for path in root.glob("*/*"):
-        with suppress(OSError):
-            found.append((path, path.lstat()))
+        if cache_files.is_ours(path, root, FOLDER):
+            with suppress(OSError):
+                found.append((path, path.lstat()))
     return found

@@ -4,7 +4,6 @@ The graph is exported once, into the cache. ONNX Runtime runs it by its WebGPU p
 driver that dies ends that process and no other. docs/gpu.md is the user's guide.
 """
 
-import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +18,7 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import Device, IsOver, MemoryPlan, MemoryTerm, Split, format_bytes
 from edgedec.model import Model
 from edgedec.runtime import RuntimeReport
+from edgedec.storage.cache_files import delete_folder
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel, Hosting
 from edgedec_runtimes.cpu.network import read_network
@@ -66,7 +66,8 @@ class WebGpu:
         except ModelError as error:
             if folder == path:
                 raise
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                delete_folder(folder, "graphs")
             raise ModelFormatError(
                 f"{error.marked}; it was deleted from the cache: ask again to make it anew"
             ) from error

@@ -1,12 +1,16 @@
 """The commands that only tell: info, doctor, list and --version, for a person and as JSON; rm keeps to the cache."""
 
 import json
+import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes.command_line import run_here, run_process
+from support.processes.command_line import rename_model, run_here, run_process
 
+from edgedec_apps.cli.shown.log import show_log
+from edgedec_apps.cli.shown.terminal import say, write_facts, write_line
 from edgedec_runtimes.cpu.tiles.huge_pages import HugePages
 
 
@@ -15,6 +19,48 @@ def own_models(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the tiny model as the person's own folder of models."""
     monkeypatch.setenv("EDGEDEC_MODELS", str(model.parent))
     return model.parent
+
+
+HOSTILE = [*map(chr, range(0x20)), "\x7f", *map(chr, range(0x80, 0xA0)), *"\u202a\u202e\u2066\u2069\ud800\udfff"]
+BREAKS = ["\n", "\r", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029", "\r\n"]
+
+
+def log(text: str) -> None:
+    """Log a text as the server logs a path."""
+    logger = logging.getLogger("edgedec")
+    before = logger.handlers, logger.level, logger.propagate
+    show_log()
+    logging.getLogger("edgedec.server").info("%s %s", "GET", text)
+    logger.handlers, logger.level, logger.propagate = before
+
+
+@pytest.mark.parametrize("show", [say, write_line, log, lambda text: write_facts([("name", text)])])
+def test_what_strangers_wrote_is_shown_without_controls(
+    show: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Controls of both sets, direction overrides and halves of surrogate pairs, into a pipe too; letters stay."""
+    show(f"a{''.join(HOSTILE)}é\u05d0🙂")
+    shown = "".join(capsys.readouterr())
+    assert not set(shown) & set(HOSTILE) - {"\n", "\t"}
+    assert shown.rstrip("\n").endswith("é\u05d0🙂")
+
+
+@pytest.mark.parametrize("show", [log, lambda text: write_facts([("name", text)])])
+def test_no_text_makes_two_lines_of_one(show: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither a report nor a log gets a line that somebody else has written."""
+    for each in BREAKS:
+        show(f"/{each}edgedec.server: POST /v1/completions 200")
+        assert len("".join(capsys.readouterr()).splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_info_shows_metadata_without_controls(model: Path, tmp_path: Path) -> None:
+    """Where standard output is a pipe, too."""
+    odd = rename_model(tmp_path / "m.gguf", model, "x\x1b[2J\n\u202eyzw")
+    found = run_here("info", odd)
+    assert found.code == 0
+    assert "x␛[2J␊\ufffdyzw" in found.text
+    assert json.loads(run_here("info", odd, "--json").out)["name"] == "x\x1b[2J\n\u202eyzw"
 
 
 @pytest.mark.slow

@@ -16,6 +16,16 @@ from edgedec_apps.leftovers import _IN_CACHE, _IN_CONFIG
 from edgedec_runtimes.shared.file_lock import try_lock
 
 MINE = b"not edgedec's"
+KEY = "0123456789abcdef"
+STARTS = {
+    "tiles": b"edgedec tiles\r\n\0",
+    "head": b"/a",
+    "prompt": b"edgedec block 1\n",
+    "learned": b"edgedec learned files 1\n",
+    "probe": b"{}",
+    "optimum": b"home = /usr",
+    "history": b'"hi"',
+}
 
 
 @pytest.fixture
@@ -26,18 +36,21 @@ def kept(cache: Path, model: Path, tmp_path: Path) -> dict[str, Path]:
         "model": cache / "models/tiny.gguf",
         "hub": cache / "models/hf/o/r/main/m-Q4_0.gguf",
         "partial": cache / "models/half.gguf.partial",
-        "tiles": cache / "tiles/a.b.tiles",
-        "head": cache / "heads/tiny.gguf",
-        "probe": cache / "probes/x.json",
-        "npu": cache / "npu/abc/graph.bin",
-        "optimum": cache / "optimum/0123/bin/python",
+        "tiles": cache / f"tiles/{KEY}.{KEY}.tiles",
+        "head": cache / f"heads/{KEY}.path",
+        "prompt": cache / "prompts/tiny-01234567/a1.kv",
+        "learned": cache / f"learned/{KEY}{KEY}.learned",
+        "probe": cache / f"probes/curve-{KEY}{KEY}.json",
+        "npu": cache / f"npu/{KEY}{KEY}/graph.bin",
+        "graph": cache / f"graphs/m-{KEY[:12]}-{KEY[:12]}/model.onnx",
+        "optimum": cache / f"optimum/{KEY}/pyvenv.cfg",
         "history": cache / "chat-history",
         "preset": config / "presets/short.toml",
         "catalogue": config / "catalogue.toml",
     }
-    for path in files.values():
+    for name, path in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x" * 1000)
+        path.write_bytes(STARTS.get(name, b"x").ljust(1000))
     shutil.copy(model, files["model"])
     files["model"].with_name("tiny.gguf.json").write_text("{}")
     return files
@@ -68,9 +81,9 @@ def test_delete_leaves_nothing(kept: dict[str, Path], cache: Path) -> None:
     """--delete --yes deletes all of it, and the folders that are empty then; a second time there is nothing."""
     model_bytes = kept["model"].stat().st_size
     listed = json.loads(run_here("uninstall", "--json").text)["kept"]
-    assert sum(entry["size_bytes"] for entry in listed) == model_bytes + 10 * 1000
+    assert sum(entry["size_bytes"] for entry in listed) == model_bytes + 13 * 1000
     result = run_here("uninstall", "--delete", "--yes")
-    assert (result.code, result.err) == (0, f"{format_bytes(model_bytes + 10 * 1000 + len('{}'))} freed\n")
+    assert (result.code, result.err) == (0, f"{format_bytes(model_bytes + 13 * 1000 + len('{}'))} freed\n")
     assert not cache.exists()
     assert not kept["preset"].parent.parent.exists()
     again = run_here("uninstall", "--delete", "--yes")
@@ -95,10 +108,19 @@ def test_what_is_not_edgedecs_stays(kept: dict[str, Path], cache: Path, tmp_path
     (elsewhere / "mine.bin").write_bytes(MINE)
     (cache / "npu/link").symlink_to(elsewhere)
     (cache / "models/readme.txt").write_bytes(MINE)
-    assert run_here("uninstall", "--delete", "--yes").code == 0
-    assert sorted(path.relative_to(cache).as_posix() for path in cache.rglob("*")) == [
-        *("empty", "models", "models/readme.txt", "notes.txt")
-    ]
+    for name in ("tiles", "head", "prompt", "learned", "probe", "graph"):
+        kept[name].with_name(f"my {kept[name].name}").write_bytes(MINE)
+    kept["tiles"].with_name(f"{'0' * 16}.{KEY}.tiles").write_bytes(MINE)
+    (cache / "prompts/mine.txt").write_bytes(MINE)
+    (cache / "prompts/link-01234567").symlink_to(kept["prompt"].parent)
+    (cache / f"learned/{KEY * 2}.0123456789abcdef.tmp").write_bytes(MINE)
+    mine = {path for path in cache.rglob("*") if path.is_symlink() or (path.is_file() and path.read_bytes() == MINE)}
+    result = run_here("uninstall", "--delete", "--yes")
+    assert result.code == 0
+    assert {path for path in cache.rglob("*") if path.is_symlink() or path.is_file()} == mine
+    assert (cache / "empty").is_dir()
+    told = {line.removeprefix("not edgedec's, and stays: ") for line in result.text.splitlines() if "stays: " in line}
+    assert told == {str(path) for path in mine if path.parent not in (cache, cache / "models")}
     assert (elsewhere / "mine.bin").read_bytes() == MINE
 
 

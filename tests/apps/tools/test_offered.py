@@ -1,8 +1,11 @@
 """The names by which a model calls tools, which of them run without a question, and texts of answers."""
 
+import itertools
 import json
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from edgedec_apps.cli.chat.tool_calls import argument_rows
 from edgedec_apps.tools.offered import MOST_TOOLS, Listed, is_allowed, offered
@@ -25,6 +28,37 @@ def test_no_server_takes_the_name_of_anothers_tool() -> None:
     ]
     assert not left_out
     assert not any(is_allowed(tool.name, ["read"]) for tool in tools)
+
+
+LONG = "x" * 60
+
+
+@pytest.mark.parametrize(
+    ("lists", "names"),
+    [
+        ([("evil", ["read", "files_read"]), ("files", ["read"])], {"evil_read", "evil_files_read", "files_read"}),
+        ([("evil", ["files_read"]), ("files", [])], {"evil_files_read"}),  # the other server is down
+        ([("evil", ["files.read"]), ("files", ["write"])], {"evil_files_read", "write"}),
+        ([("evil", ["fil\u0435s_read", "Files_read"]), ("files", ["x"])], {"fil_s_read", "Files_read", "x"}),
+        ([("files", ["read", "own"]), ("files_read", ["read", "x"])], {"files_read", "own", "x"}),
+        ([("files", ["x", "read_x"]), ("files_read", ["x"]), ("c", ["read_x"])], {"files_x", "c_read_x"}),
+        ([("a.b", ["x"]), ("a_b", ["x"])], set()),
+        (
+            [("evil", [LONG + "yyyy"]), (LONG + "yyyy", ["x"]), ("c", ["x"])],
+            {f"evil_{LONG}"[:64], "c_x", LONG + "yyyy"},
+        ),
+        ([(LONG, ["abc", "q"]), (LONG + "_abc", ["q"]), ("c", ["abc"])], {LONG + "_q", "c_abc"}),
+    ],
+)
+def test_no_name_begins_with_that_of_another_server(lists: list[tuple[str, list[str]]], names: set[str]) -> None:
+    """Whichever server is listed first: what is allowed by the name of a server is a tool of that server."""
+    for order in itertools.permutations(lists):
+        tools, left_out = offered([(server, listed(*each)) for server, each in order])
+        assert {tool.name for tool in tools} == names
+        assert len(tools) + len(left_out) == sum(len(each) for _, each in lists)
+        for server, _ in lists:
+            pattern = f"{f'{server}_'[:64]}*"
+            assert all(tool.server == server for tool in tools if is_allowed(tool.name, [pattern]))
 
 
 def test_tools_that_no_model_can_get_are_left_out() -> None:

@@ -50,6 +50,37 @@ def test_it_is_fetched_listed_with_no_model_and_removed_with_the_last_one(server
     assert not path.parent.exists()
 
 
+HUB = "hf/o/r/main"
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "gone"),
+    [
+        (["eye-Q8_0", "mmproj-eye-f16", "a", "mmproj-a-f16"], "eye-Q8_0", ["mmproj-eye-f16"]),
+        (["eye-Q8_0", "eye-Q4_0", "mmproj-eye-f16"], "eye-Q8_0", []),
+        (["eye-Q8_0", "mmproj-f16"], "eye-Q8_0", ["mmproj-f16"]),
+        (["eye-Q8_0", "a", "mmproj-f16"], "eye-Q8_0", []),
+        (["eye-Q8_0", "mmproj-a-f16"], "eye-Q8_0", []),
+        (["eye-Q8_0", "mmproj-eye-f16", "mmproj-eye-Q8_0"], "mmproj-eye-f16", []),
+        ([f"{HUB}/eye-Q8_0", f"{HUB}/mmproj-x-f16"], "hf:o/r:eye-Q8_0.gguf", [f"{HUB}/mmproj-x-f16"]),
+        ([f"{HUB}/q8/eye-Q8_0", f"{HUB}/mmproj-x-f16"], "hf:o/r:q8/eye-Q8_0.gguf", [f"{HUB}/mmproj-x-f16"]),
+        ([f"{HUB}/q8/eye-Q8_0", f"{HUB}/q4/eye-Q4_0", f"{HUB}/mmproj-f16"], "hf:o/r:q8/eye-Q8_0.gguf", []),
+        ([f"{HUB}/a", f"{HUB}/mmproj-a-f16", f"{HUB}/b"], "hf:o/r:a.gguf", [f"{HUB}/mmproj-a-f16"]),
+    ],
+)
+def test_an_encoder_goes_with_the_last_model_that_has_it(
+    root: Path, files: list[str], name: str, gone: list[str]
+) -> None:
+    """In the cache's own folder by the name, in a repository also where the model lies in a folder of it."""
+    paths = {file: root / "models" / f"{file}.gguf" for file in files}
+    for path in paths.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(model_bytes(9))
+    remove_model(name)
+    model = name.replace("hf:o/r:", f"{HUB}/").removesuffix(".gguf")
+    assert {file for file, path in paths.items() if not path.exists()} == {model, *gone}
+
+
 def test_pull_completes_a_model_that_was_fetched_without_it(server: StubServer, root: Path) -> None:
     """As one that an earlier release fetched; a load does not ask the network for it."""
     add_repository(server, "someone/eye-GGUF", REPO)

@@ -97,6 +97,9 @@ def test_the_child_may_end_and_the_next_call_starts_it_again(tmp_path: Path) -> 
     with pytest.raises(CancelledError):
         reader.rows([reader.measure(ONE), replaced(reader, TWO, one)], cancel)
     assert reader.rows([reader.measure(TWO)])
+    os.kill(reader.processes[0], signal.SIGSTOP)
+    threading.Timer(0.3, os.kill, (reader.processes[0], signal.SIGKILL)).start()  # as another client's picture may
+    assert reader.measure(picture_file(seed=2)).width > 0
     reader.close()
     assert reader.processes == ()
     with pytest.raises(RuntimeLostError, match="closed"):

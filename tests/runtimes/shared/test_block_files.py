@@ -195,12 +195,18 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
             assert opened(tmp_path).read(path.name, 300 * N_BYTES, 300 * N_BYTES) is not None
             path.unlink()
     left = tmp_path / "m" / "1.kv.0123456789abcdef.tmp"
-    left.write_bytes(b"x")
+    left.write_bytes(b"edgedec bl")
+    others = [left.with_name("1.tmp"), left.with_name("mine.kv.0123456789abcdef.tmp"), left.with_name("notes.txt")]
+    for path in others:
+        path.write_bytes(b"somebody else's")
+        os.utime(path, (1e9, 1e9))
     make_room(tmp_path, 1 << 40, 0)
     assert left.exists()
     os.utime(left, (1e9, 1e9))
     make_room(tmp_path, 1 << 40, 0)
     assert not left.exists()
+    make_room(tmp_path, 1, 0)
+    assert all(path.exists() for path in others)
 
 
 def test_folders_are_listed_and_deleted(tmp_path: Path) -> None:
@@ -211,6 +217,10 @@ def test_folders_are_listed_and_deleted(tmp_path: Path) -> None:
         ("model-eeeeeeee", 1),
         ("A-b-c-ffffffff", 2),
     ]
-    delete_folder(tmp_path, "A-b-c-ffffffff")
+    (tmp_path / "A-b-c-ffffffff" / "notes.kv").write_bytes(b"somebody else's")
+    (tmp_path / "link").symlink_to(tmp_path / "model-eeeeeeee")
+    for name in ("A-b-c-ffffffff", "link"):
+        delete_folder(tmp_path, name)
+    assert [path.name for path in (tmp_path / "A-b-c-ffffffff").iterdir()] == ["notes.kv"]
     assert [folder.name for folder in list_folders(tmp_path)] == ["model-eeeeeeee"]
     assert list_folders(tmp_path / "absent") == []

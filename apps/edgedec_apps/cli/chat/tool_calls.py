@@ -104,7 +104,7 @@ class ChatTools:
         if decision == "stop":
             return ToolResult("Not run: the user stopped the answer.", failed=True), False
         if decision == "no":
-            say(f"({call.name} did not run)")
+            say(f"({one_line(call.name)} did not run)")
             why = "The user declined this call." if self.asks else "This tool is not allowed here."
             return ToolResult(why, failed=True), True
         if decision == "always":
@@ -119,7 +119,8 @@ class ChatTools:
             return ToolResult("The user stopped this call.", failed=True), False
         if not quiet:
             what = "failed" if result.failed else "answered"
-            say(f"({one_line(call.name)} {what}: {_short(result.text)}{f'; {result.note}' if result.note else ''})")
+            note = f"; {result.note}" if result.note else ""
+            say(one_line(f"({call.name} {what}: {_short(result.text)}{note})"))
         return result, True
 
     def _call(self, call: ToolCall, most: int, cancel: CancelToken) -> ToolResult:
@@ -157,7 +158,7 @@ def argument_rows(arguments: str, most: int = _MOST_SHOWN) -> list[str]:
     """
     given = json.loads(arguments or "{}", parse_float=exact_float)
     texts = {name: dumps(value, ensure_ascii=False) for name, value in given.items()}
-    rows = [f"{_visible(name[:100])}: {_visible(one_line(cut(text, most)[0]))}" for name, text in texts.items()]
+    rows = [f"{_visible(name[:100])}: {_visible(cut(text, most)[0])}" for name, text in texts.items()]
     if len(rows) > _MOST_ROWS and most == _MOST_SHOWN:
         rows = [*rows[:_MOST_ROWS], f"and {len(rows) - _MOST_ROWS} further arguments"]
     return rows or ["no arguments"]

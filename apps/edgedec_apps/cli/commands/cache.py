@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from edgedec.errors import ModelFormatError, StorageError
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.storage.cache_files import sort_out
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Quiet, tiles_option
 from edgedec_apps.cli.shown.progress import ProgressLine
@@ -67,7 +68,8 @@ def prune(
 ) -> None:
     """Delete tile files whose model is gone or has changed, old environments of optimum, and unfinished files.
 
-    Graphs for GPUs are deleted with --all alone; the next use of the GPU makes them again.
+    Graphs for GPUs are deleted with --all alone; the next use of the GPU makes them again. Other programs' files, and
+    what lies behind links, are named and stay.
     """
     from edgedec_export.cached import list_graphs, remove_graph
     from edgedec_export.optimum.environment import list_environments, remove_environment
@@ -80,13 +82,16 @@ def prune(
         if (everything or not environment.is_current) and remove_environment(environment):
             removed.append((environment.n_bytes, _environment_name(environment)))
     for graph in list_graphs(root) if everything else ():
-        remove_graph(graph)
+        remove_graph(graph.path)
         removed.append((graph.n_bytes, _graph_name(graph)))
     for each in list_folders(root / FOLDER) if everything else ():
         delete_folder(root / FOLDER, each.name)
         removed.append((each.n_bytes, _prompts_name(each.name)))
     for n_bytes, name in removed:
         say(f"{format_bytes(n_bytes):>9}  {name}")
+    for kind in ("tiles", FOLDER, "graphs", "optimum"):
+        for path in sort_out(root / kind, kind)[1]:
+            say(f"not edgedec's, and stays: {one_line(path)}")
     say(f"{format_bytes(sum(n_bytes for n_bytes, _ in removed))} freed")
 
 

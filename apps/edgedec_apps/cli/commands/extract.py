@@ -13,7 +13,7 @@ from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, prompt_o
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.prompt import find_documents
 from edgedec_apps.cli.shown.progress import ProgressLine
-from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_text
+from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_line
 
 if TYPE_CHECKING:
     from edgedec.sequence import Extraction
@@ -64,7 +64,8 @@ def command(
     if output.as_json:
         write_json(document)
     else:
-        write_text("".join(f"{span.probability:.4f}  {one_line(span.text)}\n" for span in found.spans))
+        for span in found.spans:
+            write_line(f"{span.probability:.4f}  {one_line(span.text)}")
     if output.json_out is not None:
         write_json_file(output.json_out, document)
     if not output.quiet:

@@ -56,6 +56,8 @@ def _write_report(found: "list[Leftover]") -> None:
     if not found:
         write_line("edgedec keeps nothing on this machine")
         return
+    for path in (path for each in found for path in each.others):
+        write_line(f"not edgedec's, and stays: {one_line(path)}")
     for each in found:
         what = f"{each.kind} {each.name}" if each.name else each.kind
         write_line(f"{format_bytes(each.n_bytes):>9}  {one_line(what)}  {one_line(each.path)}")
@@ -65,6 +67,7 @@ def _write_report(found: "list[Leftover]") -> None:
 def _write_document(found: "list[Leftover]") -> None:
     kept = [
         {"kind": each.kind, "name": each.name, "path": os.fspath(each.path), "size_bytes": each.n_bytes}
+        | ({"stays": list(map(os.fspath, each.others))} if each.others else {})
         for each in found
     ]
     write_json({"kept": kept, "remove_program": removal_command()})

@@ -12,6 +12,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.shown.progress import ProgressLine
+from edgedec_apps.cli.shown.terminal import say
 from edgedec_models.needs_download import NeedsDownloadError
 from edgedec_models.stand_in import model_or_stand_in
 
@@ -58,6 +59,7 @@ def _stand_in(model: str, flags: LoadFlags, folder: Path, *, quiet: bool) -> str
 
 def _agrees(error: NeedsDownloadError) -> bool:
     """Ask a person at the terminal whether a model may be downloaded, and return the answer."""
-    sys.stderr.write(f"edgedec: {error}\nDownload it now? [y/N] ")
+    say(f"edgedec: {error}")
+    sys.stderr.write("Download it now? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -4,11 +4,11 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from edgedec_apps.cli.shown.terminal import say
+from edgedec_apps.cli.shown.terminal import one_line, say
 
 
 class _SayingHandler(logging.Handler):
-    """Prints log records on standard error; control characters in them, from a model's metadata, are made visible."""
+    """Prints each log record as a line on standard error, whatever a client or a model's metadata put into it."""
 
     def __init__(self, name: str | None = None, before: Callable[[], None] | None = None) -> None:
         """Print each record behind `name`, by default its logger's; `before` is called before each."""
@@ -19,7 +19,7 @@ class _SayingHandler(logging.Handler):
         """Print one record."""
         if self._before is not None:
             self._before()
-        say(f"{self._name or record.name}: {record.getMessage()}")
+        say(one_line(f"{self._name or record.name}: {record.getMessage()}"))
 
 
 class _KeepingHandler(logging.Handler):

@@ -1,7 +1,7 @@
 """Output for a person: text goes to standard output, everything else to standard error.
 
-Text from models and files is never read as markup. At a terminal its control characters are made visible, so that no
-model can write escape sequences; pipes and files get the text unchanged.
+Text from models, files and clients is never read as markup. Its control characters are made visible, so that nobody can
+write escape sequences to a terminal or lines into a log; pipes and files get generated text unchanged.
 """
 
 import json
@@ -10,14 +10,16 @@ import shutil
 import sys
 import textwrap
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any
 
 _KEPT = {"\n", "\t"}
-# A C0 control character becomes its picture (U+2400 and on); a C1 control or a direction override becomes U+FFFD.
+# A C0 control character becomes its picture (U+2400 and on). A C1 control, a direction override and half of a surrogate
+# pair become U+FFFD.
 _VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in _KEPT}
 _VISIBLE |= {0x7F: 0x2421}
-_VISIBLE |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
-_BREAKS = {0x0A: 0x240A, 0x0D: 0x240D}
+_OTHERS = (range(0x80, 0xA0), range(0x202A, 0x202F), range(0x2066, 0x206A), range(0xD800, 0xE000))
+_VISIBLE |= {code: 0xFFFD for codes in _OTHERS for code in codes}
+_ONE_LINE = _VISIBLE | {0x0A: 0x240A, 0x2028: 0xFFFD, 0x2029: 0xFFFD}
 
 
 def neutral(text: str) -> str:
@@ -30,12 +32,12 @@ def neutral(text: str) -> str:
 
 
 def one_line(text: object) -> str:
-    """Return a value as text with its line ends made visible, so that it can't look like several lines of a report.
+    """Return a value as neutral text without line ends, so that it can't look like several lines of a report.
 
-    >>> one_line("a\\nb")
-    'a␊b'
+    >>> one_line("a\\nb\\x1b")
+    'a␊b␛'
     """
-    return str(text).translate(_BREAKS)
+    return str(text).translate(_ONE_LINE)
 
 
 def prepare_streams() -> None:
@@ -69,18 +71,18 @@ def abandon_output() -> None:
 def say(message: str) -> None:
     """Print a line on standard error; do nothing where standard error is closed."""
     with suppress(OSError, ValueError):
-        print(_for(sys.stderr, message), file=sys.stderr, flush=True)
+        print(neutral(message), file=sys.stderr, flush=True)
 
 
 def write_text(text: str) -> None:
-    """Write generated text to standard output and flush it."""
-    sys.stdout.write(_for(sys.stdout, text))
+    """Write generated text to standard output, as it is unless that is a terminal, and flush it."""
+    sys.stdout.write(neutral(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def write_line(line: str) -> None:
     """Write a line of a report to standard output."""
-    sys.stdout.write(_for(sys.stdout, line) + "\n")
+    sys.stdout.write(neutral(line) + "\n")
 
 
 def write_json(document: Any) -> None:
@@ -99,7 +101,3 @@ def write_facts(rows: list[tuple[str, str]], *, indent: str = "") -> None:
         if len(line) > columns > len(hanging) + 20:
             line = textwrap.fill(line, columns, subsequent_indent=hanging, break_on_hyphens=False)
         write_line(line)
-
-
-def _for(stream: TextIO, text: str) -> str:
-    return neutral(text) if stream.isatty() else text

@@ -194,7 +194,7 @@ def endpoint(handler: Handler) -> Endpoint:
         except EdgedecError as error:
             return refusal(request.url.path, problem_of(error))
         except Exception as error:
-            _LOG.exception("%s failed", request.url.path)
+            _LOG.exception("%r failed", request.url.path)
             return refusal(request.url.path, problem_of(error))
 
     return answer

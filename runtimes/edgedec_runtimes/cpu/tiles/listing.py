@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgedec.errors import ModelFormatError, StorageError
+from edgedec.storage.cache_files import is_ours
 from edgedec_runtimes.cpu.tiles.sources import Source, exists, is_current, read_sources, sources_path, write_sources
 from edgedec_runtimes.shared.file_lock import try_lock
 from edgedec_runtimes.shared.pages import is_mapped
@@ -55,13 +56,15 @@ def tiles_folder(cache_dir: Path) -> Path:
 
 
 def tile_paths(folder: Path, suffix: str = ".tiles") -> list[Path]:
-    """Return the files with a suffix in the folder, sorted by name; none where there is no folder.
+    """Return edgedec's files with a suffix in the folder, sorted by name; none where there is no folder.
 
     Raises:
         OSError: The folder can't be read.
     """
     try:
-        return sorted(folder / name for name in os.listdir(folder) if name.endswith(suffix))
+        root = folder.resolve()  # the folder that is written to may be a link
+        names = sorted(name for name in os.listdir(root) if name.endswith(suffix))
+        return [folder / name for name in names if is_ours(root / name, root, "tiles")]
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -85,7 +88,8 @@ def prune_tiles(
 ) -> list[TileEntry]:
     """Delete all tile files but the current ones, and return what was deleted.
 
-    A file that a process is writing stays. A deleted file stays valid for the processes that have mapped it.
+    A file that a process is writing stays, and so does all behind a link. A deleted file stays valid for the processes
+    that have mapped it.
 
     Args:
         cache_dir: The cache's root.
@@ -96,7 +100,9 @@ def prune_tiles(
         StorageError: A file can't be deleted.
     """
     folder = tiles_folder(cache_dir)
-    removed = []
+    removed = list[TileEntry]()
+    if folder.is_symlink():
+        return removed
     for entry in list_tiles(cache_dir):
         outdated = layouts is not None and entry.layout not in layouts
         if (everything or outdated or entry.state != "current") and _delete_entry(entry):

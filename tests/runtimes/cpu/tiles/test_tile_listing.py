@@ -57,14 +57,18 @@ def test_prune_deletes_what_is_stale(maker: Maker, tmp_path: Path) -> None:
     os.utime(others[1].path, (1, 1))
     paths[others[2].path].write_bytes(b"edgedec")
     folder = maker.root / "tiles"
-    for name in ("a.partial", "a.lock", "b.json", "b.json.1-1.tmp"):
-        (folder / name).write_bytes(b"left")
+    key, others = "0123456789abcdef", [f"{'0' * 16}.lock", "a.json", "a.partial", "a.tiles", "b.json.1-1.tmp", "c.tmp"]
+    for name in (f"{key}.partial", f"{key}.lock", f"{key}.{key}.json", f"{key}.{key}.json.1-1.tmp"):
+        (folder / name).write_bytes(b"" if name.endswith("lock") else b"{")
+    for name in others:
+        (folder / name).write_bytes(b"somebody else's")
     assert sorted(states(maker)) == ["changed", "current", "damaged", "missing", "unfinished"]
     n_bytes = sum(entry.n_bytes for entry in list_tiles(maker.root) if entry.state != "current")
     removed = prune_tiles(maker.root)
     assert sorted(entry.state for entry in removed) == ["changed", "damaged", "missing", "unfinished"]
     assert sum(entry.n_bytes for entry in removed) == n_bytes
-    assert maker.files() == [paths[maker.path].with_suffix(".json"), paths[maker.path]]
+    left = [paths[maker.path].with_suffix(".json"), paths[maker.path], *(folder / name for name in others)]
+    assert maker.files() == sorted(left)
     maker.open().close()
     assert maker.reports == []
 
@@ -84,12 +88,13 @@ def test_prune_leaves_what_is_being_written(maker: Maker) -> None:
     """A partial file whose lock is held is somebody's work, even for prune --all."""
     folder = maker.root / "tiles"
     folder.mkdir(parents=True)
-    (folder / "a.partial").write_bytes(b"1")
-    lock = try_lock(folder / "a")
+    partial = folder / "0123456789abcdef.partial"
+    partial.write_bytes(b"1")
+    lock = try_lock(partial.with_suffix(""))
     assert lock is not None
     with lock:
         assert prune_tiles(maker.root, everything=True) == []
-        assert (folder / "a.partial").exists()
+        assert partial.exists()
         assert lock.path.exists()
     assert [entry.n_bytes for entry in prune_tiles(maker.root)] == [1]
     assert maker.files() == []
@@ -155,8 +160,10 @@ def test_cache_prune(maker: Maker) -> None:
     """`cache prune` deletes what is stale, with --all everything, and says what that freed."""
     maker.open().close()
     assert command(maker, "cache", "prune").stderr == b"0 B freed\n"
-    assert command(maker, "cache", "prune", "--all").stderr == b"  20.5 kB  m.gguf\n20.5 kB freed\n"
-    assert maker.files() == []
+    (maker.root / "tiles/mine").write_bytes(b"somebody else's")
+    stays = f"not edgedec's, and stays: {maker.root / 'tiles/mine'}\n"
+    assert command(maker, "cache", "prune", "--all").stderr.decode() == f"  20.5 kB  m.gguf\n{stays}20.5 kB freed\n"
+    assert [path.name for path in maker.files()] == ["mine"]
 
 
 def test_cache_verify(maker: Maker) -> None:

@@ -39,9 +39,10 @@ export class Tools {
 
   async one(call, signal) {
     const tool = this.found.find(({ definition }) => definition.function.name === call.name);
-    if (tool?.ask && !this.always.has(call.name)) {
+    const allowed = `${tool?.server}/${call.name}`; // servers of a later list may have other tools of that name
+    if (tool?.ask && !this.always.has(allowed)) {
       const wish = await asked(call, tool.server, signal);
-      if (wish === "always") this.always.add(call.name);
+      if (wish === "always") this.always.add(allowed);
       else if (wish !== "run") return { result: "The user declined this call.", failed: true };
     }
     try {

@@ -1,0 +1,115 @@
+"""Files of edgedec in a shared cache are known by name and first bytes: whole, cut short, or of an earlier release."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgedec.drafters.suffix.learned_file import Learned, LearnedSource, learned_path
+from edgedec.storage import cache_files, probe_cache
+from edgedec.storage.cache_files import is_ours, sort_out
+from edgedec_apps.cli.chat.typed_history import TypedHistory
+from edgedec_apps.learned_files import write_learned
+from edgedec_models.draft_heads import remember_head
+from edgedec_runtimes.shared.block_files import BlockFiles
+
+KEY = "0123456789abcdef"
+TILES, BLOCK, LEARNED = b"edgedec tiles\r\n\0", b"edgedec block 1\n", b"edgedec learned files 1\n"
+
+
+def test_what_is_written_is_known(tmp_path: Path) -> None:
+    """Every writer's own files, so that a new form of a name or a header can't be forgotten."""
+    values: tuple[object, ...] = ({}, [1], "text", 1.5, -1, True, None)
+    for value in values:
+        probe_cache.put(tmp_path, "common-text", json.dumps(value), value)
+    blocks = BlockFiles(tmp_path / "prompts/m-01234567", 1 << 30, lambda _: 0, n_queued=9)
+    blocks.write("a1.kv", np.zeros(1000, np.uint8), 1e9)
+    blocks.close()
+    source = LearnedSource("/a", np.arange(9, dtype=np.int32))
+    write_learned(Learned(learned_path(tmp_path, bytes(16)), ("m",), (source,)))
+    remember_head(tmp_path / "head", tmp_path)
+    TypedHistory(tmp_path / "chat-history").add("hi")
+    for kind, n_files in (("probes", 7), ("prompts", 1), ("learned", 1), ("heads", 1)):
+        ours, others = sort_out(tmp_path / kind, kind)
+        assert (len(ours), others) == (n_files, []), kind
+    assert is_ours(tmp_path / "chat-history", tmp_path, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "data", "ours"),
+    [
+        ("tiles", f"{KEY}.{KEY}.tiles", TILES, True),
+        ("tiles", f"{KEY}.{KEY}.tiles", TILES[:5], True),
+        ("tiles", f"{KEY}.{KEY}.tiles", b"GGUF", False),
+        ("tiles", f"{KEY}.tiles", TILES, False),
+        ("tiles", f"{KEY.upper()}.{KEY}.tiles", TILES, False),
+        ("tiles", f"{KEY}.{KEY}.json.12-3.tmp", b"{", True),  # of an earlier release
+        ("tiles", f"{KEY}.{KEY}.json.{KEY}.tmp", b"", True),
+        ("tiles", f"notes.json.{KEY}.tmp", b"{", False),
+        ("tiles", f"{KEY}.lock", b"", True),
+        ("tiles", f"{KEY}.lock", b"12345", False),
+        ("prompts", "m-01234567/1.kv", BLOCK, True),
+        ("prompts", "m-01234567/1.kv", b"KV", False),
+        ("prompts", "m-01234567/1 (copy).kv", BLOCK, False),
+        ("prompts", f"m-01234567/1.kv.{KEY}.tmp", BLOCK[:3], True),
+        ("prompts", f"m-01234567/1.kv.{KEY}.tmp", b"draft", False),
+        ("prompts", "1.kv", BLOCK, False),
+        ("prompts", "m-01234567/deep/1.kv", BLOCK, False),
+        ("heads", f"{KEY}.path", b"/home/a/head", True),
+        ("heads", f"{KEY}.path", b"C:\\head", True),
+        ("heads", f"{KEY}.path", b"notes", False),
+        ("heads", "mine.gguf", b"GGUF", False),  # a head that the user put there
+        ("learned", f"{KEY}{KEY}.learned", LEARNED, True),
+        ("learned", f"{KEY}{KEY}.learned", b"edgedec learnt", False),
+        ("learned", "mine.learned", LEARNED, False),
+        ("probes", f"curve-{KEY}{KEY}.json", b"{}", True),
+        ("probes", f"curve-{KEY}{KEY}.json", b"<xml>", False),
+        ("probes", "settings.json", b"{}", False),
+        ("npu", f"{KEY}{KEY}/graph.onnx", b"x", True),
+        ("npu", f".{KEY}{KEY}-01234567.part/graph_qnn.bin", b"x", True),
+        ("npu", f"{KEY}{KEY}/notes.txt", b"x", False),
+        ("graphs", f"a-b-{KEY[:12]}-{KEY[:12]}/model.onnx.data", b"x", True),
+        ("graphs", f"a-b-{KEY[:12]}-{KEY[:12]}/photo.jpg", b"x", False),
+        ("graphs", "mine/model.onnx", b"x", False),
+        ("optimum", f"{KEY}/pyvenv.cfg", b"home = /usr/bin", True),
+        ("optimum", "mine/pyvenv.cfg", b"home = /usr/bin", False),
+    ],
+)
+def test_form_and_first_bytes_decide(tmp_path: Path, kind: str, name: str, data: bytes, ours: bool) -> None:
+    """And no link leads to the file: neither the file itself, nor a folder, nor the folder of its kind."""
+    path = tmp_path / kind / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    assert is_ours(path, tmp_path / kind, kind) is ours
+    (tmp_path / "linked").symlink_to(tmp_path / kind)
+    assert not is_ours(tmp_path / "linked" / name, tmp_path / "linked", kind)
+    assert sort_out(tmp_path / "linked", kind) == ([], [tmp_path / "linked"])
+    elsewhere = path.rename(tmp_path / "elsewhere")
+    path.symlink_to(elsewhere)
+    assert not is_ours(path, tmp_path / kind, kind)
+    path.unlink()
+    if path.parent != tmp_path / kind:
+        path.parent.rmdir()
+        (tmp_path / "folder").mkdir()
+        path.parent.symlink_to(tmp_path / "folder")
+        elsewhere.rename(path)
+        assert not is_ours(path, tmp_path / kind, kind)
+        assert sort_out(tmp_path / kind, kind)[0] == []
+
+
+def test_deleting_leaves_what_is_beside(tmp_path: Path) -> None:
+    """Folders go where they are empty, up to the folder of the kind, and never above it."""
+    root = tmp_path / "npu"
+    for name in ("1" * 32, "2" * 32):
+        (root / name).mkdir(parents=True)
+        (root / name / "graph.onnx").write_bytes(b"x")
+    (root / ("2" * 32) / "mine").write_bytes(b"x")
+    for name in ("1" * 32, "2" * 32):
+        cache_files.delete_folder(root / name, "npu")
+    assert [path.relative_to(root).as_posix() for path in root.rglob("*")] == ["2" * 32, f"{'2' * 32}/mine"]
+    history = tmp_path / "cache" / "chat-history"
+    history.parent.mkdir()
+    history.write_bytes(b'"hi"')
+    cache_files.delete(history, history)
+    assert list(history.parent.iterdir()) == []
