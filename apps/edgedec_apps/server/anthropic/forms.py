@@ -40,6 +40,10 @@ class MessageForm:
         message: dict[str, Any] = self._head | {"content": []} | ends
         return iter((_event("message_start", message=message), _event("ping")))
 
+    def quiet(self) -> bytes:
+        """Return an event that says nothing."""
+        return _event("ping")
+
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a token adds to the answer."""
         for change in self._blocks.take(self._splitter.feed(0, piece.output)):

@@ -1,5 +1,6 @@
 """Sends an answer to its client: one JSON object, or a stream, or an error in the place of either."""
 
+import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -8,6 +9,11 @@ from starlette.types import Send
 
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.fields import Fields
+
+QUIET = b": the server is at work\n\n"
+"""A comment, which clients of server-sent events pass over."""
+STREAM_HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
+"""Headers of every stream: no proxy may hold it back, or compress it."""
 
 
 class StreamForm(Protocol):
@@ -35,16 +41,27 @@ class Sender:
         self._send = send
         self._fields = fields
         self._started = False
+        self._sent_s = 0.0
+
+    async def begin(self) -> None:
+        """Send the header of a stream, unless that was done before."""
+        assert self.dialect is not None, "a stream begins when its form is known"
+        if not self._started:
+            await self._start(200, {"content-type": self.dialect.media_type} | STREAM_HEADERS)
+            self._sent_s = asyncio.get_running_loop().time()
+
+    def quiet_left_s(self, quiet_s: float) -> float | None:
+        """Return how long a stream may yet be silent, where `quiet_s` is the most; None before the stream begins."""
+        return max(0.0, self._sent_s + quiet_s - asyncio.get_running_loop().time()) if self._started else None
 
     async def send(self, chunks: Iterable[bytes]) -> None:
         """Send a part of a stream."""
         data = b"".join(chunks)
         if not data:
             return
-        assert self.dialect is not None, "a stream begins when its form is known"
-        if not self._started:
-            await self._start(200, {"content-type": self.dialect.media_type, "cache-control": "no-store"})
+        await self.begin()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent_s = asyncio.get_running_loop().time()
 
     async def finish(self) -> None:
         """End the stream."""

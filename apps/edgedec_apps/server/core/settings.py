@@ -32,6 +32,7 @@ class Settings:
         n_parallel: Requests that run at once.
         n_queue: Requests that may wait; further ones are answered with 429.
         timeout_s: Most seconds of a request, including its wait.
+        quiet_s: Most seconds for which a stream sends nothing.
         header_timeout_s: Most seconds until the header of a request is complete.
         body_timeout_s: Most seconds until the body of a request is complete.
         max_body_bytes: Most bytes of a request's body.
@@ -55,6 +56,7 @@ class Settings:
     n_parallel: int = 1
     n_queue: int = 16
     timeout_s: float = 600.0
+    quiet_s: float = 10.0
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     max_body_bytes: int = 8_000_000

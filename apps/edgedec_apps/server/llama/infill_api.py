@@ -15,7 +15,7 @@ from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import Begun, Finished, Piece, Reading, TextRequest
 from edgedec_apps.server.core.lent import read_wanted
 from edgedec_apps.server.core.reply import Dialect, Reply
-from edgedec_apps.server.core.sender import sse
+from edgedec_apps.server.core.sender import QUIET, sse
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.core.structured import structured_options, with_close
 from edgedec_apps.server.llama.fields import prompt_progress
@@ -98,8 +98,12 @@ class InfillForm:
         self._warms_up = warms_up
 
     def begun(self, begun: Begun) -> Iterable[bytes]:
-        """Return nothing: a stream begins with the first token."""
-        return ()
+        """Return a comment, as the form has nothing to say before the first token."""
+        return (QUIET,)
+
+    def quiet(self) -> bytes:
+        """Return a comment."""
+        return QUIET
 
     def reading(self, reading: Reading) -> Iterator[bytes]:
         """Yield how far the prompt is read."""

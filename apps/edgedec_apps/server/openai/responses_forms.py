@@ -14,6 +14,7 @@ from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.reports import chat_entries
+from edgedec_apps.server.core.sender import QUIET
 from edgedec_apps.server.openai.forms import report, usage
 from edgedec_apps.server.openai.responses_requests import Asked
 
@@ -58,6 +59,10 @@ class ResponseForm:
         self._splitter.begin(begun.opened)
         document = self._document("in_progress", [])
         return (self._event(kind, response=document) for kind in ("response.created", "response.in_progress"))
+
+    def quiet(self) -> bytes:
+        """Return a comment."""
+        return QUIET
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a token adds to the answer."""
