@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from edgedec.errors import ModelFormatError, RequestError
+from edgedec.errors import ModelFormatError, RequestError, StorageError
 from edgedec.storage.whole_file import write_atomically
 from edgedec_models.folders import config_folder, is_plain
 from edgedec_models.storage import storage_errors
@@ -98,7 +98,7 @@ def list_presets() -> list[Preset]:
     for name in preset_names():
         try:
             found.append(find_preset(name))
-        except ModelFormatError:
+        except (ModelFormatError, StorageError):
             continue
     return [preset for preset in found if preset is not None]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedec.errors import ModelFormatError, RequestError
+from edgedec.errors import ModelFormatError, RequestError, StorageError
 from edgedec_models.presets import (
     MOST_BYTES,
     Preset,
@@ -108,6 +108,22 @@ def test_a_damaged_file_is_named(text: str, words: str) -> None:
     assert str(path) in str(caught.value)
     assert list_presets() == []
     assert remove_preset("x")
+
+
+def test_a_file_that_can_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error that names it, and the list goes on without it."""
+    paths = {name: save_preset(Preset(name, "tiny")) for name in ("ape", "poet")}
+    read = Path.read_bytes
+
+    def reading(path: Path) -> bytes:
+        if path == paths["ape"]:
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", reading)
+    with pytest.raises(StorageError, match=r"ape\.toml"):
+        find_preset("ape")
+    assert [preset.name for preset in list_presets()] == ["poet"]
 
 
 @pytest.mark.slow
