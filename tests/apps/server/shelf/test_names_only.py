@@ -186,7 +186,10 @@ def test_a_damaged_file_is_named(running: Running, home: Path) -> None:
             reply = running.client.post(address, json=asked | {"max_tokens": 1} if "v1" in address else asked)
             assert (reply.status_code, str(path) in reply.text) == (404, True), reply.text
     listed = [model["name"] for model in running.client.get("/api/tags").json()["models"]]
-    assert (listed, running.client.get("/api/ps").status_code) == (["ape", "cut", "deep.head", "good.head", "junk"], 200)
+    assert (listed, running.client.get("/api/ps").status_code) == (
+        ["ape", "cut", "deep.head", "good.head", "junk"],
+        200,
+    )
     assert {model["id"] for model in running.client.get("/v1/models").json()["data"]} == set(listed)
     asked = {"model": "ape", "messages": messages("x"), "options": {"num_predict": 1}}
     assert running.client.post("/api/chat", json=asked).status_code == 200
