@@ -30,8 +30,11 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
-_METHODS = "DELETE, GET, HEAD, POST"
-"""The methods of all addresses."""
+_ALLOWED = {
+    "access-control-allow-methods": "DELETE, GET, HEAD, POST",
+    "access-control-allow-private-network": "true",
+    "access-control-max-age": "600",
+}
 # RFC 9110, section 7.2; a name has no character that a domain name can't have.
 _HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9.-]+)|\[(?P<address>[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\])(?::[0-9]{1,5})?")
 _LOG = getLogger("edgedec.server")
@@ -74,8 +77,8 @@ class Guard:
         try:
             try:
                 self._check(path, scope["method"], asked)
-                app = _preflight(asked) if cors and _asks_before(scope["method"], asked) else self._app
-                await app(scope, receive, sending)
+                asks = cors and scope["method"] == "OPTIONS" and "access-control-request-method" in asked
+                await (_preflight(asked) if asks else self._app)(scope, receive, sending)
             except Exception as error:
                 if status:
                     raise
@@ -117,20 +120,10 @@ class Guard:
             raise ApiError(f"the API key {what}: send Authorization: Bearer KEY", status=401, code="invalid_api_key")
 
 
-def _asks_before(method: str, headers: Headers) -> bool:
-    """Return whether a browser asks, before a page's request, whether it may send that."""
-    return method == "OPTIONS" and "access-control-request-method" in headers
-
-
 def _preflight(headers: Headers) -> Response:
-    """Return the answer to such a question: all methods of ours, and whatever headers the page sends."""
-    allowed = {
-        "access-control-allow-methods": _METHODS,
-        "access-control-allow-headers": headers.get("access-control-request-headers", ""),
-        "access-control-allow-private-network": "true",
-        "access-control-max-age": "600",
-    }
-    return Response(status_code=204, headers=allowed)
+    """Return the answer to a browser that asks what a page may send: all methods of ours, and any headers."""
+    named = headers.get("access-control-request-headers", "")
+    return Response(status_code=204, headers=_ALLOWED | {"access-control-allow-headers": named})
 
 
 def _names_this_machine(host: str, hosts: Collection[str] = ()) -> bool:

@@ -27,26 +27,20 @@ from edgedec_apps.server.core.generation import (
 from edgedec_apps.server.core.lent import Lending, Lent
 from edgedec_apps.server.core.prompts import read_prompts
 from edgedec_apps.server.core.room import Share
-from edgedec_apps.server.core.sender import Sender
+from edgedec_apps.server.core.sender import Sender, StreamForm
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.shelf.request_queue import RequestQueue
 from edgedec_apps.server.shelf.shelf import Lease
 
 
-class Dialect(Protocol):
+class Dialect(StreamForm, Protocol):
     """The form of the answer to one request."""
-
-    media_type: str
-    """Media type of the stream."""
 
     streams: bool
     """Whether the answer comes as a stream."""
 
     def begun(self, begun: Begun) -> Iterable[bytes]:
         """Return what begins the stream, as soon as the request is taken."""
-
-    def quiet(self) -> bytes:
-        """Return what a stream sends while it has no news, so that no client or proxy gives up."""
 
     def piece(self, piece: Piece) -> Iterable[bytes]:
         """Return what a token adds to the stream."""
@@ -56,9 +50,6 @@ class Dialect(Protocol):
 
     def end(self, generations: list[Generation]) -> Iterable[bytes]:
         """Return what ends the stream."""
-
-    def failed(self, error: BaseException) -> bytes:
-        """Return the last part of a stream that an error ends."""
 
     def whole(self, generations: list[Generation], queued_s: float) -> Mapping[str, Any]:
         """Return the answer in one piece; without texts, to a request that only wants the model to be loaded."""

@@ -9,16 +9,15 @@ from typing import Any
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.replies import Parts
-from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece, Reading
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.reports import chat_entries, completion_logprobs, explanations, finish_reason, timings
-from edgedec_apps.server.core.sender import QUIET, sse
+from edgedec_apps.server.core.sender import EventForm, sse
 from edgedec_apps.server.llama.fields import prompt_progress
 from edgedec_apps.server.openai.requests import Delivery
 
 
-class _Form(ABC):
+class _Form(EventForm, ABC):
     """What both kinds of answers have in common. Implements reply.Dialect, with the methods of the kinds below.
 
     Args:
@@ -28,7 +27,6 @@ class _Form(ABC):
         n: Number of texts for each prompt.
     """
 
-    media_type = "text/event-stream"
     _prefix: str
     """The beginning of an answer's id."""
     _whole: str
@@ -47,14 +45,6 @@ class _Form(ABC):
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
         """Return a whole text as an entry of `choices`."""
 
-    def begun(self, begun: Begun) -> Iterable[bytes]:
-        """Return a comment, as the form has nothing to say before the first token."""
-        return (QUIET,)
-
-    def quiet(self) -> bytes:
-        """Return a comment."""
-        return QUIET
-
     def reading(self, reading: Reading) -> Iterator[bytes]:
         """Yield how far a prompt is read, in llama-server's form."""
         yield self._event(self._nothing(reading.index), prompt_progress(reading))
@@ -68,10 +58,6 @@ class _Form(ABC):
         if self._delivery.usage:
             yield sse(self._document(self._part, []) | {"usage": self._usage(generations)})
         yield sse("[DONE]")
-
-    def failed(self, error: BaseException) -> bytes:
-        """Return an error as the last event."""
-        return sse(problem_of(error).openai())
 
     def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
         """Return the answer in one piece."""
