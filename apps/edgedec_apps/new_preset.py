@@ -7,7 +7,11 @@ from typing import Any
 from edgedec.chat import open_template
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec_models.cache import list_models
+from edgedec_models.catalogue import find_model
 from edgedec_models.presets import Preset, find_preset
+
+DEFAULT = "default"
+"""What clients call a model that they need not choose; never a preset."""
 
 
 def new_preset(name: str, base: str, texts: Mapping[str, str | None], options: Mapping[str, Any]) -> Preset:
@@ -20,13 +24,19 @@ def new_preset(name: str, base: str, texts: Mapping[str, str | None], options: M
         options: Options that replace or join those of the base.
 
     Raises:
-        RequestError: The name is a model's, or no name; an option is out of range; the template does not compile.
+        RequestError: The name is a model's, here or in the catalogue, or is no name that people can see and requests
+            can mean; an option is out of range; the template does not compile.
         ModelNotFoundError: The base is a path.
         ModelFormatError: The base is a damaged preset.
     """
     if any(mark in base for mark in "/\\") and not base.startswith(("hf:", "ollama:")):
         raise ModelNotFoundError(f"{base!r:.200} is a path; a preset is made of a model with a name (edgedec list)")
-    if any(model.name == name for model in list_models()):
+    if name != name.strip() or not name.isprintable() or "#" in name or name.lower() == DEFAULT:
+        raise RequestError(
+            f"{name!r:.200} is no name for a preset: it must be printable, without # and without spaces at its ends, "
+            f"and {DEFAULT!r} is what clients call the first model of a server"
+        )
+    if find_model(name) is not None or any(model.name == name for model in list_models()):
         raise RequestError(f"{name!r} is the name of a model; give the preset another name")
     older = find_preset(base)
     start = Preset(name, base) if older is None else replace(older, name=name)

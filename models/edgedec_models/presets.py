@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from edgedec.errors import ModelFormatError, RequestError
+from edgedec.errors import ModelFormatError, RequestError, StorageError
 from edgedec.storage.whole_file import write_atomically
 from edgedec_models.folders import config_folder, is_plain
 from edgedec_models.storage import storage_errors
@@ -83,6 +83,9 @@ class Preset:
         return self.options.get(_CONTEXT)
 
 
+_TEXTS = [each.name for each in fields(Preset) if each.name not in ("name", "options")]
+
+
 def presets_folder() -> Path:
     """Return the folder of the presets; it may be absent."""
     return config_folder() / "presets"
@@ -98,7 +101,7 @@ def list_presets() -> list[Preset]:
     for name in preset_names():
         try:
             found.append(find_preset(name))
-        except ModelFormatError:
+        except (ModelFormatError, StorageError):
             continue
     return [preset for preset in found if preset is not None]
 
@@ -178,10 +181,9 @@ def _path(name: str) -> Path:
 
 
 def _preset(name: str, document: dict[str, Any]) -> Preset:
-    texts = [each.name for each in fields(Preset) if each.name not in ("name", "options")]
-    if unknown := sorted(set(document) - {*texts, "options"}):
-        raise RequestError(f"the key {unknown[0]!r} is not known; known: {', '.join(texts)}, options")
-    if wrong := [key for key in texts if not isinstance(document.get(key, ""), str)]:
+    if unknown := sorted(set(document) - {*_TEXTS, "options"}):
+        raise RequestError(f"the key {unknown[0]!r} is not known; known: {', '.join(_TEXTS)}, options")
+    if wrong := [key for key in _TEXTS if not isinstance(document.get(key, ""), str)]:
         raise RequestError(f"{wrong[0]} must be a string")
     if not document.get("model"):
         raise RequestError("it names no model (model = ...)")
@@ -202,7 +204,7 @@ def _toml(preset: Preset) -> str:
     stop = ["x"]
     <BLANKLINE>
     """
-    texts = {name: getattr(preset, name) for name in ("model", "system", "template", "draft_head")}
+    texts = {name: getattr(preset, name) for name in _TEXTS}
     lines = [f"{name} = {_value(text)}" for name, text in texts.items() if text]
     if preset.options:
         lines += ["", "[options]", *(f"{name} = {_value(value)}" for name, value in preset.options.items())]

@@ -2,11 +2,12 @@
 
 import os
 import random
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from edgedec.errors import ModelFormatError, RequestError
+from edgedec.errors import ModelFormatError, RequestError, StorageError
 from edgedec_models.presets import (
     MOST_BYTES,
     Preset,
@@ -24,6 +25,7 @@ FULL = Preset(
     system='He said "é\\n\u2028", \x7f\x00 then\r\nleft.',
     template="{{ messages[0]['content'] }}\t{# x #}",
     draft_head="off",
+    lora="/models/tone of mine.gguf=0.5\n/models/b.gguf",
     options={"temperature": 1e-05, "top_k": 5, "ignore_end": True, "stop": ("a\n", '"'), "n_ctx": 64, "top_p": 1.0},
 )
 
@@ -41,9 +43,9 @@ def test_what_is_saved_is_found() -> None:
     path = save_preset(FULL)
     found = find_preset("poet")
     assert found is not None
-    assert (found.model, found.system, found.template, found.draft_head) == (
-        *(FULL.model, FULL.system, FULL.template, FULL.draft_head),
-    )
+    texts = [each.name for each in fields(Preset) if each.name != "options"]
+    assert all(getattr(FULL, name) for name in texts)
+    assert [getattr(found, name) for name in texts] == [getattr(FULL, name) for name in texts]
     assert (found.sampling, found.n_ctx) == (FULL.sampling, 64)
     if os.name == "posix":
         assert path.stat().st_mode & 0o777 == 0o600
@@ -108,6 +110,22 @@ def test_a_damaged_file_is_named(text: str, words: str) -> None:
     assert str(path) in str(caught.value)
     assert list_presets() == []
     assert remove_preset("x")
+
+
+def test_a_file_that_can_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error that names it, and the list goes on without it."""
+    paths = {name: save_preset(Preset(name, "tiny")) for name in ("ape", "poet")}
+    read = Path.read_bytes
+
+    def reading(path: Path) -> bytes:
+        if path == paths["ape"]:
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", reading)
+    with pytest.raises(StorageError, match=r"ape\.toml"):
+        find_preset("ape")
+    assert [preset.name for preset in list_presets()] == ["poet"]
 
 
 @pytest.mark.slow

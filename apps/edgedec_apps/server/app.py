@@ -6,7 +6,6 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -55,14 +54,6 @@ def build_app(service: Service) -> Starlette:
     ]
     paths = [route.path for route in routes if isinstance(route, Route)]
     middleware = [Middleware(Guard, service=service, paths=paths)]
-    if service.settings.origins:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=list(service.settings.origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type"],
-        )
-        middleware.append(cors)
     app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_such})
     app.state.service = service
     mimetypes.add_type("text/javascript", ".js")  # missing in the tables of some systems

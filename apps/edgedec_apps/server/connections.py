@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgedec_apps.server.core.errors import Problem
 from edgedec_apps.server.core.service import Service, refusal
+from edgedec_apps.server.guard import Guard
 
 _READ_BYTES = 16_384  # most bytes of one read, and of a body that the application has not read yet
 _SLACK_S = 15.0  # more than the limits of the application, which answers requests that exceed them
@@ -55,7 +56,7 @@ class Connection(H11Protocol):
             transport.max_size = _READ_BYTES
         self._enter(_Phase.HEADER)
         if not self._has_place():
-            self.app = _no_place
+            self.app = Guard(_no_place, self._service, ())
 
     def data_received(self, data: bytes) -> None:
         """Take bytes, and stop reading where enough of a body waits for the application."""
@@ -121,7 +122,7 @@ class Connection(H11Protocol):
             self._enter(without_request)
         elif theirs is h11.SEND_BODY:
             self._enter(_Phase.BODY)
-        elif not self.cycle.response_complete:
+        elif self.cycle is not None and not self.cycle.response_complete:
             self._enter(_Phase.ANSWER)
 
     def _enter(self, phase: _Phase) -> None:

@@ -16,7 +16,7 @@ from edgedec.gguf.file import GGUF, floats
 from edgedec.gguf.metadata import get_int, get_text
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.hf.tensors import gguf_name, in_neighbours, to_neighbours
-from edgedec_runtimes.weights.adapters import Adapter, AdapterPair, Floats, content_hash
+from edgedec_runtimes.weights.adapters import Adapter, AdapterPair, Floats, content_hash, require_pair
 from edgedec_runtimes.weights.config_values import ConfigValues
 from edgedec_runtimes.weights.safetensors import ITEM_BYTES, Tensor, read_header, read_json
 
@@ -52,9 +52,23 @@ def read_peft(folder: Path, gguf: GGUF) -> Adapter:
     """
     config = ConfigValues(folder / CONFIG, read_json(folder / CONFIG), _REMEDY)
     _require_plain(config)
-    tensors, path = read_header(folder / WEIGHTS), folder / WEIGHTS
-    architecture = get_text(gguf, "general.architecture") or ""
+    path, architecture = folder / WEIGHTS, _architecture(gguf)
     pairs = {}
+    for target, (module, first, second) in _matrices(path, architecture).items():
+        a, b = _matrix(first), _matrix(second)
+        if in_neighbours(architecture, target) and b.size:
+            b = _reordered(b, gguf, architecture, path, first.name)
+        pairs[target] = AdapterPair(*_alike(a, b), _factor(config, module, b.shape[1]))
+    return Adapter(folder, content_hash((folder / CONFIG, path)), pairs)
+
+
+def _architecture(gguf: GGUF) -> str:
+    return get_text(gguf, "general.architecture") or ""
+
+
+def _matrices(path: Path, architecture: str) -> dict[str, tuple[str, Tensor, Tensor]]:
+    """Return the module and the two tensors of each matrix that an adapter changes, by the GGUF's name of it."""
+    tensors, found = read_header(path), {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         target = gguf_name(architecture, f"{match[1]}.weight") if match else None
@@ -66,20 +80,22 @@ def read_peft(folder: Path, gguf: GGUF) -> Adapter:
         if other is None:
             raise ModelFormatError(f"{path}: tensor {name[:100]!r} is there alone; download the adapter again")
         if match[2] == "A":
-            a, b = _matrix(tensor), _matrix(other)
-            if in_neighbours(architecture, target) and b.size:
-                b = _reordered(b, gguf, architecture, path, name)
-            pairs[target] = AdapterPair(*_alike(a, b), _factor(config, match[1], b.shape[1]))
-    return Adapter(folder, content_hash((folder / CONFIG, path)), pairs)
+            found[target] = (match[1], tensor, other)
+    return found
 
 
-def peft_bytes(folder: Path) -> int:
-    """Return the most bytes that the matrices of an adapter take in memory (raises as read_peft)."""
-    sizes = {"F16": 2}
-    return sum(
-        sizes.get(tensor.dtype, 4) * (tensor.n_bytes // ITEM_BYTES[tensor.dtype]) * (2 if "lora_A" in name else 1)
-        for name, tensor in read_header(folder / WEIGHTS).items()
-    )
+def peft_bytes(folder: Path, gguf: GGUF) -> int:
+    """Return the most bytes that the matrices of an adapter for this model take in memory, from its header.
+
+    Raises:
+        As load_adapters, where the header of the adapter does not fit the model's.
+    """
+    n_bytes = 0
+    for target, (_, a, b) in _matrices(folder / WEIGHTS, _architecture(gguf)).items():
+        require_pair(folder, target, a.shape, b.shape, gguf)
+        for tensor, times in ((a, 2), (b, 1)):
+            n_bytes += times * (2 if tensor.dtype == "F16" else 4) * (tensor.n_bytes // ITEM_BYTES[tensor.dtype])
+    return n_bytes
 
 
 def _require_plain(config: ConfigValues) -> None:

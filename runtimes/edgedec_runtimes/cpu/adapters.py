@@ -3,12 +3,13 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError, counted
-from edgedec.gguf.file import GGUF
+from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
@@ -65,11 +66,16 @@ def attach_adapters(handle: ctypes.c_void_p, gguf: GGUF, network: Network, optio
     return Attached(tuple(str(found.path) for found in adapters), tuple(found.sha256 for found in adapters), tiles)
 
 
-def adapter_terms(options: LoadOptions, network: Network) -> tuple[MemoryTerm, ...]:
-    """Return the terms of the adapters that the options name; none where they name none."""
+def adapter_terms(options: LoadOptions, network: Network, path: Path) -> tuple[MemoryTerm, ...]:
+    """Return the terms of the adapters that the options name for the model in a file; none where they name none.
+
+    Raises:
+        What load_adapters raises, where the header of an adapter does not fit the model's.
+    """
     if not options.adapters:
         return ()
-    n_bytes = sum(adapter_bytes(path) for path, _ in options.adapters)
+    gguf = read_gguf(path)
+    n_bytes = sum(adapter_bytes(adapter, gguf) for adapter, _ in options.adapters)
     widest = max(map(network.dense_width, range(network.n_layer)))
     n_q = max(layer.n_q for layer in network.layers)
     floats = KERNEL_ROWS * (network.n_embd + n_q + widest)  # that products read beside what is quantized

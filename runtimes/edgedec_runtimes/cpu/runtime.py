@@ -89,7 +89,8 @@ class Cpu:
         most = MEASURED_BYTES if options.planning_bytes is None else options.planning_bytes // 8
         held = weights.weights_term(job, streamed, in_file=in_file, n_threads=options.n_threads, most_bytes=most)
         n_rows = (row_count(gguf, options.max_rows), rows_together(gguf, KERNEL_ROWS, n_ctx))
-        terms = _terms(held, network, options, n_ctx, n_rows, resident_bytes() or 0)
+        adapters = adapter_terms(options, network, path)
+        terms = _terms(held, adapters, network, options, n_ctx, n_rows, resident_bytes() or 0)
         return (*terms, *_head_terms(gguf, options)(n_ctx))
 
     def load(self, path: Path, options: LoadOptions) -> Model:
@@ -99,7 +100,8 @@ class Cpu:
         _report(path, options, 0)
         gguf, network = _read(path)
         _check_kv(path, network, options)
-        of_head = _head_terms(gguf, options)  # before the tiles, as the next line: both may refuse
+        of_head = _head_terms(gguf, options)  # before the tiles, as the next lines: all may refuse
+        of_adapters = adapter_terms(options, network, path)
         tokenizer = open_tokenizer(gguf)
         return_free_memory()  # building the tokenizer's tables took some 150 bytes a token
         with ExitStack() as undo:
@@ -135,7 +137,8 @@ class Cpu:
 
             @lru_cache(maxsize=8)
             def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:  # must not hold on to the header
-                return (*_terms(held, network, options, n_ctx, (max(n_rows, least), together), before), *of_head(n_ctx))
+                rows = (max(n_rows, least), together)
+                return (*_terms(held, of_adapters, network, options, n_ctx, rows, before), *of_head(n_ctx))
 
             reads = not network.n_per_layer  # else layers also read the tokens
             n_heads = network.most_heads
@@ -213,12 +216,19 @@ def _card(gguf: GGUF, network: Network, model_sha256: str, numerics: str) -> Mod
 
 
 def _terms(
-    held: MemoryTerm, network: Network, options: LoadOptions, n_ctx: int, n_rows: tuple[int, int], base_bytes: int
+    held: MemoryTerm,
+    adapters: tuple[MemoryTerm, ...],
+    network: Network,
+    options: LoadOptions,
+    n_ctx: int,
+    n_rows: tuple[int, int],
+    base_bytes: int,
 ) -> tuple[MemoryTerm, ...]:
     """Return the terms of the memory plan.
 
     Args:
         held: The term of the weights.
+        adapters: The terms of the adapters.
         network: The sizes of the model.
         options: How the model is loaded.
         n_ctx: Tokens of a session.
@@ -237,7 +247,7 @@ def _terms(
         *_column_terms(network, n_ctx, options.n_parallel),
         *prompt_terms(network, options, n_ctx),
         *state_terms(network, options.n_parallel, n_rows[0]),
-        *adapter_terms(options, network),
+        *adapters,
         MemoryTerm("logits", n_rows[0] * n.n_vocab * 4, counted(n_rows[0], "row")),
         MemoryTerm("activations", _scratch_bytes(n, n_rows[1]), f"{n_rows[1]} rows"),
     )

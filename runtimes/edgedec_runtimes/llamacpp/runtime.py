@@ -297,7 +297,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
         *later,
         MemoryTerm("activations", _GRAPH_BYTES, "graph"),
         *server_terms(split),
-        MemoryTerm("adapters", sum(adapter_bytes(path) for path, _ in options.adapters), "float32 or float16"),
+        MemoryTerm("adapters", sum(adapter_bytes(path, gguf) for path, _ in options.adapters), "float32 or float16"),
     ]
     if is_apart(options):
         terms += [process_term(), MemoryTerm("llama.cpp", _LIBRARY_BYTES, "in the process that plans")]

@@ -82,13 +82,40 @@ def load_adapters(paths: Iterable[Path], gguf: GGUF) -> tuple[Adapter, ...]:
     return tuple(_checked(_read(path, gguf), gguf) for path in paths)
 
 
-def adapter_bytes(path: Path) -> int:
-    """Return the most bytes that the matrices of an adapter take in memory, from its header (raises as read_gguf)."""
+def adapter_bytes(path: Path, gguf: GGUF) -> int:
+    """Return the most bytes that the matrices of an adapter for this model take in memory, from its header.
+
+    Raises:
+        As load_adapters, where the header of the adapter does not fit the model's.
+    """
     if path.is_dir():
-        return int(plugins.load_plugin(plugins.OWN, "peft_adapter_bytes")(path))
-    tensors = read_gguf(path).tensors.values()
+        return int(plugins.load_plugin(plugins.OWN, "peft_adapter_bytes")(path, gguf))
+    tensors = _header(path, gguf).tensors
+    for name in _bases(path, tensors):
+        a, b = (tensors[name + suffix].shape for suffix in _SUFFIXES)
+        require_pair(path, name, a[::-1], b[::-1], gguf)
     # A matrix is kept in tiles of 16 rows.
-    return sum(t.shape[0] * (-(-t.shape[-1] // 16) * 16) * (2 if t.type is GGMLType.F16 else 4) for t in tensors)
+    sizes = ((t, 2 if t.type is GGMLType.F16 else 4) for t in tensors.values())
+    return sum(t.shape[0] * (-(-t.shape[-1] // 16) * 16) * n_bytes for t, n_bytes in sizes)
+
+
+def require_pair(path: Path, name: str, a: tuple[int, ...], b: tuple[int, ...], gguf: GGUF) -> None:
+    """Raise ModelFormatError or UnsupportedModelError unless a pair of these shapes fits the model's matrix `name`."""
+    what, tensor, model = f"the pair of {name[:80]!r}", gguf.tensors.get(name), gguf.paths[0].name
+    if tensor is None:
+        _refuse(path, f"{what} is for a tensor that {model} lacks")
+    if name in _FIXED or _EXPERTS.search(name) or len(tensor.shape) != 2:
+        raise UnsupportedModelError(
+            f"{path}: {what} changes embeddings, the output matrix, experts or a vector; edgedec takes "
+            "adapters of a layer's dense matrices: merge it with PEFT (merge_and_unload), and convert the result"
+        )
+    for shape in (a, b):
+        if len(shape) != 2 or not all(shape):
+            _refuse(path, f"{what} has the shape {shape}, expected a matrix")
+    if not 1 <= a[0] <= MOST_RANK or b[1] != a[0]:
+        _refuse(path, f"{what} has the ranks {a[0]} and {b[1]}, expected one of 1 to {MOST_RANK}")
+    if (b[0], a[1]) != tensor.shape[::-1]:
+        _refuse(path, f"{what} is for {b[0]} rows and {a[1]} columns, and {model}'s matrix has {tensor.shape[::-1]}")
 
 
 def pair_of(adapter: Adapter, gguf: GGUF, part: TensorInfo) -> tuple[str, AdapterPair | None]:
@@ -124,18 +151,7 @@ def _read(path: Path, gguf: GGUF) -> Adapter:
     if path.is_dir():
         found: Adapter = plugins.load_plugin(plugins.OWN, "peft_adapter")(path, gguf)
         return found
-    file = read_gguf(path)
-    kind, adapter_type = get_text(file, "general.type"), get_text(file, "adapter.type")
-    if kind != "adapter" or adapter_type != "lora":
-        _refuse(path, f"general.type is {kind!r:.40} and adapter.type {adapter_type!r:.40}, expected a LoRA adapter")
-    architecture, expected = get_text(file, "general.architecture"), get_text(gguf, "general.architecture")
-    if architecture != expected:
-        _refuse(path, f"an adapter of the architecture {architecture!r:.40}, and the model's is {expected!r:.40}")
-    if _INVOCATION in file.metadata:
-        raise UnsupportedModelError(
-            f"{path}: an activated LoRA ({_INVOCATION}), which acts from some tokens on; edgedec takes adapters that "
-            "act on the whole text"
-        )
+    file = _header(path, gguf)
     alpha = get_float(file, "adapter.lora.alpha")
     if alpha is None:
         _refuse(path, "adapter.lora.alpha is missing")
@@ -146,6 +162,25 @@ def _read(path: Path, gguf: GGUF) -> Adapter:
         a, b = (a, b) if narrow else (a.astype(np.float32), b.astype(np.float32))
         pairs[name] = AdapterPair(a, b, alpha / a.shape[0] if alpha else 1.0)
     return Adapter(path, content_hash((path,)), pairs)
+
+
+def _header(path: Path, gguf: GGUF) -> GGUF:
+    """Return the header of an adapter of the model's architecture."""
+    file = read_gguf(path)
+    kind, adapter_type = get_text(file, "general.type"), get_text(file, "adapter.type")
+    if kind != "adapter" or adapter_type != "lora":
+        _refuse(path, f"general.type is {kind!r:.40} and adapter.type {adapter_type!r:.40}, expected a LoRA adapter")
+    architecture, expected = get_text(file, "general.architecture"), get_text(gguf, "general.architecture")
+    if architecture != expected:
+        _refuse(
+            path, f"an adapter of the architecture {architecture!r:.40}, and {gguf.paths[0].name} is {expected!r:.40}"
+        )
+    if _INVOCATION in file.metadata:
+        raise UnsupportedModelError(
+            f"{path}: an activated LoRA ({_INVOCATION}), which acts from some tokens on; edgedec takes adapters that "
+            "act on the whole text"
+        )
+    return file
 
 
 def _bases(path: Path, tensors: Mapping[str, TensorInfo]) -> list[str]:
@@ -175,24 +210,9 @@ def _matrix(gguf: GGUF, name: str) -> Floats:
 def _checked(adapter: Adapter, gguf: GGUF) -> Adapter:
     """Return an adapter of which every pair was found to fit a matrix of the model."""
     for name, pair in adapter.pairs.items():
-        what, tensor = f"the pair of {name[:80]!r}", gguf.tensors.get(name)
-        if tensor is None:
-            _refuse(adapter.path, f"{what} is for a tensor that the model lacks")
-        if name in _FIXED or _EXPERTS.search(name) or len(tensor.shape) != 2:
-            raise UnsupportedModelError(
-                f"{adapter.path}: {what} changes embeddings, the output matrix, experts or a vector; edgedec takes "
-                "adapters of a layer's dense matrices: merge it with PEFT (merge_and_unload), and convert the result"
-            )
-        rank = pair.a.shape[0]
-        if not 1 <= rank <= MOST_RANK or pair.b.shape[1] != rank:
-            _refuse(
-                adapter.path, f"{what} has the ranks {rank} and {pair.b.shape[1]}, expected one of 1 to {MOST_RANK}"
-            )
-        if (pair.b.shape[0], pair.a.shape[1]) != tensor.shape[::-1]:
-            found = f"{pair.b.shape[0]} rows and {pair.a.shape[1]} columns"
-            _refuse(adapter.path, f"{what} is for {found}, and the model's matrix has {tensor.shape[::-1]}")
+        require_pair(adapter.path, name, pair.a.shape, pair.b.shape, gguf)
         if not all(np.isfinite(part).all() for part in (pair.a, pair.b)) or not np.isfinite(np.float32(pair.factor)):
-            _refuse(adapter.path, f"{what} holds what is no number")
+            _refuse(adapter.path, f"the pair of {name[:80]!r} holds what is no number")
     if not adapter.pairs:
         _refuse(adapter.path, "it changes no matrix")
     return adapter

@@ -140,11 +140,12 @@ def started_requests(running: Running, n: int, data: bytes) -> Iterator[None]:
 @pytest.mark.slow
 def test_where_all_are_busy_a_new_one_is_refused(chat_path: Path) -> None:
     """With a whole request on every connection, one more is told so with a 503 and when to ask again."""
-    with started(chat_path, load_options={"n_ctx": 100_000}, n_connections=2, n_per_address=2) as running:
+    few: dict[str, Any] = {"n_connections": 2, "n_per_address": 2, "origins": ("https://good.example",)}
+    with started(chat_path, load_options={"n_ctx": 100_000}, **few) as running:
         running.client.close()
         endless = request(body=json.dumps(ENDLESS | {"stream": False}).encode())
         with started_requests(running, 2, endless), connected(running) as (third,):
-            third.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            third.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nOrigin: https://good.example\r\n\r\n")
             answer = rest(third)
         wait_until(lambda: running.service.n_connections == 0, "they go on")
         with connected(running) as (again,):
@@ -153,6 +154,7 @@ def test_where_all_are_busy_a_new_one_is_refused(chat_path: Path) -> None:
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"retry-after: 5\r\n" in answer
     assert b'"code":"busy"' in answer
+    assert b"access-control-allow-origin: https://good.example\r\n" in answer
 
 
 @pytest.mark.slow
@@ -226,6 +228,50 @@ def test_half_a_request_and_the_end(server: Running) -> None:
             connection.shutdown(socket.SHUT_WR)
             assert b"200 OK" not in rest(connection)
     wait_until(lambda: server.service.room.n_taken == 0, "it is not given back")
+
+
+MALFORMED = (
+    *(
+        b"\r\n\r\n",
+        b"hello\r\n\r\n",
+        b"GET /health\r\n\r\n",
+        b"GET /health HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+    ),
+    *(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n", b"GET /a b HTTP/1.1\r\n\r\n", b"\x00" * 100),
+    *(
+        b"GET / HTTP/1.1\r\n" + more + b"\r\n\r\n"
+        for more in (b"no colon", b"a b: c", b": x", b"Host: a\r\nHost: b", b"a: \x00")
+    ),
+    *(
+        b"POST / HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n\r\nx"
+        for more in (
+            b"Content-Length: x",
+            b"Content-Length: 1\r\nContent-Length: 2",
+            b"Transfer-Encoding: x",
+            b"Transfer-Encoding: chunked",
+            b"Content-Length: -1",
+            b"Content-Length: " + b"9" * 30,
+        )
+    ),
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET http://localhost/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET / HTTP/1.0\r\n\r\n",
+)
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_what_is_no_request_is_answered(server: Running, before: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes that are no header, as the first or the second request of a connection, leave no traceback in the log."""
+    for data in MALFORMED:
+        with connected(server) as (connection,), suppress(ConnectionError):
+            connection.sendall(before + data)
+            connection.shutdown(socket.SHUT_WR)
+            assert re.match(rb"HTTP/1\.1 [1-5][0-9]{2} ", rest(connection)) or data == b"\r\n\r\n", data
+    assert server.client.get("/health").status_code == 200
+    assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR" or record.exc_info]
 
 
 @pytest.mark.slow

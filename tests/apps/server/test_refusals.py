@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
 from support.models.tiny_models import tiny_llama
 from support.processes.running_server import Running, messages, started
 
 from edgedec.errors import RequestError
+from edgedec_apps.server.app import build_app
 from edgedec_apps.server.core.settings import Settings
 
 CHAT = {"messages": messages("x"), "max_tokens": 1}
@@ -183,12 +186,65 @@ def test_pages_of_other_sites(guarded: Running, server: Running) -> None:
         own = running.client.post("/v1/chat/completions", json=CHAT, headers={"origin": running.url})
         assert own.status_code == 200
         assert not [name for name in own.headers if name.startswith("access-control")]
-    good = {"origin": "https://good.example"}
-    reply = guarded.client.post("/v1/chat/completions", json=CHAT, headers=good)
+    reply = guarded.client.post("/v1/chat/completions", json=CHAT, headers=GOOD)
     assert reply.headers["access-control-allow-origin"] == "https://good.example"
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    assert guarded.client.options("/v1/chat/completions", headers=good | asked).status_code == 200
-    assert guarded.client.options("/v1/chat/completions", headers=evil | asked).status_code == 403
+    refused = guarded.client.options("/v1/chat/completions", headers=evil | asked)
+    assert (refused.status_code, "--cors allows them" in refused.json()["error"]["message"]) == (403, True)
+    assert not [name for name in refused.headers if name.startswith("access-control")]
+
+
+GOOD = {"origin": "https://good.example"}
+SENT = {
+    "OpenAI's": "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-retry-count",
+    "Anthropic's": "anthropic-beta,anthropic-dangerous-direct-browser-access,anthropic-version,content-type,x-api-key",
+    "the next version's": "x-stainless-something-new,idempotency-key,traceparent",
+    "none": "",
+}
+
+
+@pytest.mark.parametrize("client", SENT)
+def test_a_page_that_is_let_in_may_send_what_its_library_sends(guarded: Running, client: str) -> None:
+    """What the browser asks before is answered with yes, without a key, for every method of every address."""
+    routes = [route for route in build_app(guarded.service).routes if isinstance(route, Route)]
+    methods = {method for route in routes for method in route.methods or ()}
+    assert methods == {"DELETE", "GET", "HEAD", "POST"}
+    for method in methods:
+        asked = {"access-control-request-method": method, "access-control-request-headers": SENT[client]}
+        reply = guarded.client.options("/v1/messages", headers=GOOD | asked | {"authorization": ""})
+        assert reply.status_code == 204
+        assert reply.headers["access-control-allow-origin"] == "https://good.example"
+        assert method in reply.headers["access-control-allow-methods"].split(", ")
+        assert reply.headers["access-control-allow-headers"] == SENT[client]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "more", "status"),
+    [
+        ("POST", "/v1/chat/completions", {"json": CHAT}, 200),
+        ("POST", "/v1/chat/completions", {"json": CHAT | {"stream": True}}, 200),
+        ("POST", "/v1/chat/completions", {"content": b"{"}, 400),
+        ("GET", "/v1/models", {"headers": {"authorization": ""}}, 401),
+        ("GET", "/v1/models", {"headers": {"host": "evil.example"}}, 403),
+        ("GET", "/v1/nothing", {}, 404),
+        ("GET", "/v1/models/nothing", {}, 404),
+        ("GET", "/static/nothing", {}, 404),
+        ("GET", "/v1/messages", {}, 405),
+        ("POST", "/v1/messages", {"content": b"x" * 20_000}, 413),
+        ("POST", "/api/push", {}, 501),
+        ("GET", "/static/broken", {}, 500),
+    ],
+)
+def test_a_page_that_is_let_in_reads_every_answer(
+    guarded: Running, method: str, path: str, more: dict[str, Any], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error, too, says which origin may read it, so that the page can show it; so does what no address catches."""
+    if status == 500:
+        monkeypatch.setattr(StaticFiles, "get_response", None)
+    reply = guarded.client.request(method, path, **more | {"headers": GOOD | more.get("headers", {})})
+    assert reply.status_code == status
+    assert reply.headers["access-control-allow-origin"] == "https://good.example"
+    assert (reply.headers["access-control-expose-headers"], reply.headers["vary"]) == ("*", "Origin")
 
 
 _NOT_HERE = (
@@ -204,6 +260,17 @@ _NOT_HERE = (
 def test_a_host_that_is_not_this_machine(server: Running, host: str) -> None:
     """On loopback a Host header that names another machine is refused: names can be pointed here (DNS rebinding)."""
     assert server.client.get("/v1/models", headers={"host": host}).status_code == 403
+
+
+def test_the_name_of_a_proxy(chat_path: Path) -> None:
+    """--allow-host lets the Host header of a proxy in, with the pages that it serves; the 403 of others names it."""
+    with started(chat_path, hosts=("llm.example",)) as running:
+        for host in ("llm.example", "LLM.example:8443", "llm.example.", "localhost"):
+            own = {"host": host, "origin": f"https://{host}"}
+            assert running.client.get("/v1/models", headers=own).status_code == 200
+        for host in ("example", "evil.llm.example", "llm.example.evil", "llm.example@evil.example"):
+            refused = running.client.get("/v1/models", headers={"host": host})
+            assert (refused.status_code, "--allow-host" in refused.json()["error"]["message"]) == (403, True)
 
 
 @pytest.mark.parametrize("host", ["localhost:1234", "LocalHost", "localhost.", "127.0.0.1", "127.9.9.9:1", "[::1]:80"])
@@ -246,6 +313,8 @@ def test_unknown_addresses_and_methods(server: Running) -> None:
         ({"api_key": ""}, "--api-key must be"),
         ({"n_parallel": 0}, "--parallel is 0"),
         ({"origins": ("example.org",)}, "--cors is 'example.org'"),
+        ({"hosts": ("llm.example:80",)}, "--allow-host is 'llm.example:80'"),
+        ({"hosts": ("",)}, "--allow-host is ''"),
         ({"timeout_s": 0.0}, "--timeout is 0.0"),
         ({"port": 70_000}, "--port is 70000"),
     ],

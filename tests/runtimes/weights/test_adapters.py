@@ -49,7 +49,7 @@ TENSORS: tuple[tuple[Mapping[str, Any], str], ...] = (
     ({A: np.ones((2, 4, 64), np.float32)}, "expected a matrix"),
     ({A: np.full((4, 64), np.nan, np.float32)}, "'blk.0.attn_q.weight' holds what is no number"),
     ({B: np.full((64, 4), np.inf, np.float16)}, "holds what is no number"),
-    ({"blk.7.attn_q.weight.lora_a": ONES, "blk.7.attn_q.weight.lora_b": ONES.T.copy()}, "that the model lacks"),
+    ({"blk.7.attn_q.weight.lora_a": ONES, "blk.7.attn_q.weight.lora_b": ONES.T.copy()}, "that base.gguf lacks"),
     (
         {"blk.0.attn_norm.weight.lora_a": ONES, "blk.0.attn_norm.weight.lora_b": ONES},
         "'blk.0.attn_norm.weight' changes",
@@ -68,7 +68,7 @@ def test_wrong_tensors_are_named(base: Path, tmp_path: Path, changed: Mapping[st
 KEYS: tuple[tuple[Mapping[str, Any], str], ...] = (
     ({"general.type": "model"}, "general.type is 'model'"),
     ({"adapter.type": "control_vector"}, "adapter.type 'control_vector'"),
-    ({"general.architecture": "qwen2"}, "an adapter of the architecture 'qwen2', and the model's is 'llama'"),
+    ({"general.architecture": "qwen2"}, "an adapter of the architecture 'qwen2', and base.gguf is 'llama'"),
     ({"adapter.alora.invocation_tokens": TOKENS}, "an activated LoRA"),
     ({"adapter.lora.alpha": float("nan")}, "adapter.lora.alpha"),
     ({"adapter.lora.alpha": "8"}, "adapter.lora.alpha"),

@@ -77,6 +77,15 @@ class ServeFlags:
             "--cors", help="Web origin whose pages may use the server. Repeatable.", metavar="ORIGIN", panel=_SERVER
         ),
     ] = None
+    allow_host: Annotated[
+        list[str] | None,
+        option(
+            "--allow-host",
+            help="Name that requests may call this server by, such as a proxy's. Repeatable.",
+            metavar="NAME",
+            panel=_SERVER,
+        ),
+    ] = None
     alias: Annotated[
         list[str] | None,
         option(
@@ -265,6 +274,7 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
         aliases=tuple(flags.alias or ()),
         api_key=flags.api_key,
         no_auth=flags.no_auth,
+        hosts=tuple(flags.allow_host or ()),
         origins=tuple(flags.cors or ()),
         n_parallel=flags.parallel,
         n_queue=flags.queue,

@@ -1,7 +1,7 @@
 """Answers of Anthropic's /v1/messages, in one piece or as server-sent events."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from secrets import token_hex
 from typing import Any
 
@@ -11,12 +11,13 @@ from edgedec_apps.server.core.blocks import Block, Blocks, Change, blocks_of
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
 from edgedec_apps.server.core.parts import Splitter
+from edgedec_apps.server.core.sender import EventForm
 from edgedec_apps.server.openai.forms import report
 
 _REASONS = {"length": "max_tokens"}
 
 
-class MessageForm:
+class MessageForm(EventForm):
     """The answers of /v1/messages. Implements reply.Dialect.
 
     Args:
@@ -24,8 +25,6 @@ class MessageForm:
         streams: Whether the answer is a stream.
         splitter: Splits the text into its parts.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(self, model: str, splitter: Splitter, *, streams: bool) -> None:
         self.streams = streams
@@ -41,6 +40,10 @@ class MessageForm:
         message: dict[str, Any] = self._head | {"content": []} | ends
         return iter((_event("message_start", message=message), _event("ping")))
 
+    def quiet(self) -> bytes:
+        """Return an event that says nothing."""
+        return _event("ping")
+
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a token adds to the answer."""
         for change in self._blocks.take(self._splitter.feed(0, piece.output)):
@@ -55,10 +58,6 @@ class MessageForm:
         usage = _usage(generation)
         yield _event("message_delta", delta=delta, usage=usage, **report([generation], queued_s))
         yield _event("message_stop")
-
-    def end(self, generations: list[Generation]) -> Iterable[bytes]:
-        """Return nothing, as finished() has sent the last event."""
-        return ()
 
     def failed(self, error: BaseException) -> bytes:
         """Return an error as the last event."""

@@ -8,6 +8,7 @@ from edgedec.errors import (
     CapabilityError,
     EdgedecError,
     MemoryCapError,
+    ModelFormatError,
     ModelNotFoundError,
     OfflineError,
     PromptTooLongError,
@@ -114,6 +115,8 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(400, words, "context_length_exceeded", "messages")
     if isinstance(error, ModelNotFoundError):
         return Problem(404, str(error), "model_not_found", "model")
+    if isinstance(error, ModelFormatError):
+        return Problem(404, str(error), "model_damaged", "model")
     if isinstance(error, RequestError):
         return Problem(400, str(error))
     if isinstance(error, RuntimeLostError):  # the next request loads the model again

@@ -24,6 +24,12 @@ MOST_SECONDS = 10.0
 """Most seconds that fetching one picture takes, its redirects included."""
 _MOST_REDIRECTS = 3
 _PORT = 443
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # an IPv4 address as networks without IPv4 reach it
+_UNICAST = ipaddress.ip_network("2000::/3")  # all public IPv6 addresses that were given out
+_NO_HOSTS = tuple(
+    map(ipaddress.ip_network, ("2002::/16", "2001::/23", "3fff::/20"))
+)  # 6to4; Teredo and others; examples
+_RELAYS = ipaddress.ip_network("192.88.99.0/24")  # of 6to4
 _PIECE_BYTES = 65_536
 _HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "edgedec", "connection": "close"}
 
@@ -130,16 +136,21 @@ def _public_address(host: str) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address is one of the public network.
+    """Return whether an IP address is one of the public network, and leads to no other one.
+
+    An IPv6 address that holds an IPv4 address is what that is (NAT64, mapped), or it is of a tunnel, which no public
+    host needs (6to4, Teredo, compatible).
 
     >>> [is_public(each) for each in ("1.1.1.1", "127.0.0.1", "169.254.169.254", "::ffff:10.0.0.1", "224.0.0.1")]
     [True, False, False, False, False]
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo and ip.teredo[1])
-        ip = inner or ip
-    return ip.is_global and not ip.is_multicast
+        if ip.ipv4_mapped or ip in _NAT64:
+            ip = ipaddress.IPv4Address(ip.packed[-4:])
+        elif ip not in _UNICAST or any(ip in network for network in _NO_HOSTS):
+            return False
+    return ip.is_global and not ip.is_multicast and ip not in _RELAYS
 
 
 def _connected(host: str, address: str) -> socket.socket:

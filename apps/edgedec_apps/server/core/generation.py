@@ -19,6 +19,7 @@ from edgedec.api.requests import Reuse
 from edgedec.decoding.samples import SampleStream
 from edgedec.errors import MemoryCapError
 from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
 from edgedec_apps.infill import Gap
@@ -122,17 +123,27 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The request left the queue, and its texts will come.
+    """The request can't be refused any more: its texts will come, or fail.
 
     Attributes:
-        queued_s: Seconds that it waited.
         n_prompt_tokens: Number of tokens of all prompts together.
         opened: By text, the mark with which its prompt ends, such as `<think>`; empty for none.
     """
 
-    queued_s: float
     n_prompt_tokens: int
     opened: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The request left the queue, in which it waited for `queued_s` seconds."""
+
+    queued_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The texts of a prompt are open: their pictures are encoded, and their grammar is compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +167,9 @@ class Reading:
     left_s: float | None
 
 
-Event = Begun | Reading | Piece | Finished
+Event = Begun | Turn | Opened | Reading | Piece | Finished
 Tell = Callable[[Event], None]
+_CHECKED_EARLY = {*SamplingParams.names(), "lora"}  # options whose check takes neither time nor memory
 
 
 def events(
@@ -187,7 +199,25 @@ def events(
             return
 
 
-def require_room(engine: Engine, request: TextRequest, prompts: Sequence[Encoded]) -> None:
+def is_taken(engine: Engine, request: TextRequest, prompts: Sequence[Encoded]) -> bool:
+    """Refuse a request where this is possible before its turn; return whether nothing can refuse it later.
+
+    A grammar, a prediction and pictures take memory that the plan has for requests in their turn, so only then are they
+    compiled, encoded, or refused.
+
+    Raises:
+        EdgedecError: As Engine.stream.
+        ApiError: The memory plan has no room for the texts of a prompt, each of them to its end.
+    """
+    _require_room(engine, request, prompts)
+    plain: dict[str, Any] = {name: value for name, value in request.options.items() if name in _CHECKED_EARLY}
+    readable = [prompt for prompt in prompts if not prompt.pictures]
+    for prompt in readable:
+        engine.stream(prompt.token_ids, **plain).close()
+    return plain.keys() == request.options.keys() and len(readable) == len(prompts)
+
+
+def _require_room(engine: Engine, request: TextRequest, prompts: Sequence[Encoded]) -> None:
     """Raise ApiError 400 where the memory plan has no room for the texts of a prompt, each of them to its end."""
     n = max(request.n, request.best_of, 0 if request.refine is None else request.refine.n)
     for prompt in prompts if n > 1 else ():
@@ -222,6 +252,7 @@ def _several(
     n_read = [0] * request.n
     open_texts = list(range(request.n))
     with closing(_samples(engine, request, prompt, request.n, options)) as stream:
+        yield Opened()
         for found in stream:
             k = found.text
             n_read[k] += 1
@@ -291,6 +322,7 @@ def _one(engine: Engine, request: TextRequest, prompt: Encoded, index: int, opti
     stream = engine.stream(prompt.token_ids, **options)
     stats: DecodeStats = stream.generation.stats
     try:
+        yield Opened()
         for n, output in enumerate(stream, 1):
             yield Piece(index, output, Counts(n, stats.n_draft_tokens, stats.n_accepted_tokens))
     finally:

@@ -14,34 +14,33 @@ from edgedec_apps.server.core.generation import (
     Encoded,
     Event,
     Finished,
+    Opened,
     Piece,
     Reading,
     Tell,
     TextRequest,
+    Turn,
     events,
-    require_room,
+    is_taken,
     run_in_thread,
 )
 from edgedec_apps.server.core.lent import Lending, Lent
 from edgedec_apps.server.core.prompts import read_prompts
 from edgedec_apps.server.core.room import Share
-from edgedec_apps.server.core.sender import Sender
+from edgedec_apps.server.core.sender import Sender, StreamForm
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.shelf.request_queue import RequestQueue
 from edgedec_apps.server.shelf.shelf import Lease
 
 
-class Dialect(Protocol):
+class Dialect(StreamForm, Protocol):
     """The form of the answer to one request."""
-
-    media_type: str
-    """Media type of the stream."""
 
     streams: bool
     """Whether the answer comes as a stream."""
 
     def begun(self, begun: Begun) -> Iterable[bytes]:
-        """Return what begins the stream."""
+        """Return what begins the stream, as soon as the request is taken."""
 
     def piece(self, piece: Piece) -> Iterable[bytes]:
         """Return what a token adds to the stream."""
@@ -51,9 +50,6 @@ class Dialect(Protocol):
 
     def end(self, generations: list[Generation]) -> Iterable[bytes]:
         """Return what ends the stream."""
-
-    def failed(self, error: BaseException) -> bytes:
-        """Return the last part of a stream that an error ends."""
 
     def whole(self, generations: list[Generation], queued_s: float) -> Mapping[str, Any]:
         """Return the answer in one piece; without texts, to a request that only wants the model to be loaded."""
@@ -117,11 +113,17 @@ class _Work:
         try:
             while going:
                 chunks: list[bytes] = []
-                for event in await _next_events(queue):
+                found = await _next_events(queue, sender.quiet_left_s(self.service.settings.quiet_s))
+                if not found:
+                    chunks.append(self.dialect.quiet())
+                for event in found:
                     if isinstance(event, Begun):
-                        queued_s = event.queued_s
                         begun = self.dialect.begun(event)
-                        chunks.extend(begun if self.dialect.streams else ())
+                        if self.dialect.streams:
+                            await sender.begin()
+                            chunks.extend(begun)
+                    elif isinstance(event, Turn):
+                        queued_s = event.queued_s
                     elif isinstance(event, Reading) and isinstance(self.dialect, TellsReading):
                         chunks.extend(self.dialect.reading(event))
                     elif isinstance(event, Piece) and self.dialect.streams:
@@ -151,26 +153,44 @@ class _Work:
             with self.queue.preparing():
                 engine = self.lease.loaded.engine
                 prompts = await read_prompts(engine, self.request, share, cancel, self.service.settings.image_hosts)
-                await asyncio.to_thread(require_room, engine, self.request, prompts)
+                taken = await asyncio.to_thread(is_taken, engine, self.request, prompts)
+            opened = tuple(prompt.opened for prompt in prompts for _ in range(self.request.n))
+            begun = Begun(sum(len(prompt.token_ids) for prompt in prompts), opened)
+            late = self.dialect.streams and not taken
+            if not late:
+                queue.put_nowait(begun)
             async with self.queue.turn() as queued_s:
                 self.service.metrics.count_waiting(queued_s)
-                opened = tuple(prompt.opened for prompt in prompts for _ in range(self.request.n))
-                queue.put_nowait(Begun(queued_s, sum(len(prompt.token_ids) for prompt in prompts), opened))
-                await run_in_thread(partial(self._counted, prompts, cancel), queue.put_nowait, cancel)
+                queue.put_nowait(Turn(queued_s))
+                work = partial(self._counted, prompts, cancel, begun if late else None)
+                await run_in_thread(work, queue.put_nowait, cancel)
         finally:
             self.lease.release()
 
-    def _counted(self, prompts: Sequence[Encoded], cancel: CancelToken, tell: Tell) -> Iterator[Event]:
+    def _counted(
+        self, prompts: Sequence[Encoded], cancel: CancelToken, begun: Begun | None, tell: Tell
+    ) -> Iterator[Event]:
+        """Generate and count the texts; `begun` is yielded once the first of them is open."""
         tells = isinstance(self.dialect, TellsReading) and self.dialect.tells_reading and self.dialect.streams
         for event in events(self.lease.loaded.engine, self.request, prompts, cancel, tell if tells else None):
+            if isinstance(event, Opened) and begun is not None:
+                yield begun
+                begun = None
             if isinstance(event, Finished):
                 self.service.metrics.count_generation(event.generation)
             yield event
 
 
-async def _next_events(queue: "asyncio.Queue[Event | None]") -> list[Event | None]:
-    """Wait for an event, and return it with those that came since, such as all tokens of an accepted draft."""
-    found = [await queue.get()]
+async def _next_events(queue: "asyncio.Queue[Event | None]", wait_s: float | None) -> list[Event | None]:
+    """Wait for an event, and return it with those that came since, such as all tokens of an accepted draft.
+
+    Where none comes within `wait_s` seconds, there is none.
+    """
+    try:
+        async with asyncio.timeout(wait_s):
+            found = [await queue.get()]
+    except TimeoutError:
+        return []
     while not queue.empty():
         found.append(queue.get_nowait())
     return found

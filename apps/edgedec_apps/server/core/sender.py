@@ -1,13 +1,20 @@
 """Sends an answer to its client: one JSON object, or a stream, or an error in the place of either."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.types import Send
 
 from edgedec.exact_json import dumps
+from edgedec.sequence import Generation
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.fields import Fields
+from edgedec_apps.server.core.generation import Begun
+
+_COMMENT = b": the server is at work\n\n"  # which clients of server-sent events pass over
+STREAM_HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
+"""Headers of every stream: no proxy may hold it back, or compress it."""
 
 
 class StreamForm(Protocol):
@@ -16,8 +23,33 @@ class StreamForm(Protocol):
     media_type: str
     """Media type of the stream."""
 
+    def quiet(self) -> bytes:
+        """Return what a stream sends while it has no news, so that no client or proxy gives up."""
+
     def failed(self, error: BaseException) -> bytes:
         """Return the last part of a stream that an error ends."""
+
+
+class EventForm:
+    """What most forms of server-sent events do. Implements a part of reply.Dialect."""
+
+    media_type = "text/event-stream"
+
+    def begun(self, begun: Begun) -> Iterable[bytes]:
+        """Return a comment, as there is nothing to say before the first token."""
+        return (_COMMENT,)
+
+    def quiet(self) -> bytes:
+        """Return a comment."""
+        return _COMMENT
+
+    def end(self, generations: list[Generation]) -> Iterable[bytes]:
+        """Return nothing, as finished() has sent the last event."""
+        return ()
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return an error as the last event."""
+        return sse(problem_of(error).openai())
 
 
 class Sender:
@@ -35,16 +67,27 @@ class Sender:
         self._send = send
         self._fields = fields
         self._started = False
+        self._sent_s = 0.0
+
+    async def begin(self) -> None:
+        """Send the header of a stream, unless that was done before."""
+        assert self.dialect is not None, "a stream begins when its form is known"
+        if not self._started:
+            await self._start(200, {"content-type": self.dialect.media_type} | STREAM_HEADERS)
+            self._sent_s = asyncio.get_running_loop().time()
+
+    def quiet_left_s(self, quiet_s: float) -> float | None:
+        """Return how long a stream may yet be silent, where `quiet_s` is the most; None before the stream begins."""
+        return max(0.0, self._sent_s + quiet_s - asyncio.get_running_loop().time()) if self._started else None
 
     async def send(self, chunks: Iterable[bytes]) -> None:
         """Send a part of a stream."""
         data = b"".join(chunks)
         if not data:
             return
-        assert self.dialect is not None, "a stream begins when its form is known"
-        if not self._started:
-            await self._start(200, {"content-type": self.dialect.media_type, "cache-control": "no-store"})
+        await self.begin()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sent_s = asyncio.get_running_loop().time()
 
     async def finish(self) -> None:
         """End the stream."""

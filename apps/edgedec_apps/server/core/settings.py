@@ -28,10 +28,12 @@ class Settings:
         aliases: Further names of the first model in requests.
         api_key: The key that requests must have, or None.
         no_auth: Allow other machines to use the server without a key.
+        hosts: Names that the Host header of a request may have on loopback, beside this machine's own.
         origins: Web origins other than the server's own whose pages may use the server ("https://example.org").
         n_parallel: Requests that run at once.
         n_queue: Requests that may wait; further ones are answered with 429.
         timeout_s: Most seconds of a request, including its wait.
+        quiet_s: Most seconds for which a stream sends nothing.
         header_timeout_s: Most seconds until the header of a request is complete.
         body_timeout_s: Most seconds until the body of a request is complete.
         max_body_bytes: Most bytes of a request's body.
@@ -51,10 +53,12 @@ class Settings:
     aliases: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
     no_auth: bool = False
+    hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     n_parallel: int = 1
     n_queue: int = 16
     timeout_s: float = 600.0
+    quiet_s: float = 10.0
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     max_body_bytes: int = 8_000_000
@@ -84,6 +88,9 @@ class Settings:
         for name in self.image_hosts:
             plain = bool(_HOST.fullmatch(name))
             _require("--image-hosts", name, plain, "names of hosts with commas between, such as example.org,img.test")
+        for name in self.hosts:
+            plain = bool(_HOST.fullmatch(name)) and name == name.lower()
+            _require("--allow-host", name, plain, "a name without a port, in small letters, such as llm.example.org")
         key = "key" if self.api_key is None else self.api_key
         if not key or not key.isascii() or not key.isprintable():
             raise RequestError("--api-key must be printable ASCII, not empty; clients send it in a header")

@@ -1,6 +1,6 @@
 """llama-server's /infill: what belongs between two texts, in its form."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -10,12 +10,11 @@ from starlette.routing import BaseRoute, Route
 from edgedec.api.engine import Engine
 from edgedec.sequence import Generation
 from edgedec_apps.infill import Gap
-from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.generation import Begun, Finished, Piece, Reading, TextRequest
+from edgedec_apps.server.core.generation import Finished, Piece, Reading, TextRequest
 from edgedec_apps.server.core.lent import read_wanted
 from edgedec_apps.server.core.reply import Dialect, Reply
-from edgedec_apps.server.core.sender import sse
+from edgedec_apps.server.core.sender import EventForm, sse
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.core.structured import structured_options, with_close
 from edgedec_apps.server.llama.fields import prompt_progress
@@ -80,7 +79,7 @@ def read_infill(fields: Fields, engine: Engine) -> tuple[TextRequest, bool, bool
     return TextRequest((gap,), options, 1, reuse, draft, verify), stream, warms_up
 
 
-class InfillForm:
+class InfillForm(EventForm):
     """The answers of /infill. Implements reply.Dialect.
 
     Args:
@@ -90,16 +89,10 @@ class InfillForm:
         tells_reading: Whether the stream tells how far the prompt is read.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(self, model: str, *, streams: bool, warms_up: bool, tells_reading: bool = False) -> None:
         self.streams, self.tells_reading = streams, tells_reading
         self._model = model
         self._warms_up = warms_up
-
-    def begun(self, begun: Begun) -> Iterable[bytes]:
-        """Return nothing: a stream begins with the first token."""
-        return ()
 
     def reading(self, reading: Reading) -> Iterator[bytes]:
         """Yield how far the prompt is read."""
@@ -113,14 +106,6 @@ class InfillForm:
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
         """Yield why the text ended, and the counts."""
         yield sse(self._document(finished.generation, "", queued_s))
-
-    def end(self, generations: list[Generation]) -> Iterable[bytes]:
-        """Return nothing, as finished() has sent the last event."""
-        return ()
-
-    def failed(self, error: BaseException) -> bytes:
-        """Return an error as the last event."""
-        return sse(problem_of(error).openai())
 
     def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
         """Return the answer in one piece."""

@@ -21,7 +21,7 @@ from edgedec_apps.removal import remove
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError, problem_of
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.sender import json_line
+from edgedec_apps.server.core.sender import STREAM_HEADERS, json_line
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.requests import read_options
 from edgedec_apps.server.shelf.named_heads import require_head
@@ -128,7 +128,7 @@ async def pull_model(request: Request, service: Service) -> Response:
         raise ApiError(f"{name!r:.200} can't be pulled: give a name of the catalogue, or hf:OWNER/REPO", param="model")
     pulling = _Pulling(name, service)
     if stream is not False:
-        return StreamingResponse(pulling.lines(), media_type="application/x-ndjson")
+        return StreamingResponse(pulling.lines(), media_type="application/x-ndjson", headers=STREAM_HEADERS)
     last = [document async for document in pulling.documents()][-1]
     if "error" in last:
         problem = problem_of(pulling.error or RuntimeError())

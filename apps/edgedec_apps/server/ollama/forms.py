@@ -52,9 +52,13 @@ class OllamaForm:
         self.streams = delivery.stream
 
     def begun(self, begun: Begun) -> Iterable[bytes]:
-        """Take whether the text begins within what the model thinks; return nothing."""
+        """Take whether the text begins within what the model thinks; return nothing, as NDJSON has no comments."""
         self._splitter.begin(begun.opened)
         return ()
+
+    def quiet(self) -> bytes:
+        """Return a part that adds nothing to the text: clients fail on an empty line."""
+        return json_line(self._document(Parts(), done=False))
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a token adds to the text."""

@@ -26,6 +26,7 @@ from edgedec_apps.server.shelf.shelf import ShelfPlace
 from edgedec_runtimes.pictures.finding import find_projector
 from edgedec_runtimes.tile_files.record import read_record
 
+_OLLAMAS_VERSION = "0.14.0"  # its first with all interfaces of ours; Codex asks for 0.13.4, Copilot for 0.6.4
 _FOREVER = "9999-12-31T23:59:59Z"
 _OLLAMAS = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n", "max_tokens": "num_predict"}
 _SHOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "penalty_last_n")
@@ -42,8 +43,8 @@ def routes() -> list[BaseRoute]:
 
 
 async def version(request: Request, service: Service) -> Response:
-    """Answer with edgedec's version."""
-    return JSONResponse({"version": edgedec.__version__})
+    """Answer with the version of ollama whose interface this is, which its clients compare, and with edgedec's."""
+    return JSONResponse({"version": _OLLAMAS_VERSION, "edgedec": edgedec.__version__})
 
 
 async def tags(request: Request, service: Service) -> Response:

@@ -9,16 +9,15 @@ from typing import Any
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.replies import Parts
-from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece, Reading
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.reports import chat_entries, completion_logprobs, explanations, finish_reason, timings
-from edgedec_apps.server.core.sender import sse
+from edgedec_apps.server.core.sender import EventForm, sse
 from edgedec_apps.server.llama.fields import prompt_progress
 from edgedec_apps.server.openai.requests import Delivery
 
 
-class _Form(ABC):
+class _Form(EventForm, ABC):
     """What both kinds of answers have in common. Implements reply.Dialect, with the methods of the kinds below.
 
     Args:
@@ -28,7 +27,6 @@ class _Form(ABC):
         n: Number of texts for each prompt.
     """
 
-    media_type = "text/event-stream"
     _prefix: str
     """The beginning of an answer's id."""
     _whole: str
@@ -47,10 +45,6 @@ class _Form(ABC):
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
         """Return a whole text as an entry of `choices`."""
 
-    def begun(self, begun: Begun) -> Iterable[bytes]:
-        """Return nothing: a stream begins with the first token."""
-        return ()
-
     def reading(self, reading: Reading) -> Iterator[bytes]:
         """Yield how far a prompt is read, in llama-server's form."""
         yield self._event(self._nothing(reading.index), prompt_progress(reading))
@@ -64,10 +58,6 @@ class _Form(ABC):
         if self._delivery.usage:
             yield sse(self._document(self._part, []) | {"usage": self._usage(generations)})
         yield sse("[DONE]")
-
-    def failed(self, error: BaseException) -> bytes:
-        """Return an error as the last event."""
-        return sse(problem_of(error).openai())
 
     def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
         """Return the answer in one piece."""
@@ -110,16 +100,15 @@ class ChatForm(_Form):
     ) -> None:
         super().__init__(model, delivery, tokenizer, n)
         self._splitter = splitter
-        self._begun: set[int] = set()
 
     def begun(self, begun: Begun) -> Iterable[bytes]:
-        """Take which texts begin within what the model thinks; return nothing."""
+        """Take which texts begin within what the model thinks; return the role of each text."""
         self._splitter.begin(begun.opened)
-        return ()
+        role = {"role": "assistant", "content": ""}
+        return [self._event(_chunk(index, role)) for index in range(len(begun.opened))]
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
-        """Yield the role before the first token of a text, then what the token adds to the text."""
-        yield from self._begin(piece.index)
+        """Yield what a token adds to its text."""
         entries = self._logprobs([piece.output])
         n_before = self._splitter.count(piece.index)
         parts = self._splitter.feed(piece.index, piece.output)
@@ -130,18 +119,12 @@ class ChatForm(_Form):
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
         """Yield the rest of a text, why it ended, and the report on it."""
         index, generation = finished.index, finished.generation
-        yield from self._begin(index)
         n_before = self._splitter.count(index)
         parts = self._splitter.finish(index)
         if parts:
             yield self._event(_chunk(index, _delta(parts, n_before)))
         reason = _reason(generation, self._splitter.count(index))
         yield self._event(_chunk(index, {}, reason=reason), report([generation], queued_s))
-
-    def _begin(self, index: int) -> Iterator[bytes]:
-        if index not in self._begun:
-            self._begun.add(index)
-            yield self._event(_chunk(index, {"role": "assistant", "content": ""}))
 
     def _nothing(self, index: int) -> dict[str, Any]:
         return _chunk(index, {"role": "assistant", "content": None})

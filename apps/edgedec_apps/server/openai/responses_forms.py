@@ -14,6 +14,7 @@ from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.reports import chat_entries
+from edgedec_apps.server.core.sender import EventForm
 from edgedec_apps.server.openai.forms import report, usage
 from edgedec_apps.server.openai.responses_requests import Asked
 
@@ -23,7 +24,7 @@ Keep = Callable[[dict[str, Any], list[dict[str, Any]]], None]
 _PREFIXES = {"thinking": "rs", "text": "msg", "call": "fc"}
 
 
-class ResponseForm:
+class ResponseForm(EventForm):
     """The answers of /v1/responses. Implements reply.Dialect.
 
     Args:
@@ -33,8 +34,6 @@ class ResponseForm:
         splitter: Splits the text into its parts.
         keep: Keeps the response for later requests.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(self, model: str, asked: Asked, tokenizer: Tokenizer, splitter: Splitter, keep: Keep) -> None:
         self.streams = asked.stream
@@ -74,10 +73,6 @@ class ResponseForm:
             yield from self._of(change, [])
         document = self._complete(self._blocks.all, finished.generation, queued_s)
         yield self._event(f"response.{document['status']}", response=document)
-
-    def end(self, generations: list[Generation]) -> Iterable[bytes]:
-        """Return nothing, as finished() has sent the last event."""
-        return ()
 
     def failed(self, error: BaseException) -> bytes:
         """Return the events of an error."""

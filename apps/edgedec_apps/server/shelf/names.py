@@ -11,6 +11,7 @@ from typing import Any
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
+from edgedec_apps.new_preset import DEFAULT
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.generation import TextRequest
 from edgedec_apps.server.core.settings import Settings
@@ -21,7 +22,6 @@ from edgedec_models.catalogue import find_model
 from edgedec_models.presets import Preset, find_preset, list_presets
 
 _SCHEMES = ("hf:", "ollama:")
-_DEFAULT = "default"  # what clients call a model that they need not choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,11 @@ class Names:
         if name is None:
             return self._first(None)
         for each in dict.fromkeys((name, name.removesuffix(":latest"))):
-            served = any(each == named.name for named in self.served)
-            if not served and (preset := find_preset(each)) is not None:
+            if not self._is_ours(each) and (preset := find_preset(each)) is not None:
                 return self._of_preset(preset)
             if (found := self._model(each)) is not None:
                 return found
-        if name.removesuffix(":latest") == _DEFAULT:
+        if name.removesuffix(":latest") == DEFAULT:
             return self._first(only)
         raise ApiError(
             f"there is no model {name!r:.200} here; GET /v1/models lists the models, and edgedec pull or "
@@ -98,6 +97,11 @@ class Names:
             code="model_not_found",
             param="model",
         )
+
+    def _is_ours(self, name: str) -> bool:
+        """Return whether a name is the command line's, or "default", so that no preset can take it."""
+        ours = (*(named.name for named in self.served), *self._settings.models, *self._settings.aliases, DEFAULT)
+        return name in ours
 
     def _first(self, only: Recipe | None) -> Named:
         """Return the model for requests that name none (ApiError where there is none)."""
@@ -114,7 +118,7 @@ class Names:
         """
         found = {named.name: named for named in self.served}
         for preset in list_presets():
-            if preset.name not in found and self._model(preset.model) is not None:
+            if preset.name not in found and not self._is_ours(preset.name) and self._model(preset.model) is not None:
                 found[preset.name] = self._of_preset(preset)
         for name, path in _installed().items():
             found.setdefault(name, self._installed(path, name))

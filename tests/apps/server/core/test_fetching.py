@@ -12,7 +12,7 @@ from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken
 from edgedec_apps.server.core import fetching
 from edgedec_apps.server.core.errors import ApiError
-from edgedec_apps.server.core.fetching import fetch
+from edgedec_apps.server.core.fetching import fetch, is_public
 
 PUBLIC, HOSTS = "93.184.215.14", ["img.test", "cdn.test"]
 BIG = 2 * fetching.MOST_BYTES
@@ -133,6 +133,28 @@ def test_what_is_refused(url: str, hosts: list[str], words: str, reached: list[t
         fetch(url, hosts, CancelToken())
     assert refused.value.status == 400
     assert all(host in hosts for host, _ in reached)
+
+
+INSIDE = {
+    "this machine and network": "0.0.0.0 0.1.2.3 127.0.0.1 10.0.0.1 172.16.0.1 192.168.0.1 169.254.169.254 100.64.0.1",
+    "no host": "192.0.0.1 192.0.2.1 198.18.0.1 198.51.100.1 203.0.113.1 224.0.0.1 239.1.1.1 240.0.0.1 255.255.255.255",
+    "6to4's relays": "192.88.99.1",
+    "IPv6": ":: ::1 fe80::1 fe80::1%eth0 fec0::1 fc00::1 fd00:ec2::254 ff02::1 ff0e::1 100::1 5f00::1",
+    "IPv6 of examples": "2001:db8::1 3fff::1",
+    "mapped": "::ffff:127.0.0.1 ::ffff:10.0.0.1 ::ffff:0.1.2.3 ::ffff:224.0.0.1 ::ffff:0:127.0.0.1",
+    "compatible": "::127.0.0.1 ::10.0.0.1 ::1.1.1.1",
+    "NAT64": "64:ff9b::7f00:1 64:ff9b::a9fe:a9fe 64:ff9b::a00:1 64:ff9b::e000:1 64:ff9b:1::7f00:1 64:ff9b:1::101:101",
+    "6to4": "2002:7f00:1:: 2002:a00:1::1 2002:101:101::",
+    "Teredo": "2001:0:7f00:1::1 2001:0:101:101::fefe:fefe 2001::1",
+}
+OUTSIDE = "1.1.1.1 93.184.215.14 2606:4700::1111 2001:4860:4860::8888 2a00:1450::1 ::ffff:1.1.1.1 64:ff9b::101:101"
+
+
+@pytest.mark.parametrize("kind", INSIDE)
+def test_addresses_that_are_not_public(kind: str) -> None:
+    """No address of this machine or network, in whatever form it is written, nor one that a tunnel may lead there."""
+    assert [address for address in INSIDE[kind].split() if is_public(address)] == []
+    assert [address for address in OUTSIDE.split() if not is_public(address)] == []
 
 
 def test_a_slow_host(reached: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:

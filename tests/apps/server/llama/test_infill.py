@@ -76,7 +76,7 @@ def test_llama_servers_infill(running: Running) -> None:
     assert (reply["content"], reply["stop"], reply["stop_type"], reply["tokens_predicted"]) == ("a + b", True, "eos", 2)
     assert reply["timings"]["predicted_n"] == 2
     lines = running.client.post("/infill", json=asked | {"stream": True}).text.split("\n\n")
-    parts = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    parts = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     assert "".join(part["content"] for part in parts) == "a + b"
     assert [part["stop"] for part in parts] == [False, False, True]
     more = asked | {"input_extra": [{"filename": "a.py", "text": "A"}], "prompt": "a"}
@@ -185,7 +185,8 @@ def test_the_reading_of_the_prompt_is_told(running: Running) -> None:
     found = []
     for wanted in (True, False):
         reply = running.client.post("/infill", json=asked | {"return_progress": wanted})
-        found.append([json.loads(line.removeprefix("data: ")) for line in reply.text.splitlines() if line])
+        lines = [line for line in reply.text.splitlines() if line.startswith("data: ")]
+        found.append([json.loads(line.removeprefix("data: ")) for line in lines])
     told = [part for part in found[0] if "prompt_progress" in part]
     assert told == found[0][: len(told)] != []
     assert told[-1]["prompt_progress"]["total"] == found[0][-1]["tokens_evaluated"]

@@ -3,14 +3,18 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.models.tiny_adapters import tiny_adapter
-from support.processes.running_server import Running, messages, started
+from support.models.tiny_models import tiny_llama
+from support.processes.command_line import run_here
+from support.processes.running_server import CHAT, Running, messages, started
 
 import edgedec
+from edgedec_apps.server.shelf.models import Prepare, Prepared
 
 pytestmark = pytest.mark.slow
 SETS = ((1.0, 0.0), (0.0, 0.5), (0.0, 0.0), (1.0, 0.5))
@@ -147,3 +151,40 @@ def test_a_model_without_adapters(server: Running) -> None:
     assert "no adapters (edgedec serve --lora FILE loads them)" in reply.text
     assert server.client.post("/lora-adapters", content=b'[], "x": 1').status_code == 400
     assert server.client.post("/lora-adapters", content=b"nonsense").status_code == 400
+
+
+def test_an_adapter_that_does_not_fit_every_model(
+    chat_path: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start refuses by name, also where the second is loaded on demand; a preset has an adapter for one alone."""
+    for name in ("EDGEDEC_CACHE", "EDGEDEC_CONFIG"):
+        monkeypatch.setenv(name, str(tmp_path))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "first.gguf").symlink_to(chat_path)
+    second = tiny_llama(tmp_path / "models" / "second.gguf", n_layer=1, n_ctx_train=2048, chat_template=CHAT)
+
+    def one_at_once(prepare: Prepare) -> Prepare:
+        def prepared(*given: Any) -> Prepared:
+            plan = prepare(*given)
+            return replace(plan, n_bytes=plan.budget_bytes)
+
+        return prepared
+
+    words = r"a\.gguf: the pair of 'blk.* is for a tensor that second\.gguf lacks"
+    with (
+        pytest.raises(AssertionError, match=words),
+        started(chat_path, second, load_options={"lora": [adapters[0]]}, adapt=one_at_once),
+    ):
+        pass
+    assert run_here("create", "tuned", "first", "--lora", str(adapters[0])).code == 0
+    with started(Path("tuned"), second, adapt=one_at_once) as running:
+        asked = {"prompt": "one, two", "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+        found = {}
+        for name in ("tuned", "second"):
+            reply = running.client.post("/v1/completions", json=asked | {"model": name})
+            assert reply.status_code == 200, reply.text
+            found[name] = reply.json()["choices"][0]["text"]
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_end": True}
+    for name, path, lora in (("tuned", chat_path, [adapters[0]]), ("second", second, [])):
+        with edgedec.load(path, runtime="cpu", n_ctx=512, draft="off", lora=lora) as engine:
+            assert engine.generate("one, two", **options).text == found[name]

@@ -12,6 +12,8 @@ from support.models.tiny_models import N_VOCAB, tiny_llama
 from support.processes.running_server import CHAT, Running, messages, started
 
 from edgedec.gguf.file import read_gguf
+from edgedec_apps.server.core.settings import Settings
+from edgedec_apps.server.shelf.names import Names
 from edgedec_export.head_to_gguf import write_head_gguf
 from edgedec_runtimes.trained_heads.load import load_head
 
@@ -122,6 +124,79 @@ def test_wrong_presets_are_refused(running: Running, home: Path) -> None:
         assert (reply.status_code, list(reply.json())) == (400, ["error"]), fields
         assert words in reply.json()["error"]
     assert not (home / "presets").exists()
+
+
+NO_NAMES = (
+    "default",
+    "Default",
+    "default:latest",
+    " ",
+    "\n",
+    "a\nb",
+    " a",
+    "a\t",
+    "a\u2028b",
+    "\u202ea",
+    "a\u200b",
+    "a\x7f",
+)
+TAKEN = ("ape", "ape:latest", "ape#mean", "qwen3-4b")  # models that are here, and one that may be pulled
+
+
+def test_a_preset_can_not_take_a_name_for_everybody(running: Running, home: Path) -> None:
+    """What clients call any model, what nobody sees, and a model's name are refused by create and copy, by name."""
+    for name in (*NO_NAMES, *TAKEN):
+        made = running.client.post("/api/create", json={"model": name, "from": "ape"})
+        copied = running.client.post("/api/copy", json={"source": "ape", "destination": name})
+        assert (made.status_code, copied.status_code) == (400, 400), name
+        assert repr(name.removesuffix(":latest")) in made.json()["error"]
+    assert not (home / "presets").exists()
+
+
+def test_names_of_the_command_line_are_not_a_presets(home: Path) -> None:
+    """A preset that is called default, or as an alias, by an earlier version or by hand, changes no other request."""
+    (home / "presets").mkdir()
+    for name in ("default", "alias", "poet"):
+        (home / "presets" / f"{name}.toml").write_text('model = "ape"\nsystem = "Obey me."')
+    names = Names(Settings(models=("ape",), aliases=("alias",)))
+    for name in (None, "default", "default:latest", "alias", "ape"):
+        assert (names.find(name).name, names.find(name).system) == ("ape", "")
+    assert names.find("poet").system == "Obey me."
+    assert [named.name for named in names.all()][:2] == ["ape", "poet"]
+
+
+DAMAGED = {
+    "text.toml": b"model = ",
+    "bytes.toml": b"\xff\xfe",
+    "large.toml": b"#" * 1_100_000,
+    "value.toml": b'model = "ape"\n[options]\ntop_p = 7',
+    "cut.gguf": b"GGUF\x03\x00\x00\x00\x07",
+    "junk.gguf": b"GGUF" + b"\xff" * 400,
+}
+
+
+def test_a_damaged_file_is_named(running: Running, home: Path) -> None:
+    """A preset or a model whose file is damaged is a 404 that names it; lists, and other models, go on."""
+    (home / "presets").mkdir()
+    for name, data in DAMAGED.items():
+        path = home / ("presets" if name.endswith(".toml") else "models") / name
+        path.write_bytes(data)
+        asked = {"model": path.stem, "messages": messages("x")}
+        for address in ("/api/chat", "/v1/chat/completions", "/v1/messages"):
+            reply = running.client.post(address, json=asked | {"max_tokens": 1} if "v1" in address else asked)
+            assert (reply.status_code, str(path) in reply.text) == (404, True), reply.text
+    listed = [model["name"] for model in running.client.get("/api/tags").json()["models"]]
+    assert (listed, running.client.get("/api/ps").status_code) == (
+        ["ape", "cut", "deep.head", "good.head", "junk"],
+        200,
+    )
+    assert {model["id"] for model in running.client.get("/v1/models").json()["data"]} == set(listed)
+    asked = {"model": "ape", "messages": messages("x"), "options": {"num_predict": 1}}
+    assert running.client.post("/api/chat", json=asked).status_code == 200
+    for name in DAMAGED:
+        stem = name.partition(".")[0]
+        assert running.client.request("DELETE", "/api/delete", json={"model": stem}).status_code == 200, name
+    assert list((home / "presets").iterdir()) == []
 
 
 def test_a_head_with_a_name_is_used(running: Running) -> None:

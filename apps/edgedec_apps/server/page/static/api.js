@@ -102,7 +102,8 @@ export async function answer({ messages, settings, count, tools, check }, signal
     const events = (held + value).split("\n\n");
     held = events.pop();
     for (const event of events) {
-      const data = event.replace(/^data: /, "");
+      if (!event.startsWith("data: ")) continue; // a comment: the server is at work
+      const data = event.slice(6);
       if (data === "[DONE]") return;
       const part = JSON.parse(data);
       if (part.error) throw new Error(part.error.message);
