@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.decoding.prompt_length import too_long
+from edgedec.decoding.prompt_length import CUT_TEXT, too_long
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.errors import CancelledError, CapabilityError, OptionError, RequestError, SessionError, argument
 from edgedec.gguf.file import floats, read_header_of
@@ -65,7 +65,7 @@ class Embedder:
         all_ids = [self._prompt_ids(text) for text in texts]
         n_ctx = self._pool.slots[0].session.n_ctx
         for i, ids in enumerate(all_ids):
-            require_embeddable(i, ids, self._card.n_vocab, n_ctx)
+            require_embeddable(i, ids, self._card, n_ctx)
         has_states = self._pool.slots[0].session.model.capabilities.final_states
         norm = None if has_states else self._final_norm()
         vectors = np.zeros((len(all_ids), self._card.n_embd), np.float32)
@@ -147,7 +147,7 @@ def require_dimensions(card: ModelCard, dimensions: int | None) -> None:
         raise OptionError("dimensions", dimensions, f"it must be 1 to {card.n_embd}, the length of the model's vectors")
 
 
-def require_embeddable(index: int, token_ids: tuple[int, ...], n_vocab: int, n_ctx: int) -> None:
+def require_embeddable(index: int, token_ids: tuple[int, ...], card: ModelCard, n_ctx: int) -> None:
     """Raise an error for a text that can't be embedded; `index` is its place among the texts.
 
     Raises:
@@ -157,13 +157,13 @@ def require_embeddable(index: int, token_ids: tuple[int, ...], n_vocab: int, n_c
     if not token_ids:
         raise RequestError(f"text {index} is empty; give at least one character")
     for token_id in token_ids:
-        if not 0 <= token_id < n_vocab:
+        if not 0 <= token_id < card.n_vocab:
             raise RequestError(
-                f"text {index} holds the token id {token_id}, which is outside the vocabulary of {n_vocab}; another "
-                "tokenizer's ids mean something else here, so give the text itself"
+                f"text {index} holds the token id {token_id}, which is outside the vocabulary of {card.n_vocab}; "
+                "another tokenizer's ids mean something else here, so give the text itself"
             )
     if len(token_ids) > n_ctx:
-        raise too_long(len(token_ids), n_ctx)
+        raise too_long(len(token_ids), n_ctx, card.n_ctx_train, cut=CUT_TEXT)
 
 
 def embed_on(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from edgedec.api.engine import Engine
 from edgedec.chat import thinking_variables
-from edgedec.decoding.prompt_length import about_tokens, encode_prompt, require_may_fit, too_long
-from edgedec.errors import CapabilityError, ModelFormatError, RequestError
+from edgedec.decoding.prompt_length import CUT_DOCUMENT, about_tokens, require_may_fit, too_long
+from edgedec.errors import CapabilityError, ModelFormatError, PromptTooLongError, RequestError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_bool, get_text
 from edgedec.tokenizer import Tokenizer
@@ -38,7 +38,11 @@ _DOUBLED = frozenset({"jina-v1-en", "jina-v2-code", "roberta-bpe"})  # pre-token
 _Part = str | tuple[int, ...]
 
 
-def pair_form(tokenizer: Tokenizer, gguf: GGUF, query: str, n_most: int) -> tuple[Form, int]:
+class QueryTooLongError(PromptTooLongError):
+    """A query fills the context, so that no document fits beside it."""
+
+
+def pair_form(tokenizer: Tokenizer, gguf: GGUF, query: str, n_most: int, n_trained: int = 0) -> tuple[Form, int]:
     """Return the form of an encoder, and how many tokens stand before the document.
 
     Both texts stand between the tokens that the model has around a text.
@@ -48,24 +52,28 @@ def pair_form(tokenizer: Tokenizer, gguf: GGUF, query: str, n_most: int) -> tupl
         gguf: Its header, which says whether there are two tokens between the texts, as RoBERTa has them.
         query: The first text.
         n_most: Most tokens of both.
+        n_trained: Tokens of the context that the model was trained for; 0 where that is not known.
 
     Raises:
         PromptTooLongError: The query alone is too long.
     """
     begin, end = _around(tokenizer)
-    head = [*begin, *encode_prompt(tokenizer, query, n_most, add_special=False), *(2 * end if _doubles(gguf) else end)]
-    room = n_most - len(head) - len(end)
-    if room < 1:
-        raise too_long(len(head) + len(end) + 1, n_most)
+    between = 2 * end if _doubles(gguf) else end
+    room = n_most - len(begin) - len(between) - len(end)
+    is_long = tokenizer.least_tokens(query) >= room
+    ids = [] if is_long else tokenizer.encode(query, add_special=False, most=room)
+    if is_long or len(ids) >= room:
+        raise QueryTooLongError(f"the query leaves no room for a document in {n_most} tokens; shorten the query")
+    head, room = [*begin, *ids, *between], room - len(ids)
 
     def form(document: str, cut: int | None) -> tuple[int, ...]:
         if cut is None:
-            require_may_fit(tokenizer, document, n_most)
+            require_may_fit(tokenizer, document, n_most, n_trained, cut=CUT_DOCUMENT)
         most = room if cut is None else min(cut, room)
         ids = tokenizer.encode(document, add_special=False, most=most)
         if cut is None and len(ids) > room:
             n_document = about_tokens(tokenizer, document, len(ids))
-            raise too_long(len(head) + n_document + len(end), n_most, exact=False)
+            raise too_long(len(head) + n_document + len(end), n_most, n_trained, exact=False, cut=CUT_DOCUMENT)
         return (*head, *ids[:most], *end)
 
     return form, len(head)
@@ -120,7 +128,7 @@ def template_of(engine: Engine, gguf: GGUF) -> str:
     return found
 
 
-def question_form(tokenizer: Tokenizer, template: str, query: str, n_most: int) -> Form:
+def question_form(tokenizer: Tokenizer, template: str, query: str, n_most: int, n_trained: int = 0) -> Form:
     """Return the form of a model that writes: a template with the query and the document in their places.
 
     The template's control tokens are read as such. All other text is tokenized together with what stands in the places,
@@ -132,7 +140,7 @@ def question_form(tokenizer: Tokenizer, template: str, query: str, n_most: int) 
 
     def form(document: str, cut: int | None) -> tuple[int, ...]:
         if cut is None:
-            return _assembled(tokenizer, [document if part is None else part for part in parts], n_most)
+            return _assembled(tokenizer, [document if part is None else part for part in parts], n_most, n_trained)
         most = min(cut, n_most)
         while most > 0:
             beginning = _beginning(tokenizer, document, most)
@@ -140,7 +148,7 @@ def question_form(tokenizer: Tokenizer, template: str, query: str, n_most: int) 
             if len(ids) <= n_most:
                 return ids
             most -= len(ids) - n_most
-        raise too_long(len(ids), n_most)
+        raise QueryTooLongError(f"the query leaves no room for a document in {n_most} tokens; shorten the query")
 
     return form
 
@@ -189,15 +197,15 @@ def _ids(tokenizer: Tokenizer, parts: Iterable[_Part]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _assembled(tokenizer: Tokenizer, parts: Iterable[_Part], n_most: int) -> tuple[int, ...]:
+def _assembled(tokenizer: Tokenizer, parts: Iterable[_Part], n_most: int, n_trained: int) -> tuple[int, ...]:
     """Return the tokens of the parts, at most `n_most` (PromptTooLongError, before a long text is tokenized)."""
     joined = _joined(parts)
     for part in joined:
         if isinstance(part, str):
-            require_may_fit(tokenizer, part, n_most)
+            require_may_fit(tokenizer, part, n_most, n_trained, cut=CUT_DOCUMENT)
     ids = _ids(tokenizer, joined)
     if len(ids) > n_most:
-        raise too_long(len(ids), n_most)
+        raise too_long(len(ids), n_most, n_trained, cut=CUT_DOCUMENT)
     return ids
 
 

@@ -74,13 +74,13 @@ def rank(
         raise CapabilityError("this engine has no file to read the model's head from; load the model by name")
     gguf = read_header_of(path)
     tokenizer, n_most = engine.tokenizer, engine.n_prompt_max
-    is_encoder = engine.model.capabilities.final_states
+    is_encoder, n_trained = engine.model.capabilities.final_states, engine.card.n_ctx_train
     head = _head(engine, gguf, is_encoder=is_encoder)
     n_first = None
     if is_encoder:
-        form, n_first = pair_form(tokenizer, gguf, query, n_most)
+        form, n_first = pair_form(tokenizer, gguf, query, n_most, n_trained)
     else:
-        form = question_form(tokenizer, template_of(engine, gguf), query, n_most)
+        form = question_form(tokenizer, template_of(engine, gguf), query, n_most, n_trained)
     prompts: list[tuple[int, ...]] = []
     for i, document in enumerate(documents):
         stop.check("the ranking")

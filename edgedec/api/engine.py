@@ -286,7 +286,7 @@ class Engine(RankingModel):
     @cached_property
     def _embedder(self) -> Any:
         return plugins.load_plugin(plugins.OWN, "embedder")(
-            self.pool, self.card, self._path, self.prompt_ids, lambda: self.lora
+            self.pool, self.card, self._path, lambda prompt: self.prompt_ids(prompt, continued=False), lambda: self.lora
         )
 
     def embed(

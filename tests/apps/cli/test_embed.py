@@ -40,7 +40,10 @@ def test_what_is_refused(bert: Path, model: Path) -> None:
     auto = ("--runtime", "auto")
     run_here("embed", bert, *auto).failed(40, "there is no text")
     run_here("embed", bert, "", *auto).failed(40, "an empty one")
-    run_here("embed", bert, "a " * 200, *auto).failed(41, "the context of 128")
+    run_here("embed", bert, "a " * 200, *auto).failed(
+        41, "there is room for 128. Shorten it, or cut it to what fits (--truncate)\n"
+    )
+    run_here("embed", bert, "a " * 100, "--context", "64", *auto).failed(41, "(--truncate), or load", "(--context 102)")
     assert run_here("embed", bert, "a " * 200, "--truncate", *auto).code == 0
     run_here("embed", bert, "a", "--pooling", "max", *auto).failed(40, "mean, cls, last")
     run_here("embed", bert, "a", "--dimensions", "65", *auto).failed(40, "it must be 1 to 64")

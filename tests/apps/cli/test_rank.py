@@ -56,7 +56,7 @@ def test_what_is_refused(bert: Path, tmp_path: Path) -> None:
     run_here("rank", bert, QUERY, "--document-tokens", "0", *AUTO, stdin=b"a").failed(40, "--document-tokens is 0")
     run_here("rank", bert, QUERY, tmp_path / "none", *AUTO).failed(60, "can't be read")
     long = b"a " * 300
-    run_here("rank", bert, QUERY, *AUTO, stdin=b"a\n" + long).failed(41, "document 1 with the query")
+    run_here("rank", bert, QUERY, *AUTO, stdin=b"a\n" + long).failed(41, "document 1 with the query", "(--truncate)\n")
     assert run_here("rank", bert, QUERY, "--truncate", *AUTO, stdin=long).code == 0
     plain = TinyBert().write_gguf(tmp_path / "plain.gguf")
     run_here("rank", plain, QUERY, *AUTO, stdin=b"a").failed(51, "no head for ranking")

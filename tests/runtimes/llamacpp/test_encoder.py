@@ -86,10 +86,14 @@ def test_a_text_that_does_not_fit(model: Path) -> None:
     """It is refused, or cut where that is asked for; no context is longer than the positions that the model has."""
     with edgedec.load(model, n_ctx=4096) as engine:
         assert engine.n_ctx == 128
-        with pytest.raises(PromptTooLongError, match="the context of 128"):
-            engine.embed(["a " * 200])
+        assert (engine.n_prompt_max, len(engine.prompt_ids("a " * 126))) == (128, 128)
+        assert engine.embed(["a " * 126]).shape == (1, 64)
+        with pytest.raises(
+            PromptTooLongError, match=r"129 tokens; there is room for 128\. Shorten it, or cut .*cut_ids.$"
+        ):
+            engine.embed(["a " * 127])
         cut = engine.cut_ids("a " * 200)
-        assert (len(cut), cut[0], cut[-1], cut[:3]) == (127, 2, 3, engine.cut_ids("a a")[:3])
+        assert (len(cut), cut[0], cut[-1], cut[:3]) == (128, 2, 3, engine.cut_ids("a a")[:3])
         assert engine.embed([cut]).shape == (1, 64)
         assert engine.cut_ids("a") == engine.prompt_ids("a")
         for ids, error in (((), RequestError), ((56,) * 129, PromptTooLongError), ((999,), RequestError)):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from edgedec.decoding.prompt_length import CUT_DOCUMENT, CUT_TEXT
 from edgedec.errors import (
     CancelledError,
     CapabilityError,
@@ -98,6 +99,12 @@ class Problem:
         return self.ollama() if path.startswith("/api/") else self.openai()
 
 
+def too_long_field(error: PromptTooLongError, param: str) -> ApiError:
+    """Return the error of a text that does not fit as one about the field of the request that holds the text."""
+    problem = problem_of(error)
+    return ApiError(problem.message, code=problem.code, param=param)
+
+
 def problem_of(error: BaseException) -> Problem:
     """Return the answer to an error; for one that is not an EdgedecError it names only the type.
 
@@ -111,7 +118,8 @@ def problem_of(error: BaseException) -> Problem:
     if not isinstance(error, EdgedecError):
         return Problem(500, f"internal error: {type(error).__name__}", "internal_error")
     if isinstance(error, PromptTooLongError):
-        words = error.naming({"n_ctx": "--context", "slide": "--slide"})
+        names = {"n_ctx": "--context", "slide": "--slide", CUT_TEXT: "truncate of /api/embed", CUT_DOCUMENT: "truncate"}
+        words = error.naming(names)
         return Problem(400, words, "context_length_exceeded", "messages")
     if isinstance(error, ModelNotFoundError):
         return Problem(404, str(error), "model_not_found", "model")

@@ -18,11 +18,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from edgedec.api.engine import Engine
-from edgedec.errors import RequestError
+from edgedec.errors import PromptTooLongError, RequestError
 from edgedec.gguf.model_kinds import POOLINGS
 from edgedec_apps.embedding import require_dimensions, require_pooling
 from edgedec_apps.server.core.bodies import read_fields
-from edgedec_apps.server.core.errors import ApiError
+from edgedec_apps.server.core.errors import ApiError, too_long_field
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.lent import Computed, Lending, WantedModel, until_done
 from edgedec_apps.server.core.prompts import encode
@@ -172,7 +172,10 @@ async def _embed(
         all_ids = [await _ids(lending, text, engine, truncate=truncate) for text in texts]
     async with lending.queue.turn():
         work = asyncio.to_thread(engine.embed, all_ids, pooling=chosen, dimensions=dimensions, cancel=lending.cancel)
-        vectors = await until_done(work, lending)
+        try:
+            vectors = await until_done(work, lending)
+        except PromptTooLongError as error:  # of token ids
+            raise too_long_field(error, "input") from error
     load_s = lending.lease.load_s
     return _Embedded(vectors, sum(map(len, all_ids)), load_s, perf_counter() - began)
 
@@ -196,7 +199,10 @@ async def _ids(lending: Lending, text: Text, engine: Engine, *, truncate: bool) 
     if isinstance(text, tuple):
         return text
     if not truncate:
-        return await encode([text], lending.share, lambda: engine.prompt_ids(text))
+        try:
+            return await encode([text], lending.share, lambda: engine.prompt_ids(text, continued=False))
+        except PromptTooLongError as error:
+            raise too_long_field(error, "input") from error
     return await encode([text], lending.share, lambda: engine.cut_ids(text))
 
 

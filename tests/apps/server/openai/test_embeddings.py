@@ -78,10 +78,19 @@ def test_ollama(ollama_client: Any, running: Running) -> None:
     assert np.array_equal(np.array(ollama_client.embeddings("embed", TEXTS[0]).embedding, np.float32), own[0])
     long = "x" * 600
     ids = running.engine.tokenizer.encode(long)
-    cut = running.engine.embed([(*ids[:510], ids[-1])])  # the token that ends a text stays
+    cut = running.engine.embed([(*ids[:511], ids[-1])])  # the token that ends a text stays
     assert np.array_equal(np.array(ollama_client.embed("embed", long).embeddings, np.float32), cut)
-    with pytest.raises(ollama.ResponseError, match="the context of 512"):
+    with pytest.raises(ollama.ResponseError, match=r"there is room for 512\. .*\(truncate of /api/embed\)"):
         ollama_client.embed("embed", long, truncate=False)
+
+
+def test_a_text_that_is_too_long_is_in_the_field_input(client: Any) -> None:
+    """As a text and as token ids; the message names no option that the interface lacks."""
+    for given in ("x" * 600, [3] * 600):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.embeddings.create(model="embed", input=["a", given])
+        assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+        assert "--slide" not in str(caught.value)
 
 
 def test_a_model_that_writes_is_asked_for_by_name(client: Any, ollama_client: Any, running: Running) -> None:
@@ -124,7 +133,7 @@ def test_an_embedding_model_writes_nothing(running: Running) -> None:
         ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions is 0"),
         ("/v1/embeddings", {"input": "x", "dimensions": 65}, "dimensions is 65; it must be 1 to 64"),
         ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format is 'hex'"),
-        ("/v1/embeddings", {"input": "x" * 600}, "the context of 512"),
+        ("/v1/embeddings", {"input": "x" * 600}, "there is room for 512"),
         ("/v1/embeddings", {"input": "x", "colour": 1}, "'colour' is not known here"),
         ("/api/embed", {"model": "embed"}, "input is missing"),
         ("/api/embed", {"input": "x"}, "model is missing"),
@@ -159,7 +168,7 @@ def test_an_encoder(encoder: Running) -> None:
         found = np.array([entry.embedding for entry in reply.data], np.float32)
         assert np.sum(found * expected, axis=1).min() > 0.99999
         assert reply.usage.prompt_tokens == sum(len(tiny_ids(text)) for text in texts)
-        with pytest.raises(openai.BadRequestError, match="the context of 128"):
+        with pytest.raises(openai.BadRequestError, match="there is room for 128"):
             client.embeddings.create(model="bert", input="a " * 200)
         with pytest.raises(openai.BadRequestError, match="is an embedding model"):
             client.completions.create(model="bert", prompt="x")
@@ -167,8 +176,8 @@ def test_an_encoder(encoder: Running) -> None:
     client = ollama.Client(host=encoder.url, timeout=60)
     assert np.array_equal(np.array(client.embed("bert", texts).embeddings, np.float32), found)
     assert np.array_equal(np.array(client.embeddings("bert", texts[0]).embedding, np.float32), found[0])
-    assert client.embed("bert", "a " * 200).prompt_eval_count == 127
-    with pytest.raises(ollama.ResponseError, match="the context of 128"):
+    assert client.embed("bert", "a " * 200).prompt_eval_count == 128
+    with pytest.raises(ollama.ResponseError, match="there is room for 128"):
         client.embed("bert", "a " * 200, truncate=False)
     client.close()
 
