@@ -31,7 +31,9 @@ line after the error; the codes are stable and listed in docs/cli.md. They are a
 which is the shells' own for Ctrl-C.
 """
 
+import pickle
 from collections.abc import Mapping
+from typing import Any
 
 _MARK = "\ufdd0"  # no character: texts don't hold it
 
@@ -76,6 +78,26 @@ class EdgedecError(Exception):
         parts = self.marked.split(_MARK)
         parts[1::2] = [names.get(name, name) for name in parts[1::2]]
         return "".join(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what pickle and copy make the error of again: its class, arguments and attributes, without __init__.
+
+        An attribute that can't be pickled, such as a lambda that an option was set to, becomes its repr.
+        """
+        fields = {name: value if _is_picklable(value) else repr(value) for name, value in self.__dict__.items()}
+        return _without_init, (type(self), self.args), fields
+
+
+def _without_init(kind: type[EdgedecError], args: tuple[Any, ...]) -> EdgedecError:
+    return kind.__new__(kind, *args)
+
+
+def _is_picklable(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # pickle raises what the value's own methods raise, too
+        return False
+    return True
 
 
 class ModelError(EdgedecError):
