@@ -12,7 +12,7 @@ from edgedec.decoding.prompt_length import about_tokens, encode_prompt, require_
 from edgedec.errors import CapabilityError, ModelFormatError, RequestError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_bool, get_text
-from edgedec.tokenizer import Tokenizer
+from edgedec.tokenizer import Tokenizer, added_around
 
 Form = Callable[[str, int | None], tuple[int, ...]]
 """`(document, cut)` -> the tokens to read. The document is cut to `cut` tokens and to what fits; None for no cut.
@@ -50,7 +50,7 @@ def pair_form(tokenizer: Tokenizer, gguf: GGUF, query: str, n_most: int) -> Form
     Raises:
         PromptTooLongError: The query alone is too long.
     """
-    begin, end = _around(tokenizer)
+    begin, end = added_around(tokenizer)
     head = [*begin, *encode_prompt(tokenizer, query, n_most, add_special=False), *(2 * end if _doubles(gguf) else end)]
     room = n_most - len(head) - len(end)
     if room < 1:
@@ -67,15 +67,6 @@ def pair_form(tokenizer: Tokenizer, gguf: GGUF, query: str, n_most: int) -> Form
         return (*head, *ids[:most], *end)
 
     return form
-
-
-def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the tokens that stand before and behind a text."""
-    whole, bare = tokenizer.encode("a"), tokenizer.encode("a", add_special=False)
-    for at in range(len(whole) - len(bare) + 1):
-        if whole[at : at + len(bare)] == bare:
-            return whole[:at], whole[at + len(bare) :]
-    return [], []
 
 
 def _doubles(gguf: GGUF) -> bool:

@@ -30,13 +30,13 @@ from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet, Model, Session
+from edgedec.tokenizer import added_around
 from edgedec_apps.bench.provenance import provenance
 from edgedec_apps.evaluation.evaluate import (
     DEFAULT_TEXT,
     Distribution,
     cut_windows,
     divergence,
-    leading_tokens,
     read_row,
 )
 from edgedec_models.folders import cache_folder
@@ -319,7 +319,7 @@ class Texts:
 
 def read_texts(model: Model, n_window: int, n_trained: int, n_judged: int) -> Texts:
     """Cut windows: the calibration text and the drafters' common text to train on, `edgedec eval`'s text to judge."""
-    tokenizer, leading = model.tokenizer, leading_tokens(model.tokenizer)
+    tokenizer, leading = model.tokenizer, added_around(model.tokenizer)[0]
     calibration = files("edgedec_export").joinpath("calibration_text.txt").read_text(encoding="utf-8")
     trained = tokenizer.encode(calibration, add_special=False)
     trained += common_text(tokenizer, None, model.card.fingerprint).token_ids

@@ -12,8 +12,8 @@ from edgedec.api.open_drafters import Drafts, open_drafters
 from edgedec.api.open_model import EngineParts
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
-from edgedec.chat import ChatTemplate, open_template
 from edgedec.companion import Companion, companion_of
+from edgedec.control_tokens import SaidTemplate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.drafter import DrafterFactory
@@ -126,7 +126,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
             EngineParts(
                 model,
                 slots,
-                _template(model, options.chat_template),
+                _template(model, choice.path.name, options.chat_template),
                 planned.plan,
                 choice.path,
                 companion,
@@ -298,8 +298,7 @@ def _with_companion(
     return method.session(session, companion.session(session.n_ctx)), companion
 
 
-def _template(model: Model, source: str | None) -> ChatTemplate | None:
-    source = model.card.chat_template if source is None else source
-    if source is None:
-        return None
-    return open_template(source, bos_token=model.tokenizer.bos_token, eos_token=model.tokenizer.eos_token)
+def _template(model: Model, file: str, given: str | None) -> SaidTemplate | None:
+    if given is not None:
+        return SaidTemplate(given, model.tokenizer)
+    return None if model.card.chat_template is None else SaidTemplate(model.card.chat_template, model.tokenizer, file)

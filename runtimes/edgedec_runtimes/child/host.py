@@ -107,7 +107,8 @@ class Calls:
         self._model = load(path, replace(options, cancel=self.loading, on_progress=on_progress))
         return_free_memory()
         tokenizer = self._model.tokenizer
-        known = Vocabulary(tokenizer.n_vocab, tokenizer.bos_token, tokenizer.eos_token, dict(tokenizer.infill_ids))
+        infill, controls = dict(tokenizer.infill_ids), tuple(tokenizer.control_texts)
+        known = Vocabulary(tokenizer.n_vocab, tokenizer.bos_token, tokenizer.eos_token, infill, controls)
         return Opened(self._model.card, self._model.capabilities, known)
 
     def share_rows(self, path: Path, n_rows: int) -> None:

@@ -196,7 +196,7 @@ async def _ids(lending: Lending, text: Text, engine: Engine, *, truncate: bool) 
     if isinstance(text, tuple):
         return text
     if not truncate:
-        return await encode([text], lending.share, lambda: engine.prompt_ids(text))
+        return await encode([text], lending.share, lambda: engine.prompt_ids(text, as_said=True))
     return await encode([text], lending.share, lambda: engine.cut_ids(text))
 
 
