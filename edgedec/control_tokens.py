@@ -5,7 +5,6 @@ again once it has cut the prompt at its control tokens. MARK is no character, so
 leaves it where it is, whatever else the template does with a message.
 """
 
-import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
@@ -20,11 +19,8 @@ MARK = "\ufdd1"
 _ESCAPED = "\\ufdd1"  # as tojson and lists of texts may write it
 # What an assistant's message may hold: the marks of what was thought, of calls of tools and of channels.
 _OF_REPLIES = re.compile(r'think|tool_?call|channel|^\[(ARGS|CALL_ID)\]$|^<\|(message|constrain|")\|>$', re.IGNORECASE)
-_WORD = re.compile(r"\w")
+_REPLY_FIELDS = ("content", "reasoning_content", "thinking")
 _WHITE_SPACE = " \t\n\v\f\r"
-
-logger = logging.getLogger("edgedec.control_tokens")
-logger.addHandler(logging.NullHandler())
 
 
 def _spelled(starts: Mapping[str, list[str]], text: str) -> list[str]:
@@ -51,7 +47,7 @@ class Marker:
         self._tokens = tuple(token for token in tokens if len(token) > 1)
         self._starts = _by_start(self._tokens)
         self._firsts = {token[0] for token in self._tokens}
-        self._inner = {character for token in self._tokens for character in token[1:] if not _WORD.match(character)}
+        self._inner = {character for token in self._tokens for character in token[1:] if not character.isalnum()}
         self._longest = max(map(len, self._tokens), default=0)
 
     def __call__(self, value: Any) -> Any:
@@ -86,27 +82,22 @@ class SaidTemplate:
         tokenizer: The model's.
         file: The name of the model's file, for messages; empty for a source that a caller gave.
 
-    Raises:
-        TemplateError: A source that a caller gave does not compile.
+    Attributes:
+        refusal: Why chats are refused; empty where the source compiles.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer, file: str = "") -> None:
-        self.source = source
-        self._tokenizer, self._refusal = tokenizer, ""
+        self.source, self.refusal, self._tokenizer = source, "", tokenizer
         try:
             self._opened = open_template(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
         except TemplateError as error:
-            again = f"give another template ({argument('chat_template')})"
-            self._refusal = f"{f'{file}: ' if file else ''}{error.marked}; {again}"
-            refusal = TemplateError(self._refusal)
-            if not file:
-                raise refusal from error
-            logger.warning("%s", refusal)
+            place = f"{file}: " if file else ""
+            self.refusal = f"{place}{error.marked}; give another template ({argument('chat_template')})"
 
     @property
     def _template(self) -> ChatTemplate:
-        if self._refusal:
-            raise TemplateError(self._refusal)
+        if self.refusal:
+            raise TemplateError(self.refusal)
         return self._opened
 
     @property
@@ -123,11 +114,9 @@ class SaidTemplate:
     def said(self, message: Message, *, trust_messages: object = False) -> dict[str, Any]:
         """Return a message with its texts marked, as render() marks each; the role is the template's."""
         anyone, assistant = (_UNMARKED, _UNMARKED) if trust_messages is True else self._markers
-        mark = assistant if message.get("role") == "assistant" else anyone
-        return {
-            name: value if name == "role" else anyone(value) if name == "tool_calls" else mark(value)
-            for name, value in message.items()
-        }
+        own = _REPLY_FIELDS if message.get("role") == "assistant" else ()
+        marked = {name: (assistant if name in own else anyone)(value) for name, value in message.items()}
+        return marked | ({"role": message["role"]} if "role" in message else {})
 
     def render(
         self,
@@ -144,12 +133,10 @@ class SaidTemplate:
         With trust_messages=True, control tokens that messages, tools and variables spell are control tokens.
         """
         template, mark = self._template, _UNMARKED if trust_messages is True else self._markers[0]
+        said = partial(self.said, trust_messages=trust_messages)
         try:
             if isinstance(messages, list | tuple):
-                messages = [
-                    self.said(each, trust_messages=trust_messages) if isinstance(each, Mapping) else each
-                    for each in messages
-                ]
+                messages = [said(each) if isinstance(each, Mapping) else each for each in messages]
             tools, variables = mark(tools), mark(variables)
         except RecursionError as error:
             raise TemplateError("a message, a tool or a variable of the template is nested too deep") from error

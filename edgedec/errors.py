@@ -31,6 +31,7 @@ line after the error; the codes are stable and listed in docs/cli.md. They are a
 which is the shells' own for Ctrl-C.
 """
 
+import copyreg
 import pickle
 from collections.abc import Mapping
 from typing import Any
@@ -80,16 +81,9 @@ class EdgedecError(Exception):
         return "".join(parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what pickle and copy make the error of again: its class, arguments and attributes, without __init__.
-
-        An attribute that can't be pickled, such as a lambda that an option was set to, becomes its repr.
-        """
+        """Return what pickle makes the error of again, without __init__; what can't be pickled becomes its repr."""
         fields = {name: value if _is_picklable(value) else repr(value) for name, value in self.__dict__.items()}
-        return _without_init, (type(self), self.args), fields
-
-
-def _without_init(kind: type[EdgedecError], args: tuple[Any, ...]) -> EdgedecError:
-    return kind.__new__(kind, *args)
+        return copyreg.__newobj__, (type(self), *self.args), fields  # type: ignore[attr-defined]  # untyped
 
 
 def _is_picklable(value: object) -> bool:

@@ -34,6 +34,7 @@ class Tokenizer(Protocol):
 
         They are those of the types CONTROL and UNKNOWN, also where replies show them.
         """
+        return ()
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None

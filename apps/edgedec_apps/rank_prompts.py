@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from edgedec.api.engine import Engine
 from edgedec.chat import thinking_variables
+from edgedec.control_tokens import encode_with_controls
 from edgedec.decoding.prompt_length import about_tokens, encode_prompt, require_may_fit, too_long
 from edgedec.errors import CapabilityError, ModelFormatError, RequestError
 from edgedec.gguf.file import GGUF
@@ -138,7 +139,7 @@ def _spelled(tokenizer: Tokenizer, literal: str) -> list[_Part | None]:
     """Return a template's text in parts: its control tokens, and texts that may be tokenized with their neighbours."""
     parts: list[_Part | None] = []
     run: list[int] = []
-    for token_id in [*tokenizer.encode(literal, add_special=False, parse_special=True), None]:
+    for token_id in [*encode_with_controls(tokenizer, literal, add_special=False), None]:
         if token_id is not None and tokenizer.piece(token_id):
             run.append(token_id)
             continue

@@ -17,6 +17,7 @@ from edgedec.control_tokens import SaidTemplate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.drafter import DrafterFactory
+from edgedec.errors import TemplateError
 from edgedec.gguf.model_info import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx
@@ -299,6 +300,12 @@ def _with_companion(
 
 
 def _template(model: Model, file: str, given: str | None) -> SaidTemplate | None:
-    if given is not None:
-        return SaidTemplate(given, model.tokenizer)
-    return None if model.card.chat_template is None else SaidTemplate(model.card.chat_template, model.tokenizer, file)
+    source = model.card.chat_template if given is None else given
+    if source is None:
+        return None
+    template = SaidTemplate(source, model.tokenizer, file if given is None else "")
+    if template.refusal and given is not None:
+        raise TemplateError(template.refusal)
+    if template.refusal:
+        logger.warning("%s", TemplateError(template.refusal))
+    return template

@@ -195,7 +195,7 @@ def test_llamacpps_tokenizer_has_the_same_control_tokens_and_ids(
 
 @pytest.mark.slow
 def test_a_prompt_writes_control_tokens_and_a_text_to_embed_does_not(tmp_path: Path) -> None:
-    """BOS is not doubled where the prompt begins with it; nor does what render() returns lose its marks."""
+    """BOS is not doubled, render() keeps its marks, and what was read under the other rule is not used again."""
     path = tiny_llama(
         tmp_path / "m.gguf", chat_template="{{ bos_token }}{{ messages[0].content }}</s>", n_ctx_train=512
     )
@@ -210,8 +210,9 @@ def test_a_prompt_writes_control_tokens_and_a_text_to_embed_does_not(tmp_path: P
         assert first.token_ids == model.generate([bos, *byte_ids("a"), eos], max_tokens=2, temperature=0).token_ids
         said, spelled = model.embed(["a</s>", [bos, *byte_ids("a</s>")]], pooling="mean")
         assert said.tobytes() == spelled.tobytes()
-        before = model.fit_messages([*chat, *chat], 400)
-        assert before == ([*chat, *chat], 0)
+        assert model.fit_messages([*chat, *chat], 400) == ([*chat, *chat], 0)
+        model.generate(model.prompt_ids("a</s>b", as_said=True), max_tokens=1)
+        assert model.generate("a</s>b", max_tokens=1, reuse="longest").stats.n_reused_tokens == 2  # BOS and "a"
 
 
 @pytest.mark.slow
