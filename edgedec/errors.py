@@ -31,7 +31,10 @@ line after the error; the codes are stable and listed in docs/cli.md. They are a
 which is the shells' own for Ctrl-C.
 """
 
+import copyreg
+import pickle
 from collections.abc import Mapping
+from typing import Any
 
 _MARK = "\ufdd0"  # no character: texts don't hold it
 
@@ -76,6 +79,19 @@ class EdgedecError(Exception):
         parts = self.marked.split(_MARK)
         parts[1::2] = [names.get(name, name) for name in parts[1::2]]
         return "".join(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what pickle makes the error of again, without __init__; what can't be pickled becomes its repr."""
+        fields = {name: value if _is_picklable(value) else repr(value) for name, value in self.__dict__.items()}
+        return copyreg.__newobj__, (type(self), *self.args), fields  # type: ignore[attr-defined]  # untyped
+
+
+def _is_picklable(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # pickle raises what the value's own methods raise, too
+        return False
+    return True
 
 
 class ModelError(EdgedecError):

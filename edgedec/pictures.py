@@ -100,9 +100,7 @@ class PictureReader(Protocol):
     def mark(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], tuple[Any, ...]]:
         """Return messages with a mark in place of each picture, and the pictures, of which nothing is decoded yet."""
 
-    def ids(
-        self, tokenizer: Tokenizer, text: str, pictures: Sequence[Any], n_most: int, *, add_special: bool
-    ) -> list[int]:
+    def ids(self, tokenizer: Tokenizer, text: str, pictures: Sequence[Any], n_most: int) -> list[int]:
         """Return the ids of a rendered prompt (PromptTooLongError above `n_most`)."""
 
     def rows(

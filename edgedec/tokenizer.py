@@ -28,6 +28,14 @@ class Tokenizer(Protocol):
         """
         return {}
 
+    @property
+    def control_texts(self) -> tuple[str, ...]:
+        """Texts of the tokens that only a chat template, or who writes a whole prompt, may write.
+
+        They are those of the types CONTROL and UNKNOWN, also where replies show them.
+        """
+        return ()
+
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None
     ) -> list[int]:
@@ -57,3 +65,12 @@ class Tokenizer(Protocol):
 
     def is_end(self, token_id: int) -> bool:
         """Return whether the token ends a generation (end of text, of turn, of message)."""
+
+
+def added_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the token ids that a tokenizer adds before a text, such as BOS, and behind it."""
+    whole, bare = tokenizer.encode("a"), tokenizer.encode("a", add_special=False)
+    for at in range(len(whole) - len(bare) + 1):
+        if whole[at : at + len(bare)] == bare:
+            return whole[:at], whole[at + len(bare) :]
+    return [], []

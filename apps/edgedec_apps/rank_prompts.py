@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from edgedec.api.engine import Engine
 from edgedec.chat import thinking_variables
+from edgedec.control_tokens import encode_with_controls
 from edgedec.decoding.prompt_length import CUT_DOCUMENT, about_tokens, require_may_fit, too_long
 from edgedec.errors import CapabilityError, ModelFormatError, PromptTooLongError, RequestError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_bool, get_text
-from edgedec.tokenizer import Tokenizer
+from edgedec.tokenizer import Tokenizer, added_around
 
 Form = Callable[[str, int | None], tuple[int, ...]]
 """`(document, cut)` -> the tokens to read. The document is cut to `cut` tokens and to what fits; None for no cut.
@@ -57,7 +58,7 @@ def pair_form(tokenizer: Tokenizer, gguf: GGUF, query: str, n_most: int, n_train
     Raises:
         PromptTooLongError: The query alone is too long.
     """
-    begin, end = _around(tokenizer)
+    begin, end = added_around(tokenizer)
     between = 2 * end if _doubles(gguf) else end
     room = n_most - len(begin) - len(between) - len(end)
     is_long = tokenizer.least_tokens(query) >= room
@@ -77,15 +78,6 @@ def pair_form(tokenizer: Tokenizer, gguf: GGUF, query: str, n_most: int, n_train
         return (*head, *ids[:most], *end)
 
     return form, len(head)
-
-
-def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the tokens that stand before and behind a text."""
-    whole, bare = tokenizer.encode("a"), tokenizer.encode("a", add_special=False)
-    for at in range(len(whole) - len(bare) + 1):
-        if whole[at : at + len(bare)] == bare:
-            return whole[:at], whole[at + len(bare) :]
-    return [], []
 
 
 def _doubles(gguf: GGUF) -> bool:
@@ -157,7 +149,7 @@ def _spelled(tokenizer: Tokenizer, literal: str) -> list[_Part | None]:
     """Return a template's text in parts: its control tokens, and texts that may be tokenized with their neighbours."""
     parts: list[_Part | None] = []
     run: list[int] = []
-    for token_id in [*tokenizer.encode(literal, add_special=False, parse_special=True), None]:
+    for token_id in [*encode_with_controls(tokenizer, literal, add_special=False), None]:
         if token_id is not None and tokenizer.piece(token_id):
             run.append(token_id)
             continue

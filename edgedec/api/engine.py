@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeGuard, Unpack, cast
 
 import numpy as np
@@ -286,7 +286,11 @@ class Engine(RankingModel):
     @cached_property
     def _embedder(self) -> Any:
         return plugins.load_plugin(plugins.OWN, "embedder")(
-            self.pool, self.card, self._path, lambda prompt: self.prompt_ids(prompt, continued=False), lambda: self.lora
+            self.pool,
+            self.card,
+            self._path,
+            partial(self.prompt_ids, as_said=True, continued=False),
+            lambda: self.lora,
         )
 
     def embed(

@@ -12,11 +12,12 @@ from edgedec.api.open_drafters import Drafts, open_drafters
 from edgedec.api.open_model import EngineParts
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
-from edgedec.chat import ChatTemplate, open_template
 from edgedec.companion import Companion, companion_of
+from edgedec.control_tokens import SaidTemplate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.drafter import DrafterFactory
+from edgedec.errors import TemplateError
 from edgedec.gguf.model_info import context_note
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx
@@ -126,7 +127,7 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
             EngineParts(
                 model,
                 slots,
-                _template(model, options.chat_template),
+                _template(model, choice.path.name, options.chat_template),
                 planned.plan,
                 choice.path,
                 companion,
@@ -298,8 +299,13 @@ def _with_companion(
     return method.session(session, companion.session(session.n_ctx)), companion
 
 
-def _template(model: Model, source: str | None) -> ChatTemplate | None:
-    source = model.card.chat_template if source is None else source
+def _template(model: Model, file: str, given: str | None) -> SaidTemplate | None:
+    source = model.card.chat_template if given is None else given
     if source is None:
         return None
-    return open_template(source, bos_token=model.tokenizer.bos_token, eos_token=model.tokenizer.eos_token)
+    template = SaidTemplate(source, model.tokenizer, file if given is None else "")
+    if template.refusal and given is not None:
+        raise TemplateError(template.refusal)
+    if template.refusal:
+        logger.warning("%s", TemplateError(template.refusal))
+    return template

@@ -13,8 +13,9 @@ from edgedec.api.requests import (
     Prompt,
     SamplingOptions,
 )
-from edgedec.chat import ChatTemplate, Message
+from edgedec.chat import Message
 from edgedec.constraint import OpenConstraint
+from edgedec.control_tokens import SaidTemplate
 from edgedec.errors import RequestError, TemplateError, argument
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.pictures import Pictures, has_pictures
@@ -44,14 +45,19 @@ class LoadedModel(OpenModel):
         """
         return self._requests.sampling(options)
 
-    def prompt_ids(self, prompt: Prompt, *, continued: bool = True) -> tuple[int, ...]:
-        """Return a prompt's token ids; one that is not `continued` is to be embedded, and may fill the context.
+    def prompt_ids(self, prompt: Prompt, *, as_said: bool = False, continued: bool = True) -> tuple[int, ...]:
+        """Return a prompt's token ids.
+
+        Args:
+            prompt: A text or token ids.
+            as_said: Whether control tokens that the text spells stay text, as in a user's or a document's words.
+            continued: Whether a text is written behind it, which needs room; one to embed may fill the context.
 
         Raises:
             PromptTooLongError: The prompt is a text that does not fit the context.
             RequestError: The prompt is neither a text nor a sequence of whole numbers.
         """
-        return self._requests.prompt_ids(prompt, continued=continued)
+        return self._requests.prompt_ids(prompt, as_said=as_said, continued=continued)
 
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
@@ -63,8 +69,8 @@ class LoadedModel(OpenModel):
         return self._template is not None
 
     @property
-    def template(self) -> ChatTemplate:
-        """The model's chat template (TemplateError where it has none)."""
+    def template(self) -> SaidTemplate:
+        """The model's chat template (TemplateError where it has none); one that does not compile refuses chats."""
         return self._chats().template
 
     def chat_ids(
@@ -99,7 +105,10 @@ class LoadedModel(OpenModel):
         cancel: CancelToken | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt that the chat template makes of `messages` as text (raises what chat_ids raises)."""
+        """Return the prompt that the chat template makes of `messages` as text (raises what chat_ids raises).
+
+        Where messages spell control tokens, it holds edgedec.control_tokens.MARK, which keeps them text.
+        """
         return self._chats().render(messages, tools, cancel, variables)
 
     def rendered_ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedec.api.requests import Requests, adapter_scales
-from edgedec.chat import ChatTemplate
 from edgedec.closeable import Closeable
+from edgedec.control_tokens import SaidTemplate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
@@ -39,7 +39,7 @@ class EngineParts:
 
     model: Model
     slots: Sequence[SessionSlot]
-    template: ChatTemplate | None
+    template: SaidTemplate | None
     plan: MemoryPlan
     path: Path
     companion: Model | None

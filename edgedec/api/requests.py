@@ -9,8 +9,9 @@ from typing import Any, Literal, TypedDict, cast
 
 import numpy as np
 
-from edgedec.chat import ChatTemplate, Message, drop_oldest_turns
+from edgedec.chat import Message, drop_oldest_turns
 from edgedec.constraint import OpenConstraint
+from edgedec.control_tokens import SaidTemplate
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.prompt_length import CUT_TEXT, count_tokens, encode_prompt, require_messages
 from edgedec.decoding.session_pool import SessionSlot
@@ -154,7 +155,7 @@ class ChatPrompts:
         pictures: Makes ids of pictures, or None.
     """
 
-    template: ChatTemplate
+    template: SaidTemplate
     tokenizer: Tokenizer
     n_most: int
     n_trained: int = 0
@@ -181,11 +182,9 @@ class ChatPrompts:
 
     def ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
         """Return the token ids of a rendered prompt (PromptTooLongError where they are more than `self.n_most`)."""
-        add_special = not self._has_bos(text)
         if pictures and self.pictures is not None:
-            return self.pictures.ids(self.tokenizer, text, pictures, self.n_most, add_special=add_special)
-        n_most, n_trained = self.n_most, self.n_trained
-        return encode_prompt(self.tokenizer, text, n_most, n_trained, add_special=add_special, parse_special=True)
+            return self.pictures.ids(self.tokenizer, text, pictures, self.n_most)
+        return encode_prompt(self.tokenizer, text, self.n_most, self.n_trained, parse_special=True)
 
     def fit(
         self,
@@ -207,13 +206,9 @@ class ChatPrompts:
                     return len(replace(self, n_most=n_most).ids(text, there))
                 except PromptTooLongError:
                     return n_most + 1
-            return count_tokens(self.tokenizer, text, n_most, add_special=not self._has_bos(text), parse_special=True)
+            return count_tokens(self.tokenizer, text, n_most)
 
         return drop_oldest_turns(messages, count, n_most)
-
-    def _has_bos(self, text: str) -> bool:
-        bos = self.tokenizer.bos_token
-        return bool(bos) and text.startswith(bos)
 
 
 class Requests:
@@ -298,17 +293,13 @@ class Requests:
         ids = self._tokenizer.encode(text, most=most)
         return tuple(ids) if len(ids) <= most else (*ids[: most - len(ends)], *ends)
 
-    def prompt_ids(self, prompt: Prompt, *, continued: bool = True) -> tuple[int, ...]:
-        """Return a prompt's token ids; one that is not `continued` is embedded, and may fill the context.
-
-        Raises:
-            PromptTooLongError: The prompt is a text that does not fit the context.
-            RequestError: The prompt is neither a text nor a sequence of whole numbers.
-        """
+    def prompt_ids(self, prompt: Prompt, *, as_said: bool = False, continued: bool = True) -> tuple[int, ...]:
+        """Return a prompt's token ids; LoadedModel.prompt_ids says what the options are, and what is raised."""
         if isinstance(prompt, str):
             is_continued = continued and self._writes
-            most, cut = (self.n_prompt_max, "") if is_continued else (self._slot.session.n_ctx, CUT_TEXT)
-            return tuple(encode_prompt(self._tokenizer, prompt, most, self._model.card.n_ctx_train, cut=cut))
+            n_most, cut = (self.n_prompt_max, "") if is_continued else (self._slot.session.n_ctx, CUT_TEXT)
+            n_trained = self._model.card.n_ctx_train
+            return tuple(encode_prompt(self._tokenizer, prompt, n_most, n_trained, cut=cut, parse_special=not as_said))
         return as_token_ids(prompt)
 
 

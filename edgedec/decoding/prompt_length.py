@@ -5,7 +5,9 @@ it is tokenized; the number of tokens, during tokenization.
 """
 
 import math
+from functools import partial
 
+from edgedec.control_tokens import MARK, encode_with_controls
 from edgedec.errors import PromptTooLongError, argument, counted
 from edgedec.tokenizer import Tokenizer
 
@@ -49,7 +51,10 @@ def encode_prompt(
     parse_special: bool = False,
     cut: str = "",
 ) -> list[int]:
-    """Return the tokens of a prompt, at most `n_most` (raises too_long() where it has more)."""
+    """Return the tokens of a prompt, at most `n_most` (raises too_long() where it has more).
+
+    With `parse_special` they are those of encode_with_controls, else those of Tokenizer.encode.
+    """
     ids = _encode(tokenizer, text, n_most, add_special=add_special, parse_special=parse_special)
     if isinstance(ids, int) or len(ids) > n_most:
         if isinstance(ids, int):
@@ -58,9 +63,9 @@ def encode_prompt(
     return ids
 
 
-def count_tokens(tokenizer: Tokenizer, text: str, n_most: int, *, add_special: bool, parse_special: bool) -> int:
-    """Return the number of tokens of a text; where that is above `n_most`, any number between `n_most` and it."""
-    ids = _encode(tokenizer, text, n_most, add_special=add_special, parse_special=parse_special)
+def count_tokens(tokenizer: Tokenizer, text: str, n_most: int) -> int:
+    """Return the number of tokens of a prompt; where that is above `n_most`, any number between `n_most` and it."""
+    ids = _encode(tokenizer, text, n_most, add_special=True, parse_special=True)
     return ids if isinstance(ids, int) else len(ids)
 
 
@@ -96,7 +101,8 @@ def _encode(tokenizer: Tokenizer, text: str, n_most: int, *, add_special: bool, 
     least = _least_tokens(tokenizer, text, n_most)
     if least > n_most:
         return least
-    ids = tokenizer.encode(text, add_special=add_special, parse_special=parse_special, most=2 * n_most)
+    encode = partial(encode_with_controls, tokenizer) if parse_special else tokenizer.encode
+    ids = encode(text, add_special=add_special, most=2 * n_most)
     return len(ids) if len(ids) > 2 * n_most else ids
 
 
@@ -109,4 +115,4 @@ def about_tokens(tokenizer: Tokenizer, text: str, least: int) -> int:
 
 def _least_tokens(tokenizer: Tokenizer, text: str, n_most: int) -> int:
     """Return a lower bound of the number of tokens of a text; 0 for a text that is short enough to be tokenized."""
-    return tokenizer.least_tokens(text) if len(text) > _SHORT * n_most else 0
+    return tokenizer.least_tokens(text.replace(MARK, "")) if len(text) > _SHORT * n_most else 0

@@ -45,13 +45,6 @@ def encode_aligned(tokenizer: Tokenizer, data: bytes) -> Encoded | None:
     return Encoded(ids, [end - n_added for end in accumulate(map(len, pieces))], bool(n_added))
 
 
-def leading_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens that the tokenizer puts before every text, such as BOS."""
-    plain, whole = tokenizer.encode("a", add_special=False), tokenizer.encode("a", add_special=True)
-    n = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
-    return whole[:n]
-
-
 def whole_characters(data: bytes) -> int:
     """Return how many bytes the whole characters take: all but those of a character that is cut short at the end.
 

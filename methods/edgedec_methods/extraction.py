@@ -81,7 +81,7 @@ def extract(
     if engine.can_chat:
         prompt_ids, lead = tuple(engine.chat_ids([{"role": "user", "content": text}], cancel=cancel)), ""
     else:
-        prompt_ids, lead = engine.prompt_ids(f"{text}\nAnswer:"), " "
+        prompt_ids, lead = engine.prompt_ids(f"{text}\nAnswer:", as_said=True), " "
     wanted = WantedSpans(passage, prompt_ids, lead, n, max_tokens)
     tokenizer = engine.tokenizer
     engine.model.capabilities.require("rollback", engine.card.runtime)

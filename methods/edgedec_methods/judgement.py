@@ -14,6 +14,7 @@ Status: study
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from edgedec.choosing.choice import Candidates, Chooser, ScoreTexts
 from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts, row_log_probs
 from edgedec.choosing.scorer import TextScorer
 from edgedec.choosing.search_by import SearchRun
+from edgedec.control_tokens import encode_with_controls
 from edgedec.errors import RequestError
 from edgedec.sequence import Generation
 from edgedec.sessions.forks import require_forks
@@ -63,7 +65,8 @@ def question_of(
     Raises:
         RequestError: The two answers begin with the same token, or the question is empty.
     """
-    token_ids = tokenizer.encode(words, add_special=False, parse_special=parse_special)
+    encode = partial(encode_with_controls, tokenizer) if parse_special else tokenizer.encode
+    token_ids = encode(words, add_special=False)
     forms = [
         tuple(dict.fromkeys(tokenizer.encode(form, add_special=False)[0] for form in (word, f" {word}")))
         for word in (yes, no)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
+from edgedec.control_tokens import encode_with_controls
 from edgedec.errors import OptionError, RequestError
 from edgedec.tokenizer import Tokenizer
 from edgedec_methods.sampled_steps import Steps, write_steps
@@ -62,7 +63,7 @@ def grading_of(tokenizer: Tokenizer, words: str) -> Grading:
         RequestError: The digits are not ten different tokens.
     """
     digits = tuple(tokenizer.encode(str(digit), add_special=False)[-1] for digit in range(BEST_GRADE + 1))
-    token_ids = tuple(tokenizer.encode(words, add_special=False, parse_special=True))
+    token_ids = tuple(encode_with_controls(tokenizer, words, add_special=False))
     if len(set(digits)) <= BEST_GRADE or not token_ids:
         raise RequestError("grades need a question, and a tokenizer with a token for each digit")
     return Grading(token_ids, digits)

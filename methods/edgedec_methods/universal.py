@@ -36,7 +36,8 @@ from edgedec.errors import UnsupportedModelError
 from edgedec.loading.second_model import PROBE, LoadedDraft
 from edgedec.model import Forward, Model
 from edgedec.sampling import SamplingParams, distribution
-from edgedec_methods.alignment import Aligned, continuation, encode_aligned, leading_ids, whole_characters
+from edgedec.tokenizer import added_around
+from edgedec_methods.alignment import Aligned, continuation, encode_aligned, whole_characters
 
 _BEFORE = 8  # tokens of the target before the drafted text that it is encoded together with
 _STEPS = 4  # most forwards of the draft model for one token of the target
@@ -71,7 +72,7 @@ class UniversalDraftModel(DraftModelUser):
     """
 
     def __init__(self, model: Model, most: int | None = None) -> None:
-        self.first = leading_ids(model.tokenizer)
+        self.first = added_around(model.tokenizer)[0]
         super().__init__(DraftModel(model, most))
 
     def __call__(self, context: DraftContext) -> "UniversalDrafter":

@@ -21,9 +21,9 @@ from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import open_draft_model, same_tokenizer
-from edgedec.tokenizer import Tokenizer
+from edgedec.tokenizer import Tokenizer, added_around
 from edgedec_apps.conformance import check_drafter
-from edgedec_methods.alignment import Aligned, continuation, encode_aligned, leading_ids, whole_characters
+from edgedec_methods.alignment import Aligned, continuation, encode_aligned, whole_characters
 from edgedec_methods.universal import UniversalDraftModel
 from edgedec_runtimes.tokenizer import open_tokenizer
 
@@ -146,10 +146,10 @@ def test_characters_that_are_cut_short() -> None:
 
 def test_what_tokenizers_put_before_a_text(tokenizer_of: Open, tmp_path: Path) -> None:
     """BOS where there is one; nothing that comes after a text."""
-    assert leading_ids(tokenizer_of("bpe")) == []
+    assert added_around(tokenizer_of("bpe"))[0] == []
     metadata = bpe() | {f"tokenizer.ggml.add_{role}_token": True for role in ("bos", "eos")}
     metadata |= {f"tokenizer.ggml.{role}_token_id": i for i, role in enumerate(("bos", "eos"), start=2)}
-    assert leading_ids(open_tokenizer(read_gguf(write(tmp_path / "both.gguf", metadata)))) == [2]
+    assert added_around(open_tokenizer(read_gguf(write(tmp_path / "both.gguf", metadata))))[0] == [2]
 
 
 TARGET = Spelled(["a", "b", "bc", "d", "de", "e", "x", "xa"])

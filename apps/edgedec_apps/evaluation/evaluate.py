@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from edgedec.errors import CancelledError, RequestError, counted
 from edgedec.model import LayerSet, Session
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec.tokenizer import Tokenizer
 
 DEFAULT_TEXT = Path(__file__).with_name("text.txt")
 """A text to evaluate on where none is given: 2,200 tokens of English."""
@@ -123,15 +122,6 @@ class Distribution:
     logs: NDArray[np.float64]
     probs: NDArray[np.float64]
     best: int
-
-
-def leading_tokens(tokenizer: Tokenizer) -> list[int]:
-    """Return the special tokens, such as BOS, that the tokenizer puts before a text; maybe none."""
-    bare, whole = tokenizer.encode("a", add_special=False), tokenizer.encode("a")
-    for start in range(len(whole) - len(bare) + 1):
-        if whole[start : start + len(bare)] == bare:
-            return whole[:start]
-    return []
 
 
 def cut_windows(token_ids: Sequence[int], leading: Sequence[int], n_window: int) -> list[NDArray[np.int32]]:

@@ -14,8 +14,9 @@ from typing import Any
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken
+from edgedec.tokenizer import added_around
 from edgedec_apps.bench.machine import versions
-from edgedec_apps.evaluation.evaluate import DEFAULT_TEXT, N_ROWS, cut_windows, evaluate, leading_tokens
+from edgedec_apps.evaluation.evaluate import DEFAULT_TEXT, N_ROWS, cut_windows, evaluate
 from edgedec_apps.evaluation.settings import RunSetting, open_lanes
 from edgedec_export.report import forward_times
 from edgedec_models.folders import cache_folder
@@ -41,7 +42,7 @@ def measure(source: Path, folder: Path, cancel: CancelToken) -> dict[str, Any]:
         lanes, model = open_lanes(settings, options, _WINDOW, stack)
         text = DEFAULT_TEXT.read_text(encoding="utf-8")
         token_ids = model.tokenizer.encode(text, add_special=False)[:N_TOKENS]
-        reading = evaluate(lanes, cut_windows(token_ids, leading_tokens(model.tokenizer), _WINDOW), cancel)
+        reading = evaluate(lanes, cut_windows(token_ids, added_around(model.tokenizer)[0], _WINDOW), cancel)
         cancel.check("measuring the export")
         baseline, found = reading.figures
         times = forward_times([lane.session.model for lane in lanes], cancel)

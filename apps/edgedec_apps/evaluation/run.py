@@ -10,6 +10,7 @@ from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.progress import CancelToken, stage
+from edgedec.tokenizer import added_around
 from edgedec_apps.bench.machine import versions
 from edgedec_apps.bench.table import columns, shown
 from edgedec_apps.cli.interrupts import interruptible
@@ -25,7 +26,6 @@ from edgedec_apps.evaluation.evaluate import (
     Reading,
     cut_windows,
     evaluate,
-    leading_tokens,
 )
 from edgedec_apps.evaluation.plot import points, text_plot, write_plot
 from edgedec_apps.evaluation.settings import (
@@ -121,7 +121,7 @@ def _evaluate(job: EvalJob, text: str, cancel: CancelToken) -> Outcome:
         with stage(on_progress, "load", settings[0].path.name):
             lanes, model = open_lanes(settings, options, job.window, stack)
         token_ids = model.tokenizer.encode(text, add_special=False)[: job.max_tokens]
-        windows = cut_windows(token_ids, leading_tokens(model.tokenizer), job.window)
+        windows = cut_windows(token_ids, added_around(model.tokenizer)[0], job.window)
         reading = evaluate(lanes, windows, cancel, on_progress=on_progress)
         return Outcome(tuple(settings), tuple(lanes), first, len(token_ids), len(windows), reading)
 

@@ -21,12 +21,12 @@ from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage
 from edgedec.sessions.cost_probe import cost_curve
+from edgedec.tokenizer import added_around
 from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.output_files import report, require_writable
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line
-from edgedec_apps.evaluation.evaluate import leading_tokens
 from edgedec_apps.evaluation.layer_judge import SKIPPED_ROWS, Judge
 from edgedec_apps.evaluation.layer_score import Score
 from edgedec_apps.evaluation.layer_search import Effort, FoundSet, effort_for, first_layers, late_layers, search
@@ -216,7 +216,7 @@ def rivals(sizes: LayerBytes, share: float) -> dict[str, LayerSet]:
 
 def _cut_texts(job: TuneJob, model: Model, effort: Effort, root: Path) -> Texts:
     """Cut a text into blocks in an order drawn by the seed: the first to search on, the next held out."""
-    leading = leading_tokens(model.tokenizer)
+    leading = added_around(model.tokenizer)[0]
     if job.text is None:
         ids = list(common_text(model.tokenizer, root, model.card.fingerprint).token_ids)
     else:

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CancelledError, EdgedecError
+from edgedec.errors import CancelledError, EdgedecError, RuntimeUnavailableError
 from edgedec.load_options import LoadOptions
 from edgedec.memory.system import return_free_memory
 from edgedec.model import EncoderSession, Forward, ForwardItem, Model, Session
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec_runtimes.child.messages import LOAD, Answer, Ask, Cancel, Channel, Failure, GoOn, Message, Report
+from edgedec_runtimes.child.messages import LOAD, Answer, Ask, Cancel, Channel, GoOn, Message, Report
 from edgedec_runtimes.child.rows import SharedRows
 from edgedec_runtimes.child.tokenizer import Vocabulary
 
@@ -107,7 +107,8 @@ class Calls:
         self._model = load(path, replace(options, cancel=self.loading, on_progress=on_progress))
         return_free_memory()
         tokenizer = self._model.tokenizer
-        known = Vocabulary(tokenizer.n_vocab, tokenizer.bos_token, tokenizer.eos_token, dict(tokenizer.infill_ids))
+        infill, controls = dict(tokenizer.infill_ids), tuple(tokenizer.control_texts)
+        known = Vocabulary(tokenizer.n_vocab, tokenizer.bos_token, tokenizer.eos_token, infill, controls)
         return Opened(self._model.card, self._model.capabilities, known)
 
     def share_rows(self, path: Path, n_rows: int) -> None:
@@ -275,9 +276,11 @@ class Host:
             report = (self._reporter(ask.number) if ask.reports else None,) if takes_progress else ()
             value = getattr(self._calls, ask.method)(*ask.arguments, *report)
         except CallbackError:
-            failure = Failure(EdgedecError, "the progress callback raised an exception", {})
-        except Exception as error:
-            failure = Failure.of(error)
+            failure = EdgedecError("the progress callback raised an exception")
+        except EdgedecError as error:
+            failure = error
+        except Exception as error:  # a defect of the runtime
+            failure = RuntimeUnavailableError(f"the model's process failed: {type(error).__name__}: {error}")
         self._unanswered.pop(ask.number, None)
         self._cancelled.discard(ask.number)
         open_sessions = {} if ask.method in self._calls.beside else self._calls.sessions

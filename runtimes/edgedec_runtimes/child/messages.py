@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from edgedec.errors import EdgedecError, RuntimeUnavailableError
+from edgedec.errors import EdgedecError
 from edgedec.progress import Progress
 
 _LENGTH = struct.Struct("<Q")
@@ -51,7 +51,7 @@ class Answer:
 
     number: int
     value: Any = None
-    failure: "Failure | None" = None
+    failure: EdgedecError | None = None
     n_cached: dict[int, int] = field(default_factory=dict)
 
 
@@ -75,35 +75,6 @@ class Cancel:
     """Ends the forward of a session, or the loading (LOAD)."""
 
     session: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An exception, taken apart: an exception with arguments of its own does not survive pickling.
-
-    Attributes:
-        kind: Its class, a subclass of EdgedecError.
-        message: Its message, with arguments marked.
-        attributes: Its attributes.
-    """
-
-    kind: type[EdgedecError]
-    message: str
-    attributes: dict[str, Any]
-
-    @classmethod
-    def of(cls, error: Exception) -> "Failure":
-        """Take an exception apart; one that is no EdgedecError is a defect of the runtime, which is said."""
-        if isinstance(error, EdgedecError):
-            return cls(type(error), error.marked, dict(error.__dict__))
-        return cls(RuntimeUnavailableError, f"the model's process failed: {type(error).__name__}: {error}", {})
-
-    def error(self) -> EdgedecError:
-        """Return the exception."""
-        error = self.kind.__new__(self.kind)
-        Exception.__init__(error, self.message)
-        error.__dict__.update(self.attributes)
-        return error
 
 
 Message = Ask | Answer | Report | GoOn | Cancel

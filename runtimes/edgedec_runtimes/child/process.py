@@ -131,7 +131,7 @@ class Child:
         if raised is not None:
             raise raised
         if message.failure is not None:
-            raise message.failure.error()
+            raise message.failure
         return message
 
     def _next(self, box: _Box, deadline: float, sessions: tuple[int, ...]) -> Answer | Report:

@@ -17,6 +17,7 @@ class Vocabulary:
     bos_token: str
     eos_token: str
     infill_ids: Mapping[str, int]
+    control_texts: tuple[str, ...]
 
 
 class ChildTokenizer:
@@ -24,28 +25,10 @@ class ChildTokenizer:
 
     def __init__(self, facts: Vocabulary, ask: Callable[..., Any]) -> None:
         """`ask` calls a method in the child, by its name."""
-        self._facts, self._ask = facts, ask
+        self.n_vocab, self.infill_ids, self.control_texts = facts.n_vocab, facts.infill_ids, facts.control_texts
+        self.bos_token, self.eos_token = facts.bos_token, facts.eos_token
+        self._ask = ask
         self._blocks: dict[int, tuple[list[bytes], list[bool]]] = {}
-
-    @property
-    def n_vocab(self) -> int:
-        """Number of token ids."""
-        return self._facts.n_vocab
-
-    @property
-    def bos_token(self) -> str:
-        """Text of the begin-of-sequence token."""
-        return self._facts.bos_token
-
-    @property
-    def eos_token(self) -> str:
-        """Text of the end-of-sequence token."""
-        return self._facts.eos_token
-
-    @property
-    def infill_ids(self) -> Mapping[str, int]:
-        """Ids of the tokens for infilling by role."""
-        return self._facts.infill_ids
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None

@@ -7,10 +7,12 @@ from typing import Any
 
 from edgedec.errors import ModelFormatError, RequestError
 from edgedec_runtimes.llamacpp.library import llama
+from edgedec_runtimes.tokenizer.special import SHOWN_CONTROLS
 from edgedec_runtimes.tokenizer.token_bound import TokenBound
 
 _PIECE_BYTES = 256
 _SPM, _BPE = 1, 2  # llama_vocab_type
+_HIDDEN, _USER_DEFINED = 1 << 0 | 1 << 3, 1 << 4  # LLAMA_TOKEN_ATTR_UNKNOWN and _CONTROL, _USER_DEFINED
 _STRIPS = 1 << 7 | 1 << 8  # LLAMA_TOKEN_ATTR_LSTRIP and _RSTRIP
 _INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
 _WHITE_SPACE = b" \t\n\v\f\r"
@@ -47,6 +49,13 @@ class LlamaCppTokenizer:
         """Ids of the tokens for infilling by role."""
         found = {role: getattr(self._api, f"llama_vocab_fim_{role}")(self._handle()) for role in _INFILL_ROLES}
         return {role: int(token_id) for role, token_id in found.items() if token_id >= 0}
+
+    @cached_property
+    def control_texts(self) -> tuple[str, ...]:
+        """Texts of control tokens."""
+        kinds = [self._api.llama_vocab_get_attr(self._handle(), i) for i in range(self.n_vocab)]
+        special = {self._text(i): kind for i, kind in enumerate(kinds) if kind & (_HIDDEN | _USER_DEFINED)}
+        return tuple(text for text, kind in special.items() if text and (kind & _HIDDEN or text in SHOWN_CONTROLS))
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None

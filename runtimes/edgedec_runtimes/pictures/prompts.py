@@ -1,7 +1,6 @@
 """From messages with pictures to a prompt: marks stand for the pictures while the chat template renders the messages.
 
-A mark is drawn for each request, so no text of a user is taken for one. What a user writes like a model's own mark of a
-picture (`<start_of_image>`) stays text: a mark stands for it, too, until it is tokenized.
+A mark is drawn for each request, so no text of a user is taken for one.
 """
 
 import re
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgedec.control_tokens import encode_with_controls
 from edgedec.decoding.prompt_length import about_tokens, require_may_fit, too_long
 from edgedec.errors import RequestError, TemplateError
 from edgedec.tokenizer import Tokenizer
@@ -17,13 +17,6 @@ from edgedec_runtimes.pictures.contract import PictureLayout
 
 MOST_PICTURES = 64
 """Most pictures of a prompt; a server allows fewer."""
-
-
-_LIKE_A_MARK = re.compile(
-    r"<\|?/?(?:start_of_|end_of_|begin_of_|fake_token_around_|global-|im|img|image|video|vision|media|row_|slice)[\w-]*\|?>"
-    r"|\[IMG(?:_[A-Z]+)?\]",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +34,16 @@ class GivenPicture:
     name: str
 
 
-def with_marks(
-    messages: Sequence[Mapping[str, Any]],
-) -> tuple[list[Mapping[str, Any]], list[GivenPicture], dict[str, str]]:
+def with_marks(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[GivenPicture]]:
     """Return messages whose contents are texts, with a mark in place of each picture, and the pictures in their order.
 
     Texts beside a picture are joined to its mark as they are; between two texts there is a line break where the chat
-    template takes no parts. The last value has, by its mark, each text that stays text.
+    template takes no parts.
 
     Raises:
         RequestError: A part or a list of pictures is malformed, or there are too many pictures.
     """
     key, given, marked = secrets.token_hex(16), list[GivenPicture](), list[Mapping[str, Any]]()
-    literals = dict[str, str]()
-
-    def plain(text: str) -> str:
-        for found in set(_LIKE_A_MARK.findall(text)):
-            marker = f"text{key}number{len(literals)}end"
-            literals[marker], text = found, text.replace(found, marker)
-        return text
 
     def mark(image: Any, name: Any) -> str:
         if len(given) >= MOST_PICTURES:
@@ -85,7 +69,7 @@ def with_marks(
                     raise RequestError(
                         f"message {i}: a part of 'content' must be a text or a picture, not {part!r:.100}"
                     )
-                _join(texts, plain(text), apart=is_text)
+                _join(texts, text, apart=is_text)
                 is_text = True
                 continue
             if "image" not in part:
@@ -93,10 +77,8 @@ def with_marks(
             _join(texts, mark(part["image"], part.get("name")), apart=False)
             is_text = False
         rest = {key: value for key, value in message.items() if key != "images"}
-        if not parts and isinstance(content, str):
-            texts = [plain(content)]
         marked.append({**rest, "content": _content(texts)} if texts else message)
-    return marked, given, literals
+    return marked, given
 
 
 def _join(texts: list[str], text: str, *, apart: bool) -> None:
@@ -115,24 +97,14 @@ Spelled = tuple[str, PictureLayout, Sequence[Sequence[int]]]
 """A picture's mark, its layout, and for each block the ids of its rows."""
 
 
-def prompt_ids(
-    tokenizer: Tokenizer,
-    text: str,
-    pictures: Sequence[Spelled],
-    literals: Mapping[str, str],
-    n_most: int,
-    *,
-    add_special: bool,
-) -> list[int]:
+def prompt_ids(tokenizer: Tokenizer, text: str, pictures: Sequence[Spelled], n_most: int) -> list[int]:
     """Return the ids of a prompt in which marks stand for pictures: those of its texts, of marks and of rows.
 
     Args:
         tokenizer: The text model's.
         text: The rendered prompt.
         pictures: Of each picture its mark, its layout, and the ids of each block's rows.
-        literals: Texts by the marks that stand for them, in which no special token is read.
         n_most: Most ids.
-        add_special: Whether to add what the model expects around a text.
 
     Raises:
         PromptTooLongError: The prompt has more ids.
@@ -140,21 +112,21 @@ def prompt_ids(
     """
     require_may_fit(tokenizer, text, n_most)
     spelled = {marker: (layout, rows) for marker, layout, rows in pictures}
-    pieces = re.split(f"({'|'.join([*spelled, *literals])})", text)
+    pieces = re.split(f"({'|'.join(spelled)})", text)
     if missing := [i for i, marker in enumerate(spelled) if marker not in pieces]:
         raise TemplateError(
             f"the chat template leaves out picture {missing[0] + 1}; take it out, or use another template"
         )
-    ids = tokenizer.encode(pieces[0], add_special=add_special, parse_special=True, most=n_most)
+    ids = encode_with_controls(tokenizer, pieces[0], most=n_most)
     for piece in pieces[1:]:
         if piece in spelled:
             layout, rows = spelled[piece]
             for part in layout.parts:
                 ids += rows[part] if isinstance(part, int) else _encoded(tokenizer, part, n_most)
         elif piece:
-            ids += _encoded(tokenizer, literals.get(piece, piece), n_most, parse_special=piece not in literals)
+            ids += _encoded(tokenizer, piece, n_most)
         if len(ids) > n_most:
-            counts = [_about(tokenizer, literals.get(each, each), spelled.get(each), n_most) for each in pieces]
+            counts = [_about(tokenizer, each, spelled.get(each), n_most) for each in pieces]
             raise too_long(max(sum(counts), len(ids)), n_most, exact=False)
     return ids
 
@@ -169,5 +141,5 @@ def _about(
     return sum(len(rows[part] if isinstance(part, int) else _encoded(tokenizer, part, most)) for part in layout.parts)
 
 
-def _encoded(tokenizer: Tokenizer, text: str, n_most: int, *, parse_special: bool = True) -> list[int]:
-    return tokenizer.encode(text, add_special=False, parse_special=parse_special, most=n_most)
+def _encoded(tokenizer: Tokenizer, text: str, n_most: int) -> list[int]:
+    return encode_with_controls(tokenizer, text, add_special=False, most=n_most)

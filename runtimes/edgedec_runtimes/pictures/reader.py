@@ -40,7 +40,6 @@ class MarkedPicture:
         width, height: Of the picture as it is encoded.
         layout: What it becomes in a prompt.
         ids: For each block of the layout, the ids of its rows.
-        literals: Texts of the same messages that stay text, by the marks that stand for them.
     """
 
     marker: str
@@ -49,7 +48,6 @@ class MarkedPicture:
     height: int
     layout: PictureLayout
     ids: tuple[tuple[int, ...], ...]
-    literals: Mapping[str, str]
 
     @property
     def name(self) -> str:
@@ -101,20 +99,15 @@ class PictureReader:
 
     def mark(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], tuple[MarkedPicture, ...]]:
         """Return messages with a mark in place of each picture, and the pictures (raises what measure() raises)."""
-        marked, given, literals = with_marks(messages)
-        return marked, tuple(self.measure(one.image, one.name, one.marker, literals) for one in given)
+        marked, given = with_marks(messages)
+        return marked, tuple(self.measure(one.image, one.name, one.marker) for one in given)
 
-    def ids(
-        self, tokenizer: Tokenizer, text: str, pictures: Sequence[MarkedPicture], n_most: int, *, add_special: bool
-    ) -> list[int]:
+    def ids(self, tokenizer: Tokenizer, text: str, pictures: Sequence[MarkedPicture], n_most: int) -> list[int]:
         """Return the ids of a rendered prompt; see edgedec.pictures.PictureReader."""
         spelled = [(picture.marker, picture.layout, picture.ids) for picture in pictures]
-        literals = pictures[0].literals if pictures else {}
-        return prompt_ids(tokenizer, text, spelled, literals, n_most, add_special=add_special)
+        return prompt_ids(tokenizer, text, spelled, n_most)
 
-    def measure(
-        self, given: Any, name: str = "", marker: str = "", literals: Mapping[str, str] | None = None
-    ) -> MarkedPicture:
+    def measure(self, given: Any, name: str = "", marker: str = "") -> MarkedPicture:
         """Return size, layout and ids of a picture: the bytes of a file, a path or a PIL.Image.
 
         Raises:
@@ -132,7 +125,7 @@ class PictureReader:
         for block in layout.blocks:
             ids.append(row_ids(key, block.n_rows, first))
             first += block.n_rows
-        return MarkedPicture(marker, source, width, height, layout, tuple(ids), literals or {})
+        return MarkedPicture(marker, source, width, height, layout, tuple(ids))
 
     def rows(
         self,

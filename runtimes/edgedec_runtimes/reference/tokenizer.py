@@ -31,6 +31,7 @@ class ReferenceTokenizer:
         normal = {text: i for i, text in enumerate(self._texts) if self._kinds[i] == 1 and len(text) == 1}
         self._characters = normal
         self._controls = {text: i for i, text in enumerate(self._texts) if self._kinds[i] == _CONTROL}
+        self.control_texts = tuple(self._controls)
         ids = {name: get_int(gguf, f"tokenizer.ggml.{name}_token_id", at_most=n_vocab - 1) for name in _END_KEYS}
         self.infill_ids: Mapping[str, int] = {}
         self._ends = frozenset(i for i in ids.values() if i is not None)

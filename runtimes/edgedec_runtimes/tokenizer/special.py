@@ -71,6 +71,8 @@ _INFILL_ROLES = {
 _INFILL_ENDS = ("pad", "rep", "sep")  # tokens of these roles end a generation
 ROLE_KEYS = tuple(key for keys, _ in _INFILL_ROLES.values() for key in keys)
 _ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+SHOWN_CONTROLS = frozenset((*_ALWAYS_SHOWN, "<|end|>"))
+"""Control tokens of gpt-oss; where the kind is USER_DEFINED, replies show them."""
 _OVERLAP_BUDGET = 2**22
 WHITE_SPACE = " \t\n\v\f\r"
 """What some special tokens swallow."""

@@ -23,7 +23,7 @@ from edgedec_runtimes.tokenizer.metadata import (
     read_vocabulary,
 )
 from edgedec_runtimes.tokenizer.pretokenizers import pre_tokenizer
-from edgedec_runtimes.tokenizer.special import WHITE_SPACE, Kind, SpecialTokens
+from edgedec_runtimes.tokenizer.special import SHOWN_CONTROLS, WHITE_SPACE, Kind, SpecialTokens
 from edgedec_runtimes.tokenizer.spm import SentencePieces
 from edgedec_runtimes.tokenizer.token_bound import TokenBound
 from edgedec_runtimes.tokenizer.wordpiece import WordPieces
@@ -66,6 +66,9 @@ class VocabularyTokenizer:
         else:
             self._last = _added(gguf, "eos", self._eos, default=False)
         shown = {i: text for i, text in vocabulary.special.items() if not self._kinds[i] & _HIDDEN}
+        self.control_texts = tuple(
+            text for i, text in vocabulary.special.items() if i not in shown or text in SHOWN_CONTROLS
+        )
         self._special = vocabulary.special
         self._spelled = SpecialTokens(vocabulary.special, vocabulary.strips)
         self._always_spelled = SpecialTokens(shown, vocabulary.strips)

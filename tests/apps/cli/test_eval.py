@@ -22,6 +22,7 @@ from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.model import Forward, LayerSet, Session
 from edgedec.model_card import Capabilities
 from edgedec.progress import CancelToken, Progress
+from edgedec.tokenizer import added_around
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.evaluation.evaluate import (
     DEFAULT_TEXT,
@@ -31,7 +32,6 @@ from edgedec_apps.evaluation.evaluate import (
     cut_windows,
     divergence,
     evaluate,
-    leading_tokens,
     read_row,
     standard_error,
     summarize,
@@ -192,7 +192,7 @@ def test_leading_tokens(special: list[list[int]], expected: list[int]) -> None:
     def encode(_text: str, *, add_special: bool = True) -> list[int]:
         return [*special[0], 7, *special[1]] if add_special else [7]
 
-    assert leading_tokens(cast(Any, SimpleNamespace(encode=encode))) == expected
+    assert added_around(cast(Any, SimpleNamespace(encode=encode)))[0] == expected
 
 
 class Scripted:

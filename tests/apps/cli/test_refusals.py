@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from support.models.gguf_writer import tiny_text_model, write_gguf
+from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here, run_process
 from support.processes.rights import as_anybody
 
@@ -39,6 +40,25 @@ def test_a_truncated_model(model: Path, tmp_path: Path, runtime: str) -> None:
         file = tmp_path / "cut.gguf"
         file.write_bytes(data[:n_bytes])
         run_here("run", file, "hi", "--runtime", runtime).failed(12, "cut.gguf")
+
+
+@pytest.mark.slow
+def test_a_template_that_does_not_compile(tmp_path: Path) -> None:
+    """It refuses chats; --raw, embed and info work, and the error names the file and the option."""
+    source = "{% trans %}{{ messages }}{% endtrans %}"
+    model, other = tiny_llama(tmp_path / "m.gguf", chat_template=source), tmp_path / "other.jinja"
+    run_here("run", model, "hi").failed(43, "m.gguf: chat template, line 1: ", "(--chat-template)")
+    run_here("chat", model, stdin=b"hi\n").failed(43, "m.gguf: chat template, line 1: ", "(--chat-template)")
+    for command in (
+        ("run", model, "hi", "--raw", "-n", "1"),
+        ("info", model),
+        ("embed", model, "hi", "--pooling", "mean"),
+    ):
+        assert run_here(*command, env={"EDGEDEC_RUNTIME": "cpu"}).code == 0, command
+    other.write_text("{{ messages[0].content }}")
+    assert run_here("run", model, "hi", "--chat-template", other, "-n", "1").code == 0
+    other.write_text(source)
+    run_here("run", model, "hi", "--chat-template", other).failed(43, "chat template, line 1: ", "(--chat-template)")
 
 
 @pytest.mark.slow

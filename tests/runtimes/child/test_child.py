@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from support.models.tiny_models import tiny_llama
 from support.processes.hosted import child_of_a_killed_parent, hosted
 
-from edgedec.errors import CancelledError, OptionError, RuntimeLostError, SessionError
+from edgedec.errors import CancelledError, RequestError, RuntimeLostError, RuntimeUnavailableError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Session
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.conformance import check_runtime, raise_failures
 from edgedec_runtimes.child import process
-from edgedec_runtimes.child.messages import Failure
 from edgedec_runtimes.child.model import ChildModel
 
 pytestmark = pytest.mark.slow
@@ -219,15 +218,12 @@ def test_what_a_callback_raises_is_raised(model: ChildModel, path: Path) -> None
         hosted(path, LoadOptions(n_ctx=64, cancel=cancel))
 
 
-def test_errors_keep_their_arguments() -> None:
-    """An error with arguments of its own is the same after the pipe; any other exception is named."""
-    error = Failure.of(OptionError("n_ctx", -1, "it must be positive")).error()
-    assert isinstance(error, OptionError)
-    assert (error.argument, error.value, error.naming({"n_ctx": "--context"})) == (
-        *("n_ctx", -1),
-        "--context is -1; it must be positive",
-    )
-    assert "ValueError: no" in str(Failure.of(ValueError("no")).error())
+def test_errors_of_the_child_are_raised(model: ChildModel) -> None:
+    """One of edgedec's comes as it was raised (tests/test_errors.py); another exception is a defect, which is named."""
+    with pytest.raises(RequestError, match="lone surrogate"):
+        model.tokenizer.encode("\ud800")
+    with pytest.raises(RuntimeUnavailableError, match="the model's process failed: TypeError"):
+        model.tokenizer.encode(3)  # type: ignore[arg-type]
 
 
 def _again_and_again(session: Session, tokens: NDArray[np.int32]) -> None:

@@ -152,6 +152,7 @@ class Letters:
     n_vocab = 3
     bos_token = eos_token = ""
     infill_ids: Mapping[str, int] = MappingProxyType({})
+    control_texts: tuple[str, ...] = ()
 
     def least_tokens(self, text: str) -> int:
         """Say nothing."""

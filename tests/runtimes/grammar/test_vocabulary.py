@@ -27,6 +27,7 @@ class Spaced:
     n_vocab = len(PIECES)
     bos_token = eos_token = ""
     infill_ids: Mapping[str, int] = MappingProxyType({})
+    control_texts: tuple[str, ...] = ()
 
     def __init__(self, *, joined: bool = False) -> None:
         self._joined = joined

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from edgedec.control_tokens import MARK
 from edgedec.errors import PromptTooLongError, RequestError, TemplateError
 from edgedec.pictures import Block
 from edgedec_runtimes.pictures.contract import PictureLayout
@@ -14,6 +15,8 @@ class Words:
     """A tokenizer of characters, with one special token, <mark>, which is 1000; BOS is 1."""
 
     n_vocab = 1001
+    bos_token = "<s>"
+    control_texts = ("<mark>",)
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None
@@ -32,9 +35,9 @@ LAYOUT = PictureLayout(("<mark>", 0, "<mark>"), (Block(2, 2, 1),))
 IDS = ((-5, -6),)
 
 
-def ids(text: str, markers: Sequence[str], literals: dict[str, str] | None = None, n_most: int = 100) -> list[int]:
+def ids(text: str, markers: Sequence[str], n_most: int = 100) -> list[int]:
     spelled = [(marker, LAYOUT, IDS) for marker in markers]
-    return prompt_ids(Words(), text, spelled, literals or {}, n_most, add_special=True)  # type: ignore[arg-type]
+    return prompt_ids(Words(), text, spelled, n_most)  # type: ignore[arg-type]
 
 
 def test_a_mark_becomes_the_models_marks_and_the_ids_of_rows() -> None:
@@ -43,13 +46,7 @@ def test_a_mark_becomes_the_models_marks_and_the_ids_of_rows() -> None:
 
 
 def test_what_a_user_writes_like_a_mark_stays_text() -> None:
-    marked, given, literals = with_marks([{"role": "user", "content": "an <image> of [IMG] and <b>", "images": [b"x"]}])
-    content = marked[0]["content"]
-    assert sorted(literals.values()) == ["<image>", "[IMG]"]
-    assert "<b>" in content
-    assert not any(word in content for word in ("<image>", "[IMG]"))
-    assert content.startswith(given[0].marker + "an ")
-    assert ids("T", ["T2"][:0], {"T": "<mark>"}) == [1, *map(ord, "<mark>")]
+    assert ids(f"aMb<{MARK}mark>M", ["M"]) == [1, 97, 1000, -5, -6, 1000, *map(ord, "b<mark>"), 1000, -5, -6, 1000]
 
 
 def test_pictures_stand_where_their_parts_do_and_those_of_the_list_first() -> None:
@@ -58,7 +55,7 @@ def test_pictures_stand_where_their_parts_do_and_those_of_the_list_first() -> No
         {"type": "image", "image": b"1", "name": "one.png"},
         {"type": "text", "text": "b"},
     ]
-    marked, given, _ = with_marks(
+    marked, given = with_marks(
         [{"role": "user", "content": parts, "images": [b"0"]}, {"role": "assistant", "content": "c"}]
     )
     assert [(one.image, one.name) for one in given] == [(b"0", ""), (b"1", "one.png")]
@@ -68,7 +65,7 @@ def test_pictures_stand_where_their_parts_do_and_those_of_the_list_first() -> No
 
 def test_texts_that_follow_each_other_stay_parts() -> None:
     texts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, {"type": "image", "image": b"1"}]
-    marked, given, _ = with_marks([{"role": "user", "content": texts}])
+    marked, given = with_marks([{"role": "user", "content": texts}])
     assert [part["text"] for part in marked[0]["content"]] == ["a", f"b{given[0].marker}"]
 
 

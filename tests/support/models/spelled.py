@@ -26,6 +26,7 @@ class Spelled:
     n_vocab = property(lambda self: len(self.pieces))
     bos_token = eos_token = ""
     infill_ids: Mapping[str, int] = MappingProxyType({})
+    control_texts: tuple[str, ...] = ()
 
     def least_tokens(self, text: str) -> int:
         """Say nothing."""

@@ -109,7 +109,10 @@ def _embed(job: EmbedJob, texts: list[str], cancel: CancelToken) -> "tuple[NDArr
         offline=job.offline,
     )
     with open_model(job.model, flags, OutputFlags(quiet=job.quiet), cancel, one_request=True) as engine:
-        all_ids = [engine.cut_ids(text) if job.truncate else engine.prompt_ids(text, continued=False) for text in texts]
+        all_ids = [
+            engine.cut_ids(text) if job.truncate else engine.prompt_ids(text, as_said=True, continued=False)
+            for text in texts
+        ]
         vectors = engine.embed(all_ids, pooling=_pooling(job.pooling), dimensions=job.dimensions, cancel=cancel)
         return vectors, sum(map(len, all_ids))
 

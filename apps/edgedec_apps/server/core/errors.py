@@ -28,6 +28,13 @@ _KINDS = {
     429: "rate_limit_error",
 }
 _ANTHROPIC_KINDS = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
+_OPTIONS = {
+    "n_ctx": "--context",
+    "slide": "--slide",
+    "chat_template": "--chat-template",
+    CUT_TEXT: "truncate of /api/embed",
+    CUT_DOCUMENT: "truncate",
+}
 
 
 class ApiError(RequestError):
@@ -118,15 +125,13 @@ def problem_of(error: BaseException) -> Problem:
     if not isinstance(error, EdgedecError):
         return Problem(500, f"internal error: {type(error).__name__}", "internal_error")
     if isinstance(error, PromptTooLongError):
-        names = {"n_ctx": "--context", "slide": "--slide", CUT_TEXT: "truncate of /api/embed", CUT_DOCUMENT: "truncate"}
-        words = error.naming(names)
-        return Problem(400, words, "context_length_exceeded", "messages")
+        return Problem(400, error.naming(_OPTIONS), "context_length_exceeded", "messages")
     if isinstance(error, ModelNotFoundError):
         return Problem(404, str(error), "model_not_found", "model")
     if isinstance(error, ModelFormatError):
         return Problem(404, str(error), "model_damaged", "model")
     if isinstance(error, RequestError):
-        return Problem(400, str(error))
+        return Problem(400, error.naming(_OPTIONS))
     if isinstance(error, RuntimeLostError):  # the next request loads the model again
         return Problem(503, str(error), "model_lost", retry_after_s=10)
     if isinstance(error, RuntimeUnavailableError | CapabilityError | UnsupportedModelError):

@@ -107,6 +107,7 @@ def _as_text(
         marks = marks_of(source, engine.tokenizer)
         opened = opened_mark(text, marks)
         if begun is not None:
+            begun = engine.template.said(begun, trust_messages=request.variables.get("trust_messages"))
             text, opened = continued(text, begun, opened, thinking_mark(marks, source))
     require_may_fit(engine.tokenizer, text, engine.n_prompt_max, engine.card.n_ctx_train)
     return text, opened, pictures

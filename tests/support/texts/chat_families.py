@@ -1,0 +1,284 @@
+"""Chat templates in the forms of models of 2026, a chat with a call of a tool, and what each makes of it."""
+
+from typing import Any
+
+Message = dict[str, Any]
+
+TOOLS: list[Message] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "Looks",
+            "parameters": {"type": "object", "properties": {"n": {"type": "integer"}, "at": {"type": ["string"]}}},
+        },
+    }
+]
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": "it's", "n": [1, True]}}}
+TURNS: list[Message] = [
+    {"role": "system", "content": " Be brief. "},
+    {"role": "user", "content": "Sky?"},
+    {"role": "assistant", "content": "Blue.", "reasoning_content": "Old."},
+    {"role": "user", "content": "Now?"},
+    {"role": "assistant", "content": "", "reasoning_content": "I look.", "tool_calls": [CALL]},
+    {"role": "tool", "content": "red", "tool_call_id": "c1"},
+]
+
+# The tail of the chat after the last user's message keeps what was thought, the rest does not.
+QWEN35 = """{%- if not messages %}{{- raise_exception('No messages.') }}{%- endif %}
+{%- set ns = namespace(last=messages|length - 1, search=true) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.search and message.role == "user" and not(message.content.startswith('<tool_response>')) %}
+        {%- set ns.search = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content | trim %}
+    {%- if message.role == "system" and not loop.first %}{{- raise_exception('System first.') }}{%- endif %}
+    {%- if message.role == "assistant" %}
+        {%- set thought = message.reasoning_content | default('', true) | trim %}
+        {%- if loop.index0 > ns.last %}
+            {{- '<|im_start|>assistant\\n<think>\\n' + thought + '\\n</think>\\n\\n' + content }}
+        {%- else %}
+            {{- '<|im_start|>assistant\\n' + content }}
+        {%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+            {%- for name, value in call.function.arguments|items %}
+                {%- set value = value | tojson if value is mapping or (value is sequence and value is not string)
+                    else value | string %}
+                {{- '<parameter=' + name + '>\\n' + value + '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.previtem and loop.previtem.role != "tool" %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + content + '\\n</tool_response>' }}
+        {%- if loop.last or loop.nextitem.role != "tool" %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {{- '<think>\\n\\n</think>\\n\\n' if enable_thinking is defined and enable_thinking is false else '<think>\\n' }}
+{%- endif %}"""
+GEMMA4 = """{%- macro argument(value, keys=True) -%}
+    {%- if value is string -%}{{- '<|"|>' + value + '<|"|>' -}}
+    {%- elif value is boolean -%}{{- 'true' if value else 'false' -}}
+    {%- elif value is mapping -%}
+        {{- '{' -}}{%- set ns = namespace(found=false) -%}
+        {%- for key, each in value | dictsort -%}
+            {%- if ns.found %},{% endif -%}{%- set ns.found = true -%}
+            {%- if keys -%}{{- '<|"|>' + key + '<|"|>' -}}{%- else -%}{{- key -}}{%- endif -%}
+            :{{- argument(each, keys=keys) -}}
+        {%- endfor -%}{{- '}' -}}
+    {%- elif value is sequence -%}
+        {{- '[' -}}{%- for each in value -%}{{- argument(each, keys=keys) -}}{{- ',' if not loop.last -}}{%- endfor -%}
+        {{- ']' -}}
+    {%- else -%}{{- value -}}{%- endif -%}
+{%- endmacro -%}
+{%- macro bare(text) -%}
+    {%- set ns = namespace(result='') -%}
+    {%- for part in text.split('<channel|>') -%}
+        {%- set ns.result = ns.result + part.split('<|channel>')[0] -%}
+    {%- endfor -%}{{- ns.result | trim -}}
+{%- endmacro -%}
+{%- set ns = namespace(before=None, last=-1) -%}
+{%- set turns = messages -%}
+{{- bos_token }}
+{%- if (enable_thinking is defined and enable_thinking) or tools or messages[0]['role'] in ['system', 'developer'] -%}
+    {{- '<|turn>system\\n' -}}
+    {%- if enable_thinking is defined and enable_thinking -%}{{- '<|think|>\\n' -}}{%- endif -%}
+    {%- if messages[0]['role'] in ['system', 'developer'] -%}
+        {{- messages[0]['content'] | trim -}}{%- set turns = messages[1:] -%}
+    {%- endif -%}
+    {%- for tool in tools or [] %}
+        {%- set types = tool['function']['parameters']['properties'].values() | map(attribute='type') | list -%}
+        {{- '<|tool>' + tool['function']['name'] + ':' + argument(types[1] | map('upper') | list) + '<tool|>' -}}
+    {%- endfor %}
+    {{- '<turn|>\\n' -}}
+{%- endif %}
+{%- for message in turns -%}
+    {%- if message['role'] == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for message in turns -%}
+    {{- '<|turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' }}
+    {%- set ns.before = None -%}
+    {%- if message['tool_calls'] -%}
+        {%- if message['reasoning_content'] and loop.index0 > ns.last -%}
+            {{- '<|channel>thought\\n' + message['reasoning_content'] + '<channel|>' -}}
+        {%- endif -%}
+        {%- for call in message['tool_calls'] -%}
+            {{- '<|tool_call>call:' + call['function']['name'] -}}
+            {{- argument(call['function']['arguments'], keys=False) + '<tool_call|>' -}}
+        {%- endfor -%}
+    {%- endif -%}
+    {%- for answer in message['tool_responses'] or [] -%}
+        {{- '<|tool_response>response:' + answer['name'] | default('unknown') -}}
+        {{- '{value:' + argument(answer['response'], keys=False) + '}<tool_response|>' -}}
+        {%- set ns.before = 'tool_response' -%}
+    {%- endfor -%}
+    {{- bare(message['content']) -}}
+    {%- if not (message['tool_responses'] and not message['content']) -%}{{- '<turn|>\\n' -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {%- if ns.before != 'tool_response' -%}{{- '<|turn>model\\n' -}}{%- endif -%}
+    {%- if not enable_thinking | default(false) -%}{{- '<|channel>thought\\n<channel|>' -}}{%- endif -%}
+{%- endif -%}"""
+LFM25 = """{{- bos_token -}}
+{%- set preserve_thinking = preserve_thinking | default(false) -%}
+{%- macro value_of(value) -%}
+    {%- if value is string -%}{{- "'" + value + "'" -}}
+    {%- elif value is mapping -%}{{- value | tojson -}}{%- else -%}{{- value | string -}}{%- endif -%}
+{%- endmacro -%}
+{%- set ns = namespace(system="", last=-1) -%}
+{%- if messages[0]["role"] == "system" -%}
+    {%- if messages[0].get("content") -%}{%- set ns.system = messages[0]["content"] -%}{%- endif -%}
+    {%- set messages = messages[1:] -%}
+{%- endif -%}
+{%- if tools -%}{%- set ns.system = ns.system + "List of tools: " + (tools | tojson) -%}{%- endif -%}
+{%- if ns.system -%}{{- "<|im_start|>system\\n" + ns.system + "<|im_end|>\\n" -}}{%- endif -%}
+{%- for message in messages -%}
+    {%- if message["role"] == "user" -%}{%- set ns.last = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+    {{- "<|im_start|>" + message.role + "\\n" -}}
+    {%- if message.role == "assistant" -%}
+        {%- generation -%}
+        {%- if message.thinking is defined and (preserve_thinking or loop.index0 > ns.last) -%}
+            {{- "<think>" + message.thinking + "</think>" -}}
+        {%- endif -%}
+        {%- set content = message.content -%}
+        {%- if content.endswith("_TAG") -%}{%- set content = content[:(content | length) - 4] -%}{%- endif -%}
+        {{- content -}}
+        {%- if message.tool_calls is defined -%}
+            {%- set ns_calls = namespace(found=[]) -%}
+            {%- for call in message.tool_calls -%}
+                {%- set ns_args = namespace(found=[]) -%}
+                {%- for name, value in call["function"]["arguments"].items() -%}
+                    {%- set ns_args.found = ns_args.found + [name + "=" + value_of(value)] -%}
+                {%- endfor -%}
+                {%- set ns_calls.found = ns_calls.found + [call["function"]["name"] + "("
+                    + (ns_args.found | join(", ")) + ")"] -%}
+            {%- endfor -%}
+            {{- "<|tool_call_start|>[" + (ns_calls.found | join(", ")) + "]<|tool_call_end|>" -}}
+        {%- endif -%}
+        {{- "<|im_end|>\\n" -}}
+        {%- endgeneration -%}
+    {%- else %}
+        {{- message["content"] + "<|im_end|>\\n" -}}
+    {%- endif %}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "<|im_start|>assistant\\n" -}}{%- endif -%}"""
+GPT_OSS = """{%- macro type_of(spec) -%}
+    {%- if spec.type is string -%}{{- spec.type -}}{%- else -%}{{- spec.type | join(' | ') -}}{%- endif -%}
+{%- endmacro -%}
+{%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
+{{- "<|start|>system<|message|>Reasoning: " + reasoning_effort + "<|end|>" }}
+{%- if tools %}
+    {{- "<|start|>developer<|message|>namespace functions {" }}
+    {%- for tool in tools %}
+        {%- for name, spec in tool.function.parameters.properties.items() %}
+            {{- name + ": " + type_of(spec) + ("" if loop.last else ", ") }}
+        {%- endfor %}
+    {%- endfor %}
+    {{- "}<|end|>" }}
+{%- endif %}
+{%- set called = namespace(name=none) %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- if "tool_calls" in message %}
+            {%- if message.content and message.thinking %}{{- raise_exception("Not both.") }}{%- endif %}
+            {%- if message.thinking %}
+                {{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+            {%- endif %}
+            {%- set call = message.tool_calls[0].function %}
+            {{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary json<|message|>" }}
+            {{- call.arguments|tojson + "<|call|>" }}
+            {%- set called.name = call.name %}
+        {%- else %}
+            {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+        {%- endif %}
+    {%- elif message.role == 'tool' -%}
+        {%- if called.name is none %}{{- raise_exception("Not called.") }}{%- endif %}
+        {{- "<|start|>functions." + called.name + " to=assistant<|channel|>commentary<|message|>" }}
+        {{- message.content|tojson + "<|end|>" }}
+    {%- elif message.role == 'user' -%}
+        {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{%- endif %}"""
+MINISTRAL = """{#- [THINK] #}{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {{- '[SYSTEM_PROMPT]' + messages[0]['content'] + '[/SYSTEM_PROMPT]' }}
+    {%- set turns = messages[1:] %}
+{%- else %}{%- set turns = messages %}{%- endif %}
+{%- if tools is defined and tools is not none and tools|length > 0 %}
+    {{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}
+{%- endif %}
+{%- set ns = namespace(index=0) %}
+{%- for message in turns %}
+    {%- if message.role == 'user' or (message.role == 'assistant' and (message.tool_calls is not defined
+        or message.tool_calls is none or message.tool_calls | length == 0)) %}
+        {%- if (message['role'] == 'user') != (ns.index % 2 == 0) %}{{- raise_exception('Alternate.') }}{%- endif %}
+        {%- set ns.index = ns.index + 1 %}
+    {%- endif %}
+    {%- if message['role'] == 'user' %}{{- '[INST]' + message['content'] + '[/INST]' }}
+    {%- elif message['role'] == 'assistant' %}
+        {{- message['content'] }}
+        {%- for call in message.tool_calls or [] %}
+            {%- set arguments = call['function']['arguments'] %}
+            {%- if arguments is not string %}{%- set arguments = arguments|tojson|safe %}{%- endif %}
+            {{- '[TOOL_CALLS]' + call['function']['name'] + '[ARGS]' + arguments }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- elif message['role'] == 'tool' %}{{- '[TOOL_RESULTS]' + message['content']|string + '[/TOOL_RESULTS]' }}
+    {%- endif %}
+{%- endfor %}"""
+
+EXPECTED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "qwen35": (
+        QWEN35,
+        {},
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nSky?<|im_end|>\n"
+        "<|im_start|>assistant\nBlue.<|im_end|>\n<|im_start|>user\nNow?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nI look.\n</think>\n\n<tool_call>\n<function=look>\n<parameter=at>\nit's\n"
+        "</parameter>\n<parameter=n>\n[1, true]\n</parameter>\n</function>\n</tool_call><|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\nred\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n",
+    ),
+    "gemma4": (
+        GEMMA4,
+        {"enable_thinking": True},
+        '<s><|turn>system\n<|think|>\nBe brief.<|tool>look:[<|"|>STRING<|"|>]<tool|><turn|>\n'
+        "<|turn>user\nSky?<turn|>\n<|turn>model\nBlue.<turn|>\n<|turn>user\nNow?<turn|>\n"
+        '<|turn>model\n<|channel>thought\nI look.<channel|><|tool_call>call:look{at:<|"|>it\'s<|"|>,n:[1,true]}'
+        '<tool_call|><|tool_response>response:look{value:<|"|>red<|"|>}<tool_response|>',
+    ),
+    "lfm2.5": (
+        LFM25,
+        {"tools": None},
+        "<s><|im_start|>system\n Be brief. <|im_end|>\n<|im_start|>user\nSky?<|im_end|>\n"
+        "<|im_start|>assistant\nBlue.<|im_end|>\n<|im_start|>user\nNow?<|im_end|>\n"
+        "<|im_start|>assistant\n<think>I look.</think><|tool_call_start|>[look(at='it's', n=[1, True])]"
+        "<|tool_call_end|><|im_end|>\n<|im_start|>tool\nred<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "gpt-oss": (
+        GPT_OSS,
+        {"reasoning_effort": "low"},
+        "<|start|>system<|message|>Reasoning: low<|end|><|start|>developer<|message|>namespace functions {n: integer, "
+        "at: string}<|end|><|start|>user<|message|>Sky?<|end|><|start|>assistant<|channel|>final<|message|>Blue.<|end|>"
+        "<|start|>user<|message|>Now?<|end|><|start|>assistant<|channel|>analysis<|message|>I look.<|end|>"
+        '<|start|>assistant to=functions.look<|channel|>commentary json<|message|>{"at": "it\'s", "n": [1, true]}'
+        '<|call|><|start|>functions.look to=assistant<|channel|>commentary<|message|>"red"<|end|><|start|>assistant',
+    ),
+    "ministral3": (
+        MINISTRAL,
+        {"tools": []},
+        "<s>[SYSTEM_PROMPT] Be brief. [/SYSTEM_PROMPT][INST]Sky?[/INST]Blue.</s>[INST]Now?[/INST][TOOL_CALLS]look[ARGS]"
+        '{"at": "it\'s", "n": [1, true]}</s>[TOOL_RESULTS]red[/TOOL_RESULTS]',
+    ),
+}

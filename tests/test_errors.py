@@ -1,0 +1,79 @@
+"""Errors travel: a process pool, and the pipe to a model's process, get each one whole."""
+
+import ast
+import copy
+import importlib
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgedec.errors import EdgedecError, OptionError, RuntimeLostError, ScorerError, argument
+from edgedec_apps.cli.interrupts import TerminatedError
+from edgedec_apps.server.core.errors import ApiError
+from edgedec_apps.server.shelf.models import CrowdedError
+from edgedec_models.fetching.remote_file import WholeFilesOnlyError
+from edgedec_models.needs_download import NeedsDownloadError
+from edgedec_runtimes.tokenizer.metadata import UncoveredError
+
+ROOT = Path(__file__).parent.parent
+MESSAGE = f"leave {argument('n_ctx')} out"
+
+
+def _at_rest(*_: Any) -> Any: ...
+
+
+# How each error with a constructor of its own is made; the others take a message.
+MADE: dict[type[EdgedecError], Callable[[], EdgedecError]] = {
+    OptionError: lambda: OptionError("n_ctx", -1, "it must be positive"),
+    RuntimeLostError: lambda: RuntimeLostError("the machine is gone", "start it again"),
+    ScorerError: lambda: ScorerError(MESSAGE, ("a text",)),
+    ApiError: lambda: ApiError(MESSAGE, status=503, code="closing", param="n", retry_after_s=5),
+    CrowdedError: lambda: CrowdedError(MESSAGE, _at_rest),
+    TerminatedError: lambda: TerminatedError(15),
+    NeedsDownloadError: lambda: NeedsDownloadError("hf:a/b", "it is a tile file", 2**30),
+    WholeFilesOnlyError: lambda: WholeFilesOnlyError(MESSAGE, 2**20),
+    UncoveredError: lambda: UncoveredError(SimpleNamespace(paths=["m.gguf"]), "it is new"),  # type: ignore[arg-type]
+}
+
+
+def _subclasses(kind: type[EdgedecError]) -> Iterator[type[EdgedecError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _subclasses(each)
+
+
+def _import_all_errors() -> None:
+    """Import each module of the packages in which a class of the name XError is defined."""
+    for path in (file for folder in ("edgedec", "*/edgedec_*") for file in ROOT.glob(f"{folder}/**/*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "Error(" in text and any(
+            isinstance(node, ast.ClassDef) and node.name.endswith("Error") for node in ast.parse(text).body
+        ):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            importlib.import_module(".".join(parts[0 if parts[0] == "edgedec" else 1 :]))
+
+
+@pytest.mark.slow
+def test_every_error_is_the_same_after_pickling_and_copying() -> None:
+    _import_all_errors()
+    kinds = [kind for kind in _subclasses(EdgedecError) if kind.__module__.startswith("edgedec")]
+    assert len(kinds) > 30
+    assert {kind for kind in kinds if "__init__" in vars(kind)} <= set(MADE)
+    for kind in kinds:
+        error = MADE[kind]() if kind in MADE else kind(MESSAGE)
+        vars(error)["noticed_by"] = "an application"
+        for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert type(again) is kind
+            assert (again.marked, again.args, vars(again)) == (error.marked, error.args, vars(error)), kind
+            assert again.naming({"n_ctx": "--context"}) == error.naming({"n_ctx": "--context"})
+
+
+def test_a_value_that_does_not_travel_becomes_its_repr() -> None:
+    value: Any = lambda: 0  # noqa: E731
+    again = pickle.loads(pickle.dumps(OptionError("predicate", value, "it must be named")))
+    assert again.value == repr(value)
+    assert again.argument == "predicate"
