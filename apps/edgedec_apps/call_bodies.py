@@ -12,6 +12,8 @@ from functools import wraps
 from secrets import token_hex
 from typing import Any, NoReturn
 
+from edgedec.chat import arguments_schema
+
 Tools = Mapping[str, Mapping[str, Any]]
 """The JSON schema of the parameters of each tool, by the tool's name."""
 
@@ -138,7 +140,7 @@ def tool_call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "type": "object",
                 "properties": {
                     "name": {"const": function["name"]},
-                    "arguments": function.get("parameters") or {"type": "object"},
+                    "arguments": arguments_schema(function),
                 },
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
@@ -173,8 +175,9 @@ def call_of(value: Any, *, needs_arguments: bool) -> ToolCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
     arguments = value.get("arguments", value.get("parameters"))
-    if arguments is None:
-        return None if needs_arguments else ToolCall(value["name"], "{}")
+    if arguments is None or arguments == "":
+        needs = needs_arguments and not {"arguments", "parameters"} & value.keys()
+        return None if needs else ToolCall(value["name"], "{}")
     if isinstance(arguments, str):  # JSON within JSON
         inner = json_values(arguments)
         return ToolCall(value["name"], arguments) if len(inner) == 1 and isinstance(inner[0], dict) else None

@@ -129,7 +129,16 @@ def test_ollama(ollama_client: Any) -> None:
     assert "thinking" in ollama_client.show("thinker").capabilities
 
 
-@pytest.mark.parametrize("fields", [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_effort": "none"},
+        {"reasoning": {"effort": "none"}},
+        {"reasoning": {"enabled": False}},
+        {"enable_thinking": False},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
 def test_thinking_is_switched_off(thinker: Running, fields: dict[str, Any]) -> None:
     """By OpenAI's field and by llama-server's, as by Engine.chat."""
     reply = thinker.client.post("/v1/chat/completions", json={"messages": messages("2 + 2?")} | fields)
