@@ -12,6 +12,61 @@ _THINKING_TAGS = ("<think>", "</think>", "[THINK]", "<|channel>thought", "<|chan
 _SWITCHES = ("enable_thinking", "thinking")
 
 
+_VALUES = ("enum", "const", "default", "examples")  # of a JSON schema: what stands in them is no schema
+_DEEPEST = 32  # levels of a schema that are looked at
+_OF_NO_ARGUMENTS = {
+    "type",
+    "title",
+    "description",
+    "$schema",
+    "$defs",
+    "additionalProperties",
+    "properties",
+    "required",
+}
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def plain_schema(schema: Any, depth: int = 0) -> Any:
+    """Return a JSON schema with no properties, and nothing required, in the place of nulls.
+
+    >>> plain_schema({"type": "object", "properties": None, "required": None})
+    {'type': 'object', 'properties': {}}
+    """
+    if depth == _DEEPEST or not isinstance(schema, Mapping | list):
+        return schema
+    if isinstance(schema, list):
+        return [plain_schema(each, depth + 1) for each in schema]
+    filled = {name: {} if name == "properties" and value is None else value for name, value in schema.items()}
+    return {
+        name: value if name in _VALUES else plain_schema(value, depth + 1)
+        for name, value in filled.items()
+        if not (name == "required" and value is None)
+    }
+
+
+def plain_tool(tool: Mapping[str, Any], *, complete: bool = False) -> dict[str, Any]:
+    """Return a tool in OpenAI's form without nulls in its parameters; with `complete`, none that are left out."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return dict(tool)
+    parameters = plain_schema(function.get("parameters"))
+    if complete:
+        parameters = {"type": "object", "properties": {}} | (parameters or {})
+    plain = {name: value for name, value in function.items() if name != "parameters" or value is not None}
+    if parameters is not None:
+        plain["parameters"] = parameters
+    return {**tool, "function": plain}
+
+
+def arguments_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the JSON schema of the arguments of a call of a function; that of {} where it has no parameters."""
+    parameters: Mapping[str, Any] = plain_schema(function.get("parameters") or {})
+    takes_some = any(parameters.get(name) for name in ("properties", "required", "additionalProperties"))
+    is_plain = parameters.keys() <= _OF_NO_ARGUMENTS and parameters.get("type", "object") == "object"
+    return NO_ARGUMENTS if is_plain and not takes_some else parameters
+
+
 class ChatTemplate(Protocol):
     """Renders messages to the form of prompt that a model was trained on; made by a factory (`edgedec.templates`)."""
 

@@ -199,9 +199,16 @@ class OptionError(RequestError):
 
 
 class PromptTooLongError(RequestError):
-    """The prompt does not fit the context."""
+    """The prompt does not fit the context.
+
+    Attributes:
+        n_tokens: About how many tokens the prompt has; 0 where they were not counted.
+        n_most: How many tokens it may have; 0 where `n_tokens` is.
+    """
 
     exit_code = 41
+    n_tokens = 0
+    n_most = 0
 
 
 class ContextFullError(RequestError):

@@ -12,6 +12,7 @@ from functools import wraps
 from secrets import token_hex
 from typing import Any, NoReturn
 
+from edgedec.chat import arguments_schema
 from edgedec.exact_json import dumps, exact_float
 from edgedec_runtimes.grammar.references import combined, moved, property_parts, target
 
@@ -144,7 +145,7 @@ def tool_call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "type": "object",
                 "properties": {
                     "name": {"const": function["name"]},
-                    "arguments": moved(function.get("parameters") or _ANYTHING, f"/anyOf/{i}/properties/arguments"),
+                    "arguments": moved(arguments_schema(function), f"/anyOf/{i}/properties/arguments"),
                 },
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
@@ -179,8 +180,9 @@ def call_of(value: Any, *, needs_arguments: bool) -> ToolCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
     arguments = value.get("arguments", value.get("parameters"))
-    if arguments is None:
-        return None if needs_arguments else ToolCall(value["name"], "{}")
+    if arguments is None or arguments == "":
+        needs = needs_arguments and not {"arguments", "parameters"} & value.keys()
+        return None if needs else ToolCall(value["name"], "{}")
     if isinstance(arguments, str):  # JSON within JSON
         inner = json_values(arguments)
         return ToolCall(value["name"], arguments) if len(inner) == 1 and isinstance(inner[0], dict) else None

@@ -90,10 +90,12 @@ def too_long(
     longer = f"load the model with a longer context ({argument('n_ctx')} {n_ctx})"
     if 0 < n_trained < n_ctx:
         longer = f"load a model that was trained for {about}{n_ctx} (this one: {n_trained})"
-    return PromptTooLongError(
+    error = PromptTooLongError(
         f"the prompt takes {about}{counted(n_tokens, 'token')}; the context of {n_most + 1} leaves room for {n_most}. "
         f"Shorten it, or {longer}, or one that slides ({argument('slide')})"
     )
+    error.n_tokens, error.n_most = n_tokens, n_most
+    return error
 
 
 def _encode(tokenizer: Tokenizer, text: str, n_most: int, *, add_special: bool, parse_special: bool) -> list[int] | int:

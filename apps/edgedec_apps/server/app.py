@@ -52,12 +52,19 @@ def build_app(service: Service) -> Starlette:
         *tools.routes(),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
+    routes += [twin for route in routes if isinstance(route, Route) for twin in _without_version(route)]
     paths = [route.path for route in routes if isinstance(route, Route)]
     middleware = [Middleware(Guard, service=service, paths=paths)]
     app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_such})
     app.state.service = service
     mimetypes.add_type("text/javascript", ".js")  # missing in the tables of some systems
     return app
+
+
+def _without_version(route: Route) -> list[Route]:
+    """Return a route of /v1 at the addresses of clients whose base URL lacks the /v1, or has it twice."""
+    _, version, rest = route.path.partition("/v1/")
+    return [Route(f"{base}/{rest}", route.endpoint, methods=route.methods) for base in ("", "/v1/v1") if version]
 
 
 async def page(request: Request, service: Service) -> Response:

@@ -90,6 +90,8 @@ def _read(fields: Fields) -> _Wanted:
         raise fields.refusal("query", "is missing or empty; give it")
     is_plain = fields.has("texts")
     name = "texts" if is_plain else "documents"
+    if is_plain and fields.has("documents"):
+        raise fields.refusal("documents", "and texts exclude each other; leave one out")
     documents = _texts(fields, name)
     n_top = fields.whole("top_n", low=1)
     cut = fields.whole("max_tokens_per_doc", low=1)
@@ -97,8 +99,8 @@ def _read(fields: Fields) -> _Wanted:
     raw, normalize = fields.optional_flag("raw_scores"), fields.optional_flag("normalize")
     with_texts = fields.flag("return_text") if is_plain else fields.flag("return_documents")
     fields.only("truncation_direction", "right", "Right")
-    fields.ignore("rank_fields", "max_chunks_per_doc")
-    fields.end_except("user", "priority")
+    fields.skip("user", "priority")
+    fields.end()
     if raw is not None and raw == normalize:
         raise ApiError(f"raw_scores and normalize are both {str(raw).lower()}; give one of them", param="normalize")
     if normalize is None:  # Text Embeddings Inference normalizes unless it is told not to

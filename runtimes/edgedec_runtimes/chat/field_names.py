@@ -46,3 +46,23 @@ def _with_tool_responses(messages: list[Message]) -> list[Message]:
         name = named.get(message.get("tool_call_id")) or message.get("name") or message.get("tool_name")
         responses.append({"name": name or (by_place or ["unknown"])[0], "response": message.get("content")})
     return found
+
+
+def with_text_calls_told(messages: Sequence[Message]) -> list[Message]:
+    """Return messages for a template that takes only objects as arguments of calls.
+
+    A call whose arguments are a text, as a model wrote them when they are no JSON, stands in the content.
+    """
+    found = []
+    for message in messages:
+        calls = [call for call in message.get("tool_calls") or [] if isinstance(call, dict)]
+        functions = [call.get("function") for call in calls]
+        broken = [each for each in functions if isinstance(each, dict) and isinstance(each.get("arguments"), str)]
+        if broken:
+            told = "\n".join(f"{function.get('name')} {function['arguments']}" for function in broken)
+            content = message.get("content") or ""
+            more = [{"type": "text", "text": told}] if isinstance(content, list) else f"\n{told}" if content else told
+            kept = [call for call in calls if call.get("function") not in broken]
+            message = {**message, "content": content + more, "tool_calls": kept}
+        found.append(message)
+    return found

@@ -12,9 +12,10 @@ from typing import Any
 
 import jinja2
 
+from edgedec.chat import plain_tool
 from edgedec.errors import CancelledError, RequestError, TemplateError
 from edgedec.progress import CancelToken
-from edgedec_runtimes.chat.field_names import with_field_names
+from edgedec_runtimes.chat.field_names import with_field_names, with_text_calls_told
 from edgedec_runtimes.chat.sandbox import Sandbox
 
 MAX_REASON_CHARS = 300
@@ -72,14 +73,24 @@ class ChatTemplate:
         checked = check_messages(messages)
         if tools is not None:
             _check_mappings(tools, "tool")
-            tools = [dict(tool) for tool in tools]
+            tools = [plain_tool(tool) for tool in tools]
         if any(isinstance(message.get("content"), list) for message in checked) and not self._parts_are_taken(cancel):
             checked = [_joined(message) for message in checked]
         if _TAKES_KINDS in self.source and not self._strings_are_taken(cancel) and self._parts_are_taken(cancel):
             checked = [_in_parts(message) for message in checked]
         checked = with_field_names(checked, self.source)
         given = {"documents": None, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        return self._run({**self._tokens, **given, **variables, "messages": checked}, cancel)
+        chat = {**self._tokens, **given, **variables, "messages": checked}
+        try:
+            return self._run(chat, cancel)
+        except TemplateError:
+            plainer = {
+                "messages": with_text_calls_told(checked),
+                "tools": None if tools is None else [plain_tool(tool, complete=True) for tool in tools],
+            }
+            if plainer == {name: chat[name] for name in plainer}:
+                raise
+            return self._run(chat | plainer, cancel)
 
     def _run(self, variables: Mapping[str, Any], cancel: CancelToken | None) -> str:
         try:

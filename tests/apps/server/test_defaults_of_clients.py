@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 
 # By field: a value that clients send, and whether it is named among what was ignored.
 CHAT: dict[str, tuple[Any, bool]] = {
+    "audio": ({"voice": "x", "format": "wav"}, True),
     "frequency_penalty": (0, False),
     "logit_bias": ({}, False),
     "logprobs": (False, False),
@@ -45,7 +46,7 @@ CHAT: dict[str, tuple[Any, bool]] = {
     "user": ("u", False),
     "verbosity": ("low", True),
 }
-REFUSED = {"audio", "function_call", "functions", "web_search_options"}
+REFUSED = {"function_call", "functions", "web_search_options"}
 """Fields that ask for what there is not; no client sends them by default."""
 
 
@@ -108,6 +109,7 @@ def test_the_header_is_safe() -> None:
     assert fields.headers == {IGNORED_HEADER: "a.b"}
     for i in range(1000):
         fields.note_ignored("tools", f"ü\r\nx: {i}," + "y" * 1000)
+        fields.inner({f"a{i}": 1}, f"messages[{i}]").end()
     (value,) = fields.headers.values()
     assert value.isascii()
     assert value.isprintable()

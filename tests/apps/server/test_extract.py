@@ -47,7 +47,6 @@ KEYS = ("text", "start", "end", "logprob", "probability")
         ({"n": 101}, "n"),
         ({"max_tokens": 513}, "max_tokens"),
         ({"passage": "abc " * 90, "max_tokens": 512}, "max_tokens"),
-        ({"span": 3}, "span"),
     ],
 )
 def test_refusals_name_the_field(running: Running, change: dict[str, Any], param: str) -> None:

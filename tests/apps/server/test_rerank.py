@@ -105,7 +105,6 @@ def test_side_by_side(running: Running) -> None:
         ({"normalize": True, "raw_scores": True}, "normalize"),
         ({"truncation_direction": "left"}, "truncation_direction"),
         ({"texts": ["a"]}, "documents"),
-        ({"docs": ["a"]}, "docs"),
         ({"model": "no-such"}, "model"),
     ],
 )
@@ -119,7 +118,7 @@ def test_refusals_name_the_field(running: Running, change: dict[str, Any], param
 def test_a_field_of_cohere_without_effect_is_named(running: Running) -> None:
     """The header says which fields were ignored."""
     reply = running.client.post("/v1/rerank", json=ASKED | {"max_chunks_per_doc": 3, "rank_fields": ["text"]})
-    assert reply.headers["x-edgedec-ignored"] == "rank_fields, max_chunks_per_doc"
+    assert set(reply.headers["x-edgedec-ignored"].split(", ")) == {"rank_fields", "max_chunks_per_doc"}
 
 
 def test_a_decoder_ranks_beside_texts(tmp_path: Path) -> None:

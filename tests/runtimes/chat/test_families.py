@@ -8,8 +8,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support.texts.chat_families import CALL, EXPECTED, GEMMA4, GPT_OSS, LFM25, MINISTRAL, QWEN35, TOOLS, TURNS
 
-from edgedec.chat import may_think, thinking_variables
-from edgedec_runtimes.chat.field_names import with_field_names
+from edgedec.chat import may_think, plain_schema, thinking_variables
+from edgedec_runtimes.chat.field_names import with_field_names, with_text_calls_told
 from edgedec_runtimes.chat.template import ChatTemplate
 
 
@@ -23,6 +23,40 @@ def test_a_chat_with_a_call_renders(name: str) -> None:
     """What was thought before the last question is dropped, what was thought for the call stays."""
     _, variables, expected = EXPECTED[name]
     assert template(name).render(TURNS, **{"tools": TOOLS, **variables}) == expected
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_calls_whose_arguments_are_no_object(name: str) -> None:
+    """What a model wrote is told as text: where the template takes it, else in the content of the message."""
+    broken = {"id": "c2", "type": "function", "function": {"name": "look", "arguments": '{"at": 5'}}
+    for calls in ([broken], [broken, CALL]):
+        text = template(name).render(
+            [*TURNS[:4], {"role": "assistant", "content": "Hm.", "tool_calls": calls}, TURNS[5]]
+        )
+        assert '{"at": 5' in text.replace('\\"', '"')
+    assert with_text_calls_told(TURNS) == TURNS
+
+
+FORMS: list[Message] = [{}, *({"parameters": form} for form in (None, {}, {"type": "object"}))]
+FORMS += [{"parameters": {"type": "object", "properties": None, "required": None}}]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("form", FORMS)
+def test_tools_without_parameters(name: str, form: Message) -> None:
+    """A tool has no parameters in any of these forms; no null is told, and within a parameter there is none, too."""
+    text = template(name).render(
+        TURNS[:2], tools=[{"type": "function", "function": {"name": "now", "description": "d"} | form}]
+    )
+    assert "null" not in text
+    inner = {
+        "type": "object",
+        "properties": {"at": {"type": "object", "properties": None, "default": {"required": None}}},
+    }
+    tool = {"type": "function", "function": {"name": "now", "description": "d", "parameters": inner}}
+    assert template(name).render(TURNS[:2], tools=[tool])
+    plain = plain_schema(inner)["properties"]["at"]
+    assert plain == {"type": "object", "properties": {}, "default": {"required": None}}
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from edgedec.exact_json import exact_float
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
+from edgedec_apps.server.core.known_fields import interface_of
 from edgedec_apps.server.core.room import SHARE, Share
 from edgedec_apps.server.core.settings import Settings
 
@@ -31,7 +32,7 @@ async def read_fields(request: Request, settings: Settings) -> Fields:
     data = await read_body(request, settings)
     share: Share = request.scope[SHARE]
     await share.grow(_more_bytes(data))
-    return Fields(parse_object(data))
+    return Fields(parse_object(data), interface=interface_of(request.url.path))
 
 
 async def read_body(request: Request, settings: Settings) -> bytearray:

@@ -27,6 +27,7 @@ _KINDS = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_TOO_LONG = "context_length_exceeded"  # OpenAI's code; its clients and Anthropic's look for words in the message, too
 _ANTHROPIC_KINDS = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
 _OPTIONS = {
     "n_ctx": "--context",
@@ -70,13 +71,15 @@ def closing_error() -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as an answer: a message for a person, and the attributes of ApiError."""
+    """An error as an answer: a message for a person, and the attributes of ApiError and PromptTooLongError."""
 
     status: int
     message: str
     code: str | None = None
     param: str | None = None
     retry_after_s: int | None = None
+    n_tokens: int = 0
+    n_most: int = 0
 
     @property
     def headers(self) -> dict[str, str]:
@@ -87,13 +90,18 @@ class Problem:
     def openai(self) -> dict[str, Any]:
         """Return OpenAI's form."""
         kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        words = f"This model's maximum context length is {self.n_most + 1} tokens. "
+        words += f"However, your messages resulted in {self.n_tokens} tokens: "
+        message = words + self.message if self.n_tokens else self.message
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
     def anthropic(self) -> dict[str, Any]:
         """Return Anthropic's form."""
         usual = "api_error" if self.status >= 500 else "invalid_request_error"
         kind = _ANTHROPIC_KINDS.get(self.status) or _KINDS.get(self.status, usual)
-        return {"type": "error", "error": {"type": kind, "message": self.message}, "request_id": None}
+        size = f"{self.n_tokens} tokens > {self.n_most} maximum: " if self.n_tokens else ""
+        words = f"prompt is too long: {size}" if self.code == _TOO_LONG else ""
+        return {"type": "error", "error": {"type": kind, "message": words + self.message}, "request_id": None}
 
     def ollama(self) -> dict[str, Any]:
         """Return ollama's form."""
@@ -101,7 +109,7 @@ class Problem:
 
     def document(self, path: str) -> dict[str, Any]:
         """Return the form of the interface that an address belongs to."""
-        if path.startswith("/v1/messages"):
+        if "/messages" in path:
             return self.anthropic()
         return self.ollama() if path.startswith("/api/") else self.openai()
 
@@ -125,7 +133,8 @@ def problem_of(error: BaseException) -> Problem:
     if not isinstance(error, EdgedecError):
         return Problem(500, f"internal error: {type(error).__name__}", "internal_error")
     if isinstance(error, PromptTooLongError):
-        return Problem(400, error.naming(_OPTIONS), "context_length_exceeded", "messages")
+        words = error.naming(_OPTIONS)
+        return Problem(400, words, _TOO_LONG, "messages", n_tokens=error.n_tokens, n_most=error.n_most)
     if isinstance(error, ModelNotFoundError):
         return Problem(404, str(error), "model_not_found", "model")
     if isinstance(error, ModelFormatError):

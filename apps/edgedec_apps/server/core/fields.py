@@ -1,13 +1,14 @@
-"""The fields of a request's JSON object: each is read once, with its type, and those that are left are refused."""
+"""The fields of a request's JSON object: each is read once, with its type; a table says what becomes of the others."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgedec.errors import RequestError
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.server.core.errors import ApiError
+from edgedec_apps.server.core.known_fields import AS_TEXT, IDLE, REFUSED, TABLE, asks_for_nothing, name_of
 
 IGNORED_HEADER = "x-edgedec-ignored"
 """The header of an answer that names the fields that were ignored."""
@@ -19,27 +20,52 @@ _MOST_BIASED = 1000  # characters of a text whose tokens get a bias
 class Fields:
     """The fields of a JSON object. A field that is null counts as absent; `where` is the path of the object.
 
-    >>> fields = Fields({"n": 2, "stream": True, "sream": 1})
+    >>> fields = Fields({"n": 2.0, "stream": True, "sream": 1})
     >>> fields.whole("n", low=1, high=16), fields.flag("stream"), fields.text("user")
     (2, True, None)
     >>> fields.end()
-    Traceback (most recent call last):
-    edgedec_apps.server.core.errors.ApiError: the field 'sream' is not known here; leave it out
+    >>> fields.headers
+    {'x-edgedec-ignored': 'sream'}
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "", ignored: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str = "",
+        ignored: dict[str, str] | None = None,
+        interface: str = "",
+    ) -> None:
         self._values = dict(values)
         self._where = where
+        self._interface = interface  # of known_fields.INTERFACES
         self._aliases: dict[str, str] = {}  # by the name of a field, that under which the request has it
-        self._ignored: list[str] = [] if ignored is None else ignored  # shared with the objects in this one
+        # What is shown of each ignored field, by its name without indices; shared with the objects in this one.
+        self._ignored: dict[str, str] = {} if ignored is None else ignored
+
+    @property
+    def ignored(self) -> str:
+        """The fields that were ignored, here and in objects within, with commas between; empty where none were."""
+        return ", ".join(self._ignored.values())
 
     @property
     def headers(self) -> dict[str, str]:
-        """The header that names the fields that were ignored, here and in objects within; empty where none were."""
-        names = list(dict.fromkeys(self._ignored))
-        if len(names) > _MOST_NAMED:
-            names[_MOST_NAMED:] = [f"and {len(names) - _MOST_NAMED} more"]
-        return {IGNORED_HEADER: ", ".join(names)} if names else {}
+        """The header that names the fields that were ignored; empty where none were."""
+        return {IGNORED_HEADER: self.ignored} if self._ignored else {}
+
+    def inner(self, values: Mapping[str, Any], name: str) -> "Fields":
+        """Return the fields of an object within this one."""
+        return Fields(values, f"{self.path(name)}.", self._ignored, self._interface)
+
+    def parts(self, name: str, value: Any, expected: str = "a string or a list of objects") -> "list[Fields]":
+        """Return the fields of each object of a list that is the value of a field (ApiError where it is no list)."""
+        if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
+            raise self.refusal(name, f"is {value!r:.100}; it must be {expected}")
+        return [self.inner(part, f"{name}[{i}]") for i, part in enumerate(value)]
+
+    def each(self, name: str) -> "list[Fields]":
+        """Return the fields of each object of a list; an empty list where the field is absent."""
+        value = self.take(name)
+        return [] if value in (None, "") else self.parts(name, value, "a list of objects")
 
     def take(self, name: str) -> Any:
         """Return a field of any type; None where it is absent."""
@@ -69,6 +95,12 @@ class Fields:
         rest, self._values = self._values, {}
         return rest
 
+    def take_all(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return those of these fields that the request has, in its order."""
+        taken = {name: value for name, value in self._values.items() if name in names}
+        self.skip(*taken)
+        return taken
+
     def peek(self, *names: str) -> dict[str, Any]:
         """Return those of these fields that have a value, without reading them."""
         return {name: self._values[name] for name in names if self._values.get(name) is not None}
@@ -93,18 +125,44 @@ class Fields:
             self.take(name)
 
     def ignore(self, *names: str) -> None:
-        """Accept and ignore fields that would have an effect elsewhere; those that have a value are named in a header.
-
-        A value that stands for nothing (null, false, an empty text, list or object) is not worth telling.
-        """
+        """Accept and ignore fields; those whose value asks for something are named in a header."""
         for name in names:
-            if self.take(name) not in (None, False, "", [], {}):
+            if not asks_for_nothing(name, self.take(name)):
                 self.note_ignored(name)
 
     def note_ignored(self, name: str, what: str = "") -> None:
-        """Name a field among those that were ignored; `what` says which part or value of the field."""
-        shown = self.path(name) + (f" ({what})" if what else "")
-        self._ignored.append("".join(c for c in shown if c.isascii() and c.isprintable() and c != ",")[:_MOST_SHOWN])
+        """Name a field among those that were ignored; `what` says which part or value of the field.
+
+        Of the elements of a list that have the same field, the first is named.
+        """
+        self._note(self.path(name), what)
+
+    def _note(self, path: str, what: str) -> None:
+        shown = path + (f" ({what})" if what else "")
+        key, shown = (_plain(text)[:_MOST_SHOWN] for text in (name_of(shown), shown))
+        if len(self._ignored) >= _MOST_NAMED:
+            key, shown = "", "and others"
+        self._ignored.setdefault(key, shown)
+
+    def outcome_of(self, kind: Any) -> str | None:
+        """Return what becomes of this object, an item of its kind; None for a kind that is not known."""
+        return TABLE.get((self._interface, f"{name_of(self._where[:-1])}:{kind}"))
+
+    def text_of_kind(self, kind: Any) -> str | None:
+        """Return the text of this object, an item of a history; None for one of a kind that is skipped by name.
+
+        Raises:
+            ApiError: The kind is known to change the text, and can't be read here.
+        """
+        outcome = self.outcome_of(kind)
+        if outcome == REFUSED:
+            raise self.refusal("type", f"is {kind!r:.40}, which can't be read here; leave it out, or send its text")
+        values = [self.take(name) for name in (kind, "text", "content") if outcome == AS_TEXT]
+        texts = [text for value in values if (text := _text_in(value)) is not None]
+        if not texts:
+            self.rest()
+            self._note(self._where[:-1], str(kind))
+        return texts[0] if texts else None
 
     def only(self, name: str, *allowed: Any) -> None:
         """Accept a field that may only have some values (ApiError for others)."""
@@ -114,10 +172,9 @@ class Fields:
             raise self.refusal(name, f"is {value!r:.100}; leave it out, or give {values}")
 
     def unsupported(self, name: str, why: str) -> None:
-        """Raise ApiError for a known field that is not supported, unless the field is absent or empty."""
-        value = self.take(name)
-        if value is not None and value is not False and value != "" and value != [] and value != {}:
-            raise self.refusal(name, f"is not supported: {why}")
+        """Raise ApiError for a known field that is not supported, unless its value asks for nothing."""
+        if not asks_for_nothing(name, value := self.take(name)):
+            raise self.refusal(name, f"is {value!r:.60}, which is not supported: {why}")
 
     def flag(self, name: str) -> bool:
         """Return a boolean field; False where it is absent."""
@@ -136,7 +193,7 @@ class Fields:
     def object(self, name: str) -> "Fields":
         """Return the fields of an object; of no object where it is absent."""
         value = self._typed(name, dict, "an object")
-        return Fields(value or {}, f"{self._where}{name}.", self._ignored)
+        return self.inner(value or {}, name)
 
     def number(self, name: str) -> float | None:
         """Return a number field; None where it is absent."""
@@ -150,7 +207,11 @@ class Fields:
         self, name: str, *, low: int | None = None, high: int | None = None, none: int | None = None
     ) -> int | None:
         """Return a whole number from `low` to `high`; None where it is absent, or is the number `none`."""
-        value: int | None = self._typed(name, int, "a whole number")
+        value: int | float | None = self._typed(name, (int, float), "a whole number")
+        if isinstance(value, float):
+            if not value.is_integer():
+                raise self.refusal(name, f"is {value!r}; it must be a whole number")
+            value = int(value)
         if value is not None and value == none:
             return None
         if value is not None and ((low is not None and value < low) or (high is not None and value > high)):
@@ -168,12 +229,9 @@ class Fields:
             raise self.refusal(name, f"is {value!r:.100}; it must be a string or a list of strings")
         return tuple(texts)
 
-    def objects(self, name: str) -> list[dict[str, Any]]:
-        """Return a list of objects; an empty one where the field is absent."""
-        value = self._typed(name, list, "a list of objects") or []
-        if not all(isinstance(item, dict) for item in value):
-            raise self.refusal(name, f"is {value!r:.100}; it must be a list of objects")
-        return list(value)
+    def string(self, name: str) -> str | None:
+        """Return a field that is a string; a value of another type is left, and so ignored by name."""
+        return self.text(name) if isinstance(self._values.get(name), str) else None
 
     def refusal(self, name: str, what: str) -> ApiError:
         """Return the error that a field `what`, such as "is missing; give it"."""
@@ -187,27 +245,57 @@ class Fields:
         """Return the path of a field from the top of the request, such as "options.num_ctx"."""
         return f"{self._where}{self._aliases.get(name, name)}"
 
-    def end_except(self, *names: str) -> None:
-        """Accept and ignore fields that have no effect, and raise ApiError where there are others."""
-        self.skip(*names)
-        self.end()
-
     def end(self) -> None:
-        """Raise ApiError where a field was not read."""
-        left = [name for name, value in self._values.items() if value is not None]
-        if left:
-            name = f"{self._where}{left[0]}"
-            raise ApiError(f"the field {name!r} is not known here; leave it out", param=name, code="unknown_parameter")
+        """Do with the fields that were not read what the table says; those that it does not know are ignored by name.
+
+        Raises:
+            ApiError: A field is known to change the text, and what its value asks for can't be done.
+        """
+        for name, value in self.rest().items():
+            known = name_of(self.path(name))
+            outcome = TABLE.get((self._interface, known))
+            if outcome == REFUSED:
+                self._values[name] = value
+                self.unsupported(name, "it would change the text; leave it out")
+            elif value is not None and outcome != IDLE and not (outcome and asks_for_nothing(known, value)):
+                self.note_ignored(name)
 
     def _typed(self, name: str, kinds: type | tuple[type, ...], expected: str) -> Any:
         value = self.take(name)
+        if value == "" and kinds is not str:  # with which forms say that nothing was typed
+            return None
         if value is None or (isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))):
             return value
         raise self.refusal(name, f"is {value!r:.100}; it must be {expected}")
 
 
+def _plain(text: str) -> str:
+    """Return a text as a header may have it, without commas."""
+    return "".join(c for c in text if c.isascii() and c.isprintable() and c != ",")
+
+
+def _text_in(value: Any) -> str | None:
+    """Return a string, or the texts of a list of objects that have one; None for another value."""
+    if isinstance(value, str):
+        return value
+    parts = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+    return "\n".join(texts) if texts else None
+
+
+def read_seed(fields: Fields) -> int | None:
+    """Return the seed of a request; None where it is absent or -1. Other negative ones stand for their 64 bits."""
+    seed = fields.whole("seed", low=-(SEED_LIMIT // 2), high=SEED_LIMIT - 1, none=-1)
+    return None if seed is None else seed % SEED_LIMIT
+
+
+def read_stops(fields: Fields, name: str) -> tuple[str, ...] | None:
+    """Return the stop strings of a request, without empty ones; None where there are none."""
+    return tuple(filter(None, fields.texts(name) or ())) or None
+
+
 def checked(fields: Fields, options: Mapping[str, Any], names: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the sampling options that are not None.
+    """Return the sampling options that are not None; a top_p of 0 is the most probable token.
 
     Args:
         fields: The object of the request that has them.
@@ -218,6 +306,8 @@ def checked(fields: Fields, options: Mapping[str, Any], names: Mapping[str, str]
         ApiError: A value is out of range; the message names the field.
     """
     given = {option: value for option, value in options.items() if value is not None}
+    if given.get("top_p") == 0:
+        given["temperature"] = given.pop("top_p")
     for option, value in given.items():
         try:
             SamplingParams(**{option: value})

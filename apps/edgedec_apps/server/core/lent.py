@@ -95,6 +95,8 @@ class Lent(ABC):
                 work.cancel()
             with suppress(asyncio.CancelledError):
                 await work
+            if self.fields.ignored:
+                _LOG.info("%s: these fields were ignored: %s", scope["path"], self.fields.ignored)
 
     async def _answer(self, sender: Sender, share: Share, cancel: CancelToken) -> None:
         try:

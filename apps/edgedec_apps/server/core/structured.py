@@ -1,17 +1,20 @@
 """Structured output: `response_format` and ollama's `format`, as options of Engine.stream."""
 
+import re
 from typing import Any
 
 from edgedec.grammar import Grammar
 from edgedec_apps.server.core.fields import Fields
 
 CLOSE = "json_close"
+_GUIDED = ("guided_json", "guided_regex", "guided_choice")
 _ANY_OBJECT = {"type": "object"}
 
 
 def structured_options(fields: Fields) -> dict[str, Any]:
-    """Return the options of a request's `response_format`, or of llama-server's `json_schema` or `grammar` (GBNF).
+    """Return the options of a request's `response_format`, or of llama-server's or vLLM's fields in its place.
 
+    llama-server's are `json_schema` and `grammar` (GBNF), vLLM's are `structured_outputs` and its older names.
     The types of a format are OpenAI's text, json_object and json_schema, and {"type": "regex", "pattern": ...} and
     {"type": "lark", "grammar": ...}. As with llama-server, an object of the first two may have the schema itself.
 
@@ -23,10 +26,24 @@ def structured_options(fields: Fields) -> dict[str, Any]:
         "json_schema": {} if (schema := _schema(fields, "json_schema")) is None else {"json_schema": schema},
         "grammar": {"grammar": Grammar.gbnf(source)} if (source := fields.text("grammar")) else {},
     }
+    found |= {name: _guided(fields, name, name.removeprefix("guided_")) for name in _GUIDED}
+    inner = fields.object("structured_outputs")
+    found |= {f"structured_outputs.{kind}": _guided(inner, kind, kind) for kind in ("json", "regex", "choice")}
+    inner.end()
     names = [name for name, options in found.items() if options]
     if len(names) > 1:
         raise fields.refusal(names[1], f"and {names[0]} exclude each other; leave one out")
     return found[names[0]] if names else {}
+
+
+def _guided(fields: Fields, name: str, kind: str) -> dict[str, Any]:
+    """Return the options of a field of vLLM's: a JSON schema as an object or its text, a pattern, or some texts."""
+    if kind == "json":
+        schema = fields.string(name) or _schema(fields, name)
+        return {} if schema is None else {"json_schema": schema}
+    choices = fields.texts(name) if kind == "choice" else None
+    pattern = "|".join(map(re.escape, choices)) if choices else fields.text(name)
+    return {"grammar": Grammar.regex(pattern)} if pattern else {}
 
 
 def _response_format(fields: Fields) -> dict[str, Any]:

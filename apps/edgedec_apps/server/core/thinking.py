@@ -19,46 +19,52 @@ def thinks(engine: Engine, options: dict[str, Any]) -> bool:
     return engine.can_chat and may_think(engine.template.source) and not {"grammar", "json_schema"} & options.keys()
 
 
-def read_template_variables(fields: Fields) -> dict[str, Any]:
-    """Return the template's variables of `chat_template_kwargs`, as llama-server and vLLM have it.
+def read_thinking(fields: Fields, engine: Engine) -> dict[str, Any]:
+    """Return the template's variables of a request; what the template has no variable for is ignored by name.
+
+    They stand in `reasoning_effort`, `reasoning` (with `effort` and `enabled`), `enable_thinking`, and
+    `chat_template_kwargs`, as llama-server and vLLM have it.
 
     Raises:
-        ApiError: It is no object, or names what the server itself gives the template.
+        ApiError: A field is malformed, or `chat_template_kwargs` names what the server itself gives the template.
     """
-    given = fields.object("chat_template_kwargs")
-    variables = given.rest()
-    for name in variables:
+    reasoning, given = fields.object("reasoning"), fields.object("chat_template_kwargs")
+    variables = effort_variables(fields, _EFFORT, engine, fields.text(_EFFORT))
+    variables |= effort_variables(reasoning, "effort", engine, reasoning.text("effort"))
+    for each, name in ((reasoning, "enabled"), (fields, "enable_thinking")):
+        variables |= switch(each, name, engine, each.optional_flag(name))
+    reasoning.end()
+    for name, value in given.rest().items():
         if name in _OF_RENDERING or not name.isidentifier():
             raise given.refusal(name[:100], "can't be set; it must be a variable that the chat template has of its own")
+        if not engine.can_chat or name in engine.template.variables:
+            variables[name] = value
+        else:
+            given.note_ignored(name)
     return variables
 
 
 def switch(fields: Fields, name: str, engine: Engine, think: bool | None) -> dict[str, bool]:
     """Return the variables that make the model think, or not, as the field `name` says; none for None.
 
-    Raises:
-        ApiError: The template can't do this.
+    Where the template can't do this, the field is ignored by name.
     """
     if think is None or not engine.can_chat:
         return {}
     try:
         return thinking_variables(engine.template, think)
-    except RequestError as error:
-        raise fields.refusal(name, f"can't be kept: {error}") from error
-
-
-def read_effort(fields: Fields, engine: Engine) -> dict[str, Any]:
-    """Return the template's variables of `reasoning_effort`; where the template has none, the field is ignored.
-
-    A template with a variable of that name gets the value. Else "none" and "minimal" switch thinking off, and other
-    values switch it on, where the template can do that.
-    """
-    return effort_variables(fields, _EFFORT, engine, fields.text(_EFFORT))
+    except RequestError:
+        fields.note_ignored(name)
+        return {}
 
 
 def effort_variables(fields: Fields, name: str, engine: Engine, effort: str | None) -> dict[str, Any]:
-    """Return the template's variables for an effort that stood in the field `name`, as read_effort does."""
-    if effort is None:
+    """Return the template's variables for an effort that stood in the field `name`.
+
+    A template with a variable of that name gets the value. Else "none" and "minimal" switch thinking off, and other
+    values switch it on, where the template can do that. Where it can't, the field is ignored by name.
+    """
+    if not effort:
         return {}
     if engine.can_chat:
         if _EFFORT in engine.template.variables:
@@ -76,7 +82,7 @@ def read_think(fields: Fields, engine: Engine) -> dict[str, Any]:
     """Return the template's variables of ollama's `think`: true, false, or an effort such as "high".
 
     Raises:
-        ApiError: The field is something else, or the template can't do what it says.
+        ApiError: The field is something else.
     """
     think = fields.take("think")
     if isinstance(think, str) and think:

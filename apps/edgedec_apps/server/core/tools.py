@@ -1,10 +1,10 @@
 """Tools that a chat's model may call."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from edgedec.api.engine import Engine
 from edgedec_apps.call_bodies import tool_call_schema
-from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 
 _MOST_TOOLS = 128
@@ -12,34 +12,63 @@ Tools = tuple[dict[str, Any], ...]
 """Definitions of tools, in OpenAI's form."""
 
 
-def read_tools(fields: Fields, engine: Engine) -> tuple[Tools, dict[str, Any]]:
-    """Return the tools of a request, and the options of Engine.stream that make the model call one of them.
+_OF_FUNCTION = ("name", "description", "parameters", "strict", "return")
+
+
+def read_tools(fields: Fields, names: Sequence[str] = _OF_FUNCTION, kind: str = "function") -> Tools:
+    """Return the tools of a request in OpenAI's form. Tools of other kinds, a service's own, are ignored by name.
 
     Args:
-        fields: The fields of the request; `tools` and `tool_choice` are read.
-        engine: The model.
+        fields: The fields of the request; `tools` is read.
+        names: The fields of a function that the model is told, in their order where they are the tool's own.
+        kind: What the interface calls a tool that is a function.
 
     Raises:
-        ApiError: A tool or the choice is malformed, or the template does not support tools.
+        ApiError: A tool is malformed.
     """
-    tools = tuple(_definition(i, tool) for i, tool in enumerate(fields.objects("tools")))
-    return choose_tools(fields, engine, tools, fields.take("tool_choice"))
+    found: list[dict[str, Any]] = []
+    for i, tool in enumerate(fields.each("tools")):
+        said = tool.take("type")
+        if said not in (None, kind):
+            fields.note_ignored(f"tools[{i}]", str(said))
+            continue
+        nested = tool.has("function")
+        inner = tool.object("function") if nested else tool
+        inner.rename("input_schema", "parameters")
+        function = inner.take_all(names)
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise inner.refusal("name", "must be a string")
+        if not isinstance(function.get("parameters"), dict | None):
+            raise inner.refusal("parameters", "must be a JSON schema, an object")
+        for each in (inner, tool):
+            each.end()
+        if not nested:
+            function = {name: function[name] for name in names if function.get(name) is not None}
+        found.append({"type": "function", "function": function})
+    return tuple(found)
 
 
 def choose_tools(fields: Fields, engine: Engine, tools: Tools, choice: Any) -> tuple[Tools, dict[str, Any]]:
-    """Return tools and options as read_tools does, for tools and a choice that were read.
+    """Return the tools that the model is told, and the options of Engine.stream that make it call one of them.
 
     Args:
         fields: The fields of the request, for the names in errors.
         engine: The model.
         tools: The definitions.
-        choice: "none", "auto", "required", a choice of one tool in OpenAI's form, or None.
+        choice: "none", "auto", "required", a choice of one tool or of allowed tools in OpenAI's forms, or None.
 
     Raises:
-        ApiError: As read_tools.
+        ApiError: The choice is malformed, or the template does not support tools.
     """
     if len(tools) > _MOST_TOOLS:
         raise fields.refusal("tools", f"holds {len(tools)} tools; at most {_MOST_TOOLS}")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        names = _names(allowed.get("tools")) if isinstance(allowed, dict) else []
+        tools = tuple(tool for tool in tools if tool["function"]["name"] in names)
+        if not tools:
+            raise fields.refusal("tool_choice", "allows none of the tools that the request has")
+        choice = allowed.get("mode", "auto")
     if not tools:
         if choice not in (None, "none", "auto"):
             raise fields.refusal("tool_choice", "needs tools too")
@@ -57,23 +86,15 @@ def _chosen(fields: Fields, choice: Any, tools: Tools) -> Tools:
     """Return the tools of which the model must call one."""
     if choice == "required":
         return tools
-    named = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-    name = named.get("name") if isinstance(named, dict) else None
-    found = tuple(tool for tool in tools if tool["function"]["name"] == name)
+    named = _names([choice]) if isinstance(choice, dict) and choice.get("type") == "function" else []
+    found = tuple(tool for tool in tools if tool["function"]["name"] in named)
     if not found:
         raise fields.refusal("tool_choice", f"is {choice!r:.100}; it must be none, auto, required, or name a tool")
     return found
 
 
-def _definition(i: int, tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool in OpenAI's form (ApiError where it is malformed)."""
-    function = tool.get("function")
-    where = f"tools[{i}]"
-    if tool.get("type", "function") != "function" or not isinstance(function, dict):
-        raise ApiError(f"{where} must be an object of type 'function' with a function", param=where)
-    name, parameters = function.get("name"), function.get("parameters")
-    if not isinstance(name, str) or not name:
-        raise ApiError(f"{where}.function.name must be a string", param=where)
-    if parameters is not None and not isinstance(parameters, dict):
-        raise ApiError(f"{where}.function.parameters must be a JSON schema, an object", param=where)
-    return {"type": "function", "function": function}
+def _names(choices: Any) -> list[Any]:
+    """Return the names of functions that a list says as {"name": ...} or {"function": {"name": ...}}."""
+    objects = [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
+    inner = [each.get("function", each) for each in objects]
+    return [each.get("name") for each in inner if isinstance(each, dict)]

@@ -1,4 +1,4 @@
-"""llama-server's fields: the names that it has for options of sampling, adapters, and what has no counterpart here."""
+"""llama-server's fields: the names that it has for options of sampling, and adapters."""
 
 from pathlib import Path
 from typing import Any
@@ -10,28 +10,6 @@ from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import Reading
 
 _ALIASES = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n", "ignore_eos": "ignore_end"}
-# Samplers that edgedec does not have, with the values that switch them off, and what only has a meaning beside them.
-_OFF: dict[str, tuple[Any, ...]] = {
-    "tfs_z": (1, 1.0),
-    "typical_p": (1, 1.0),
-    "mirostat": (0,),
-    "penalize_newline": (True,),
-    "dynatemp_range": (0, 0.0),
-    "xtc_probability": (0, 0.0),
-    "dry_multiplier": (0, 0.0),
-    "top_n_sigma": (-1, -1.0),
-}
-_OF_THESE = (
-    *("mirostat_tau", "mirostat_eta", "dynatemp_exponent", "xtc_threshold", "dry_base", "dry_allowed_length"),
-    *("dry_penalty_last_n", "dry_sequence_breakers"),
-)
-# What is about how llama-server computes or shows an answer.
-_IGNORED = (
-    *("samplers", "min_keep", "n_indent", "n_keep", "n_discard", "n_cache_reuse", "t_max_prompt_ms"),
-    *("t_max_predict_ms", "return_tokens", "return_progress", "response_fields", "post_sampling_probs"),
-    *("parse_tool_calls", "add_generation_prompt", "thinking_forced_open"),
-)
-_THOUGHTS_APART = ("auto", "deepseek")  # values of reasoning_format for what is done here anyway
 
 
 def read_names(fields: Fields) -> None:
@@ -72,27 +50,8 @@ def adapter_documents(engine: Engine) -> list[dict[str, Any]]:
     return [{"id": number, "path": Path(path).name, "scale": scale} for number, (path, scale) in enumerate(pairs)]
 
 
-def require_no_other_samplers(fields: Fields) -> None:
-    """Read the fields of samplers that edgedec does not have (ApiError where one is switched on)."""
-    for name, values in _OFF.items():
-        fields.only(name, *values)
-    fields.skip(*_OF_THESE)
-
-
 def prompt_progress(reading: Reading) -> dict[str, Any]:
     """Return llama-server's field on how far a prompt is read, and our own one on how long the rest will take."""
     counts = {"total": reading.n_prompt, "cache": reading.n_reused, "processed": reading.n_read}
     left = {} if reading.left_s is None else {"edgedec": {"prompt_left_ms": round(1000 * reading.left_s)}}
     return {"prompt_progress": counts | {"time_ms": round(1000 * reading.seconds)}} | left
-
-
-def ignore_llama_servers(fields: Fields) -> None:
-    """Read llama-server's further fields; those that have a value are named as ignored.
-
-    Raises:
-        ApiError: A field asks for another text than the one that would come.
-    """
-    require_no_other_samplers(fields)
-    fields.ignore(*_IGNORED)
-    if fields.take("reasoning_format") not in (None, *_THOUGHTS_APART):
-        fields.note_ignored("reasoning_format")

@@ -20,7 +20,6 @@ from edgedec_apps.server.core.structured import structured_options, with_close
 from edgedec_apps.server.llama.fields import prompt_progress
 from edgedec_apps.server.openai.forms import report
 from edgedec_apps.server.openai.requests import (
-    ignore_the_services,
     read_max_tokens,
     read_reuse,
     read_sampling,
@@ -55,16 +54,14 @@ def read_infill(fields: Fields, engine: Engine) -> tuple[TextRequest, bool, bool
         which editors prepare a request).
 
     Raises:
-        RequestError: A field is unknown, malformed or not supported; the message names it.
+        RequestError: A field is malformed, or asks for what can't be done; the message names it.
     """
     fields.rename("n_predict", "max_tokens")
     require_gaps(fields, "input_prefix", engine)
     files = []
-    for i, file in enumerate(fields.objects("input_extra")):
-        inner = Fields(file, f"input_extra[{i}].")
-        files.append((inner.text("filename") or "tmp", inner.text("text") or ""))
-        inner.skip("time")
-        inner.end()
+    for file in fields.each("input_extra"):
+        files.append((file.text("filename") or "tmp", file.text("text") or ""))
+        file.end()
     begun = fields.text("prompt") or ""
     gap = Gap(fields.text("input_prefix") or "", fields.text("input_suffix") or "", begun, tuple(files))
     warms_up = fields.is_zero("max_tokens")
@@ -73,8 +70,6 @@ def read_infill(fields: Fields, engine: Engine) -> tuple[TextRequest, bool, bool
         options["max_tokens"] = 1
     options |= with_close(fields, structured_options(fields))
     stream, (draft, verify), reuse = fields.flag("stream"), read_speculative(fields), read_reuse(fields)
-    fields.ignore("n_probs")
-    ignore_the_services(fields)
     fields.end()
     return TextRequest((gap,), options, 1, reuse, draft, verify), stream, warms_up
 

@@ -41,8 +41,10 @@ async def set_scales(request: Request, service: Service) -> Response:
 
     async def compute(lending: Lending) -> list[dict[str, Any]]:
         engine = lending.lease.loaded.engine
-        engine.lora = read_lora(fields, engine, _SCALES) or engine.lora
-        fields.end()
+        scales = read_lora(fields, engine, _SCALES)
+        if fields.rest():
+            raise fields.refusal(_SCALES, "must be one list")
+        engine.lora = scales or engine.lora
         return adapter_documents(engine)
 
     return cast(Response, Computed(service, WantedModel(named), fields, compute))

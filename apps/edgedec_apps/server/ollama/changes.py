@@ -67,9 +67,9 @@ async def create(request: Request, service: Service) -> Response:
     await asyncio.to_thread(write)
     done = {"status": "success"}
     if stream is False:
-        return JSONResponse(done)
+        return JSONResponse(done, headers=fields.headers)
     lines = json_line({"status": "writing the preset"}) + json_line(done)
-    return Response(lines, media_type="application/x-ndjson")
+    return Response(lines, media_type="application/x-ndjson", headers=fields.headers)
 
 
 async def copy(request: Request, service: Service) -> Response:

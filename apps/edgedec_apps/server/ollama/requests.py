@@ -1,23 +1,20 @@
 """Requests of ollama's interface as TextRequests.
 
-Options of loading a model have no effect but for num_ctx, which is read before the model is there. Options that would
-change the text, and that edgedec does not have, are refused.
+Options of loading a model have no effect but for num_ctx, which is read before the model is there.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 from edgedec.api.engine import Engine
-from edgedec.sampling import SEED_LIMIT
 from edgedec_apps.infill import Gap
-from edgedec_apps.server.core.fields import Fields, checked
+from edgedec_apps.server.core.fields import Fields, checked, read_seed, read_stops
 from edgedec_apps.server.core.generation import Prompt, TextRequest
 from edgedec_apps.server.core.messages import read_messages
 from edgedec_apps.server.core.pictures import picture_of_base64
 from edgedec_apps.server.core.structured import ollama_format, with_close
 from edgedec_apps.server.core.thinking import read_think, thinks
-from edgedec_apps.server.core.tools import Tools, read_tools
-from edgedec_apps.server.llama.fields import require_no_other_samplers
+from edgedec_apps.server.core.tools import Tools, choose_tools, read_tools
 from edgedec_apps.server.openai.requests import MOST_LOGPROBS, read_reuse, read_speculative, require_gaps
 
 _NUMBERS = {
@@ -32,10 +29,6 @@ _NUMBERS = {
 }
 _WHOLE = {"top_k": "top_k", "repeat_last_n": "penalty_last_n"}
 _NAMES = {option: name for name, option in (_NUMBERS | _WHOLE | {"num_predict": "max_tokens"}).items()}
-_OF_LOADING = (
-    *("numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
-    *("use_mmap", "use_mlock", "embedding_only", "num_thread", "num_keep"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +50,11 @@ def read_chat(fields: Fields, options: dict[str, Any], engine: Engine) -> tuple[
         engine: The model.
 
     Raises:
-        RequestError: A field is unknown, malformed or not supported; the message names it.
+        RequestError: A field is malformed, or asks for what can't be done; the message names it.
     """
-    given = fields.objects("messages")
+    given = fields.each("messages")
     prompt: Prompt | None = read_messages(given) if given else None
-    tools, _ = read_tools(fields, engine)
+    tools, _ = choose_tools(fields, engine, read_tools(fields), None)
     return _text_request(fields, options, prompt, engine, tools)
 
 
@@ -69,8 +62,6 @@ def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tu
     """Read the fields of /api/generate except `model`. The first result is None for a request without a prompt."""
     text, system, raw = fields.text("prompt"), fields.text("system"), fields.flag("raw")
     suffix = fields.text("suffix")
-    for name in ("template", "context", "width", "height", "steps"):
-        fields.unsupported(name, "leave it out")
     images = fields.texts("images") or ()
     pictures = [picture_of_base64(fields, f"images[{i}]", image) for i, image in enumerate(images)]
     if pictures and (raw or suffix or not engine.can_chat):
@@ -107,7 +98,6 @@ def _text_request(
     reuse = read_reuse(fields)
     is_chat = isinstance(prompt, list)
     variables = read_think(fields, engine) if is_chat else {}
-    fields.skip("think")
     fields.end()
     delivery = OllamaDelivery(stream is not False, logprobs)
     if prompt is None:
@@ -120,23 +110,21 @@ def _text_request(
 def read_options(fields: Fields) -> tuple[dict[str, Any], int | None]:
     """Return the sampling options, and the tokens of the context that the request wants, from ollama's options.
 
-    A negative seed or num_predict counts as absent. A draft_num_predict of 0 becomes the option draft=False; other
+    A negative num_predict counts as absent. A draft_num_predict of 0 becomes the option draft=False; other
     numbers have no effect, as the engine chooses the length of drafts, which never change the text.
 
     Raises:
-        RequestError: An option is unknown, malformed or not supported; the message names it.
+        RequestError: An option is malformed, or asks for what can't be done; the message names it.
     """
     given: dict[str, Any] = {option: fields.number(name) for name, option in _NUMBERS.items()}
     given |= {option: fields.whole(name) for name, option in _WHOLE.items()}
-    given["stop"] = fields.texts("stop") or None
-    for option, value in (
-        ("seed", fields.whole("seed", low=-(2**63), high=SEED_LIMIT - 1)),
-        ("max_tokens", fields.whole("num_predict", low=-2)),
-    ):
-        given[option] = None if value is None or value < 0 else value
+    given["stop"], given["seed"], most = (
+        read_stops(fields, "stop"),
+        read_seed(fields),
+        fields.whole("num_predict", low=-2),
+    )
+    given["max_tokens"] = None if most is None or most < 0 else most
     n_ctx = fields.whole("num_ctx", low=1)
-    require_no_other_samplers(fields)
     no_drafts = {"draft": False} if fields.whole("draft_num_predict") == 0 else {}
-    fields.skip(*_OF_LOADING)
     fields.end()
     return checked(fields, given, _NAMES) | no_drafts, n_ctx

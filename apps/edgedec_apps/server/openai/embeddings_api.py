@@ -28,7 +28,6 @@ from edgedec_apps.server.core.lent import Computed, Lending, WantedModel, until_
 from edgedec_apps.server.core.prompts import encode
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.requests import read_options
-from edgedec_apps.server.openai.requests import WITHOUT_EFFECT
 from edgedec_apps.server.shelf.keep_alive import keep_seconds
 
 _MOST_TEXTS = 2048
@@ -73,7 +72,7 @@ async def embeddings(request: Request, service: Service) -> Response:
     form = fields.text("encoding_format") or "float"
     if form not in ("float", "base64"):
         raise fields.refusal("encoding_format", f"is {form!r:.40}; it must be float or base64")
-    fields.skip(*WITHOUT_EFFECT)
+    fields.skip("user")
     fields.end()
 
     async def compute(lending: Lending) -> dict[str, Any]:
@@ -142,8 +141,11 @@ def _read_texts(fields: Fields, name: str) -> list[Text]:
     several = given if isinstance(given, list) and not _are_ids(given) else [given]
     if not 1 <= len(several) <= _MOST_TEXTS:
         raise fields.refusal(name, f"holds {len(several)} texts; it must be 1 to {_MOST_TEXTS}")
-    if not all((isinstance(each, str) and each) or _are_ids(each) for each in several):
-        raise fields.refusal(name, "must be a text that is not empty, a list of token ids, or a list of these")
+    for i, each in enumerate(several):
+        if not (isinstance(each, str) and each) and not _are_ids(each):
+            place = name if several == [given] else f"{name}[{i}]"
+            what = f"is {each!r:.40}; it must be a text that is not empty, or a list of token ids"
+            raise fields.refusal(place, what)
     return [each if isinstance(each, str) else tuple(each) for each in several]
 
 

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's interfaces as TextRequests. Each field is checked; an unknown or unsupported one is refused."""
+"""Requests of OpenAI's interfaces as TextRequests: what each field does is read here, the others are in a table."""
 
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -6,16 +6,15 @@ from typing import Any, get_args
 from edgedec.api.engine import Engine
 from edgedec.api.requests import Reuse, require_rule
 from edgedec.errors import RequestError
-from edgedec.sampling import SEED_LIMIT
 from edgedec.sequence import COUPLED
 from edgedec_apps.infill import Gap, require_infill
-from edgedec_apps.server.core.fields import Fields, checked, logit_bias
+from edgedec_apps.server.core.fields import Fields, checked, logit_bias, read_seed, read_stops
 from edgedec_apps.server.core.generation import Prompt, TextRequest
 from edgedec_apps.server.core.messages import read_messages
 from edgedec_apps.server.core.structured import structured_options, with_close
-from edgedec_apps.server.core.thinking import read_effort, read_template_variables, thinks
-from edgedec_apps.server.core.tools import read_tools
-from edgedec_apps.server.llama.fields import ignore_llama_servers, read_lora, read_names
+from edgedec_apps.server.core.thinking import read_thinking, thinks
+from edgedec_apps.server.core.tools import choose_tools, read_tools
+from edgedec_apps.server.llama.fields import read_lora, read_names
 
 MOST_TEXTS = 16
 MOST_PROMPTS = 64
@@ -33,11 +32,6 @@ _NUMBERS = (
 )
 _NONE = -1  # with which llama-server's clients say that they give no number
 _WHOLE = ("top_k", "penalty_last_n")
-# Fields that change neither the text nor how it is sent: bookkeeping, and the keeping of prompts, which is automatic.
-WITHOUT_EFFECT = (
-    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    *("cache_prompt", "id_slot"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +59,28 @@ def read_chat(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
     """Read the fields of /v1/chat/completions except `model`.
 
     Raises:
-        RequestError: A field is unknown, malformed or not supported; the message names it.
+        RequestError: A field is malformed, or asks for what can't be done; the message names it.
     """
-    messages = read_messages(fields.objects("messages"))
+    messages = read_messages(fields.each("messages"))
     options = read_sampling(fields, engine)
     options |= read_max_tokens(fields, "max_completion_tokens", "max_tokens")
     n_probs = fields.whole("n_probs", low=0, high=MOST_LOGPROBS)
     logprobs = fields.flag("logprobs") or bool(n_probs)
     top = fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS) or n_probs
     if top and not logprobs:
-        raise fields.refusal("top_logprobs", "needs logprobs: true too")
+        fields.note_ignored("top_logprobs")
     if logprobs:
         options["logprobs"] = top or 0
-    tools, calling = read_tools(fields, engine)
+    if fields.has("tools"):  # in place of which there were these
+        fields.ignore("functions", "function_call")
+    tools, calling = choose_tools(fields, engine, read_tools(fields), fields.take("tool_choice"))
     structured = structured_options(fields)
     if calling and structured:
         raise fields.refusal("tool_choice", "and response_format exclude each other; leave one out")
     options |= with_close(fields, structured | calling)
     one_call = fields.optional_flag("parallel_tool_calls") is False
-    variables = read_effort(fields, engine) | read_template_variables(fields)
-    fields.only("modalities", ["text"])
-    for name in ("audio", "functions", "function_call", "web_search_options"):
-        fields.unsupported(name, "leave it out")
+    variables = read_thinking(fields, engine)
     options |= _read_prediction(fields)
-    fields.ignore("verbosity")
     n, (draft, verify), reuse, delivery = _common(fields, logprobs=logprobs)
     thinking = thinks(engine, options)
     return TextRequest((messages,), options, n, reuse, draft, verify, tools, one_call, variables, thinking), delivery
@@ -124,18 +116,15 @@ def read_completion(fields: Fields, engine: Engine) -> tuple[TextRequest, Delive
 
 
 def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int, tuple[bool, str], Reuse, Delivery]:
-    """Read the fields that both interfaces have, and refuse those that are left."""
-    n = fields.whole("n", low=1, high=MOST_TEXTS) or 1
-    stream, has_options = fields.flag("stream"), fields.has("stream_options")
-    if has_options and not stream:
-        raise fields.refusal("stream_options", "needs stream: true too")
+    """Read the fields that both interfaces have, and end the reading."""
+    n, stream = fields.whole("n", low=1, high=MOST_TEXTS) or 1, fields.flag("stream")
+    if not stream:
+        fields.ignore("stream_options")
     stream_options = fields.object("stream_options")
     usage = stream_options.flag("include_usage")
-    stream_options.skip("include_obfuscation")
     stream_options.end()
     live, progress = fields.flag("timings_per_token"), fields.flag("return_progress")
     speculative, reuse = read_speculative(fields), read_reuse(fields)
-    ignore_the_services(fields)
     fields.end()
     return n, speculative, reuse, Delivery(stream, usage, live, logprobs, echo, progress)
 
@@ -148,19 +137,6 @@ def require_gaps(fields: Fields, name: str, engine: Engine) -> None:
         raise fields.refusal(name, f"can't be used: {error}") from error
 
 
-def ignore_the_services(fields: Fields) -> None:
-    """Read the fields that are about OpenAI's service or llama-server's working, and not about an answer.
-
-    Raises:
-        ApiError: A field asks for a sampler that there is not.
-    """
-    ignore_llama_servers(fields)
-    fields.ignore("store", "moderation")
-    if fields.take("service_tier") not in (None, "auto", "default"):
-        fields.note_ignored("service_tier")
-    fields.skip(*WITHOUT_EFFECT)
-
-
 def read_sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
     """Return the sampling options that the request has, by the names here or by llama-server's."""
     read_names(fields)
@@ -168,12 +144,16 @@ def read_sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
     given |= {name: fields.whole(name) for name in _WHOLE}
     if given["top_k"] == _NONE:
         given["top_k"] = 0
-    given["seed"] = fields.whole("seed", low=0, high=SEED_LIMIT - 1, none=_NONE)
-    given["stop"] = fields.texts("stop") or None
+    given["seed"], given["stop"] = read_seed(fields), read_stops(fields, "stop")
     given["logit_bias"] = logit_bias(fields, "logit_bias", engine.tokenizer)
     given["ignore_end"] = fields.flag("ignore_end") or None
     scales = read_lora(fields, engine)
-    return checked(fields, given) | ({} if scales is None else {"lora": scales})
+    least = fields.whole("min_tokens", low=0)
+    return (
+        checked(fields, given)
+        | ({} if scales is None else {"lora": scales})
+        | ({"methods": {"min_tokens": least}} if least else {})
+    )
 
 
 def read_max_tokens(fields: Fields, *names: str) -> dict[str, int | None]:
@@ -196,7 +176,6 @@ def read_max_tokens(fields: Fields, *names: str) -> dict[str, int | None]:
 def _read_prediction(fields: Fields) -> dict[str, str]:
     """Return the option prediction: the text that OpenAI's field of this name holds, as one string or in parts."""
     if not fields.has("prediction"):
-        fields.skip("prediction")
         return {}
     given = fields.object("prediction")
     given.only("type", "content")

@@ -1,15 +1,17 @@
 """The `input` of /v1/responses: a text, or items, as messages for the chat template."""
 
+import json
 from typing import Any
 
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.messages import read_call
+from edgedec_apps.server.core.known_fields import AS_TEXT
+from edgedec_apps.server.core.messages import call_of
 from edgedec_apps.server.core.pictures import Part, content_of, picture_of_url
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-_MARKS = ("id", "status", "phase", "caller", "namespace", "async")  # of items that come back as they were sent
+_ARGUMENTS = ("arguments", "input", "action", "operation")  # what items of calls call them
 
 Message = dict[str, Any]
 
@@ -17,47 +19,43 @@ Message = dict[str, Any]
 def read_input(fields: Fields) -> list[Message]:
     """Return the messages of a request's `input`.
 
-    Items of the assistant that follow each other (what it thought, a text, calls) are one message.
+    Items of the assistant that follow each other (what it thought, a text, calls) are one message. Calls of other
+    tools than functions, and their outputs, are passed on as those of functions; other items are skipped by name.
 
     Raises:
-        ApiError: An item is malformed, or of a type that is not supported.
+        ApiError: An item is malformed.
     """
     given = fields.required("input")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
-        raise fields.refusal("input", f"is {given!r:.100}; it must be a string or a list of items")
     messages: list[Message] = []
-    for i, item in enumerate(given):
-        _add(messages, Fields(item, f"input[{i}]."))
+    for item in fields.parts("input", given):
+        _add(messages, item)
     return messages
 
 
 def _add(messages: list[Message], item: Fields) -> None:
     """Add an item to the messages."""
     kind = item.take("type") or ("message" if item.has("role") else None)
-    item.skip(*_MARKS)
+    passes = kind in ("function_call", "function_call_output") or item.outcome_of(kind) == AS_TEXT
     if kind == "message":
         _add_message(messages, item)
     elif kind == "reasoning":
-        parts = [*item.objects("content")] or item.objects("summary")
-        item.skip("summary", "encrypted_content")
-        thought = "".join(_part_text(item, "content", part) for part in parts)
+        parts = item.each("content") or item.each("summary")
+        thought = "".join(_part_text(part, part.take("type")) or "" for part in parts)
         if thought:
             _answer(messages, "reasoning_content", "tool_calls")["reasoning_content"] = thought
-    elif kind == "function_call":
-        name, arguments = item.required("name"), item.text("arguments")
-        where = item.path("")
-        call = {"id": item.text("call_id"), "function": {"name": name, "arguments": arguments}}
-        _answer(messages).setdefault("tool_calls", []).append(read_call(call, where))
-    elif kind == "function_call_output":
-        call_id = item.text("call_id")
-        content = item.required("output")
+    elif passes and str(kind).endswith("_output"):
+        content, call_id = item.take("output"), item.string("call_id")
         messages.append({"role": "tool", "content": _content(item, "output", content), "tool_call_id": call_id or ""})
+    elif passes:
+        name = item.required_text("name") if kind == "function_call" else item.string("name") or str(kind)[:-5]
+        arguments = next((value for each in _ARGUMENTS if (value := item.take(each)) is not None), None)
+        if kind == "custom_tool_call":
+            arguments = {"input": arguments}
+        _answer(messages).setdefault("tool_calls", []).append(call_of(name, arguments, item.string("call_id")))
     else:
-        raise item.refusal(
-            "type", f"is {kind!r:.40}; it must be message, function_call, function_call_output or reasoning"
-        )
+        item.text_of_kind(kind)
     item.end()
 
 
@@ -65,10 +63,10 @@ def _add_message(messages: list[Message], item: Fields) -> None:
     role = item.required("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise item.refusal("role", f"is {role!r:.40}; it must be one of {', '.join(_ROLES)}")
-    content = item.required("content")
+    content = item.take("content")
     if role == "assistant":
         answer = _answer(messages, "tool_calls")
-        answer["content"] = f"{answer['content']}{_text(item, 'content', content)}"
+        answer["content"] = f"{answer['content']}{_text(item, content)}"
     else:
         messages.append({"role": _ROLES[role], "content": _content(item, "content", content)})
 
@@ -81,39 +79,38 @@ def _answer(messages: list[Message], *ended_by: str) -> Message:
     return messages[-1]
 
 
-def _text(item: Fields, name: str, content: Any) -> str:
-    """Return the text of a content: a string, or a list of parts that are texts."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(_part_text(item, name, part) for part in _parts(item, name, content))
+def _text(item: Fields, content: Any) -> str:
+    """Return the text of a content: a string, or a list of parts, of which those that are no texts are skipped."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = [_part_text(part, part.take("type")) for part in item.parts("content", content)]
+    return "\n".join(text for text in texts if text is not None)
 
 
 def _content(item: Fields, name: str, content: Any) -> str | list[Part]:
     """Return a content of which parts may be pictures: a string, or where there is a picture, its parts."""
-    if isinstance(content, str):
-        return content
-    return content_of([_part(item, name, i, part) for i, part in enumerate(_parts(item, name, content))], "\n")
+    if isinstance(content, dict):  # what a tool of its own kind answered
+        return json.dumps(content, ensure_ascii=False)
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [_part(part, part.take("type")) for part in item.parts(name, content)]
+    return content_of([part for part in parts if part is not None], "\n")
 
 
-def _parts(item: Fields, name: str, content: Any) -> list[dict[str, Any]]:
-    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise item.refusal(name, f"is {content!r:.100}; it must be a string or a list of parts")
-    return content
+def _part(part: Fields, kind: Any) -> Part | None:
+    if kind != "input_image":
+        text = _part_text(part, kind)
+        return None if text is None else {"type": "text", "text": text}
+    part.unsupported("file_id", "no files are kept here; give image_url")
+    found = picture_of_url(part, "image_url", part.take("image_url"))
+    part.end()
+    return found
 
 
-def _part(item: Fields, name: str, i: int, part: dict[str, Any]) -> Part:
-    if part.get("type") != "input_image":
-        return {"type": "text", "text": _part_text(item, name, part)}
-    inner = Fields(part, item.path(f"{name}[{i}]."))
-    inner.unsupported("file_id", "no files are kept here; give image_url")
-    return picture_of_url(inner, "image_url", inner.take("image_url"))
-
-
-def _part_text(item: Fields, name: str, part: dict[str, Any]) -> str:
-    kind = part.get("type")
-    text = part.get("text") if kind in _TEXT_PARTS else part.get("refusal") if kind == "refusal" else None
-    if not isinstance(text, str):
-        raise item.refusal(name, f"holds {part!r:.100}; a part must be input_text, input_image or output_text")
+def _part_text(part: Fields, kind: Any) -> str | None:
+    """Return the text of a part; None for one that is skipped by name."""
+    text = part.text("text") or "" if kind in _TEXT_PARTS else part.text_of_kind(kind)
+    part.end()
     return text
 
 

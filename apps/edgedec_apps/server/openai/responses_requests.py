@@ -8,11 +8,10 @@ from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import TextRequest
 from edgedec_apps.server.core.structured import text_format, with_close
-from edgedec_apps.server.core.thinking import effort_variables, read_template_variables, thinks
-from edgedec_apps.server.core.tools import Tools, choose_tools
+from edgedec_apps.server.core.thinking import read_thinking, thinks
+from edgedec_apps.server.core.tools import choose_tools, read_tools
 from edgedec_apps.server.openai.requests import (
     MOST_LOGPROBS,
-    ignore_the_services,
     read_max_tokens,
     read_reuse,
     read_sampling,
@@ -51,7 +50,7 @@ def read_response(fields: Fields, engine: Engine, kept: ResponseStore) -> tuple[
     """Read the fields of /v1/responses except `model`.
 
     Raises:
-        RequestError: A field is unknown, malformed or not supported; the message names it.
+        RequestError: A field is malformed, or asks for what can't be done; the message names it.
     """
     given = fields.peek(*_SHOWN)
     instructions = fields.text("instructions")
@@ -65,22 +64,20 @@ def read_response(fields: Fields, engine: Engine, kept: ResponseStore) -> tuple[
             fields.note_ignored("include", name)
     if with_logprobs:
         options["logprobs"] = top or 0
-    tools, calling = _read_tools(fields, engine)
+    tools = read_tools(fields, ("name", "description", "parameters", "strict"))
+    tools, calling = choose_tools(fields, engine, tools, fields.take("tool_choice"))
     text = fields.object("text")
     structured = text_format(text.object("format"))
-    text.ignore("verbosity")
     text.end()
     if calling and structured:
         raise fields.refusal("tool_choice", "and text.format exclude each other; leave one out")
     options |= with_close(fields, structured | calling)
     one_call = fields.optional_flag("parallel_tool_calls") is False
-    variables = _read_reasoning(fields.object("reasoning"), engine) | read_template_variables(fields)
+    variables = read_thinking(fields, engine)
     stream, keep = fields.flag("stream"), fields.optional_flag("store") is not False
-    fields.object("stream_options").end_except("include_obfuscation")
-    _refuse_and_ignore(fields)
+    fields.object("stream_options").end()
     draft, verify = read_speculative(fields)
     reuse = read_reuse(fields)
-    ignore_the_services(fields)
     fields.end()
     told = [{"role": "system", "content": instructions}] if instructions else []
     prompt = ([*told, *messages],)
@@ -114,53 +111,6 @@ def _earlier(fields: Fields, kept: ResponseStore) -> list[dict[str, Any]]:
     return found.messages
 
 
-def _read_tools(fields: Fields, engine: Engine) -> tuple[Tools, dict[str, Any]]:
-    """Return the functions that the model may call; tools of OpenAI's own service are ignored by name."""
-    found: list[dict[str, Any]] = []
-    for i, tool in enumerate(fields.objects("tools")):
-        kind, where = tool.get("type", "function"), f"tools[{i}]"
-        if kind != "function":
-            fields.note_ignored(where, str(kind))
-            continue
-        if not isinstance(tool.get("name"), str) or not tool["name"]:
-            raise ApiError(f"{where}.name must be a string", param=f"{where}.name")
-        if not isinstance(tool.get("parameters"), dict | None):
-            raise ApiError(f"{where}.parameters must be a JSON schema, an object", param=f"{where}.parameters")
-        wanted = ("name", "description", "parameters", "strict")
-        function = {name: tool[name] for name in wanted if tool.get(name) is not None}
-        found.append({"type": "function", "function": function})
-    choice = fields.take("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        allowed = choice.get("tools")
-        named = [tool.get("name") for tool in allowed if isinstance(tool, dict)] if isinstance(allowed, list) else []
-        found = [tool for tool in found if tool["function"]["name"] in named]
-        if not found:
-            raise fields.refusal("tool_choice", "allows none of the tools that the request has")
-        choice = choice.get("mode", "auto")
-    elif isinstance(choice, dict) and choice.get("type") == "function":
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
-    if not found and choice == "required":
-        raise fields.refusal("tool_choice", "needs a tool of type 'function'")
-    return choose_tools(fields, engine, tuple(found), choice)
-
-
 def _shown(tool: dict[str, Any]) -> dict[str, Any]:
     function: dict[str, Any] = tool["function"]
     return {"type": "function", "description": None, "parameters": None, "strict": None} | function
-
-
-def _read_reasoning(fields: Fields, engine: Engine) -> dict[str, Any]:
-    """Return the template's variables of `reasoning`; the thoughts come as they are, so summaries are ignored."""
-    variables = effort_variables(fields, "effort", engine, fields.text("effort"))
-    fields.ignore("summary", "generate_summary", "context", "mode")
-    fields.end()
-    return variables
-
-
-def _refuse_and_ignore(fields: Fields) -> None:
-    fields.unsupported("background", "requests are answered at once; leave it out")
-    fields.unsupported("conversation", "conversations are not kept by name; give previous_response_id, or all of input")
-    fields.unsupported("prompt", "there are no prompts by name; give instructions and input")
-    if fields.text("truncation") not in (None, "disabled"):
-        fields.note_ignored("truncation")
-    fields.ignore("max_tool_calls", "context_management", "background_options", "access_programs", "image")

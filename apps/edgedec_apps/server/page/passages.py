@@ -34,9 +34,9 @@ async def passages(request: Request, service: Service) -> Response:
         PromptTooLongError: The files are too long, and nothing in them matches the question.
     """
     fields, wanted = await read_wanted(request, service)
-    earlier = fields.objects("messages")
+    earlier = fields.each("messages")
     before = read_messages(earlier) if earlier else []
-    documents = [_document(Fields(file, f"files[{i}].")) for i, file in enumerate(fields.objects("files"))]
+    documents = [_document(file) for file in fields.each("files")]
     question = fields.text("question") or None
     fields.end()
 

@@ -127,7 +127,6 @@ def test_tokens_and_back(running: Running) -> None:
         ("/infill", {"input_prefix": 5}, "input_prefix"),
         ("/infill", {"input_extra": ["x"]}, "input_extra"),
         ("/infill", {"input_extra": [{"text": 5}]}, "input_extra[0].text"),
-        ("/infill", {"input_prefixx": "x"}, "input_prefixx"),
         ("/infill", {"n_predict": -2}, "n_predict"),
         ("/infill", {"input_prefix": "x" * 600}, "messages"),
         ("/tokenize", {}, "content"),
@@ -139,7 +138,6 @@ def test_tokens_and_back(running: Running) -> None:
         ("/detokenize", {"tokens": [True]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [10**9]}, "tokens"),
-        ("/detokenize", {"tokens": [1], "text": "x"}, "text"),
     ],
 )
 def test_what_is_refused(running: Running, path: str, fields: dict[str, Any], param: str) -> None:

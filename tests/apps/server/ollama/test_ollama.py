@@ -106,7 +106,6 @@ def test_logprobs(client: Any, server: Running) -> None:
     [
         ({"num_ctx": 8192}, "options.num_ctx is 8192; the largest that fits is 4096: the model was trained for 4096"),
         ({"mirostat": 2}, "options.mirostat is 2"),
-        ({"tempreature": 1}, "the field 'options.tempreature' is not known here"),
         ({"top_p": 7.0}, "options.top_p is 7.0"),
         ({"num_predict": 0}, "options.num_predict is 0"),
         ({"stop_unsure": 0.0}, "options.stop_unsure is 0.0; it must be above 0 and below 1"),

@@ -12,6 +12,8 @@ from support.processes.command_line import run_here
 from support.processes.running_server import CHAT, Running, messages, started
 from support.processes.servers import StubServer, sha256
 
+from edgedec_apps.server.core.fields import IGNORED_HEADER
+
 ollama = pytest.importorskip("ollama")
 
 pytestmark = pytest.mark.slow
@@ -98,13 +100,14 @@ def test_copies_and_templates(client: Any, running: Running) -> None:
         ({"model": "x", "from_": "dog"}, "there is no model 'dog' here"),
         ({"model": "ape", "from_": "ape"}, "'ape' is the name of a model"),
         ({"model": "../x", "from_": "ape"}, "is no name for a preset"),
-        ({"model": "x", "from_": "ape", "parameters": {"tempreature": 1}}, "tempreature"),
-        ({"model": "x", "from_": "ape", "quantize": "q4_0"}, "quantize is not supported"),
+        ({"model": "x", "from_": "ape", "quantize": "q4_0"}, "quantize is 'q4_0', which is not supported"),
     ]
     for given, words in refused:
         with pytest.raises(ollama.ResponseError, match=words):
             client.create(**given)
     assert {model.model for model in client.list().models} == {"ape", "plain", "other"}
+    made = {"model": "typo", "from": "ape", "parameters": {"tempreature": 1}, "stream": False}
+    assert running.client.post("/api/create", json=made).headers[IGNORED_HEADER] == "parameters.tempreature"
 
 
 def test_deleting(client: Any, running: Running, home: Path) -> None:

@@ -112,7 +112,6 @@ def test_seconds_end_a_check_that_hangs(server: Running) -> None:
         ({"refine": "short"}, "refine", "an object"),
         ({"refine": {"check": "short", "n": 17}}, "refine.n", "1 to 16"),
         ({"refine": {"check": "short", "seconds": 0}}, "refine.seconds", "above 0"),
-        ({"refine": {"check": "short", "command": "x"}}, "refine.command", "not known"),
         ({"refine": {"check": "short"}, "stream": True}, "refine", "stream"),
         ({"refine": {"check": "short"}, "n": 2}, "refine", "n exclude"),
         ({"refine": {"check": "short"}, "messages": [*messages("Hi"), BEGUN]}, "refine", "assistant"),
