@@ -33,16 +33,13 @@ def plain_schema(schema: Any, depth: int = 0) -> Any:
     >>> plain_schema({"type": "object", "properties": None, "required": None})
     {'type': 'object', 'properties': {}}
     """
-    if depth == _DEEPEST or not isinstance(schema, Mapping | list):
-        return schema
-    if isinstance(schema, list):
+    if depth < _DEEPEST and isinstance(schema, list):
         return [plain_schema(each, depth + 1) for each in schema]
-    filled = {name: {} if name == "properties" and value is None else value for name, value in schema.items()}
-    return {
-        name: value if name in _VALUES else plain_schema(value, depth + 1)
-        for name, value in filled.items()
-        if not (name == "required" and value is None)
-    }
+    if depth == _DEEPEST or not isinstance(schema, Mapping):
+        return schema
+    filled = {**schema, "properties": {}} if schema.get("properties", "") is None else schema
+    fields = {name: value for name, value in filled.items() if name != "required" or value is not None}
+    return {name: value if name in _VALUES else plain_schema(value, depth + 1) for name, value in fields.items()}
 
 
 def plain_tool(tool: Mapping[str, Any], *, complete: bool = False) -> dict[str, Any]:
@@ -50,13 +47,10 @@ def plain_tool(tool: Mapping[str, Any], *, complete: bool = False) -> dict[str, 
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return dict(tool)
-    parameters = plain_schema(function.get("parameters"))
-    if complete:
-        parameters = {"type": "object", "properties": {}} | (parameters or {})
-    plain = {name: value for name, value in function.items() if name != "parameters" or value is not None}
-    if parameters is not None:
-        plain["parameters"] = parameters
-    return {**tool, "function": plain}
+    filled = {"parameters": {"type": "object", "properties": {}} | (function.get("parameters") or {})}
+    fields = {**function, **(filled if complete else {})}.items()
+    plain = {name: plain_schema(value) if name == "parameters" else value for name, value in fields}
+    return {**tool, "function": {name: value for name, value in plain.items() if (name, value) != ("parameters", None)}}
 
 
 def arguments_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:

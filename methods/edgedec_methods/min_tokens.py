@@ -7,8 +7,6 @@ Measured: nothing
 Status: opt-in
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +14,7 @@ from edgedec.constraint import Constraint
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
+from edgedec_methods.predicate import AnyText
 
 
 class MinTokens(TextMethod):
@@ -43,38 +42,23 @@ class MinTokens(TextMethod):
         return Constraint(_Counted(self._goes_on, value)) if value and not text.request.sampling.ignore_end else None
 
 
-class _Counted:
-    """The grammar of all texts of at least `n_least` tokens: implements edgedec.grammar.GrammarState."""
-
-    is_complete = False
-    predicate = None
+class _Counted(AnyText):
+    """The grammar of all texts of at least some tokens: implements edgedec.grammar.GrammarState."""
 
     def __init__(self, goes_on: NDArray[np.bool_], n_least: int) -> None:
-        self._goes_on, self._all = goes_on, np.ones_like(goes_on)
+        self._goes_on, self._allowed = goes_on, np.ones_like(goes_on)
         self._n_left = n_least
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the text has as many tokens as it must."""
-        return self._n_left <= 0
 
     def allowed(self) -> NDArray[np.bool_]:
         """Return bool[n_vocab], False for end tokens while the text is too short."""
-        return self._all if self.may_end else self._goes_on
-
-    def forced(self) -> Sequence[int]:
-        """Return no token."""
-        return ()
+        return self._goes_on if self._n_left > 0 else self._allowed
 
     def advance(self, token_id: int) -> bool:
         """Take a token and return True, unless it would end the text too early."""
-        takes = 0 <= token_id < len(self._all) and bool(self.allowed()[token_id])
+        takes = super().advance(token_id) and bool(self.allowed()[token_id])
         self._n_left -= takes
         return takes
 
     def back(self, n_tokens: int) -> None:
         """Take back the last tokens."""
         self._n_left += n_tokens
-
-    def close(self) -> None:
-        """Do nothing: nothing is held."""

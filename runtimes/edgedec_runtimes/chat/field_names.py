@@ -53,16 +53,19 @@ def with_text_calls_told(messages: Sequence[Message]) -> list[Message]:
 
     A call whose arguments are a text, as a model wrote them when they are no JSON, stands in the content.
     """
-    found = []
+    found: list[Message] = []
     for message in messages:
         calls = [call for call in message.get("tool_calls") or [] if isinstance(call, dict)]
-        functions = [call.get("function") for call in calls]
-        broken = [each for each in functions if isinstance(each, dict) and isinstance(each.get("arguments"), str)]
+        functions = [call["function"] for call in calls if isinstance(call.get("function"), dict)]
+        broken = [each for each in functions if isinstance(each.get("arguments"), str)]
         if broken:
-            told = "\n".join(f"{function.get('name')} {function['arguments']}" for function in broken)
+            told = [f"{function.get('name')} {function['arguments']}" for function in broken]
             content = message.get("content") or ""
-            more = [{"type": "text", "text": told}] if isinstance(content, list) else f"\n{told}" if content else told
+            if isinstance(content, str):
+                content = "\n".join(filter(None, [content, *told]))
+            else:
+                content = [*content, *({"type": "text", "text": text} for text in told)]
             kept = [call for call in calls if call.get("function") not in broken]
-            message = {**message, "content": content + more, "tool_calls": kept}
+            message = {**message, "content": content, "tool_calls": kept}
         found.append(message)
     return found

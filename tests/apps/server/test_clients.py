@@ -90,7 +90,7 @@ def test_the_table_says_what_is_read(server: Running, interface: str, monkeypatc
         assert server.client.post("/api/generate", json=generated).status_code == 200
     honoured = {name for (of, name), outcome in TABLE.items() if (of, outcome) == (interface, HONOURED)}
     read_in_objects = {name for name in honoured if "." in name and not name.startswith("options.")}
-    of_others = {"input_prefix", "input_suffix", "input_extra", "prediction"}  # of /infill; where it is not empty
+    of_others = {"input_prefix", "input_suffix", "input_extra", "prediction", "refine"}  # of /infill; where not empty
     of_others |= {"repeat_penalty", "repeat_last_n", "ignore_eos", "n_predict", "stop_sequences"}  # names for others
     assert honoured - read_in_objects - of_others - names == set()
     assert {name for name in names if "." not in name or name.startswith("options.")} - honoured == set()
@@ -101,9 +101,10 @@ HONOURED_VALUES: list[tuple[str, dict[str, Any]]] = [
     ("chat", {"stop": "", "temperature": "", "tools": "", "seed": ""}),
     ("chat", {"messages": [{"role": "user", "content": None}, {"role": "tool", "content": None}]}),
     ("chat", {"seed": -(2**63)}),
-    ("chat", {"stream_options": None, "tools": None}),
+    ("chat", {"stream_options": None, "tools": None, "tool_choice": "", "logit_bias": "", "keep_alive": ""}),
+    ("chat", {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "auto"}}),
     ("completions", {"stop": ["", ""], "best_of": 1.0}),
-    ("responses", {"input": [{"role": "user", "content": None}], "max_output_tokens": 1.0}),
+    ("responses", {"input": [{"role": "user", "content": None}], "max_output_tokens": 1.0, "previous_response_id": ""}),
     ("messages", {"system": None, "messages": [{"role": "user", "content": None}], "stop_sequences": [""]}),
     ("ollama", {"options": {"num_predict": 1.0, "stop": [""], "seed": -2, "top_p": 0}, "format": ""}),
 ]
@@ -232,7 +233,8 @@ def test_a_prompt_that_is_too_long(server: Running) -> None:
 def test_a_tool_call_with_broken_json(server: Running) -> None:
     """What a model wrote is passed on as text; what is no object, too; nothing is no argument."""
     lengths = []
-    for arguments in ("{}", "", "null", None, [], '{"path": "a', "[1]", "5", '{"a": NaN}', '{"a": "\\ud800"}'):
+    written: list[Any] = ["{}", "", "null", None, [], '{"path": "a', "[1]", "5", '{"a": NaN}', '{"a": "\\ud800"}']
+    for arguments in written:
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
         chat = [*messages("x"), {"role": "assistant", "content": None, "tool_calls": [call]}]
         chat.append({"role": "tool", "tool_call_id": "c", "content": "no JSON"})
@@ -268,7 +270,7 @@ def test_tools_without_parameters(server: Running, form: dict[str, Any]) -> None
 
 def test_allowed_tools(server: Running) -> None:
     """The model is told, and may call, only the tools that tool_choice allows, in both of OpenAI's forms."""
-    functions = [{"name": name, "parameters": {}} for name in ("first", "second")]
+    functions: list[dict[str, Any]] = [{"name": name, "parameters": {}} for name in ("first", "second")]
     nested = [{"type": "function", "function": function} for function in functions]
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "second"}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}

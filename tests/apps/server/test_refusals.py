@@ -60,6 +60,8 @@ CHAT = {"messages": messages("x"), "max_tokens": 1}
         ({"tools": [{"type": "function"}]}, "tools[0].name", "must be a string"),
         ({"tools": [{"type": "retrieval"}], "tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"mirostat": 2}, "mirostat", "is 2, which is not supported"),
+        ({"penalize_newline": False}, "penalize_newline", "is False, which is not supported"),
+        ({"top_n_sigma": True}, "top_n_sigma", "is True, which is not supported"),
         ({"chat_template": "{{ x }}"}, "chat_template", "would change the text"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
         ({"functions": [{"name": "f"}]}, "functions", "not supported"),

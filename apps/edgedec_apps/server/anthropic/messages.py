@@ -15,7 +15,9 @@ Message = dict[str, Any]
 def read_system(fields: Fields) -> list[Message]:
     """Return the message of the field `system`: a text or a list of text blocks; an empty list where it is absent."""
     content = fields.take("system")
-    text = content if isinstance(content, str | None) else _joined_text(fields.parts("system", content))
+    blocks = [] if isinstance(content, str | None) else fields.parts("system", content)
+    texts = [block.text_of_kind(block.take("type"), "text") for block in blocks]
+    text = content if isinstance(content, str) else "\n".join(each for each in texts if each is not None)
     return [{"role": "system", "content": text}] if text else []
 
 
@@ -46,13 +48,11 @@ def _of_assistant(blocks: list[Fields]) -> list[Message]:
     texts, thoughts, calls = [], [], []
     for block in blocks:
         kind = block.take("type")
-        if kind == "text":
-            texts.append(block.text("text") or "")
-        elif kind == "thinking":
+        if kind == "thinking":
             thoughts.append(block.text("thinking") or "")
         elif kind == "tool_use":
             calls.append(call_of(block.required_text("name"), block.take("input"), block.string("id")))
-        elif (text := block.text_of_kind(kind)) is not None:
+        elif (text := block.text_of_kind(kind, "text")) is not None:
             texts.append(text)
         block.end()
     message: Message = {"role": "assistant", "content": "".join(texts)}
@@ -84,7 +84,7 @@ def _part(block: Fields, kind: Any) -> Part | None:
     if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
         block.skip("source")
         return {"type": "text", "text": source["data"]}
-    text = block.text("text") or "" if kind == "text" else block.text_of_kind(kind)
+    text = block.text_of_kind(kind, "text")
     return None if text is None else {"type": "text", "text": text}
 
 
@@ -108,15 +108,3 @@ def _of_result(blocks: list[Fields]) -> str | list[Part]:
         if part is not None:
             parts.append(part)
     return content_of(parts, "\n")
-
-
-def _joined_text(blocks: list[Fields]) -> str:
-    """Return the text of blocks; those that are no texts are skipped by name."""
-    texts = []
-    for block in blocks:
-        kind = block.take("type")
-        text = block.text("text") if kind == "text" else block.text_of_kind(kind)
-        block.end()
-        if text is not None:
-            texts.append(text)
-    return "\n".join(texts)

@@ -11,8 +11,6 @@ from edgedec_apps.server.core.thinking import effort_variables, read_thinking, s
 from edgedec_apps.server.core.tools import Tools, choose_tools, read_tools
 from edgedec_apps.server.openai.requests import read_max_tokens, read_reuse, read_sampling, read_speculative
 
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-
 
 def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, bool]:
     """Read the fields of /v1/messages except `model`; return the texts that are wanted, and whether as a stream.
@@ -47,11 +45,9 @@ def _read_tools(fields: Fields, engine: Engine) -> tuple[Tools, dict[str, Any], 
     given = fields.object("tool_choice")
     kind, name, one_call = given.text("type"), given.text("name"), given.flag("disable_parallel_tool_use")
     given.end()
-    choice: Any = _CHOICES.get(kind or "auto")
-    if kind == "tool":
-        choice = {"type": "function", "function": {"name": name}}
-    elif choice is None:
+    if kind not in (None, "auto", "any", "tool", "none"):
         raise given.refusal("type", f"is {kind!r:.40}; it must be auto, any, tool or none")
+    choice = {"type": "function", "name": name} if kind == "tool" else kind
     return *choose_tools(fields, engine, found, choice), one_call
 
 

@@ -97,9 +97,7 @@ class Fields:
 
     def take_all(self, names: Sequence[str]) -> dict[str, Any]:
         """Return those of these fields that the request has, in its order."""
-        taken = {name: value for name, value in self._values.items() if name in names}
-        self.skip(*taken)
-        return taken
+        return {name: self.take(name) for name in tuple(self._values) if name in names}
 
     def peek(self, *names: str) -> dict[str, Any]:
         """Return those of these fields that have a value, without reading them."""
@@ -114,10 +112,7 @@ class Fields:
 
     def required_text(self, name: str) -> str:
         """Return a string field that must be there; it may be empty."""
-        value = self.text(name)
-        if value is None:
-            raise self.refusal(name, "is missing; give it")
-        return value
+        return str(self.required(name)) if self._values.get(name) is None else self.text(name) or ""
 
     def skip(self, *names: str) -> None:
         """Accept and ignore fields that have no effect."""
@@ -140,7 +135,7 @@ class Fields:
     def _note(self, path: str, what: str) -> None:
         shown = path + (f" ({what})" if what else "")
         key, shown = (_plain(text)[:_MOST_SHOWN] for text in (name_of(shown), shown))
-        if len(self._ignored) >= _MOST_NAMED:
+        if len(self._ignored) >= _MOST_NAMED and key not in self._ignored:
             key, shown = "", "and others"
         self._ignored.setdefault(key, shown)
 
@@ -148,8 +143,12 @@ class Fields:
         """Return what becomes of this object, an item of its kind; None for a kind that is not known."""
         return TABLE.get((self._interface, f"{name_of(self._where[:-1])}:{kind}"))
 
-    def text_of_kind(self, kind: Any) -> str | None:
-        """Return the text of this object, an item of a history; None for one of a kind that is skipped by name.
+    def text_of_kind(self, kind: Any, *texts: str) -> str | None:
+        """Return the text of this object, a part of a chat, and end the reading; None for one that is skipped by name.
+
+        Args:
+            kind: What the part is.
+            texts: The kinds that are texts, beside those that the table passes on as text.
 
         Raises:
             ApiError: The kind is known to change the text, and can't be read here.
@@ -157,12 +156,16 @@ class Fields:
         outcome = self.outcome_of(kind)
         if outcome == REFUSED:
             raise self.refusal("type", f"is {kind!r:.40}, which can't be read here; leave it out, or send its text")
-        values = [self.take(name) for name in (kind, "text", "content") if outcome == AS_TEXT]
-        texts = [text for value in values if (text := _text_in(value)) is not None]
-        if not texts:
+        text: str | None = None
+        if kind in texts:
+            text = self.text("text") or ""
+        elif outcome == AS_TEXT:
+            text = "".join([_text_in(self.take(name)) for name in (kind, "text", "content")])
+        else:
             self.rest()
             self._note(self._where[:-1], str(kind))
-        return texts[0] if texts else None
+        self.end()
+        return text
 
     def only(self, name: str, *allowed: Any) -> None:
         """Accept a field that may only have some values (ApiError for others)."""
@@ -274,13 +277,12 @@ def _plain(text: str) -> str:
     return "".join(c for c in text if c.isascii() and c.isprintable() and c != ",")
 
 
-def _text_in(value: Any) -> str | None:
-    """Return a string, or the texts of a list of objects that have one; None for another value."""
+def _text_in(value: Any) -> str:
+    """Return a string, or the texts of a list of objects that have one; an empty text for another value."""
     if isinstance(value, str):
         return value
     parts = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
-    return "\n".join(texts) if texts else None
+    return "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
 
 
 def read_seed(fields: Fields) -> int | None:
@@ -323,7 +325,7 @@ def logit_bias(fields: Fields, name: str, tokenizer: Tokenizer) -> dict[int, flo
     text stands for each of its tokens, and false rules a token out.
     """
     given = fields.take(name)
-    if given is None:
+    if given in (None, ""):
         return None
     pairs = list(given.items()) if isinstance(given, dict) else given
     if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):

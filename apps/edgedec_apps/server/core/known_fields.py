@@ -25,9 +25,9 @@ _ROWS = (
     ("hhhh-", "momentum stop_unsure penalty_last_n repeat_last_n seed stop logit_bias ignore_end ignore_eos lora"),
     ("hhhh-", "n_predict min_tokens"),
     ("hh-h-", "max_tokens"),
-    ("hh---", "n n_probs timings_per_token return_progress stream_options.include_usage"),
+    ("hh---", "n n_probs timings_per_token return_progress stream_options.include_usage response_format json_schema"),
+    ("hh---", "grammar guided_json guided_regex guided_choice structured_outputs"),
     ("hhh--", "stream_options"),
-    ("hh---", "response_format json_schema grammar guided_json guided_regex guided_choice structured_outputs"),
     ("h----", "max_completion_tokens prediction refine messages.function_call"),
     ("-h---", "prompt echo suffix best_of input_prefix input_suffix input_extra"),
     ("hh--h", "logprobs"),
@@ -38,28 +38,25 @@ _ROWS = (
     ("h-hhh", "tools tools.type"),
     ("h---h", "tools.function tools.function.name tools.function.description tools.function.parameters"),
     ("h---h", "tools.function.strict tools.function.return messages.tool_calls messages.tool_call_id messages.name"),
+    ("h---h", "messages.reasoning_content messages.reasoning messages.thinking messages.images messages.tool_name"),
     ("--hh-", "tools.name tools.description"),
     ("h--hh", "messages messages.role messages.content messages.content.text"),
-    ("h---h", "messages.reasoning_content messages.reasoning messages.thinking messages.images messages.tool_name"),
     ("--h--", "input instructions previous_response_id include max_output_tokens text text.format store"),
     ("--h--", "tools.parameters tools.strict"),
     ("---h-", "system stop_sequences thinking thinking.type output_config output_config.effort output_config.format"),
     ("---h-", "tools.input_schema tool_choice.type tool_choice.name tool_choice.disable_parallel_tool_use"),
-    ("----h", "prompt system raw suffix images format think options"),
-    ("----h", "options.temperature options.top_k options.top_p options.min_p options.repeat_penalty options.stop"),
-    ("----h", "options.presence_penalty options.frequency_penalty options.momentum options.stop_unsure options.seed"),
-    ("----h", "options.repeat_last_n options.num_predict options.num_ctx options.draft_num_predict"),
+    ("----h", "prompt system raw suffix images format think options options.temperature options.top_k options.top_p"),
+    ("----h", "options.min_p options.repeat_penalty options.stop options.presence_penalty options.frequency_penalty"),
+    ("----h", "options.momentum options.stop_unsure options.seed options.repeat_last_n options.num_predict"),
+    ("----h", "options.num_ctx options.draft_num_predict"),
     # What says nothing about an answer: bookkeeping, the keeping of prompts, how a model is loaded, samplers' settings.
     ("nnnn-", "user metadata safety_identifier prompt_cache_key prompt_cache_options prompt_cache_retention"),
     ("nnnn-", "cache_prompt id_slot mirostat_tau mirostat_eta dynatemp_exponent xtc_threshold dry_base"),
     ("nnnn-", "dry_allowed_length dry_penalty_last_n dry_sequence_breakers"),
     ("nnn--", "stream_options.include_obfuscation"),
     ("-n---", "input_extra.time"),
-    (
-        "n--nn",
-        "messages.refusal messages.annotations messages.reasoning_details messages.cache_control messages.prefix",
-    ),
-    ("n--nn", "messages.content.cache_control messages.content.citations messages.tool_calls.index"),
+    ("n--nn", "messages.refusal messages.annotations messages.reasoning_details messages.cache_control"),
+    ("n--nn", "messages.prefix messages.content.cache_control messages.content.citations messages.tool_calls.index"),
     ("n---n", "messages.content.image_url.detail messages.tool_calls.function.index"),
     ("--n--", "input.id input.status input.phase input.caller input.namespace input.async input.encrypted_content"),
     ("--n--", "input.summary input.content.annotations input.content.logprobs input.content.detail"),
@@ -72,11 +69,8 @@ _ROWS = (
     ("----n", "options.num_thread options.num_keep options.mirostat_tau options.mirostat_eta"),
     # What the services and servers of others do.
     ("ii-i-", "store"),
-    (
-        "iiii-",
-        "moderation service_tier client_metadata provider usage session_id models route transforms plugins trace",
-    ),
-    ("iiii-", "samplers min_keep n_indent n_keep n_discard n_cache_reuse t_max_prompt_ms t_max_predict_ms"),
+    ("iiii-", "moderation service_tier client_metadata provider usage session_id models route transforms plugins"),
+    ("iiii-", "trace samplers min_keep n_indent n_keep n_discard n_cache_reuse t_max_prompt_ms t_max_predict_ms"),
     ("iiii-", "return_tokens response_fields post_sampling_probs parse_tool_calls thinking_forced_open"),
     ("iiii-", "reasoning_format verbosity"),
     ("i----", "audio"),
@@ -98,14 +92,12 @@ _ROWS = (
     # What changes the text, and can't be done.
     ("rrrr-", "tfs_z typical_p mirostat penalize_newline dynatemp_range xtc_probability dry_multiplier top_n_sigma"),
     ("rrrr-", "top_a epsilon_cutoff eta_cutoff smoothing_factor guidance_scale no_repeat_ngram_size length_penalty"),
-    ("rrrr-", "use_beam_search stop_token_ids bad_words allowed_token_ids logits_processors guided_grammar"),
-    ("rr---", "structured_outputs.grammar"),
+    ("rrrr-", "use_beam_search skip_special_tokens stop_token_ids bad_words allowed_token_ids logits_processors"),
+    ("rr---", "structured_outputs.grammar guided_grammar"),
     ("r-rr-", "chat_template documents add_generation_prompt continue_final_message"),
     ("r----", "modalities web_search_options functions function_call"),
-    (
-        "--r--",
-        "background conversation prompt input.content:input_file input.content:input_audio input.output:input_file",
-    ),
+    ("--r--", "background conversation prompt input.content:input_file input.content:input_audio"),
+    ("--r--", "input.output:input_file"),
     ("r---r", "messages.content:input_audio messages.content:file messages.content:video_url"),
     ("---r-", "messages.content:document messages.content.content:document"),
     ("----r", "options.tfs_z options.typical_p options.mirostat options.penalize_newline template context"),
@@ -113,11 +105,10 @@ _ROWS = (
 # Values with which a field asks for nothing else than what is done anyway.
 _USUAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("tfs_z", "typical_p", "guidance_scale", "length_penalty"), (1,)),
-    **dict.fromkeys(("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier"), (0,)),
-    **dict.fromkeys(("top_a", "epsilon_cutoff", "eta_cutoff", "smoothing_factor", "no_repeat_ngram_size"), (0,)),
-    **dict.fromkeys(("n_indent", "min_keep", "n_keep", "n_discard", "n_cache_reuse", "return_tokens"), (0,)),
-    "penalize_newline": (True,),
-    "add_generation_prompt": (True,),
+    **dict.fromkeys(("mirostat", "dynatemp_range", "xtc_probability", "dry_multiplier", "top_a", "n_keep"), (0,)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "smoothing_factor", "no_repeat_ngram_size", "n_indent"), (0,)),
+    **dict.fromkeys(("min_keep", "n_discard", "n_cache_reuse", "return_tokens"), (0,)),
+    **dict.fromkeys(("penalize_newline", "add_generation_prompt", "skip_special_tokens"), (True,)),
     "top_n_sigma": (-1, 0),
     "modalities": (["text"],),
     "function_call": ("none", "auto"),
@@ -125,8 +116,7 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "reasoning_format": ("auto", "deepseek"),
 }
-_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
-_INDEX = re.compile(r"\[\d+\]")
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 def _made() -> dict[tuple[str, str], str]:
@@ -148,11 +138,12 @@ def interface_of(address: str) -> str:
 
 def name_of(path: str) -> str:
     """Return the name in the table of a field by its path, such as "messages.refusal" for "messages[3].refusal"."""
-    name = _INDEX.sub("", path)
-    return f"options.{name.removeprefix('parameters.')}" if name.startswith("parameters.") else name  # of a preset
+    return re.sub(r"^parameters\.", "options.", re.sub(r"\[\d+\]", "", path))  # those of a preset are options
 
 
 def asks_for_nothing(name: str, value: Any) -> bool:
     """Return whether the value of a known field asks for nothing else than what is done anyway."""
-    usual = (*_NOTHING, *_USUAL.get(name.removeprefix("options."), ()))
-    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in usual)
+    usual = _USUAL.get(name.removeprefix("options."), ())
+    if value is False:
+        return not any(each is True for each in usual)
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in (*_NOTHING, *usual))

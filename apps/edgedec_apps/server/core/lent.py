@@ -18,7 +18,7 @@ from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.room import SHARE, Share
 from edgedec_apps.server.core.sender import Sender
 from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.shelf.keep_alive import keep_seconds
+from edgedec_apps.server.shelf.keep_alive import asked_seconds
 from edgedec_apps.server.shelf.names import Named
 from edgedec_apps.server.shelf.request_queue import RequestQueue
 from edgedec_apps.server.shelf.shelf import Lease
@@ -144,8 +144,7 @@ async def read_wanted(request: Request, service: Service) -> tuple[Fields, Wante
     """
     fields = await read_fields(request, service.settings)
     named = await service.find(fields.text("model") or None)
-    keep = fields.take("keep_alive")
-    return fields, WantedModel(named, keep_s=None if keep is None else keep_seconds(keep))
+    return fields, WantedModel(named, keep_s=asked_seconds(fields.take("keep_alive")))
 
 
 Compute = Callable[[Lending], Awaitable[Mapping[str, Any] | Sequence[Any]]]

@@ -56,8 +56,7 @@ def _part(part: Fields, role: str) -> Part | None:
         picture = _picture(part)
         part.end()
         return picture
-    text = part.text("text") or "" if kind == "text" else part.text_of_kind(kind)
-    part.end()
+    text = part.text_of_kind(kind, "text")
     return None if text is None else {"type": "text", "text": text}
 
 

@@ -20,7 +20,6 @@ def read_refine(fields: Fields, checks: Mapping[str, Sequence[str]]) -> RefineBy
         ApiError: The check is unknown, or a number is out of range.
     """
     if not fields.has("refine"):
-        fields.skip("refine")
         return None
     wanted = fields.object("refine")
     name = wanted.required_text("check")

@@ -58,9 +58,9 @@ def _response_format(fields: Fields) -> dict[str, Any]:
     elif kind == "json_schema":
         options["json_schema"] = read_schema(given.object("json_schema"))
     elif kind == "regex":
-        options["grammar"] = Grammar.regex(_text(given, "pattern"))
+        options["grammar"] = Grammar.regex(given.required_text("pattern"))
     elif kind == "lark":
-        options["grammar"] = Grammar.lark(_text(given, "grammar"))
+        options["grammar"] = Grammar.lark(given.required_text("grammar"))
     elif kind not in (None, "text"):
         raise given.refusal("type", f"is {kind!r:.40}; it must be text, json_object, json_schema, regex or lark")
     given.end()
@@ -120,11 +120,3 @@ def with_close(fields: Fields, structured: dict[str, Any]) -> dict[str, Any]:
     if not structured:
         raise fields.refusal(CLOSE, "needs a JSON schema or a grammar too (response_format, format)")
     return structured | {CLOSE: True}
-
-
-def _text(fields: Fields, name: str) -> str:
-    """Return a string field that must be there."""
-    text = fields.text(name)
-    if text is None:
-        raise fields.refusal(name, "is missing; give it")
-    return text

@@ -85,8 +85,8 @@ def read_think(fields: Fields, engine: Engine) -> dict[str, Any]:
         ApiError: The field is something else.
     """
     think = fields.take("think")
-    if isinstance(think, str) and think:
+    if isinstance(think, str):
         return effort_variables(fields, "think", engine, think)
-    if think not in (None, "", True, False) or (isinstance(think, int | float) and not isinstance(think, bool)):
+    if not isinstance(think, bool | None):
         raise fields.refusal("think", f"is {think!r:.40}; it must be true, false, or an effort such as 'low'")
-    return switch(fields, "think", engine, think if isinstance(think, bool) else None)
+    return dict(switch(fields, "think", engine, think))

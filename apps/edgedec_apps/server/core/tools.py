@@ -8,6 +8,7 @@ from edgedec_apps.call_bodies import tool_call_schema
 from edgedec_apps.server.core.fields import Fields
 
 _MOST_TOOLS = 128
+_CHOICES = {"": None, "auto": "auto", "none": "none", "required": "required", "any": "required"}  # and Anthropic's word
 Tools = tuple[dict[str, Any], ...]
 """Definitions of tools, in OpenAI's form."""
 
@@ -69,6 +70,9 @@ def choose_tools(fields: Fields, engine: Engine, tools: Tools, choice: Any) -> t
         if not tools:
             raise fields.refusal("tool_choice", "allows none of the tools that the request has")
         choice = allowed.get("mode", "auto")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if isinstance(kind, str) and kind in _CHOICES:
+        choice = _CHOICES[kind]
     if not tools:
         if choice not in (None, "none", "auto"):
             raise fields.refusal("tool_choice", "needs tools too")

@@ -9,13 +9,8 @@ from edgedec.errors import RequestError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import Reading
 
-_ALIASES = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n", "ignore_eos": "ignore_end"}
-
-
-def read_names(fields: Fields) -> None:
-    """Let llama-server's names of sampling options stand for those here."""
-    for alias, name in _ALIASES.items():
-        fields.rename(alias, name)
+LLAMA_NAMES = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n", "ignore_eos": "ignore_end"}
+"""What llama-server calls options of sampling, and what edgedec calls them."""
 
 
 def read_lora(fields: Fields, engine: Engine, name: str = "lora") -> tuple[float, ...] | None:

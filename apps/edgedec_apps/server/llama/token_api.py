@@ -27,9 +27,7 @@ def routes() -> list[BaseRoute]:
 async def tokenize(request: Request, service: Service) -> Response:
     """Answer with the token ids of a text, and with their pieces where the request wants them."""
     fields, wanted = await read_wanted(request, service)
-    text = fields.text("content")
-    if text is None:
-        raise fields.refusal("content", "is missing; give it")
+    text = fields.required_text("content")
     add_special, with_pieces = fields.flag("add_special"), fields.flag("with_pieces")
     parse_special = fields.optional_flag("parse_special") is not False
     fields.end()

@@ -16,7 +16,7 @@ from edgedec_apps.server.core.reply import Dialect, Reply
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama import changes, models, requests
 from edgedec_apps.server.ollama.forms import Kind, OllamaForm, empty_answer
-from edgedec_apps.server.shelf.keep_alive import keep_seconds
+from edgedec_apps.server.shelf.keep_alive import asked_seconds
 from edgedec_apps.server.shelf.shelf import Lease
 
 _TEXTS = {"chat": ("messages",), "generate": ("prompt", "suffix")}
@@ -52,8 +52,7 @@ async def _answer(request: Request, service: Service, kind: Kind) -> Response:
     fields: Fields = await read_fields(request, service.settings)
     named = await service.find(str(fields.required("model")))
     options, n_ctx = requests.read_options(fields.object("options"))
-    keep = fields.take("keep_alive")
-    wanted = WantedModel(named, n_ctx, None if keep is None else keep_seconds(keep))
+    wanted = WantedModel(named, n_ctx, asked_seconds(fields.take("keep_alive")))
     if wanted.keep_s == 0 and not any(fields.has(name) for name in _TEXTS[kind]):
         await service.shelf.unload(lambda place: place.recipe == named.recipe)
         return JSONResponse(empty_answer(kind, named.name, "unload"))

@@ -28,7 +28,8 @@ from edgedec_apps.server.core.lent import Computed, Lending, WantedModel, until_
 from edgedec_apps.server.core.prompts import encode
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.requests import read_options
-from edgedec_apps.server.shelf.keep_alive import keep_seconds
+from edgedec_apps.server.openai.requests import are_ids
+from edgedec_apps.server.shelf.keep_alive import asked_seconds
 
 _MOST_TEXTS = 2048
 _NUMBER_BYTES = 40  # of a number in an answer, with its text
@@ -107,9 +108,7 @@ async def embed_one(request: Request, service: Service) -> Response:
     """Answer in the form of ollama's older address, which takes one text."""
     fields = await read_fields(request, service.settings)
     wanted, pooling = await _wanted_of_ollama(service, fields, str(fields.required("model")))
-    text = fields.text("prompt")
-    if text is None:
-        raise fields.refusal("prompt", "is missing; give it")
+    text = fields.required_text("prompt")
     fields.end()
 
     async def compute(lending: Lending) -> dict[str, Any]:
@@ -131,26 +130,21 @@ async def _wanted_of_ollama(service: Service, fields: Fields, model: str) -> tup
     """Return the model of a name with ollama's fields about it, and the pooling that the name asks for, or None."""
     wanted, pooling = await _wanted(service, model)
     _, n_ctx = read_options(fields.object("options"))
-    keep = fields.take("keep_alive")
-    return WantedModel(wanted.named, n_ctx, None if keep is None else keep_seconds(keep)), pooling
+    return WantedModel(wanted.named, n_ctx, asked_seconds(fields.take("keep_alive"))), pooling
 
 
 def _read_texts(fields: Fields, name: str) -> list[Text]:
     """Return the texts of a field: a text or token ids, or a list of these."""
     given = fields.required(name)
-    several = given if isinstance(given, list) and not _are_ids(given) else [given]
+    several = given if isinstance(given, list) and not are_ids(given) else [given]
     if not 1 <= len(several) <= _MOST_TEXTS:
         raise fields.refusal(name, f"holds {len(several)} texts; it must be 1 to {_MOST_TEXTS}")
     for i, each in enumerate(several):
-        if not (isinstance(each, str) and each) and not _are_ids(each):
+        if not (isinstance(each, str) and each) and not are_ids(each):
             place = name if several == [given] else f"{name}[{i}]"
             what = f"is {each!r:.40}; it must be a text that is not empty, or a list of token ids"
             raise fields.refusal(place, what)
     return [each if isinstance(each, str) else tuple(each) for each in several]
-
-
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(token_id) is int for token_id in value)
 
 
 async def _embed(

@@ -14,7 +14,7 @@ from edgedec_apps.server.core.messages import read_messages
 from edgedec_apps.server.core.structured import structured_options, with_close
 from edgedec_apps.server.core.thinking import read_thinking, thinks
 from edgedec_apps.server.core.tools import choose_tools, read_tools
-from edgedec_apps.server.llama.fields import read_lora, read_names
+from edgedec_apps.server.llama.fields import LLAMA_NAMES, read_lora
 
 MOST_TEXTS = 16
 MOST_PROMPTS = 64
@@ -139,7 +139,8 @@ def require_gaps(fields: Fields, name: str, engine: Engine) -> None:
 
 def read_sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
     """Return the sampling options that the request has, by the names here or by llama-server's."""
-    read_names(fields)
+    for alias, name in LLAMA_NAMES.items():
+        fields.rename(alias, name)
     given: dict[str, Any] = {name: fields.number(name) for name in _NUMBERS}
     given |= {name: fields.whole(name) for name in _WHOLE}
     if given["top_k"] == _NONE:
@@ -149,11 +150,8 @@ def read_sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
     given["ignore_end"] = fields.flag("ignore_end") or None
     scales = read_lora(fields, engine)
     least = fields.whole("min_tokens", low=0)
-    return (
-        checked(fields, given)
-        | ({} if scales is None else {"lora": scales})
-        | ({"methods": {"min_tokens": least}} if least else {})
-    )
+    methods = {"methods": {"min_tokens": least}} if least else {}
+    return checked(fields, given) | ({} if scales is None else {"lora": scales}) | methods
 
 
 def read_max_tokens(fields: Fields, *names: str) -> dict[str, int | None]:
@@ -180,13 +178,10 @@ def _read_prediction(fields: Fields) -> dict[str, str]:
     given = fields.object("prediction")
     given.only("type", "content")
     content = given.take("content")
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list) or not all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts
-    ):
-        raise given.refusal("content", "must be a text, or a list of parts of the type text")
     given.end()
-    return {"prediction": "".join(part["text"] for part in parts)}
+    if isinstance(content, str):
+        return {"prediction": content}
+    return {"prediction": "".join(part.required_text("text") for part in given.parts("content", content))}
 
 
 def read_speculative(fields: Fields) -> tuple[bool, str]:
@@ -217,15 +212,16 @@ def read_reuse(fields: Fields) -> Reuse:
 def read_prompts(fields: Fields, n_vocab: int) -> tuple[Prompt, ...]:
     """Return the prompts of /v1/completions: a text or token ids below `n_vocab`, or a list of these."""
     given = fields.required("prompt")
-    several = given if isinstance(given, list) and not _are_ids(given) else [given]
+    several = given if isinstance(given, list) and not are_ids(given) else [given]
     if not 1 <= len(several) <= MOST_PROMPTS:
         raise fields.refusal("prompt", f"holds {len(several)} prompts; it must be 1 to {MOST_PROMPTS}")
-    if not all(isinstance(each, str) or _are_ids(each) for each in several):
+    if not all(isinstance(each, str) or are_ids(each) for each in several):
         raise fields.refusal("prompt", "must be a string, a list of token ids, or a list of these")
     if not all(0 <= token_id < n_vocab for each in several if isinstance(each, list) for token_id in each):
         raise fields.refusal("prompt", f"holds a token id outside the vocabulary, 0 to {n_vocab - 1}")
     return tuple(each if isinstance(each, str) else tuple(each) for each in several)
 
 
-def _are_ids(value: Any) -> bool:
+def are_ids(value: Any) -> bool:
+    """Return whether a value is a list of token ids, at least one."""
     return isinstance(value, list) and bool(value) and all(type(token_id) is int for token_id in value)

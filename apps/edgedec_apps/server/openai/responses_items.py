@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.known_fields import AS_TEXT
 from edgedec_apps.server.core.messages import call_of
@@ -42,7 +41,7 @@ def _add(messages: list[Message], item: Fields) -> None:
         _add_message(messages, item)
     elif kind == "reasoning":
         parts = item.each("content") or item.each("summary")
-        thought = "".join(_part_text(part, part.take("type")) or "" for part in parts)
+        thought = "".join(part.text_of_kind(part.take("type"), *_TEXT_PARTS) or "" for part in parts)
         if thought:
             _answer(messages, "reasoning_content", "tool_calls")["reasoning_content"] = thought
     elif passes and str(kind).endswith("_output"):
@@ -83,7 +82,7 @@ def _text(item: Fields, content: Any) -> str:
     """Return the text of a content: a string, or a list of parts, of which those that are no texts are skipped."""
     if content is None or isinstance(content, str):
         return content or ""
-    texts = [_part_text(part, part.take("type")) for part in item.parts("content", content)]
+    texts = [part.text_of_kind(part.take("type"), *_TEXT_PARTS) for part in item.parts("content", content)]
     return "\n".join(text for text in texts if text is not None)
 
 
@@ -99,22 +98,9 @@ def _content(item: Fields, name: str, content: Any) -> str | list[Part]:
 
 def _part(part: Fields, kind: Any) -> Part | None:
     if kind != "input_image":
-        text = _part_text(part, kind)
+        text = part.text_of_kind(kind, *_TEXT_PARTS)
         return None if text is None else {"type": "text", "text": text}
     part.unsupported("file_id", "no files are kept here; give image_url")
     found = picture_of_url(part, "image_url", part.take("image_url"))
     part.end()
     return found
-
-
-def _part_text(part: Fields, kind: Any) -> str | None:
-    """Return the text of a part; None for one that is skipped by name."""
-    text = part.text("text") or "" if kind in _TEXT_PARTS else part.text_of_kind(kind)
-    part.end()
-    return text
-
-
-def require_messages(messages: list[Message]) -> None:
-    """Raise ApiError where a chat has no message."""
-    if not messages:
-        raise ApiError("input holds no message; give at least one", param="input")

@@ -18,7 +18,7 @@ from edgedec_apps.server.openai.requests import (
     read_speculative,
 )
 from edgedec_apps.server.openai.response_store import ResponseStore
-from edgedec_apps.server.openai.responses_items import read_input, require_messages
+from edgedec_apps.server.openai.responses_items import read_input
 
 _WITH_LOGPROBS = "message.output_text.logprobs"
 _SHOWN = (
@@ -55,7 +55,8 @@ def read_response(fields: Fields, engine: Engine, kept: ResponseStore) -> tuple[
     given = fields.peek(*_SHOWN)
     instructions = fields.text("instructions")
     messages = [*_earlier(fields, kept), *read_input(fields)]
-    require_messages(messages)
+    if not messages:
+        raise fields.refusal("input", "holds no message; give at least one")
     options = read_sampling(fields, engine) | read_max_tokens(fields, "max_output_tokens")
     include, top = fields.texts("include") or (), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
     with_logprobs = _WITH_LOGPROBS in include
@@ -98,7 +99,7 @@ def read_response(fields: Fields, engine: Engine, kept: ResponseStore) -> tuple[
 def _earlier(fields: Fields, kept: ResponseStore) -> list[dict[str, Any]]:
     """Return the chat up to the response that the request goes on from; no messages where it names none."""
     previous = fields.text("previous_response_id")
-    if previous is None:
+    if not previous:
         return []
     found = kept.get(previous)
     if found is None:

@@ -34,6 +34,11 @@ def keep_seconds(value: Any, name: str = "keep_alive") -> float:
     return FOREVER_S if seconds < 0 else seconds
 
 
+def asked_seconds(value: Any) -> float | None:
+    """Return what keep_seconds does for the value of a field; None for an absent field or an empty text."""
+    return None if value is None or value == "" else keep_seconds(value)
+
+
 def _parsed(text: str) -> float | None:
     sign = -1.0 if text.startswith("-") else 1.0
     text = text[1:] if text[:1] in ("-", "+") else text
