@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from edgedec_runtimes.cpu.tensor_places import TILE_TYPES
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = (
     *("edgedec", "runtimes", "export", "models", "apps", "methods"),
@@ -166,6 +168,17 @@ def test_sentences_about_drafting_are_what_the_program_says() -> None:
     missing = [words for words in explained if not any(words in constant for constant in said)]
     assert len(explained) > 5
     assert not missing
+
+
+def test_pages_agree_on_the_types_that_the_cpu_runtime_lacks() -> None:
+    """docs/which-model.md names what docs/models.md has as lacking, and the cpu runtime has all others."""
+    models, choosing = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("models.md", "which-model.md"))
+    rows = re.findall(r"^\| ([A-Z][\w, ]+) \| (yes|no) \|", models, re.MULTILINE)
+    runs, lacks = ({name for names, its in rows if its == has for name in names.split(", ")} for has in ("yes", "no"))
+    assert runs == {kind.name for kind in TILE_TYPES}
+    sentence = re.search(r"cpu runtime runs\*\* all types but ([\w, ]+), and files", choosing)
+    assert sentence is not None
+    assert set(re.split(", | and ", sentence[1])) == lacks
 
 
 def anchors(document: Path) -> set[str]:

@@ -1,8 +1,8 @@
 """A prompt cache file: the KV cache of a prompt, from which another process goes on.
 
 Layout: magic, u32 version, u32 length of the header (little endian), JSON header {fingerprint, token_ids, n_exact,
-n_payload_bytes, sha256 of the payload}, payload as Session.save returned it. The fingerprint names the weights, the
-runtime's release and its options, as the payload fits no others.
+scales of the adapters, n_payload_bytes, sha256 of the payload}, payload as Session.save returned it. The fingerprint
+names the weights, the runtime's release and its options, as the payload fits no others.
 """
 
 import hashlib
@@ -34,12 +34,15 @@ class PromptCache:
         token_ids: The tokens in the KV cache.
         n_exact: How many of them, from the start, have the bits of a cold start.
         payload: What Session.save returned.
+        scales: Session.scales, those of the adapters that the KV cache was made with; None where an earlier version
+            wrote the file, always with those of the engine.
     """
 
     fingerprint: str
     token_ids: tuple[int, ...]
     n_exact: int
     payload: bytes
+    scales: tuple[float, ...] | None = None
 
 
 def save_prompt_cache(engine: LoadedModel, path: Path) -> None:
@@ -49,10 +52,16 @@ def save_prompt_cache(engine: LoadedModel, path: Path) -> None:
 
 
 def load_prompt_cache(engine: LoadedModel, path: Path) -> int:
-    """Restore the KV cache from a file; return how many tokens it holds (as LoadedModel.load_prompt_cache)."""
+    """Restore the KV cache from a file; return how many tokens it holds (as LoadedModel.load_prompt_cache).
+
+    Only requests with the adapters' scales of the file go on from it; others drop what it held.
+    """
     cache = read_prompt_cache(path, engine.card.fingerprint)
+    scales = engine.lora if cache.scales is None else cache.scales
+    if len(scales) != len(engine.card.adapters):
+        raise ModelFormatError(f"the prompt cache {path} is damaged (scales of {len(scales)} adapters); delete it")
     with engine.pool.all():
-        engine.pool.last.adapt(engine.lora)
+        engine.pool.last.adapt(scales)
         restore_cache(engine.pool.last, cache)
     return len(cache.token_ids)
 
@@ -68,7 +77,7 @@ def cache_of(slot: SessionSlot) -> PromptCache:
     session, chunk = slot.session, slot.session.model.capabilities.prefill_chunk
     n = min(len(slot.cached_ids), session.n_cached)
     if n == 0:
-        return PromptCache(session.model.card.fingerprint, (), 0, b"")
+        return PromptCache(session.model.card.fingerprint, (), 0, b"", session.scales)
     payload = None
     with suppress(SessionError):  # the session is branched
         if n == session.n_cached:
@@ -78,7 +87,7 @@ def cache_of(slot: SessionSlot) -> PromptCache:
         slot.n_exact = min(slot.n_exact, n if chunk == 1 else (n - 1) // chunk * chunk)
         payload = session.save()
     token_ids = tuple(slot.cached_ids[:n])
-    return PromptCache(session.model.card.fingerprint, token_ids, min(slot.n_exact, n), payload)
+    return PromptCache(session.model.card.fingerprint, token_ids, min(slot.n_exact, n), payload, session.scales)
 
 
 def restore_cache(slot: SessionSlot, cache: PromptCache) -> None:
@@ -100,6 +109,7 @@ def write_prompt_cache(path: Path, cache: PromptCache) -> None:
             "fingerprint": cache.fingerprint,
             "token_ids": cache.token_ids,
             "n_exact": cache.n_exact,
+            "scales": cache.scales,
             "n_payload_bytes": len(cache.payload),
             "sha256": hashlib.sha256(cache.payload).hexdigest(),
         }
@@ -141,6 +151,7 @@ def read_prompt_cache(path: Path, fingerprint: str) -> PromptCache:
             tuple(int(token_id) for token_id in header["token_ids"]),
             int(header["n_exact"]),
             payload,
+            None if header.get("scales") is None else tuple(float(scale) for scale in header["scales"]),
         )
         whole = header["n_payload_bytes"] == len(payload)
         sound = whole and header["sha256"] == hashlib.sha256(payload).hexdigest()

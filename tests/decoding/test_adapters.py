@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import ModelFormatError, OptionError, RequestError
+from edgedec_apps.prompt_cache import read_prompt_cache, write_prompt_cache
 
 pytestmark = pytest.mark.slow
 SETS = ((1.0, 0.0), (0.0, 0.5), (0.0, 0.0), (1.0, 0.5), (1.0, 0.0))
@@ -98,21 +101,31 @@ def test_samples_have_the_adapters_of_their_request(engine: edgedec.Engine, plai
         assert texts[1].token_ids == other.token_ids
 
 
-def test_a_prompt_cache_belongs_to_its_adapters(folder: Path, tmp_path: Path, plain: Plain) -> None:
-    """A file of the engine's own adapters is gone on from; one of other scales is refused, and the text is right."""
+@pytest.mark.parametrize("scales", [(1.0, 0.5), (0.0, 0.5), (0.0, 0.0)])
+def test_a_prompt_cache_belongs_to_its_adapters(
+    folder: Path, tmp_path: Path, plain: Plain, scales: tuple[float, ...]
+) -> None:
+    """What is saved after a text with any scales is read by the same engine; texts of these scales alone go on."""
+    file, usual = tmp_path / "cache", (1.0, 0.5)
     with opened(folder, draft="off") as engine:
-        engine.generate(PROMPT, temperature=0.0, **WISH)
-        engine.save_prompt_cache(tmp_path / "own.kv")
-        engine.generate(PROMPT, temperature=0.0, lora=(0.0, 0.5), **WISH)
-        engine.save_prompt_cache(tmp_path / "other.kv")
+        engine.generate(PROMPT, temperature=0.0, lora=scales, **WISH)
+        engine.save_prompt_cache(file)
+        assert engine.load_prompt_cache(file) > 0
+        n_whole = len(engine.prompt_ids(PROMPT)) - 1
     with opened(folder, draft="off") as engine:
-        assert engine.load_prompt_cache(tmp_path / "own.kv") > 0
-        generation = engine.generate(PROMPT, temperature=0.0, **WISH)
-        assert generation.token_ids == plain[(1.0, 0.5), 0.0]
-        assert generation.stats.n_reused_tokens == len(engine.prompt_ids(PROMPT)) - 1
-        with pytest.raises(ModelFormatError):
-            engine.load_prompt_cache(tmp_path / "other.kv")
-        assert engine.generate(PROMPT, temperature=0.0, **WISH).token_ids == plain[(1.0, 0.5), 0.0]
+        for its in (scales, usual):
+            assert engine.load_prompt_cache(file) > 0
+            generation = engine.generate(PROMPT, temperature=0.0, lora=its, **WISH)
+            assert generation.token_ids == plain[its, 0.0]
+            assert generation.stats.n_reused_tokens == (n_whole if its == scales else 0)
+        cache = read_prompt_cache(file, engine.card.fingerprint)
+        write_prompt_cache(file, replace(cache, scales=(1.0,)))
+        with pytest.raises(ModelFormatError, match="damaged"):
+            engine.load_prompt_cache(file)
+        write_prompt_cache(file, replace(cache, scales=None))  # as earlier versions did
+        with nullcontext() if scales == usual else pytest.raises(ModelFormatError):
+            engine.load_prompt_cache(file)
+        assert engine.generate(PROMPT, temperature=0.0, **WISH).token_ids == plain[usual, 0.0]
 
 
 def test_a_cancelled_text_leaves_nothing_to_other_adapters(folder: Path, plain: Plain) -> None:

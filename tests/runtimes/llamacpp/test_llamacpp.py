@@ -110,6 +110,27 @@ def test_what_was_not_loaded_for_is_refused(tiny_path: Path) -> None:
         LlamaCpp().load(tiny_path, LoadOptions(device="NoSuchDevice"))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork()")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_a_forked_child_writes_with_a_model_of_its_own(tiny_path: Path, n_threads: int) -> None:
+    """The thread that forks has written with two threads, which a child lacks and would wait for; both go on."""
+    results: Any = multiprocessing.get_context("fork").SimpleQueue()
+
+    def text() -> str:
+        with edgedec.load(tiny_path, runtime="llamacpp", n_ctx=64, n_threads=n_threads, draft="off") as engine:
+            return engine.generate("a text", max_tokens=3, ignore_end=True, temperature=0.0).text
+
+    expected = text()
+    child = multiprocessing.get_context("fork").Process(target=lambda: results.put(text()))
+    child.start()
+    child.join(60)
+    child.kill()  # where it hangs
+    child.join()
+    assert not results.empty()
+    assert results.get() == expected == text()
+
+
 @pytest.mark.parametrize(
     "options",
     [
