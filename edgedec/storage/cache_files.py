@@ -43,10 +43,7 @@ _HEAD_BYTES = 32
 def is_ours(path: Path, root: Path, kind: str) -> bool:
     """Return whether a path is a regular file that edgedec wrote, whole or in part, and no link leads to it.
 
-    Args:
-        path: Some path below `root`.
-        root: The folder `kind` of the cache; for the kind "", the cache itself.
-        kind: A name of such a folder.
+    The path is below `root`, which is the folder `kind` of the cache, or for the kind "" the cache itself.
     """
     name = _TEMPORARY.sub("", path.relative_to(root).as_posix())
     form = next((form for form in _FORMS.get(kind, ()) if re.fullmatch(form, name)), None)
@@ -64,10 +61,7 @@ def is_ours(path: Path, root: Path, kind: str) -> bool:
 def sort_out(root: Path, kind: str) -> tuple[list[Path], list[Path]]:
     """Return what below a folder of the cache is edgedec's, and what is not: links, and files that are not known.
 
-    Of optimum's packages, each folder of an environment is one path.
-
-    Raises:
-        OSError: A folder can't be read.
+    Each environment of optimum is one path, that of its folder (OSError where a folder can't be read).
     """
 
     def fail(error: OSError) -> None:
@@ -77,9 +71,8 @@ def sort_out(root: Path, kind: str) -> tuple[list[Path], list[Path]]:
     ours, others = list[Path](), [root] if root.is_symlink() else []
     for parent, folders, names in os.walk(root, onerror=fail) if not others else ():
         links = [name for name in folders if Path(parent, name).is_symlink()]
-        whole = [
-            name for name in folders if kind == "optimum" and is_ours(Path(parent, name, "pyvenv.cfg"), root, kind)
-        ]
+        environments = folders if kind == "optimum" else []
+        whole = [name for name in environments if is_ours(Path(parent, name, "pyvenv.cfg"), root, kind)]
         folders[:] = [name for name in folders if name not in links + whole]
         for path in (Path(parent, name) for name in (*whole, *links, *names)):
             (ours if path.name in whole or is_ours(path, root, kind) else others).append(path)
@@ -87,11 +80,7 @@ def sort_out(root: Path, kind: str) -> tuple[list[Path], list[Path]]:
 
 
 def delete(path: Path, root: Path) -> None:
-    """Delete what sort_out() found to be edgedec's, and the folders above it, up to `root`, that are empty then.
-
-    Raises:
-        OSError: It can't be deleted.
-    """
+    """Delete what is_ours() or sort_out() knows, and the folders above, up to `root`, that are empty then (OSError)."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -103,11 +92,7 @@ def delete(path: Path, root: Path) -> None:
 
 
 def delete_folder(folder: Path, kind: str) -> None:
-    """Delete the files in a folder of the folder `kind` that are edgedec's, and the folder where it is empty then.
-
-    Raises:
-        OSError: The folder can't be read, or a file can't be deleted.
-    """
+    """Delete edgedec's files in a folder of the folder `kind`, and the folder where it is empty then (OSError)."""
     for path in sorted(folder.iterdir(), reverse=True):
         if is_ours(path, folder.parent, kind):
             delete(path, folder)

@@ -143,9 +143,8 @@ def _goes(projector: Path, gone: Collection[Path], others: Collection[Path], roo
         return path.parent == projector.parent and base_name(projector) in ("", base_name(path))
 
     place = home(projector)
-    if place != root and place in map(home, gone) and place not in map(home, others):
-        return True
-    return any(map(has, gone)) and not any(map(has, others))
+    is_last = place != root and place in map(home, gone) and place not in map(home, others)
+    return is_last or (any(map(has, gone)) and not any(map(has, others)))
 
 
 def is_projector_name(path: Path) -> bool:

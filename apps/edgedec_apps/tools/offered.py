@@ -65,10 +65,7 @@ def offered(lists: Sequence[tuple[str, Sequence[Listed]]]) -> tuple[list[Tool], 
     for (server, each), name in zip(found, plain, strict=True):
         others = tuple(prefix for other, prefix in prefixes.items() if other != server)
         final = name if times[name] == 1 and not name.startswith(others) else _plain(f"{server}_{name}")
-        fault = _fault(name, final, taken, each)
-        if final.startswith(others):
-            fault = f"its name {final} begins with that of another server; rename one of the two servers"
-        if fault is not None:
+        if (fault := _fault(final, taken, others, each)) is not None:
             left_out.append(f"the tool {each.name!r:.80} of {server} is left out: {fault}")
             continue
         taken.add(final)
@@ -102,12 +99,14 @@ def _is_short(schema: Mapping[str, Any]) -> bool:
         return False
 
 
-def _fault(name: str, wanted: str, taken: set[str], each: Listed) -> str | None:
-    """Return why a tool can't be offered beside those whose names are taken; None where it can."""
-    if not name:
+def _fault(final: str, taken: set[str], others: tuple[str, ...], each: Listed) -> str | None:
+    """Return why a tool can't be offered beside those whose names are taken, and other servers' prefixes."""
+    if not each.name:
         return "it has no name"
-    if wanted in taken:
-        return f"another one is named {wanted}"
+    if final.startswith(others):
+        return f"its name {final} begins with that of another server; rename one of the two servers"
+    if final in taken:
+        return f"another one is named {final}"
     if not _is_short(each.parameters):
         return f"the schema of its arguments has more than {_MOST_SCHEMA} characters"
     return f"a model gets at most {MOST_TOOLS}" if len(taken) == MOST_TOOLS else None

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedec.errors import EdgedecError, RequestError, argument
+from edgedec.errors import RequestError, argument
 from edgedec.gguf.file import read_header_of
 from edgedec.gguf.metadata import get_int, get_text
 
@@ -72,15 +72,6 @@ def model_facts(model: Path) -> tuple[int | None, str]:
     gguf = read_header_of(model)
     architecture = get_text(gguf, "general.architecture") or ""
     return get_int(gguf, f"{architecture}.embedding_length", at_most=1 << 24), architecture
-
-
-def may_have_eyes(model: Path) -> bool:
-    """Return whether a projector lies beside a model's file and fits it; no more than headers are read."""
-    try:
-        found = find_projector(model)
-        return found is not None and bool(fitting_projector(found, model))
-    except EdgedecError:
-        return False
 
 
 def content_hash(path: Path) -> bytes:

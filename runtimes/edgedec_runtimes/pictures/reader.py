@@ -1,7 +1,7 @@
 """From pictures to the rows of a prompt: each is measured, laid out, and encoded once while its rows are kept."""
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,7 +89,8 @@ class PictureReader:
         self._most_bytes, self._n_bytes = most_bytes, 0
         self._kept = OrderedDict[int, tuple[PictureRows, ...]]()  # by the first id, the newest last
         self._sizes = OrderedDict[bytes, tuple[int, int]]()
-        self._lock, self._encoding, self._measuring = threading.Lock(), threading.Lock(), threading.Lock()
+        self._lock, self._turns = threading.Lock(), threading.Condition()
+        self._encoding, self._measuring = deque[object](), deque[object]()  # whose turn it is, and who waits
         self._decoder: str | None = None
 
     @property
@@ -179,7 +180,7 @@ class PictureReader:
         with self._lock:
             found = self._sizes.get(source.digest)
         if found is None:
-            with self._measuring:  # so the patience is for this picture alone
+            with self._turn(self._measuring, None):  # so the patience is for this picture alone
                 found = self._child.ask("measure", source.data, self.limits, source.name, patience_s=DECODING_S)
             with self._lock:
                 self._sizes[source.digest] = found
@@ -198,7 +199,7 @@ class PictureReader:
         self, picture: MarkedPicture, cancel: CancelToken | None, on_progress: OnProgress | None
     ) -> tuple[PictureRows, ...]:
         """Return the rows of a picture that is not kept, or is encoded by another thread in this moment."""
-        with self._turn(cancel):
+        with self._turn(self._encoding, cancel):
             found = self._find(picture)
             if found is None:
                 made = self._encode(picture.source, cancel, on_progress)
@@ -220,13 +221,20 @@ class PictureReader:
         return self._encoder.encode(pixels, cancel, on_progress)
 
     @contextmanager
-    def _turn(self, cancel: CancelToken | None) -> Iterator[None]:
-        while not self._encoding.acquire(timeout=_POLL_S):
-            check_cancelled(cancel, "reading pictures")
+    def _turn(self, queue: deque[object], cancel: CancelToken | None) -> Iterator[None]:
+        """Wait for a turn in the order of the callers: who has many pictures lets others in between."""
+        caller = object()
+        queue.append(caller)
         try:
+            with self._turns:
+                while queue[0] is not caller:
+                    check_cancelled(cancel, "reading pictures")
+                    self._turns.wait(_POLL_S)
             yield
         finally:
-            self._encoding.release()
+            with self._turns:
+                queue.remove(caller)
+                self._turns.notify_all()
 
     def _keep(self, blocks: tuple[PictureRows, ...]) -> None:
         with self._lock:

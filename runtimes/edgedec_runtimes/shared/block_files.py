@@ -95,7 +95,8 @@ class BlockFiles:
             return None
         logger.warning("%s is damaged, and deleted; its tokens are read again", path)
         with suppress(OSError):
-            path.unlink()
+            if not self._folder.is_symlink():
+                path.unlink()
         return None
 
     def use(self, names: Sequence[str], used_s: float) -> None:

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,30 @@ def test_the_child_ends_when_it_has_rested() -> None:
     assert child.processes == ()
     assert child.ask("decoder").startswith("Pillow")
     child.close()
+
+
+def test_callers_take_turns_in_their_order(shared: PictureReader) -> None:
+    """One that has more pictures waits behind those who came meanwhile; one that is cancelled is skipped."""
+    order, cancel = list[str](), CancelToken()
+
+    def wait(name: str, token: CancelToken | None = None) -> threading.Thread:
+        def take() -> None:
+            with suppress(CancelledError), shared._turn(shared._encoding, token):
+                order.append(name)
+
+        thread, n_waiting = threading.Thread(target=take), len(shared._encoding)
+        thread.start()
+        while len(shared._encoding) == n_waiting:
+            time.sleep(0.005)
+        return thread
+
+    with shared._turn(shared._encoding, None):
+        waiting = [wait("two"), wait("gone", cancel), wait("three"), wait("one again")]
+        cancel.cancel()
+        waiting[1].join()
+    for thread in waiting:
+        thread.join()
+    assert order == ["two", "three", "one again"]
 
 
 def test_rows_beyond_the_limit_are_forgotten_the_oldest_first(model: Path) -> None:
