@@ -27,6 +27,15 @@ _KEYS: Mapping[str, tuple[str, ...]] = {  # those that concern values of one typ
     "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains"),
     "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
 }
+_KEYWORDS = {key for keys in _KEYS.values() for key in keys} | {"not", "if", "anyOf", "oneOf", "$ref", "x-guidance"}
+_KEYWORDS |= {
+    *_VALUES,
+    "propertyNames",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedProperties",
+}
 _Bound = tuple[Decimal, bool]  # and whether it may be reached
 
 
@@ -50,7 +59,7 @@ def lark_of_inexact(source: str, style: Mapping[str, Any]) -> str | None:
     try:
         if not _is_inexact(schema, Lookup(schema)):
             return None
-        _require(schema, *(key for key in schema if key != "x-guidance"))
+        _require(schema, *_KEYWORDS - {"x-guidance"})
         rules = _Rules(schema, style)
         start = rules.of(schema)
     except (_NoRuleError, TooManyPartsError, ArithmeticError, RecursionError) as error:
@@ -135,7 +144,7 @@ class _Rules:
             return self._json(moved(schema, "/root") | {"root": moved(self._root, "/root")})
 
     def _in_rules(self, node: Mapping[str, Any]) -> str:
-        if set(node) == {"$ref"}:
+        if node.keys() & {*_KEYWORDS, "type"} == {"$ref"}:
             return self._of_reference(node["$ref"])
         if "const" in node or "enum" in node:
             return self._any(json.dumps(dumps(value, ensure_ascii=False)) for value in _values(node))
@@ -145,9 +154,10 @@ class _Rules:
         kind = node.get("type", list(TYPES))
         if isinstance(kind, list):
             return self._any(self.of(_of_type(node, each)) for each in kind)
-        if kind in ("integer", "number"):
-            return self._number(node, is_whole=kind == "integer")
-        return self._object(node) if kind == "object" else self._array(node)
+        makers = {"integer": self._number, "number": self._number, "object": self._object, "array": self._array}
+        if kind not in makers:
+            raise _NoRuleError(f"{kind!r} stands beside references")
+        return makers[kind](_of_type(node, kind))
 
     def _any(self, cases: Iterable[str]) -> str:
         texts = [each for each in cases if each]
@@ -165,8 +175,9 @@ class _Rules:
             self._add(body or self._json({"enum": []}), name=self._by_reference[reference])
         return self._by_reference[reference]
 
-    def _number(self, node: Mapping[str, Any], *, is_whole: bool) -> str:
-        _require(node, "type", *_BOUNDS)
+    def _number(self, node: Mapping[str, Any]) -> str:
+        _require(node, *_BOUNDS)
+        is_whole = node["type"] == "integer"
         low, high = _bound(node, "Minimum", is_whole=is_whole), _bound(node, "Maximum", is_whole=is_whole)
         if low and high and (low[0] > high[0] or (low[0] == high[0] and not (low[1] and high[1]))):
             return ""
@@ -183,7 +194,7 @@ class _Rules:
         return self._add(f"/{above(*low, is_whole)}/{most}", name=f"N{len(self.lines)}")
 
     def _object(self, node: Mapping[str, Any]) -> str:
-        _require(node, "type", "properties", "required", "additionalProperties")
+        _require(node, "properties", "required", "additionalProperties")
         required, rest = node.get("required", []), node.get("additionalProperties", True)
         properties = dict.fromkeys(required, rest) | node.get("properties", {})
         properties = {name: properties[name] for name in dict.fromkeys((*node.get("properties", {}), *required))}
@@ -206,7 +217,7 @@ class _Rules:
         return self._add(f'"{{" {first} "}}"')
 
     def _array(self, node: Mapping[str, Any]) -> str:
-        _require(node, "type", "items", "prefixItems", "additionalItems", "minItems", "maxItems")
+        _require(node, "items", "prefixItems", "additionalItems", "minItems", "maxItems")
         items, prefix = node.get("items", True), node.get("prefixItems", [])
         if isinstance(items, list):
             prefix, items = items, node.get("additionalItems", True)
@@ -275,7 +286,7 @@ def _bound(node: Mapping[str, Any], name: str, *, is_whole: bool) -> _Bound | No
 
 def _joined(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a part of a schema without annotations, and with what its allOf says beside the rest."""
-    node = {key: part for key, part in schema.items() if key not in ANNOTATIONS and key != "allOf"}
+    node = {key: part for key, part in schema.items() if key not in ANNOTATIONS - {"format"} and key != "allOf"}
     for part in schema.get("allOf", ()):
         if part is False:
             return {"enum": []}
@@ -286,24 +297,22 @@ def _joined(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require(node: Mapping[str, Any], *keys: str) -> None:
-    """Raise _NoRuleError where a part of a schema has other keys."""
-    if others := [key for key in node if key not in keys]:
+    """Raise _NoRuleError where a part of a schema has other keywords than its type and these."""
+    if others := [key for key in node if key in _KEYWORDS and key not in keys]:
         raise _NoRuleError(f"the number stands beside {others[0]!r}")
 
 
 def _of_type(node: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return a part of a schema for values of one type."""
     own = _KEYS.get("number" if kind == "integer" else kind, ())
-    others = [key for keys in _KEYS.values() for key in keys if key not in own]
+    others = {key for keys in _KEYS.values() for key in keys} - {*own}
     return {key: part for key, part in node.items() if key not in others} | {"type": kind}
 
 
 def _values(node: Mapping[str, Any]) -> list[Any]:
     """Return the values that a part of a schema names, of its type."""
-    _require(node, "type", *_VALUES)
-    values = (
-        node["enum"] if "const" not in node else [node["const"]] * (node["const"] in node.get("enum", [node["const"]]))
-    )
+    _require(node, "const" if "const" in node else "enum")
+    values = [node["const"]] if "const" in node else node["enum"]
     kind = node.get("type", list(TYPES))
     return [value for value in values if _type_names(value) & {*([kind] if isinstance(kind, str) else kind)}]
 

@@ -90,6 +90,15 @@ CASES: dict[str, Case] = {
         | {"$defs": {"s": {"type": "string", "pattern": "^a$"}}},
         *(['{"v": 1, "s": ["a"]}'], ['{"s": ["b"]}']),
     ),
+    "other keywords": (
+        I64 | {"format": "int64", "x-order": 3, "minLength": 9, "readOnly": True},
+        ["5"],
+        [f"{MOST + 1}"],
+    ),
+    "format": (
+        {"type": ["string", "integer"], "format": "date", "minimum": 2**63},
+        *([f"{2**63}", '"2024-02-29"'], ["1", '"x"']),
+    ),
     "all of": ({"allOf": [{"type": "integer"}, {"maximum": 2**63}]}, [f"{2**63}", "-5"], [f"{2**63 + 1}"]),
     "one of": ({"oneOf": [{"const": BIG}, {"type": "string", "maxLength": 2}]}, [f"{BIG}", '"ab"'], ['"abc"', "1"]),
     "any of": (

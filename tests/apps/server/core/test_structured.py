@@ -85,6 +85,31 @@ def test_a_required_tool_is_called(server: Running, choice: Any) -> None:
     assert parts[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+NESTED = """{"type": "object", "properties": {"item": {"$ref": "#/$defs/Item"}}, "required": ["item"],
+"additionalProperties": false, "$defs": {"Item": {"enum": [[12345678901234567890, 0.12345678901234567890]]}}}"""
+DIGITS = '{"item": [12345678901234567890, 0.12345678901234567890]}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "answer"),
+    [
+        ("chat/completions", '"tools": [{"type": "function", "function": {"name": "f", "parameters": %s}}]', None),
+        ("responses", '"input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": %s}]', None),
+        ("messages", '"max_tokens": 200, "tools": [{"name": "f", "input_schema": %s}]', f'"input": {DIGITS}'),
+    ],
+)
+def test_a_required_tool_has_references_and_long_numbers(
+    server: Running, path: str, body: str, answer: str | None
+) -> None:
+    """In every interface `$defs` belong to the tool, and the client gets each digit."""
+    choice = '{"type": "any"}' if path == "messages" else '"required"'
+    talk = "" if path == "responses" else f', "messages": {json.dumps(messages("Hi"))}'
+    content = f'{{"model": "tiny", "tool_choice": {choice}, {body % NESTED}{talk}}}'
+    reply = server.client.post(f"/v1/{path}", content=content, headers={"content-type": "application/json"})
+    assert reply.status_code == 200, reply.text
+    assert (answer or json.dumps(DIGITS)) in reply.text
+
+
 def test_tools_are_told_to_the_model(server: Running) -> None:
     """The template renders the tools, and earlier calls and their results are messages of the prompt."""
     plain = ask(server, max_tokens=1)["usage"]["prompt_tokens"]
