@@ -24,18 +24,15 @@ def new_preset(name: str, base: str, texts: Mapping[str, str | None], options: M
         options: Options that replace or join those of the base.
 
     Raises:
-        RequestError: The name is a model's, here or in the catalogue, or is no name that people can see and requests
-            can mean; an option is out of range; the template does not compile.
+        RequestError: The name is a model's, or no name; an option is out of range; the template does not compile.
         ModelNotFoundError: The base is a path.
         ModelFormatError: The base is a damaged preset.
     """
     if any(mark in base for mark in "/\\") and not base.startswith(("hf:", "ollama:")):
         raise ModelNotFoundError(f"{base!r:.200} is a path; a preset is made of a model with a name (edgedec list)")
     if name != name.strip() or not name.isprintable() or "#" in name or name.lower() == DEFAULT:
-        raise RequestError(
-            f"{name!r:.200} is no name for a preset: it must be printable, without # and without spaces at its ends, "
-            f"and {DEFAULT!r} is what clients call the first model of a server"
-        )
+        rule = f"give a printable one without #, without spaces at its ends, and not {DEFAULT!r}"
+        raise RequestError(f"{name!r:.200} is no name for a preset; {rule}")
     if find_model(name) is not None or any(model.name == name for model in list_models()):
         raise RequestError(f"{name!r} is the name of a model; give the preset another name")
     older = find_preset(base)

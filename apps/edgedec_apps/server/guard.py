@@ -137,7 +137,5 @@ def _names_this_machine(host: str, hosts: Collection[str] = ()) -> bool:
     (False, False)
     """
     found = _HOST.fullmatch(host)
-    if found is None:
-        return False
-    name = found["name"] or found["address"]
+    name = "" if found is None else found["name"] or found["address"]
     return is_loopback(name) or name.lower().removesuffix(".") in hosts

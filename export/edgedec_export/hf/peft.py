@@ -52,7 +52,7 @@ def read_peft(folder: Path, gguf: GGUF) -> Adapter:
     """
     config = ConfigValues(folder / CONFIG, read_json(folder / CONFIG), _REMEDY)
     _require_plain(config)
-    path, architecture = folder / WEIGHTS, _architecture(gguf)
+    path, architecture = folder / WEIGHTS, get_text(gguf, "general.architecture") or ""
     pairs = {}
     for target, (module, first, second) in _matrices(path, architecture).items():
         a, b = _matrix(first), _matrix(second)
@@ -60,10 +60,6 @@ def read_peft(folder: Path, gguf: GGUF) -> Adapter:
             b = _reordered(b, gguf, architecture, path, first.name)
         pairs[target] = AdapterPair(*_alike(a, b), _factor(config, module, b.shape[1]))
     return Adapter(folder, content_hash((folder / CONFIG, path)), pairs)
-
-
-def _architecture(gguf: GGUF) -> str:
-    return get_text(gguf, "general.architecture") or ""
 
 
 def _matrices(path: Path, architecture: str) -> dict[str, tuple[str, Tensor, Tensor]]:
@@ -91,7 +87,7 @@ def peft_bytes(folder: Path, gguf: GGUF) -> int:
         As load_adapters, where the header of the adapter does not fit the model's.
     """
     n_bytes = 0
-    for target, (_, a, b) in _matrices(folder / WEIGHTS, _architecture(gguf)).items():
+    for target, (_, a, b) in _matrices(folder / WEIGHTS, get_text(gguf, "general.architecture") or "").items():
         require_pair(folder, target, a.shape, b.shape, gguf)
         for tensor, times in ((a, 2), (b, 1)):
             n_bytes += times * (2 if tensor.dtype == "F16" else 4) * (tensor.n_bytes // ITEM_BYTES[tensor.dtype])

@@ -79,12 +79,7 @@ class ServeFlags:
     ] = None
     allow_host: Annotated[
         list[str] | None,
-        option(
-            "--allow-host",
-            help="Name that requests may call this server by, such as a proxy's. Repeatable.",
-            metavar="NAME",
-            panel=_SERVER,
-        ),
+        option("--allow-host", help="Name that a Host header may have. Repeatable.", metavar="NAME", panel=_SERVER),
     ] = None
     alias: Annotated[
         list[str] | None,
@@ -274,7 +269,7 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
         aliases=tuple(flags.alias or ()),
         api_key=flags.api_key,
         no_auth=flags.no_auth,
-        hosts=tuple(flags.allow_host or ()),
+        hosts=tuple(name.lower() for name in flags.allow_host or ()),
         origins=tuple(flags.cors or ()),
         n_parallel=flags.parallel,
         n_queue=flags.queue,

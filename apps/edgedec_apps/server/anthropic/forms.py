@@ -11,13 +11,13 @@ from edgedec_apps.server.core.blocks import Block, Blocks, Change, blocks_of
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
 from edgedec_apps.server.core.parts import Splitter
-from edgedec_apps.server.core.sender import EventForm
+from edgedec_apps.server.core.reply import Dialect
 from edgedec_apps.server.openai.forms import report
 
 _REASONS = {"length": "max_tokens"}
 
 
-class MessageForm(EventForm):
+class MessageForm(Dialect):
     """The answers of /v1/messages. Implements reply.Dialect.
 
     Args:

@@ -200,14 +200,12 @@ def events(
 
 
 def is_taken(engine: Engine, request: TextRequest, prompts: Sequence[Encoded]) -> bool:
-    """Refuse a request where this is possible before its turn; return whether nothing can refuse it later.
+    """Refuse what can be refused before its turn; return whether nothing can refuse the request later.
 
-    A grammar, a prediction and pictures take memory that the plan has for requests in their turn, so only then are they
-    compiled, encoded, or refused.
+    Grammars, predictions and pictures take memory, which the plan has for requests in their turn alone.
 
     Raises:
-        EdgedecError: As Engine.stream.
-        ApiError: The memory plan has no room for the texts of a prompt, each of them to its end.
+        EdgedecError: As Engine.stream, or the memory plan has no room for the texts of a prompt.
     """
     _require_room(engine, request, prompts)
     plain: dict[str, Any] = {name: value for name, value in request.options.items() if name in _CHECKED_EARLY}

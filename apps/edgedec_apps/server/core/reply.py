@@ -1,14 +1,15 @@
 """A generated answer: its wait in the queue and its texts, in one piece or as a stream."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
-from edgedec_apps.server.core.errors import closing_error
+from edgedec_apps.server.core.errors import closing_error, problem_of
 from edgedec_apps.server.core.generation import (
     Begun,
     Encoded,
@@ -27,43 +28,55 @@ from edgedec_apps.server.core.generation import (
 from edgedec_apps.server.core.lent import Lending, Lent
 from edgedec_apps.server.core.prompts import read_prompts
 from edgedec_apps.server.core.room import Share
-from edgedec_apps.server.core.sender import Sender, StreamForm
+from edgedec_apps.server.core.sender import Sender, sse
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.shelf.request_queue import RequestQueue
 from edgedec_apps.server.shelf.shelf import Lease
 
+_COMMENT = b": the server is at work\n\n"  # which clients of server-sent events pass over
 
-class Dialect(StreamForm, Protocol):
-    """The form of the answer to one request."""
 
+class Dialect(ABC):
+    """The form of the answer to one request; what most forms of server-sent events do is done here."""
+
+    media_type = "text/event-stream"
+    """Media type of the stream."""
+    tells_reading = False
+    """Whether the stream tells how far a prompt is read."""
     streams: bool
     """Whether the answer comes as a stream."""
 
     def begun(self, begun: Begun) -> Iterable[bytes]:
-        """Return what begins the stream, as soon as the request is taken."""
+        """Return what begins the stream, as soon as the request is taken: a comment."""
+        return (_COMMENT,)
 
+    def quiet(self) -> bytes:
+        """Return what a stream sends while it has no news, so that no client or proxy gives up: a comment."""
+        return _COMMENT
+
+    def reading(self, reading: Reading) -> Iterable[bytes]:
+        """Return what a report on the reading of a prompt adds to the stream."""
+        return ()
+
+    @abstractmethod
     def piece(self, piece: Piece) -> Iterable[bytes]:
         """Return what a token adds to the stream."""
 
+    @abstractmethod
     def finished(self, finished: Finished, queued_s: float) -> Iterable[bytes]:
         """Return what the end of a text adds to the stream."""
 
     def end(self, generations: list[Generation]) -> Iterable[bytes]:
-        """Return what ends the stream."""
+        """Return what ends the stream: nothing, where finished() has sent the last event."""
+        return ()
 
+    def failed(self, error: BaseException) -> bytes:
+        """Return the last part of a stream that an error ends: OpenAI's form of it."""
+        return sse(problem_of(error).openai())
+
+    @abstractmethod
     def whole(self, generations: list[Generation], queued_s: float) -> Mapping[str, Any]:
         """Return the answer in one piece; without texts, to a request that only wants the model to be loaded."""
-
-
-@runtime_checkable
-class TellsReading(Protocol):
-    """A dialect whose stream may tell how far a prompt is read."""
-
-    tells_reading: bool
-    """Whether the request wants that."""
-
-    def reading(self, reading: Reading) -> Iterable[bytes]:
-        """Return what a report adds to the stream."""
 
 
 Read = Callable[[Lease], tuple[TextRequest | None, Dialect]]
@@ -113,10 +126,10 @@ class _Work:
         try:
             while going:
                 chunks: list[bytes] = []
-                found = await _next_events(queue, sender.quiet_left_s(self.service.settings.quiet_s))
-                if not found:
+                news = await _next_events(queue, sender.quiet_left_s(self.service.settings.quiet_s))
+                if not news:
                     chunks.append(self.dialect.quiet())
-                for event in found:
+                for event in news:
                     if isinstance(event, Begun):
                         begun = self.dialect.begun(event)
                         if self.dialect.streams:
@@ -124,7 +137,7 @@ class _Work:
                             chunks.extend(begun)
                     elif isinstance(event, Turn):
                         queued_s = event.queued_s
-                    elif isinstance(event, Reading) and isinstance(self.dialect, TellsReading):
+                    elif isinstance(event, Reading):
                         chunks.extend(self.dialect.reading(event))
                     elif isinstance(event, Piece) and self.dialect.streams:
                         chunks.extend(self.dialect.piece(event))
@@ -171,7 +184,7 @@ class _Work:
         self, prompts: Sequence[Encoded], cancel: CancelToken, begun: Begun | None, tell: Tell
     ) -> Iterator[Event]:
         """Generate and count the texts; `begun` is yielded once the first of them is open."""
-        tells = isinstance(self.dialect, TellsReading) and self.dialect.tells_reading and self.dialect.streams
+        tells = self.dialect.tells_reading and self.dialect.streams
         for event in events(self.lease.loaded.engine, self.request, prompts, cancel, tell if tells else None):
             if isinstance(event, Opened) and begun is not None:
                 yield begun
@@ -182,10 +195,7 @@ class _Work:
 
 
 async def _next_events(queue: "asyncio.Queue[Event | None]", wait_s: float | None) -> list[Event | None]:
-    """Wait for an event, and return it with those that came since, such as all tokens of an accepted draft.
-
-    Where none comes within `wait_s` seconds, there is none.
-    """
+    """Wait `wait_s` seconds for an event; return it with those that came since, such as all tokens of a draft."""
     try:
         async with asyncio.timeout(wait_s):
             found = [await queue.get()]

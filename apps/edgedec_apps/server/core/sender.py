@@ -7,12 +7,9 @@ from typing import Any, Protocol
 from starlette.types import Send
 
 from edgedec.exact_json import dumps
-from edgedec.sequence import Generation
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.generation import Begun
 
-_COMMENT = b": the server is at work\n\n"  # which clients of server-sent events pass over
 STREAM_HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
 """Headers of every stream: no proxy may hold it back, or compress it."""
 
@@ -23,33 +20,8 @@ class StreamForm(Protocol):
     media_type: str
     """Media type of the stream."""
 
-    def quiet(self) -> bytes:
-        """Return what a stream sends while it has no news, so that no client or proxy gives up."""
-
     def failed(self, error: BaseException) -> bytes:
         """Return the last part of a stream that an error ends."""
-
-
-class EventForm:
-    """What most forms of server-sent events do. Implements a part of reply.Dialect."""
-
-    media_type = "text/event-stream"
-
-    def begun(self, begun: Begun) -> Iterable[bytes]:
-        """Return a comment, as there is nothing to say before the first token."""
-        return (_COMMENT,)
-
-    def quiet(self) -> bytes:
-        """Return a comment."""
-        return _COMMENT
-
-    def end(self, generations: list[Generation]) -> Iterable[bytes]:
-        """Return nothing, as finished() has sent the last event."""
-        return ()
-
-    def failed(self, error: BaseException) -> bytes:
-        """Return an error as the last event."""
-        return sse(problem_of(error).openai())
 
 
 class Sender:

@@ -89,8 +89,7 @@ class Settings:
             plain = bool(_HOST.fullmatch(name))
             _require("--image-hosts", name, plain, "names of hosts with commas between, such as example.org,img.test")
         for name in self.hosts:
-            plain = bool(_HOST.fullmatch(name)) and name == name.lower()
-            _require("--allow-host", name, plain, "a name without a port, in small letters, such as llm.example.org")
+            _require("--allow-host", name, bool(_HOST.fullmatch(name)), "a name without a port, such as example.org")
         key = "key" if self.api_key is None else self.api_key
         if not key or not key.isascii() or not key.isprintable():
             raise RequestError("--api-key must be printable ASCII, not empty; clients send it in a header")

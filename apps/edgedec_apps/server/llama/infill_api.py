@@ -14,7 +14,7 @@ from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import Finished, Piece, Reading, TextRequest
 from edgedec_apps.server.core.lent import read_wanted
 from edgedec_apps.server.core.reply import Dialect, Reply
-from edgedec_apps.server.core.sender import EventForm, sse
+from edgedec_apps.server.core.sender import sse
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.core.structured import structured_options, with_close
 from edgedec_apps.server.llama.fields import prompt_progress
@@ -74,7 +74,7 @@ def read_infill(fields: Fields, engine: Engine) -> tuple[TextRequest, bool, bool
     return TextRequest((gap,), options, 1, reuse, draft, verify), stream, warms_up
 
 
-class InfillForm(EventForm):
+class InfillForm(Dialect):
     """The answers of /infill. Implements reply.Dialect.
 
     Args:

@@ -13,6 +13,7 @@ from edgedec_apps.replies import Parts
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
 from edgedec_apps.server.core.parts import Splitter
+from edgedec_apps.server.core.reply import Dialect
 from edgedec_apps.server.core.reports import chat_entries, decoding_s, explanations, finish_reason, timings
 from edgedec_apps.server.core.sender import json_line
 from edgedec_apps.server.ollama.requests import OllamaDelivery
@@ -20,7 +21,7 @@ from edgedec_apps.server.ollama.requests import OllamaDelivery
 Kind = Literal["chat", "generate"]
 
 
-class OllamaForm:
+class OllamaForm(Dialect):
     """The answers of both addresses. Implements reply.Dialect.
 
     Args:
@@ -71,10 +72,6 @@ class OllamaForm:
         """Yield the rest of the text with the counts and times."""
         rest = self._splitter.finish(finished.index)
         yield json_line(self._document(rest, done=True) | self._report(finished.generation, queued_s))
-
-    def end(self, generations: list[Generation]) -> Iterable[bytes]:
-        """Return nothing: the line of `finished` is the last one."""
-        return ()
 
     def failed(self, error: BaseException) -> bytes:
         """Return an error as the last line."""

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,13 +11,14 @@ from edgedec.tokenizer import Tokenizer
 from edgedec_apps.replies import Parts
 from edgedec_apps.server.core.generation import Begun, Finished, Piece, Reading
 from edgedec_apps.server.core.parts import Splitter
+from edgedec_apps.server.core.reply import Dialect
 from edgedec_apps.server.core.reports import chat_entries, completion_logprobs, explanations, finish_reason, timings
-from edgedec_apps.server.core.sender import EventForm, sse
+from edgedec_apps.server.core.sender import sse
 from edgedec_apps.server.llama.fields import prompt_progress
 from edgedec_apps.server.openai.requests import Delivery
 
 
-class _Form(EventForm, ABC):
+class _Form(Dialect):
     """What both kinds of answers have in common. Implements reply.Dialect, with the methods of the kinds below.
 
     Args:

@@ -13,8 +13,8 @@ from edgedec_apps.server.core.blocks import Block, Blocks, Change, blocks_of, me
 from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
 from edgedec_apps.server.core.parts import Splitter
+from edgedec_apps.server.core.reply import Dialect
 from edgedec_apps.server.core.reports import chat_entries
-from edgedec_apps.server.core.sender import EventForm
 from edgedec_apps.server.openai.forms import report, usage
 from edgedec_apps.server.openai.responses_requests import Asked
 
@@ -24,7 +24,7 @@ Keep = Callable[[dict[str, Any], list[dict[str, Any]]], None]
 _PREFIXES = {"thinking": "rs", "text": "msg", "call": "fc"}
 
 
-class ResponseForm(EventForm):
+class ResponseForm(Dialect):
     """The answers of /v1/responses. Implements reply.Dialect.
 
     Args:

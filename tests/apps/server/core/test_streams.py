@@ -6,8 +6,9 @@ The seconds of silence are the parameter `quiet_s`, so nothing here waits for th
 import json
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,58 @@ def test_a_stream_that_waits_says_so(hasty: Running, path: str) -> None:
                 assert len(data) < 100_000, data[-1000:]
                 data += next(pieces)
         assert text_of(data + b"".join(pieces)) == alone != ""
+
+
+def test_a_prompt_that_is_read_for_long(hasty: Running) -> None:
+    """Between the first event and the first token, while the prompt is read, comments come."""
+    asked = {"prompt": [1, 2, 3, 4] * 1000, "stream": True, "max_tokens": 1, "reuse": "exact"}
+    reply = hasty.client.post("/v1/completions", json=asked)
+    assert re.match(_COMMENT + b"{3,}data: ", reply.content), reply.content[:500]
+
+
+def _openais(url: str, path: str, asked: dict[str, Any]) -> str:
+    """Return the text that openai's client takes from a stream."""
+    with pytest.importorskip("openai").OpenAI(base_url=f"{url}/v1", api_key="-") as client:
+        if path == "/v1/responses":
+            return "".join(event.delta for event in client.responses.create(**asked) if "text.delta" in event.type)
+        if path == "/v1/completions":
+            return "".join(part.choices[0].text for part in client.completions.create(**asked))
+        return "".join(part.choices[0].delta.content or "" for part in client.chat.completions.create(**asked))
+
+
+def _anthropics(url: str, path: str, asked: dict[str, Any]) -> str:
+    with pytest.importorskip("anthropic").Anthropic(base_url=url, api_key="-") as client:
+        more = {"temperature": asked.pop("temperature")}  # which the library no longer names
+        events = client.messages.create(**asked, extra_body=more)
+        return "".join(event.delta.text for event in events if event.type == "content_block_delta")
+
+
+def _ollamas(url: str, path: str, asked: dict[str, Any]) -> str:
+    with closing(pytest.importorskip("ollama").Client(host=url)) as client:
+        if path == "/api/generate":
+            return "".join(part.response for part in client.generate(stream=True, **asked))
+        return "".join(part.message.content for part in client.chat(stream=True, **asked))
+
+
+def client_of(path: str) -> Callable[[str, str, dict[str, Any]], str]:
+    """Return what reads an interface's stream as its own library does."""
+    return _ollamas if path.startswith("/api") else _anthropics if path == "/v1/messages" else _openais
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_the_libraries_pass_over_what_is_no_news(hasty: Running, path: str) -> None:
+    """Each interface's own client has the text of the model alone, whatever came while it waited."""
+    body, first, quiet = STREAMS[path]
+    alone = text_of(hasty.client.post(path, json=body).content)
+    with ThreadPoolExecutor() as pool:
+        with busy(hasty):
+            text = pool.submit(client_of(path), hasty.url, path, body | {"model": "tiny"})
+            wait_until(lambda: hasty.queue.n_waiting == 1 or text.done(), "it does not wait")
+            with hasty.client.stream("POST", path, json=body) as beside:  # which waits for as long
+                pieces, data = beside.iter_raw(), b""
+                while re.fullmatch(first + quiet + b"{3,}", data, re.DOTALL) is None:
+                    data += next(pieces)
+        assert text.result(PATIENCE_S) == alone != ""
 
 
 @pytest.mark.parametrize("path", STREAMS)

@@ -10,6 +10,8 @@ from support.models.tiny_models import tiny_llama
 from support.processes.running_server import Running, messages, started
 from support.processes.servers import StubServer, model_bytes, sha256
 
+import edgedec
+
 ollama = pytest.importorskip("ollama")
 
 pytestmark = pytest.mark.slow
@@ -33,6 +35,16 @@ def test_the_model_is_listed_and_described(client: Any, server: Running) -> None
     assert shown.modelinfo["llama.context_length"] == 4096
     assert shown.capabilities == ["completion", "tools"]
     assert "temperature" in shown.parameters
+
+
+LEAST = {"Copilot": (0, 6, 4), "Raycast": (0, 6, 4), "Continue": (0, 6, 5), "Codex": (0, 13, 4)}
+
+
+def test_the_version_is_one_that_clients_take(server: Running) -> None:
+    """It is ollama's, three numbers that are at least what each client asks for; edgedec's own stands beside it."""
+    told = server.client.get("/api/version").json()
+    assert told == {"version": told["version"], "edgedec": edgedec.__version__}
+    assert tuple(map(int, told["version"].split("."))) >= max(LEAST.values())
 
 
 def test_a_chat_is_the_engines(client: Any, server: Running) -> None:

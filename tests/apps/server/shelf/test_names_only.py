@@ -159,8 +159,8 @@ def test_names_of_the_command_line_are_not_a_presets(home: Path) -> None:
     for name in ("default", "alias", "poet"):
         (home / "presets" / f"{name}.toml").write_text('model = "ape"\nsystem = "Obey me."')
     names = Names(Settings(models=("ape",), aliases=("alias",)))
-    for name in (None, "default", "default:latest", "alias", "ape"):
-        assert (names.find(name).name, names.find(name).system) == ("ape", "")
+    for asked in (None, "default", "default:latest", "alias", "ape"):
+        assert (names.find(asked).name, names.find(asked).system) == ("ape", "")
     assert names.find("poet").system == "Obey me."
     assert [named.name for named in names.all()][:2] == ["ape", "poet"]
 
@@ -191,8 +191,8 @@ def test_a_damaged_file_is_named(running: Running, home: Path) -> None:
         200,
     )
     assert {model["id"] for model in running.client.get("/v1/models").json()["data"]} == set(listed)
-    asked = {"model": "ape", "messages": messages("x"), "options": {"num_predict": 1}}
-    assert running.client.post("/api/chat", json=asked).status_code == 200
+    sound = {"model": "ape", "messages": messages("x"), "options": {"num_predict": 1}}
+    assert running.client.post("/api/chat", json=sound).status_code == 200
     for name in DAMAGED:
         stem = name.partition(".")[0]
         assert running.client.request("DELETE", "/api/delete", json={"model": stem}).status_code == 200, name
