@@ -62,7 +62,7 @@ def test_what_can_not_be_searched_is_refused(small: Running) -> None:
         error = post(small, 400, **fields)["error"]
         assert error["code"] == "context_length_exceeded"
         assert words in error["message"]
-    malformed: tuple[dict[str, Any], ...] = ({"files": "x"}, {"files": [{"nam": "x"}]}, {"question": 3})
+    malformed: tuple[dict[str, Any], ...] = ({"files": "x"}, {"files": [{"name": 5}]}, {"question": 3})
     for given in (*malformed, {"messages": [{"role": "x"}]}):
         post(small, 400, **given)
     assert small.client.get("/health").status_code == 200
