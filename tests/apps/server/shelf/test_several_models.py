@@ -248,7 +248,7 @@ def test_a_model_that_can_not_be_loaded(cache: Path, texts: dict[str, str]) -> N
             assert ask(running, "ape") == texts["ape"]
             for path in ("/v1/chat/completions", "/api/chat"):
                 reply = running.client.post(path, json={"model": "broken", "messages": messages("x")})
-                assert reply.status_code == 500
+                assert reply.status_code == 404
                 assert "broken.gguf" in reply.text
             assert running.loaded == ["ape"]
             assert "broken" in [card["id"] for card in running.client.get("/v1/models").json()["data"]]
