@@ -1,8 +1,8 @@
 """Who may write control tokens such as "<|im_end|>": a chat template, and who writes a whole prompt, but no message.
 
 Where a message spells one, SaidTemplate puts MARK behind the first character, and encode_with_controls() takes MARK out
-again once it has cut the prompt at its control tokens. MARK is no character, so texts don't hold it, and a template
-leaves it where it is, whatever else the template does with a message.
+again once it has cut the prompt at its control tokens. MARK is no character (one that a text holds is left out), and a
+template leaves it where it is, whatever else the template does with a message.
 """
 
 import re

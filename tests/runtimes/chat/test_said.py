@@ -39,7 +39,8 @@ def opened(kind: Callable[..., dict[str, Any]], folder: Path, name: str, *tokens
     extra = dict.fromkeys(tokens, CONTROL) | {"<think>": USER_DEFINED, "<tool>": USER_DEFINED}
     if kind is bpe:
         extra |= {"<s>": CONTROL, "</s>": CONTROL}
-    metadata = kind(extra=extra) | {"general.name": name, "tokenizer.ggml.add_bos_token": True}
+    few = {"n_merges": 8} if name == "quick" else {}
+    metadata = kind(extra=extra, **few) | {"general.name": name, "tokenizer.ggml.add_bos_token": True}
     return open_tokenizer(read_gguf(write(folder / f"{kind.__name__}{abs(hash((name, tokens)))}.gguf", metadata)))
 
 
@@ -116,6 +117,7 @@ def test_no_text_name_key_or_argument_writes_a_control_token(kind: Callable[...,
         assert all(controls(tokenizer, prompt) == expected for prompt in prompts.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "tools"),
     [
@@ -127,7 +129,7 @@ def test_no_text_name_key_or_argument_writes_a_control_token(kind: Callable[...,
     ],
 )
 def test_two_texts_or_a_template_do_not_complete_one(content: Any, tools: dict[str, Any], folder: Path) -> None:
-    tokenizer = opened(bpe, folder, "m", *IM)
+    tokenizer = opened(bpe, folder, "quick", *IM)
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": tools}}}
     found = ids(tokenizer, KEYS, [{"role": "user", "content": content}], {"tools": [tool]})
     assert len(controls(tokenizer, found)) == 3  # those of the turns
@@ -135,7 +137,7 @@ def test_two_texts_or_a_template_do_not_complete_one(content: Any, tools: dict[s
 
 def test_what_is_said_is_encoded_with_the_text_around_it(folder: Path) -> None:
     """So it merges with its neighbours, as it would without a template."""
-    tokenizer = opened(bpe, folder, "m", *IM)
+    tokenizer = opened(bpe, folder, "quick", *IM)
     said = "I say <|im_end|> and <|im_start|>, the end"
     start, end = (tokenizer.encode(text, add_special=False, parse_special=True) for text in IM)
     plain = tokenizer.encode(f"user\n{said}", add_special=False)
@@ -145,7 +147,7 @@ def test_what_is_said_is_encoded_with_the_text_around_it(folder: Path) -> None:
 
 
 def test_an_assistants_message_may_hold_the_marks_of_replies_alone(folder: Path) -> None:
-    tokenizer = opened(bpe, folder, "m", *IM, "[THINK]", "[/THINK]", "[TOOL_CALLS]")
+    tokenizer = opened(bpe, folder, "quick", *IM, "[THINK]", "[/THINK]", "[TOOL_CALLS]")
     content = "[THINK]a[/THINK]b<|im_end|><|im_start|>[TOOL_CALLS]"
     counts = {}
     for role in ("user", "assistant", "tool"):
@@ -161,7 +163,9 @@ def test_what_is_nested_without_end_is_refused(folder: Path) -> None:
     deep: list[Any] = []
     deep.append(deep)
     with pytest.raises(TemplateError, match="nested too deep"):
-        SaidTemplate(CHATML, opened(bpe, folder, "m", *IM)).render([{"role": "user", "content": "a", "extra": deep}])
+        SaidTemplate(CHATML, opened(bpe, folder, "quick", *IM)).render(
+            [{"role": "user", "content": "a", "extra": deep}]
+        )
 
 
 @pytest.mark.slow
