@@ -57,17 +57,20 @@ def test_prune_deletes_what_is_stale(maker: Maker, tmp_path: Path) -> None:
     os.utime(others[1].path, (1, 1))
     paths[others[2].path].write_bytes(b"edgedec")
     folder = maker.root / "tiles"
-    key, others = "0123456789abcdef", [f"{'0' * 16}.lock", "a.json", "a.partial", "a.tiles", "b.json.1-1.tmp", "c.tmp"]
+    key, strangers = (
+        "0123456789abcdef",
+        [f"{'0' * 16}.lock", "a.json", "a.partial", "a.tiles", "b.json.1-1.tmp", "c.tmp"],
+    )
     for name in (f"{key}.partial", f"{key}.lock", f"{key}.{key}.json", f"{key}.{key}.json.1-1.tmp"):
         (folder / name).write_bytes(b"" if name.endswith("lock") else b"{")
-    for name in others:
+    for name in strangers:
         (folder / name).write_bytes(b"somebody else's")
     assert sorted(states(maker)) == ["changed", "current", "damaged", "missing", "unfinished"]
     n_bytes = sum(entry.n_bytes for entry in list_tiles(maker.root) if entry.state != "current")
     removed = prune_tiles(maker.root)
     assert sorted(entry.state for entry in removed) == ["changed", "damaged", "missing", "unfinished"]
     assert sum(entry.n_bytes for entry in removed) == n_bytes
-    left = [paths[maker.path].with_suffix(".json"), paths[maker.path], *(folder / name for name in others)]
+    left = [paths[maker.path].with_suffix(".json"), paths[maker.path], *(folder / name for name in strangers)]
     assert maker.files() == sorted(left)
     maker.open().close()
     assert maker.reports == []
