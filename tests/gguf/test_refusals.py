@@ -120,6 +120,7 @@ DAMAGED: list[tuple[Any, Any, Claims, str]] = [
     ({}, {"t": RawTensor(F32, (2**32, 2**32), b"")}, Claims(), "expected 1 to 2"),
     ({}, {"t": RawTensor(F32, (2**64 - 1,) * 4, b"")}, Claims(), "expected 1 to 2"),
     ({}, {"t": RawTensor(GGMLType.Q4_0, (33, 2), bytes(36))}, Claims(), "rows of 33, expected a multiple of Q4_0's 32"),
+    ({}, {"t": RawTensor(GGMLType.Q4_0, (16, 2), bytes(18))}, Claims(), "rows of 16, expected a multiple of Q4_0's 32"),
     ({}, {"t": RawTensor(GGMLType.Q4_K, (), bytes(144))}, Claims(), "rows of 1, expected a multiple of Q4_K's 256"),
     ({}, {"t": ZEROS}, Claims(offsets={"t": 4}), "offset 4, expected a multiple of 32"),
     ({}, {"t": ZEROS}, Claims(offsets={"t": 32}), "tensor 't' ends at byte"),

@@ -11,6 +11,7 @@ import edgedec
 from edgedec.errors import MemoryCapError, RequestError
 from edgedec.load_options import LoadOptions
 from edgedec.loading.runtime_choice import Choice
+from edgedec.memory.ladder import rungs
 from edgedec.memory.planner import plan_settings, plan_within
 from edgedec.memory.setting import Cap, HeldByModels, Planned, Setting
 from edgedec.memory.shedding import margin_bytes
@@ -202,6 +203,18 @@ def test_what_was_asked_for_by_name_is_not_given_up(choice: Choice) -> None:
     assert found.setting.given_up == {"store": "draft stores cut to 2.0 MB"} or found.plan.fits
 
 
+@pytest.mark.parametrize("pinned", [True, False])
+def test_drafters_are_given_up_unless_they_were_named(pinned: bool) -> None:
+    """Whatever is the last step down, with the draft model, the head and the files that they draft from."""
+    options, names = LoadOptions(max_rows=16, n_ctx=4096), ("suffix", "common", "model", "head")
+    setting = Setting(options, names, pinned=pinned, draft_model=Path("small.gguf"), learned_bytes=MB)
+    lowest = setting
+    for rung in rungs(setting, Sized()):
+        lowest = rung(lowest)
+    kept = (names, Path("small.gguf"), MB) if pinned else ((), None, 0)
+    assert (lowest.drafters, lowest.draft_model, lowest.learned_bytes) == kept
+
+
 @pytest.mark.parametrize(("n_mb", "kv_type", "n_ctx"), [(737, "f16", 4096), (670, "q8_0", 4096), (590, "q8_0", 2048)])
 def test_the_kv_type_is_left_to_the_plan_only_where_it_is_auto(
     choice: Choice, n_mb: float, kv_type: str, n_ctx: int
@@ -238,9 +251,11 @@ def test_kept_prompts_are_given_up_first(choice: Choice) -> None:
 def test_each_text_of_one_prompt_counts(choice: Choice) -> None:
     """Three texts take the KV cache thrice, the prompt's last page once more, and two rows of logits for each more."""
     for n_ctx, n_pages in ((512, 8), (129, 3)):
-        wishes = replace(WISHES, n_texts=3, options=replace(WISHES.options, n_ctx=n_ctx))
+        options = replace(WISHES.options, n_ctx=n_ctx)
+        wishes = replace(WISHES, n_texts=3, grammar_bytes=10 * MB, options=options)
         found = {term.name: term.n_bytes for term in planned(choice, 5000, wishes).plan.terms}
         kv_bytes = found["KV cache"]
+        assert found["grammars"] == (1 + 3) * 10 * MB  # to compile them, and for each text
         assert found["texts of one prompt"] == 2 * kv_bytes + kv_bytes // n_pages + 2 * 2 * MB
         one = planned(choice, 5000, replace(wishes, n_texts=1)).plan.terms
         (index,) = (term.n_bytes for term in one if term.name == "index of the text")

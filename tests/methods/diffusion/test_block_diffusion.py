@@ -169,6 +169,21 @@ def test_a_penalty_masks_the_rest_of_a_block_again(engine: Engine) -> None:
     assert MASK not in found.token_ids
 
 
+def test_behind_another_token_the_rest_of_a_block_is_denoised_anew(path: Path) -> None:
+    """As behind a prompt that ends with that token, though the first pass had committed the whole block."""
+    with Cpu().load(path, LoadOptions(n_threads=1, n_ctx=N_CTX)) as model:
+        session, cold = (Diffusion("schedule:32").session(model.session(N_CTX), None) for _ in range(2))
+        with session.generating(len(PROMPT)):
+            row = session.forward(np.array(PROMPT, np.int32), n_past=0).logits[0]
+            other = int(np.argsort(row)[-2])
+            found = session.forward(np.array([other], np.int32), n_past=len(PROMPT)).logits.copy()
+        with cold.generating(len(PROMPT) + 1):
+            expected = cold.forward(np.array([*PROMPT, other], np.int32), n_past=0).logits
+        np.testing.assert_array_equal(found, expected)
+        session.close()
+        cold.close()
+
+
 def test_log_probabilities_are_of_the_rows_that_committed(engine: Engine) -> None:
     """Each is that of the token that was drawn."""
     found = engine.generate(PROMPT, max_tokens=8, temperature=0.0, ignore_end=True, logprobs=2)
