@@ -137,7 +137,8 @@ def require_pooling(card: ModelCard, pooling: str | None) -> Pooling:
         raise OptionError("pooling", pooling, f"it must be one of {', '.join(POOLINGS)}")
     raise RequestError(
         f"the file of {card.name!r} does not say how its hidden states become one vector, as a model that was not "
-        f"trained to embed texts; use an embedding model, or give {argument('pooling')} ({', '.join(POOLINGS)})"
+        f"trained to embed texts; use an embedding model, or give {argument('pooling')} ({', '.join(POOLINGS)}); a "
+        "reranker scores documents: use rank() or edgedec rank"
     )
 
 

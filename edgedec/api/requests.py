@@ -282,14 +282,18 @@ class Requests:
 
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""
-        card = self._model.card
-        if not self._writes:
-            raise RequestError(
-                f"{card.name!r} is an embedding model or reranker: use embed() or rank(), or load one that writes texts"
-            )
+        self.require_writer()
         token_ids, sampling = self.prompt_ids(prompt), self.sampling(options)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         return Request(token_ids, sampling, seed, scales=self.scales)
+
+    def require_writer(self) -> None:
+        """Raise RequestError for a model that was trained to embed or rank texts."""
+        if not self._writes:
+            raise RequestError(
+                f"{self._model.card.name!r} is an embedding model or reranker: use embed() or rank(), or load one "
+                "that writes texts"
+            )
 
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
