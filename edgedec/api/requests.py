@@ -16,7 +16,7 @@ from edgedec.decoding.prompt_length import CUT_TEXT, count_tokens, encode_prompt
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import OptionError, PromptTooLongError, RequestError, counted
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
-from edgedec.model import Model
+from edgedec.model import Model, writes_texts
 from edgedec.pictures import PictureReader, Pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
@@ -234,14 +234,9 @@ class Requests:
         self.scales = scales
 
     @property
-    def _writes(self) -> bool:
-        """Whether the model was trained to write texts, and not to embed or rank them."""
-        return self._model.card.pooling is None and not self._model.capabilities.final_states
-
-    @property
     def n_prompt_max(self) -> int:
         """Most tokens of a prompt: those of a text, of which a model that writes needs the last one."""
-        return self._slot.session.n_text_max - self._writes
+        return self._slot.session.n_text_max - writes_texts(self._model)
 
     def sampling(self, options: SamplingOptions) -> SamplingParams:
         """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
@@ -289,7 +284,7 @@ class Requests:
 
     def require_writer(self) -> None:
         """Raise RequestError for a model that was trained to embed or rank texts."""
-        if not self._writes:
+        if not writes_texts(self._model):
             raise RequestError(
                 f"{self._model.card.name!r} is an embedding model or reranker: use embed() or rank(), or load one "
                 "that writes texts"
@@ -310,7 +305,7 @@ class Requests:
             RequestError: The prompt is neither a text nor a sequence of whole numbers.
         """
         if isinstance(prompt, str):
-            is_continued = continued and self._writes
+            is_continued = continued and writes_texts(self._model)
             most, cut = (self.n_prompt_max, "") if is_continued else (self._slot.session.n_ctx, CUT_TEXT)
             return tuple(encode_prompt(self._tokenizer, prompt, most, self._model.card.n_ctx_train, cut=cut))
         return as_token_ids(prompt)

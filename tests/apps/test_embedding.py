@@ -82,7 +82,9 @@ def test_fewer_dimensions(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["lfm2", "lfm2moe", "granitehybrid", "falcon-h1", "gemma4", "nemotron_h", "mamba2"])
+@pytest.mark.parametrize(
+    "architecture", ["lfm2", "lfm2moe", "granitehybrid", "falcon-h1", "gemma4", "nemotron_h", "mamba2"]
+)
 def test_models_with_layers_of_another_kind_embed(architecture: str, tmp_path: Path) -> None:
     """The vectors are llama.cpp's, wherever the file has its last norm."""
     path = write_tiny(tmp_path / "tiny.gguf", ARCHITECTURES[architecture])

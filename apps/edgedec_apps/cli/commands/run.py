@@ -311,8 +311,9 @@ def _prompt(
         raise RequestError("the model has no chat template, which --image needs; leave --image out")
     if job.system is not None:
         raise RequestError("the model has no chat template, which --system needs; leave --system out")
-    writes = engine.card.pooling is None and not engine.model.capabilities.final_states
-    if writes and not job.raw and not job.output.quiet:
+    from edgedec.model import writes_texts
+
+    if writes_texts(engine.model) and not job.raw and not job.output.quiet:
         say("edgedec: the model has no chat template; the prompt is continued, as with --raw")
     if not documents:
         return question or "", None
