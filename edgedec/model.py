@@ -340,3 +340,8 @@ class Model(Closeable, Protocol):
 
     def close(self) -> None:
         """Free the weights and every session; calling it again does nothing."""
+
+
+def writes_texts(model: Model) -> bool:
+    """Return whether a model was trained to write texts, and not to embed or rank them."""
+    return model.card.pooling is None and not model.capabilities.final_states

@@ -23,7 +23,7 @@ from edgedec.progress import CancelToken
 
 _ROWS = 64  # of one forward: always the same cuts, so that a vector does not depend on what else is embedded
 _NO_ROWS = np.empty(0, np.int32)
-_NORM = "output_norm.weight"
+_NORMS = ("output_norm.weight", "token_embd_norm.weight")  # LFM2 calls its last norm so
 
 
 class Embedder:
@@ -117,10 +117,11 @@ def read_final_norm(path: Path) -> FinalNorm:
     """
     gguf = read_header_of(path)
     epsilon = get_float(gguf, f"{get_text(gguf, 'general.architecture')}.attention.layer_norm_rms_epsilon")
-    if _NORM not in gguf.tensors or epsilon is None:
-        raise CapabilityError(f"{path}: it has no RMS norm {_NORM!r}, so edgedec can't embed with it; use a GGUF")
-    rows = np.frombuffer(gguf.read_tensor_bytes(_NORM), np.uint8)
-    return FinalNorm(floats(gguf.tensors[_NORM].type, rows[None]).reshape(-1), epsilon)
+    name = next((name for name in _NORMS if name in gguf.tensors), None)
+    if name is None or epsilon is None:
+        raise CapabilityError(f"{path}: it has no RMS norm {_NORMS[0]!r}, so edgedec can't embed with it; use a GGUF")
+    rows = np.frombuffer(gguf.read_tensor_bytes(name), np.uint8)
+    return FinalNorm(floats(gguf.tensors[name].type, rows[None]).reshape(-1), epsilon)
 
 
 def require_pooling(card: ModelCard, pooling: str | None) -> Pooling:
@@ -137,7 +138,8 @@ def require_pooling(card: ModelCard, pooling: str | None) -> Pooling:
         raise OptionError("pooling", pooling, f"it must be one of {', '.join(POOLINGS)}")
     raise RequestError(
         f"the file of {card.name!r} does not say how its hidden states become one vector, as a model that was not "
-        f"trained to embed texts; use an embedding model, or give {argument('pooling')} ({', '.join(POOLINGS)})"
+        f"trained to embed texts; use an embedding model, or give {argument('pooling')} ({', '.join(POOLINGS)}); a "
+        "reranker scores documents: use rank() or edgedec rank"
     )
 
 

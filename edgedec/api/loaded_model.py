@@ -164,6 +164,7 @@ class LoadedModel(OpenModel):
         return [given[id(mark)] for mark in kept], n_left_out
 
     def _chats(self) -> ChatPrompts:
+        self._requests.require_writer()
         if self._template is None:
             raise TemplateError(
                 f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "

@@ -17,7 +17,7 @@ from edgedec.decoding.prompt_length import CUT_TEXT, count_tokens, encode_prompt
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import OptionError, PromptTooLongError, RequestError, counted
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
-from edgedec.model import Model
+from edgedec.model import Model, writes_texts
 from edgedec.pictures import PictureReader, Pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
@@ -229,14 +229,9 @@ class Requests:
         self.scales = scales
 
     @property
-    def _writes(self) -> bool:
-        """Whether the model was trained to write texts, and not to embed or rank them."""
-        return self._model.card.pooling is None and not self._model.capabilities.final_states
-
-    @property
     def n_prompt_max(self) -> int:
         """Most tokens of a prompt: those of a text, of which a model that writes needs the last one."""
-        return self._slot.session.n_text_max - self._writes
+        return self._slot.session.n_text_max - writes_texts(self._model)
 
     def sampling(self, options: SamplingOptions) -> SamplingParams:
         """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
@@ -277,14 +272,18 @@ class Requests:
 
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""
-        card = self._model.card
-        if not self._writes:
-            raise RequestError(
-                f"{card.name!r} is an embedding model or reranker: use embed() or rank(), or load one that writes texts"
-            )
+        self.require_writer()
         token_ids, sampling = self.prompt_ids(prompt), self.sampling(options)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         return Request(token_ids, sampling, seed, scales=self.scales)
+
+    def require_writer(self) -> None:
+        """Raise RequestError for a model that was trained to embed or rank texts."""
+        if not writes_texts(self._model):
+            raise RequestError(
+                f"{self._model.card.name!r} is an embedding model or reranker: use embed() or rank(), or load one "
+                "that writes texts"
+            )
 
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
@@ -296,7 +295,7 @@ class Requests:
     def prompt_ids(self, prompt: Prompt, *, as_said: bool = False, continued: bool = True) -> tuple[int, ...]:
         """Return a prompt's token ids; LoadedModel.prompt_ids says what the options are, and what is raised."""
         if isinstance(prompt, str):
-            is_continued = continued and self._writes
+            is_continued = continued and writes_texts(self._model)
             n_most, cut = (self.n_prompt_max, "") if is_continued else (self._slot.session.n_ctx, CUT_TEXT)
             n_trained = self._model.card.n_ctx_train
             return tuple(encode_prompt(self._tokenizer, prompt, n_most, n_trained, cut=cut, parse_special=not as_said))

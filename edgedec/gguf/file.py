@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec import plugins
-from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError
+from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError, UnsupportedModelError
 from edgedec.gguf.header import Header, TensorInfo, read_header
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.gguf.values import GGUFArray, Value, ValueType, show
@@ -223,9 +223,21 @@ def read_header_of(path: Path) -> GGUF:
     Raises:
         ModelError, StorageError: As read_gguf.
     """
-    if is_onnx(path):
-        path = (path if path.is_dir() else path.parent) / VOCABULARY
+    if is_onnx(path) and path.exists():
+        folder = path if path.is_dir() else path.parent
+        if not (folder / MANIFEST).is_file():
+            raise foreign_onnx(path)
+        path = folder / VOCABULARY
     return read_gguf(path)
+
+
+def foreign_onnx(path: Path) -> UnsupportedModelError:
+    """Return the error for an ONNX model of another program's."""
+    return UnsupportedModelError(
+        f"{path}: an ONNX model that `edgedec export` did not write (no {MANIFEST} says what its inputs are); use a "
+        "GGUF of the same model (`edgedec export FOLDER --to gguf` makes one of a checkpoint with .safetensors), or "
+        "what `edgedec export MODEL --to onnx` makes of a GGUF that writes texts"
+    )
 
 
 _in_use: WeakValueDictionary[Path, GGUF] = WeakValueDictionary()
@@ -284,7 +296,10 @@ def _open(path: Path) -> BinaryIO:
             raise
         raise ModelNotFoundError(f"{path}: there is no such file; check the name and the directory") from error
     if stat.S_ISDIR(mode):
-        raise ModelFormatError(f"{path}: a directory, expected a file; pass the .gguf file inside it")
+        advice = "pass the .gguf file inside it"
+        if (path / "config.json").is_file():
+            advice = f"it looks like a checkpoint, of which a file is made by: edgedec export {path} --to gguf"
+        raise ModelFormatError(f"{path}: a directory, expected a file; {advice}")
     if not stat.S_ISREG(mode):
         raise ModelFormatError(f"{path}: a device, pipe or socket, expected a regular file; pass a .gguf file")
     return path.open("rb")

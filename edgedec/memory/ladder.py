@@ -22,6 +22,7 @@ _GRAMMAR_BYTES = (16_000_000, LEAST_GRAMMAR_BYTES)
 _STORE_BYTES = (8_000_000, 2_000_000)
 _REQUEST_BYTES = (4_000_000, 2_000_000)
 _CONTEXTS = (4096, 2048, 1024, 512)  # the first is given up before anything else
+_SHORT_CONTEXTS = (256, 128)  # of models that embed or rank, whose texts are short and never grow
 _ROWS = (16, 8, 4)
 _KV_TYPES = ("q8_0", "gear", "q4_0")
 
@@ -30,8 +31,11 @@ Rung = Callable[[Setting], Setting]
 """A step down the ladder: gives something up, or returns the setting unchanged where there is nothing to give up."""
 
 
-def rungs(wishes: Setting, runtime: object, *, with_devices: bool = False) -> Sequence[Rung]:
-    """Return the steps down from these wishes on a runtime, in their order (docs/memory.md)."""
+def rungs(wishes: Setting, runtime: object, *, with_devices: bool = False, embeds: bool = False) -> Sequence[Rung]:
+    """Return the steps down from these wishes on a runtime, in their order (docs/memory.md).
+
+    `embeds` says that the model embeds or ranks texts and writes none.
+    """
     kind = own_options(runtime)
     sacrifices: tuple[Sacrifice, ...] = getattr(kind, "sacrifices", ())
     free_layers = with_devices and wishes.options.n_gpu_layers in (None, -1)
@@ -52,6 +56,7 @@ def rungs(wishes: Setting, runtime: object, *, with_devices: bool = False) -> Se
         *(partial(_with_kv, kv_type) for kv_type in kv_types[:1]),
         *(partial(_with_context, n_ctx) for n_ctx in lengths[1:]),
         *(partial(_with_kv, kv_type) for kv_type in kv_types[1:]),
+        *(partial(_with_context, n_ctx) for n_ctx in _SHORT_CONTEXTS if embeds and lengths),
         _without_learned,
         _without_common,
         partial(_with_rows, _ROWS[-1]),

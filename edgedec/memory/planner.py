@@ -169,7 +169,7 @@ def _descend(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
         first = replace(first, options=replace(first.options, max_rows=1))
     settings, taken, current = [plan(first)], list["Rung"](), first
     with_devices = bool(settings[0].plan.devices)
-    for rung in rungs(wishes, choice.runtime, with_devices=with_devices):
+    for rung in rungs(wishes, choice.runtime, with_devices=with_devices, embeds=embeds_only(choice.path)):
         lower = rung(current)
         if lower == current:
             continue

@@ -81,7 +81,7 @@ def planner_of(choice: Choice, wishes: Setting, cap: Cap) -> Plan:
             terms.append(MemoryTerm(OTHER_MODELS, cap.beside_bytes, "loaded already"))
         terms += [*_drafter_terms(setting, setting.options.n_ctx or 0), *_request_terms(setting, terms)]
         if cap.n_bytes is not None:
-            detail = "kept free: drafters shrink near the cap"
+            detail = "kept free: drafters shrink near the cap" if setting.drafters else "kept free"
             terms.append(MemoryTerm(RESERVE, margin_bytes(cap.n_bytes), detail, grows=True))
         given_up = tuple(setting.given_up.values())
         return Planned(setting, MemoryPlan(tuple(terms), cap.n_bytes, given_up, cap.name, caps), choice)

@@ -13,6 +13,7 @@ from typing import Any, cast, get_args
 from edgedec import __version__
 from edgedec.errors import RequestError
 from edgedec.gguf.file import DATA, GGUF, GRAPH, VOCABULARY, read_gguf
+from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.progress import CancelToken, OnProgress, check_cancelled
 from edgedec_export.calibration_text import bundled_text
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
@@ -69,6 +70,7 @@ def export_onnx(
     from edgedec_export.onnx_graph.kv_int8 import find_scales, with_int8_cache
 
     gguf = read_gguf(path)
+    require_text_decoder(gguf, may_embed=True, may_denoise=True)
     network = read_network(gguf)
     require_operations(gguf, network)
     gguf = usual_tensors(gguf, network)

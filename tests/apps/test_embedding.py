@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
 from edgedec.errors import CancelledError, PromptTooLongError, RequestError
@@ -78,6 +79,20 @@ def test_fewer_dimensions(tmp_path: Path) -> None:
         for dimensions in (0, 65):
             with pytest.raises(RequestError, match="it must be 1 to 64"):
                 engine.embed(TEXTS, dimensions=dimensions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "architecture", ["lfm2", "lfm2moe", "granitehybrid", "falcon-h1", "gemma4", "nemotron_h", "mamba2"]
+)
+def test_models_with_layers_of_another_kind_embed(architecture: str, tmp_path: Path) -> None:
+    """The vectors are llama.cpp's, wherever the file has its last norm."""
+    path = write_tiny(tmp_path / "tiny.gguf", ARCHITECTURES[architecture])
+    oracle = llama_cpp.Llama(str(path), embedding=True, pooling_type=1, n_ctx=64, n_batch=64, verbose=False)
+    expected = np.array(oracle.embed("a b c d", normalize=True))
+    oracle.close()
+    with edgedec.load(path, runtime="cpu", n_ctx=64, draft="off") as engine:
+        assert engine.embed(["a b c d"], pooling="mean")[0] @ expected > 0.999
 
 
 def test_a_model_that_writes_embeds_only_when_asked_to(tmp_path: Path) -> None:

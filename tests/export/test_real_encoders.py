@@ -109,9 +109,9 @@ def test_a_real_embedder_that_pools_by_its_first_token(tmp_path: Path) -> None:
     with edgedec.load(path) as engine:
         for text, vector in zip(texts, engine.embed(texts, pooling="cls"), strict=True):
             ids = list(engine.prompt_ids(text))
-            assert vector @ pooled(bert_states(weights, ids, 12), "cls") > 0.99999
+            assert vector @ pooled(bert_states(weights, ids, 12), "cls") > 0.9999
             state = answers_of_onnx(model, ids, len(ids))[0, 0]
-            assert vector @ state / np.linalg.norm(state) > 0.97
+            assert vector @ state / np.linalg.norm(state) > 0.98
 
 
 def test_a_real_embedder_that_pools_by_the_mean(tmp_path: Path) -> None:

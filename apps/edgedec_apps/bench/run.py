@@ -13,6 +13,7 @@ from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.system import forget_peak, peak_held_bytes
 from edgedec.memory_plan import parse_size
+from edgedec.model import writes_texts
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.sampling import SamplingParams
 from edgedec_apps.bench.job import BenchJob
@@ -117,6 +118,8 @@ def _measure_model(
     """Load the model, and llama.cpp where it is to be compared, run every prompt, and record drafts for --rows."""
     with ExitStack() as stack:
         engine = stack.enter_context(open_model(job.model, job.load, job.output, cancel))
+        if not writes_texts(engine.model):
+            raise RequestError(f"{job.model!r} embeds or ranks texts, and bench measures how fast a model writes them")
         requests = prepare(engine, prompts, job.max_tokens)
         outcome = Outcome(engine.card.runtime)
         runners = engine_runners(engine, options)

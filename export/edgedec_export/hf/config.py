@@ -83,8 +83,8 @@ _SCALES = {
 _UNROTATED_PERIOD = 4  # llama.cpp does not rotate every fourth layer of a smollm3
 _ACTIVATIONS = {"gemma3": ("gelu_pytorch_tanh",)}
 _REMEDY = (
-    "GGUF cannot express this, so the model would write another text; use llama.cpp's convert_hf_to_gguf.py where it "
-    "supports this"
+    "edgedec does not convert this, and the model would write another text without it; use llama.cpp's "
+    "convert_hf_to_gguf.py where it supports this"
 )
 _ROLES = ("bos", "eos", "mask")
 GEMMA_PERIOD = 6  # every sixth layer sees everything (gemma 3 report, arXiv:2503.19786)
@@ -157,9 +157,8 @@ def read_config(folder: Path) -> Config:
     architecture = _MODEL_TYPES.get(model_type) if isinstance(model_type, str) else None
     if architecture is None:
         raise UnsupportedModelError(
-            f"{path}: model_type is {str(model_type)[:40]!r}, expected one of {', '.join(_MODEL_TYPES)}; for others "
-            "use "
-            "llama.cpp's convert_hf_to_gguf.py"
+            f"{path}: model_type is {str(model_type)[:40]!r}, expected one of bert, {', '.join(_MODEL_TYPES)}; for "
+            "others use llama.cpp's convert_hf_to_gguf.py"
         )
     text = raw.get("text_config")
     own = raw | text if model_type == "gemma3" and isinstance(text, dict) else raw

@@ -13,6 +13,7 @@ from typing import Any
 from edgedec import __version__
 from edgedec.errors import RequestError, UnsupportedModelError
 from edgedec.gguf.file import DATA, GGUF, VOCABULARY, read_gguf
+from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.calibration_text import bundled_text
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
@@ -65,6 +66,7 @@ def export_npu(
     from edgedec_export.onnx_graph.parts import Initializers
 
     gguf = read_gguf(path)
+    require_text_decoder(gguf, may_embed=True, may_denoise=True)
     network = read_network(gguf)
     _check(gguf, network, contexts)
     with new_folder(Path(out), force=force) as folder:

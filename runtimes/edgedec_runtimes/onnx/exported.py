@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
-from edgedec.gguf.file import DATA, GGUF, GRAPH, MANIFEST, VOCABULARY, read_gguf, storage_error
+from edgedec.gguf.file import DATA, GGUF, GRAPH, MANIFEST, VOCABULARY, foreign_onnx, read_gguf, storage_error
 from edgedec.gguf.model_info import describe
 from edgedec.load_options import LoadOptions
 from edgedec.progress import Progress
@@ -172,10 +172,7 @@ def _folder_of(path: Path) -> Path:
         return folder
     if is_folder and not any(folder.glob("*.onnx")):
         raise ModelFormatError(f"{path}: a folder without an ONNX model; pass one that `edgedec export` wrote")
-    raise UnsupportedModelError(
-        f"{path}: an ONNX model that `edgedec export` did not write (no {MANIFEST} says what its inputs are); "
-        "export it from a GGUF of the same model: edgedec export MODEL --to onnx"
-    )
+    raise foreign_onnx(path)
 
 
 def _read_manifest(path: Path) -> bytes:

@@ -49,7 +49,30 @@ def test_what_is_refused(bert: Path, model: Path) -> None:
     run_here("embed", bert, "a", "--dimensions", "65", *auto).failed(40, "it must be 1 to 64")
     run_here("embed", model, "a", *auto).failed(40, "does not say how", "give --pooling (mean, cls, last)")
     assert run_here("embed", model, "a", "--pooling", "mean", "--runtime", "cpu").code == 0
-    run_here("run", bert, "a", *auto).failed(40, "is an embedding model")
+    refused = run_here("run", bert, "a", *auto)
+    refused.failed(40, "is an embedding model")
+    assert "continued" not in refused.err
+    run_here("bench", bert, *auto).failed(40, "how fast a model writes")
+    run_here("export", bert, "--to", "onnx").failed(13, "the llamacpp runtime embeds texts")
+
+
+def test_what_is_no_model_file_yet(tmp_path: Path) -> None:
+    """A checkpoint's folder and another program's ONNX model are refused with what makes a model file."""
+    folder = TinyBert().write_folder(tmp_path / "tiny")
+    for command in (("info", folder), ("run", folder, "a"), ("embed", folder, "a")):
+        run_here(*command).failed(12, f"edgedec export {folder} --to gguf")
+    (folder / "model.onnx").write_bytes(b"onnx")
+    for path in (folder, folder / "model.onnx"):
+        run_here("info", path).failed(13, "`edgedec export` did not write", "edgedec export FOLDER --to gguf")
+        run_here("embed", path, "a", "--runtime", "auto").failed(
+            13, "`edgedec export` did not write", "edgedec export FOLDER --to gguf"
+        )
+    run_here("info", tmp_path / "none.onnx").failed(11, "none.onnx")
+    for name, words in (("config.json", "expected one of bert, llama"), ("model.safetensors", "no .safetensors")):
+        (folder / name).rename(folder / f"{name}.kept")
+        (folder / "config.json").write_text('{"model_type": "other"}') if name == "config.json" else None
+        run_here("export", folder, "--to", "gguf").failed(13 if name == "config.json" else 11, words)
+        (folder / f"{name}.kept").rename(folder / name)
 
 
 def test_info_says_what_it_is_for(bert: Path, model: Path) -> None:

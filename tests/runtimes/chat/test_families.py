@@ -37,13 +37,13 @@ def test_calls_whose_arguments_are_no_object(name: str) -> None:
     assert with_text_calls_told(TURNS) == TURNS
 
 
-FORMS: list[Message] = [{}, *({"parameters": form} for form in (None, {}, {"type": "object"}))]
+FORMS: list[dict[str, Any]] = [{}, *({"parameters": form} for form in (None, {}, {"type": "object"}))]
 FORMS += [{"parameters": {"type": "object", "properties": None, "required": None}}]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 @pytest.mark.parametrize("form", FORMS)
-def test_tools_without_parameters(name: str, form: Message) -> None:
+def test_tools_without_parameters(name: str, form: dict[str, Any]) -> None:
     """A tool has no parameters in any of these forms; no null is told, and within a parameter there is none, too."""
     text = template(name).render(
         TURNS[:2], tools=[{"type": "function", "function": {"name": "now", "description": "d"} | form}]

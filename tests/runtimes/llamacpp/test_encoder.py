@@ -13,6 +13,7 @@ from edgedec.errors import (
     CancelledError,
     CapabilityError,
     EdgedecError,
+    MemoryCapError,
     ModelFormatError,
     OptionError,
     PromptTooLongError,
@@ -21,6 +22,7 @@ from edgedec.errors import (
     UnsupportedModelError,
 )
 from edgedec.load_options import LoadOptions
+from edgedec.memory.shedding import margin_bytes
 from edgedec.model import EncoderSession
 from edgedec.progress import CancelToken
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
@@ -138,6 +140,22 @@ def test_the_plan_holds_what_the_longest_text_takes(model: Path) -> None:
     with edgedec.load(model, memory="400MB", grammars=True) as engine:
         assert "vocabulary of grammars" not in {term.name for term in engine.plan.terms}
         assert engine.plan.fits
+
+
+@pytest.mark.parametrize("n_ctx", [256, 128])
+def test_a_cap_shortens_the_context(n_ctx: int, tmp_path: Path) -> None:
+    """As the last step down, unless the context was asked for by name."""
+    path = TinyBert(n_layer=8, n_embd=256, n_ff=1024, n_ctx=512).write_gguf(tmp_path / "bert.gguf")
+    sizes = []
+    for n in (n_ctx, 2 * n_ctx):
+        with edgedec.load(path, memory="400MB", n_ctx=n) as engine:
+            sizes.append(sum(term.n_bytes for term in engine.plan.terms if term.name != "reserve"))
+    between = sum(sizes) // 2
+    cap_bytes = between + next(n for n in range(0, 10**7, 1000) if margin_bytes(between + n) <= n)
+    with edgedec.load(path, memory=cap_bytes) as engine:
+        assert engine.n_ctx == n_ctx
+    with pytest.raises(MemoryCapError):
+        edgedec.load(path, memory=cap_bytes, n_ctx=512)
 
 
 @pytest.mark.parametrize(

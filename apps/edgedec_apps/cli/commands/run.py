@@ -311,7 +311,9 @@ def _prompt(
         raise RequestError("the model has no chat template, which --image needs; leave --image out")
     if job.system is not None:
         raise RequestError("the model has no chat template, which --system needs; leave --system out")
-    if not job.raw and not job.output.quiet:
+    from edgedec.model import writes_texts
+
+    if writes_texts(engine.model) and not job.raw and not job.output.quiet:
         say("edgedec: the model has no chat template; the prompt is continued, as with --raw")
     if not documents:
         return question or "", None

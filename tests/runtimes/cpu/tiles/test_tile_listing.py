@@ -57,10 +57,8 @@ def test_prune_deletes_what_is_stale(maker: Maker, tmp_path: Path) -> None:
     os.utime(others[1].path, (1, 1))
     paths[others[2].path].write_bytes(b"edgedec")
     folder = maker.root / "tiles"
-    key, strangers = (
-        "0123456789abcdef",
-        [f"{'0' * 16}.lock", "a.json", "a.partial", "a.tiles", "b.json.1-1.tmp", "c.tmp"],
-    )
+    key = "0123456789abcdef"
+    strangers = [f"{'0' * 16}.lock", "a.json", "a.partial", "a.tiles", "b.json.1-1.tmp", "c.tmp"]
     for name in (f"{key}.partial", f"{key}.lock", f"{key}.{key}.json", f"{key}.{key}.json.1-1.tmp"):
         (folder / name).write_bytes(b"" if name.endswith("lock") else b"{")
     for name in strangers:
