@@ -196,9 +196,7 @@ async def _ids(lending: Lending, text: Text, engine: Engine, *, truncate: bool) 
         return text
     if not truncate:
         try:
-            return await encode(
-                [text], lending.share, lambda: engine.prompt_ids(text, as_said=True, continued=False)
-            )
+            return await encode([text], lending.share, lambda: engine.prompt_ids(text, as_said=True, continued=False))
         except PromptTooLongError as error:
             raise too_long_field(error, "input") from error
     return await encode([text], lending.share, lambda: engine.cut_ids(text))
