@@ -1,5 +1,6 @@
 """The drafter `head`: the contract, what it drafts, and when it rests."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle
@@ -39,11 +40,14 @@ from edgedec.sequence import Generation, Request
 from edgedec.stats import DecodeStats
 from edgedec.verification.rules import rule_names
 from edgedec_apps.bench.recorder import Evaluated, Recorder
-from edgedec_apps.bench.replay import replay
 from edgedec_apps.conformance import check_drafter, raise_failures
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.trained_heads import nextn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "speed"))
+
+from replay import replay
 
 pytestmark = pytest.mark.slow
 

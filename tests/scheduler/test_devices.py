@@ -1,5 +1,8 @@
 """What `auto` decides under the modelled curves of devices: it asks the way to draft that is the fastest there."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from support.decoding.simulation import Clock, Oracle, a_text, best_fixed, decode, policy_of
@@ -11,7 +14,10 @@ from edgedec.drafter import DrafterNeeds, Floor
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.drafter_record import DrafterRecord
-from edgedec_apps.bench.rooflines import DEVICES, modelled
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "speed"))
+
+from rooflines import DEVICES, modelled
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,10 @@ The figures of the H100 were measured: qwen2.5-coder-1.5b Q4_K_M, llama.cpp's CU
 other devices are rooflines. Texts are those of a real model; what a forward takes is what a device's figures say.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeAlias, cast
 
@@ -25,7 +27,10 @@ from edgedec.scheduler.drafter_factories import drafter_factories
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.sessions.cost_probe import cost_curve
 from edgedec_apps.bench.prompts import prepare, read_prompts
-from edgedec_apps.bench.rooflines import DEVICES, modelled
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "speed"))
+
+from rooflines import DEVICES, modelled
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 

@@ -1,1 +1,1 @@
-"""Benchmarks: decoding with drafts and without in turn, recordings of drafts, and their replay for other devices."""
+"""Benchmarks: decoding with drafts and without in turn, and recordings of drafts."""

@@ -9,7 +9,7 @@ The table was recorded with qwen2.5-coder-1.5b (Q4_K_M) and the drafters of `aut
 tokens each, every text begun with empty stores. The table holds no times, so every machine makes the same one:
 
     edgedec bench qwen2.5-coder-1.5b --runtime cpu --rows ROWS.jsonl
-    python -m edgedec_apps.bench.draft_yields ROWS.jsonl
+    python benchmarks/speed/draft_yields.py ROWS.jsonl
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,16 +1,20 @@
 """The table of what drafts bring: how it is made from recorded drafts, and what is expected by it."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgedec.errors import RequestError
-from edgedec_apps.bench.draft_yields import kinds_of, source_of
 from edgedec_apps.bench.recorder import Proposals
-from edgedec_apps.bench.rows import ModelSize, Recorded, Recording
 from edgedec_runtimes.shared import comparison
 from edgedec_runtimes.shared.comparison import KINDS, ROWS, Kind, seconds_per_token
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "speed"))
+
+from draft_yields import kinds_of, source_of
+from recordings import ModelSize, Recorded, Recording
 
 _NOTHING = Proposals((), (), (), 0.0)
 _CHAIN = Proposals((6, 7, 8), (-1, 0, 1), (0.9, 0.8, 0.7), 0.0)  # promises 2.4 tokens

@@ -16,7 +16,6 @@ SUMMARIES = {
     "stop": "Unload a model from a running server, after its requests have ended.",
     "extract": "Quote the stretches of a text that most probably answer a question, with their probabilities.",
     "bench": "Measure how fast a model decodes with drafts and without, per task, and whether the texts are equal.",
-    "simulate": "Replay recorded drafts with the forward times of another device: would speculation be faster there?",
     "eval": "Measure what a KV type, left-out layers or another file cost in quality and bring in speed.",
     "tune-skip": "Search for the half-layers that a model drafts best without, and keep the set for --draft skip.",
     "learn": "Learn your own files, from which drafts come: code and documents that a model's texts will resemble.",

@@ -1,7 +1,11 @@
-"""edgedec bench --rows and edgedec simulate: recorded drafts under other costs."""
+"""edgedec bench --rows and benchmarks/speed/simulate.py: recorded drafts under other costs."""
 
+import io
 import json
+import re
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +18,13 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft_constants import GAIN
 from edgedec_apps.bench import machine as bench_machine
 from edgedec_apps.bench.recorder import Evaluated, Proposals
-from edgedec_apps.bench.replay import replay
-from edgedec_apps.bench.rooflines import DEVICES, modelled
 from edgedec_runtimes.layer_skip.layer_sets import TunedSet, without
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "speed"))
+
+from replay import replay
+from rooflines import DEVICES, modelled
+from simulate import main
 
 HEAD = {"kind": "edgedec drafts 1", "model": "m", "n_bytes": 10**9, "n_params": 10**9}
 WITH_MODEL = HEAD | {"draft_model": {"n_bytes": 2 * 10**8, "n_params": 2 * 10**8}}
@@ -65,11 +73,22 @@ def drafting(share: float | None, *, right: bool = True) -> dict[str, Any]:
 SUFFIX = text([chain([token + 1] if token % 2 == 0 else []) for token in TOKENS[:-2]])
 
 
+def printed(*args: object) -> str:
+    """Return what the script prints."""
+    with redirect_stdout(io.StringIO()) as out:
+        main([*map(str, args)])
+    return out.getvalue()
+
+
 def simulated(*args: object) -> Any:
-    """Return what edgedec simulate --json prints."""
-    result = run_here("simulate", *map(str, args), "--json")
-    assert (result.code, result.err) == (0, "")
-    return json.loads(result.text)
+    """Return what the script prints with --json."""
+    return json.loads(printed(*args, "--json"))
+
+
+def refused(*args: object, words: str) -> None:
+    """Assert that the script ends with a message that has these words."""
+    with pytest.raises(SystemExit, match=rf"^simulate\.py: .*{re.escape(words)}"):
+        main([*map(str, args)])
 
 
 # The replay
@@ -131,7 +150,7 @@ def test_figures_on_a_modelled_device_and_on_a_measured_curve(tmp_path: Path) ->
     curve = tmp_path / "curve.json"
     curve.write_text('{"curve": {"1": 0.1, "4": 0.1}}')
     assert simulated(rows, "--curve", curve)["all"]["speedup"] == pytest.approx(2)
-    shown = run_here("simulate", rows).text
+    shown = printed(rows)
     assert all(name in shown for name in DEVICES)
 
 
@@ -143,8 +162,7 @@ def test_a_distant_target_makes_drafts_pay_more(tmp_path: Path) -> None:
     for delay_ms, speedup in (("0", 1.0), ("1000", 4.4 / 2.4)):
         found = simulated(rows, "--curve", curve, "--delay-ms", delay_ms)
         assert found["all"]["speedup"] == pytest.approx(speedup)
-    refused = run_here("simulate", rows, "--delay-ms", "-1")
-    assert (refused.code, "--delay-ms is -1" in refused.err) == (40, True)
+    refused(rows, "--delay-ms", "-1", words="--delay-ms is -1")
 
 
 def test_it_says_whether_drafting_is_charged(tmp_path: Path) -> None:
@@ -152,7 +170,7 @@ def test_it_says_whether_drafting_is_charged(tmp_path: Path) -> None:
     old, new = write(tmp_path / "old.jsonl", HEAD, TEXT), write(tmp_path / "new.jsonl", HEAD, drafting(0.3))
     curve = tmp_path / "curve.json"
     curve.write_text(FLAT)
-    assert run_here("simulate", old, "--curve", curve).text.splitlines() == [
+    assert printed(old, "--curve", curve).splitlines() == [
         "m · without the time of drafting",
         "",
         "measured, curve.json",
@@ -160,7 +178,7 @@ def test_it_says_whether_drafting_is_charged(tmp_path: Path) -> None:
         "chat   20.0   10.0     2.00           1.00",
         "all    20.0   10.0     2.00           1.00",
     ]
-    assert run_here("simulate", new, "--curve", curve).text.splitlines() == [
+    assert printed(new, "--curve", curve).splitlines() == [
         "m · with the time of drafting",
         "",
         "measured, curve.json",
@@ -213,7 +231,7 @@ def test_ways_stand_side_by_side(tmp_path: Path) -> None:
     skip = write(tmp_path / "skip.jsonl", HEAD, drafting(0.3))
     curve = tmp_path / "curve.json"
     curve.write_text(FLAT)
-    assert run_here("simulate", suffix, skip, "--curve", curve).text.splitlines() == [
+    assert printed(suffix, skip, "--curve", curve).splitlines() == [
         "m · with the time of drafting",
         "",
         "measured, curve.json",
@@ -235,7 +253,7 @@ def test_a_task_may_have_another_best_way(tmp_path: Path) -> None:
     document = simulated(suffix, skip, "--curve", curve)
     assert (document["best"], document["best_by_task"]) == ("suffix", {"chat": "skip", "code": "suffix"})
     assert document["ways"]["skip"]["tasks"]["chat"] > document["ways"]["suffix"]["tasks"]["chat"] == pytest.approx(2)
-    assert run_here("simulate", suffix, skip, "--curve", curve).text.splitlines()[-1] == "best: suffix · chat: skip"
+    assert printed(suffix, skip, "--curve", curve).splitlines()[-1] == "best: suffix · chat: skip"
 
 
 @pytest.mark.parametrize(
@@ -281,7 +299,8 @@ def test_every_modelled_device_has_a_table(tmp_path: Path) -> None:
 def test_what_can_not_be_compared_is_refused(tmp_path: Path, lines: Sequence[object], words: str) -> None:
     """Other texts, another model, and a recording that would look free."""
     first, other = write(tmp_path / "skip.jsonl", HEAD, drafting(0.3)), write(tmp_path / "other.jsonl", *lines)
-    run_here("simulate", first, other).failed(40, "other.jsonl", words)
+    refused(first, other, words=words)
+    refused(first, other, words=str(other))
 
 
 def test_every_way_needs_its_own_name(tmp_path: Path) -> None:
@@ -289,7 +308,7 @@ def test_every_way_needs_its_own_name(tmp_path: Path) -> None:
     first = write(tmp_path / "skip.jsonl", HEAD, drafting(0.3))
     (tmp_path / "elsewhere").mkdir()
     for name in ("elsewhere/skip.jsonl", "plain.jsonl"):
-        run_here("simulate", first, write(tmp_path / name, HEAD, SUFFIX)).failed(40, "its own name")
+        refused(first, write(tmp_path / name, HEAD, SUFFIX), words="its own name")
 
 
 # What `auto` does
@@ -341,7 +360,7 @@ def test_what_bench_records_is_charged(tmp_path: Path, monkeypatch: pytest.Monke
     assert head["draft_model"]["n_bytes"] == small.stat().st_size
     assert (len(found["tokens"]), len(found["proposals"])) == (6, 4)  # the first token and the last have no draft
     assert all(row["evaluated"] and {share for _, share in row["evaluated"]} == {None} for row in found["proposals"])
-    assert run_here("simulate", rows).text.splitlines()[0].endswith("· with the time of drafting")
+    assert printed(rows).splitlines()[0].endswith("· with the time of drafting")
 
 
 @pytest.mark.parametrize(
@@ -366,22 +385,14 @@ def test_what_bench_records_is_charged(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_damaged_rows_are_refused(tmp_path: Path, lines: list[object], words: str) -> None:
     """The line is named."""
-    run_here("simulate", write(tmp_path / "rows.jsonl", *lines)).failed(40, words)
+    refused(write(tmp_path / "rows.jsonl", *lines), words=words)
 
 
 def test_what_is_no_curve_is_refused(tmp_path: Path) -> None:
     """Neither a device nor a file, and a file of something else."""
     rows = write(tmp_path / "rows.jsonl", HEAD, TEXT)
-    run_here("simulate", rows, "--curve", "toaster").failed(40, "toaster", "raspberry-pi-5")
+    refused(rows, "--curve", "toaster", words="'toaster' is neither a file nor a device; the devices are: raspberry-pi")
     for content in ("", "[]", '{"curve": {}}', '{"curve": {"0": 1}}', '{"curve": {"a": 1}}'):
         (tmp_path / "curve.json").write_text(content)
-        run_here("simulate", rows, "--curve", tmp_path / "curve.json").failed(40, "not a cost curve")
-    run_here("simulate", tmp_path / "none.jsonl").failed(60, "can't be read")
-
-
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a device of POSIX")
-def test_a_file_without_an_end_is_refused(tmp_path: Path) -> None:
-    """Of a device no more is read than a recording's first line and a curve may take."""
-    run_here("simulate", "/dev/zero").failed(40, "/dev/zero, line 1: no JSON")
-    rows = write(tmp_path / "rows.jsonl", HEAD, TEXT)
-    run_here("simulate", rows, "--curve", "/dev/zero").failed(40, "/dev/zero holds more than")
+        refused(rows, "--curve", tmp_path / "curve.json", words="not a cost curve")
+    refused(tmp_path / "none.jsonl", words="can't be read")

@@ -1,7 +1,7 @@
 """Computes the table of runtimes/edgedec_runtimes/shared/comparison.py from recorded drafts.
 
     edgedec bench MODEL --runtime cpu --rows ROWS.jsonl
-    python -m edgedec_apps.bench.draft_yields ROWS.jsonl
+    python benchmarks/speed/draft_yields.py ROWS.jsonl
 
 The table depends on the model, the prompts and the drafters, not on times: the drafts at every position of a text that
 was decoded without drafts are compared with the text.
@@ -12,9 +12,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
+from recordings import Recorded, Recording, read_recording
+from replay import n_accepted
+
 from edgedec.errors import RequestError
-from edgedec_apps.bench.replay import n_accepted
-from edgedec_apps.bench.rows import Recorded, Recording, read_recording
 from edgedec_runtimes.shared.comparison import ROWS, Kind
 
 _PROMISES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # expected tokens of the best nodes, which separate the kinds of positions

@@ -1,20 +1,31 @@
-"""edgedec simulate: replay recorded drafts with the cost curves of other devices, for one way to draft or several."""
+"""Replays recorded drafts with the forward times of another device: would speculation be faster there?
 
+    edgedec bench MODEL --rows ROWS.jsonl
+    python benchmarks/speed/simulate.py ROWS.jsonl --curve raspberry-pi-5
+
+For several recordings of the same texts, a table for each device says which way to draft is the fastest there. The
+time of drafting counts: a forward through some of the layers by their bytes, a draft model's by its own bytes. With
+--delay-ms each forward of the target waits for another machine, and a draft model's does not: drafts pay more.
+"""
+
+import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from recordings import Recording, read_recording
+from replay import Replay, replay
+from rooflines import DEVICES, modelled
+
 from edgedec.cost_curve import CostCurve
-from edgedec.errors import RequestError, counted
+from edgedec.errors import EdgedecError, RequestError, counted
+from edgedec.load_options import N_DRAFT_MAX
 from edgedec_apps.bench.recorder import Evaluated
-from edgedec_apps.bench.replay import Replay, replay
-from edgedec_apps.bench.rooflines import DEVICES, modelled
-from edgedec_apps.bench.rows import Recording, read_recording
 from edgedec_apps.bench.table import columns
-from edgedec_apps.cli.shown.terminal import write_json, write_line
 from edgedec_apps.texts import read_text
 
 _HEADINGS = ("task", "tok/s", "plain", "speedup", "accepted/step")
@@ -93,15 +104,15 @@ def simulate(paths: Sequence[Path], curve: str | None, *, n_max: int, delay_s: f
         ways = _comparable(paths, recordings)
         found = [_comparison(ways, name, n_max, delay_s) for name in devices]
     if as_json:
-        write_json(found[0] if curve else found)
+        print(json.dumps(found[0] if curve else found))
         return
     charged = all(recording.charged for recording in recordings)
-    write_line(f"{recordings[0].model} · {'with the time of drafting' if charged else 'without the time of drafting'}")
+    print(f"{recordings[0].model} · {'with the time of drafting' if charged else 'without the time of drafting'}")
     for document in found:
-        write_line("")
-        write_line(document["curve"])
+        print()
+        print(document["curve"])
         for line in _compared(document) if len(paths) > 1 else _by_task(document, tasks=curve is not None):
-            write_line(line)
+            print(line)
 
 
 def _document(recording: Recording, curve: str, n_max: int, delay_s: float) -> dict[str, Any]:
@@ -274,3 +285,22 @@ def _compared(document: Mapping[str, Any]) -> list[str]:
 
 def _shown(found: Mapping[str, Any], *names: str) -> tuple[str, ...]:
     return tuple(f"{found[name]:.1f}" if name.endswith("tok_s") else f"{found[name]:.2f}" for name in names)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the command line, and replay."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", metavar="ROWS", type=Path, nargs="+", help="files of edgedec bench --rows")
+    parser.add_argument("--curve", help="a file of edgedec bench --curve-out, or a modelled device (default: all)")
+    parser.add_argument("--draft-max", type=int, default=N_DRAFT_MAX, help="most tokens of a draft")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="what each forward waits for another machine")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    args = parser.parse_args(argv)
+    try:
+        simulate(args.rows, args.curve, n_max=args.draft_max, delay_s=args.delay_ms / 1000, as_json=args.json)
+    except EdgedecError as error:
+        sys.exit(f"simulate.py: {error}")
+
+
+if __name__ == "__main__":
+    main()
