@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 from made_pairs import auroc_of, rows_of_ways
 from made_runs import add_line, figures, lines_of, load, open_tasks, texts_of
+from made_tasks import MadeTask
 from numpy.typing import NDArray
 
 import edgedec
 from edgedec.sampling import SamplingParams
 from edgedec_apps.bench.provenance import provenance
-from edgedec_apps.evaluation.made_tasks import MadeTask
 from edgedec_methods.arbitrage import Router, arbitrated, fitted_router, step_features, translation
 from edgedec_methods.sampled_steps import Steps, write_steps
 

@@ -1,7 +1,7 @@
 """Made tasks whose answer is a JSON object: extraction from a message, and calls of tools.
 
-Like edgedec_apps.evaluation.made_tasks, each task is made from a seed. `said_wrong` is what anyone could check who
-does not know the answer: the keys, the types, and that what was extracted stands in the message.
+Like those of made_tasks, each task is made from a seed. `said_wrong` is what anyone could check who does not know the
+answer: the keys, the types, and that what was extracted stands in the message.
 """
 
 import json
@@ -11,7 +11,7 @@ from datetime import date, timedelta
 from random import Random
 from typing import Any
 
-from edgedec_apps.evaluation.made_tasks import MadeTask
+from made_tasks import MadeTask
 
 OBJECT = r"(?s)\{.*\}"
 """The regular expression of an answer, for votes."""

@@ -8,6 +8,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from function_runner import n_passed
+from made_tasks import MadeTask, given_answer, is_right, made_tasks
+
 import edgedec
 from edgedec.choosing.partial_texts import PartialTexts
 from edgedec.decoding.branches import branches_on
@@ -15,8 +18,6 @@ from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.progress import CancelToken
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Request
-from edgedec_apps.evaluation.function_runner import n_passed
-from edgedec_apps.evaluation.made_tasks import MadeTask, given_answer, is_right, made_tasks
 from edgedec_methods.judgement import Question, question_of, turn_after_answer
 
 N_CTX = 2048

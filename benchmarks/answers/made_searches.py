@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from function_runner import n_passed
 from made_runs import figures, question, texts_of
+from made_tasks import MadeTask, given_answer
 
 import edgedec
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.choosing.scorer import TextScorer
 from edgedec.choosing.vote import voted
 from edgedec.sampling import SamplingParams
-from edgedec_apps.evaluation.function_runner import n_passed
-from edgedec_apps.evaluation.made_tasks import MadeTask, given_answer
 from edgedec_methods.a_star import a_star
 from edgedec_methods.adadec import LookAhead, reranked
 from edgedec_methods.beam import beam_search

@@ -18,10 +18,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from function_runner import n_passed, wrong_calls
 from made_json import OBJECT, is_right_object, json_tasks, said_wrong, schema_of
 from made_pairs import rows_of_ways
 from made_runs import STOPS, add_line, lines_of, load
 from made_table import lockstep
+from made_tasks import KINDS, MadeTask, given_answer, is_right, made_tasks
 
 import edgedec
 from edgedec.api.best_text import BestOf
@@ -30,8 +32,6 @@ from edgedec.choosing.vote import answer_of, voted
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
 from edgedec_apps.bench.provenance import provenance
-from edgedec_apps.evaluation.function_runner import n_passed, wrong_calls
-from edgedec_apps.evaluation.made_tasks import KINDS, MadeTask, given_answer, is_right, made_tasks
 from edgedec_apps.refine import RefineBy, Verdict, refined
 
 JSON_KINDS = ("extraction", "tools")

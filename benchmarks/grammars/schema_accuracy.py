@@ -11,6 +11,7 @@ JSON, with Wilson's 95 % intervals.
 import argparse
 import json
 import math
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ from rich.progress import Progress
 
 import edgedec
 from edgedec_apps.bench.provenance import report
-from edgedec_apps.evaluation.made_tasks import MadeTask, is_right, made_tasks
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "answers"))
+
+from made_tasks import MadeTask, is_right, made_tasks
 
 _STEPS = {"type": "array", "items": {"type": "string", "maxLength": 80}, "maxItems": 8}
 _ANSWERS: dict[str, dict[str, Any]] = {

@@ -1,12 +1,16 @@
 """Made tasks: the same for a seed, right answers are taken, wrong ones and harmful code are not."""
 
 import re
+import sys
 from datetime import date
+from pathlib import Path
 
 import pytest
 
-from edgedec_apps.evaluation.function_runner import code_of, n_passed
-from edgedec_apps.evaluation.made_tasks import KINDS, Call, given_answer, is_right, made_tasks
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "answers"))
+
+from function_runner import code_of, n_passed
+from made_tasks import KINDS, Call, given_answer, is_right, made_tasks
 
 
 @pytest.mark.parametrize("kind", KINDS)

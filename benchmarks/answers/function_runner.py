@@ -11,8 +11,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from made_tasks import Call
+
 from edgedec_apps import limits
-from edgedec_apps.evaluation.made_tasks import Call
 
 _BLOCK = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL)
 _NO_NAMES = frozenset(
