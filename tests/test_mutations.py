@@ -31,6 +31,7 @@ def test_each_guest_has_two_changes() -> None:
     assert {file: counts[file] for file in files if counts[file] < 2} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("number", CAUGHT, ids=[LISTED[number].name for number in CAUGHT])
 def test_a_change_is_caught(number: int) -> None:

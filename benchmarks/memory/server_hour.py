@@ -52,7 +52,7 @@ def models(folder: Path) -> None:
 
 def body(kind: str, rng: random.Random) -> tuple[str, dict[str, Any]]:
     """Return the path and the fields of a request of a kind."""
-    words = " ".join(rng.choice(_WORDS) for _ in range(rng.choice((2, 8, 40, 150))))
+    words = " ".join(rng.choice(_WORDS) for _ in range(rng.choice((2, 8, 40, 60))))
     model = rng.choice((TEXT, TEXT, OTHER))
     chat: dict[str, Any] = {
         "model": model,

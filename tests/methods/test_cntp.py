@@ -51,6 +51,7 @@ def test_without_trials_it_is_plain_sampling(seed: int, caution: Caution) -> Non
         assert said(cautious(texts, PARAMS, seed, caution)) == sampled(table_of(seed), seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("mark", ".,;:!?\n")
 def test_a_trial_ends_at_punctuation(mark: str, seed: int) -> None:

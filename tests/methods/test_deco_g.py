@@ -100,6 +100,7 @@ def test_where_the_hidden_model_is_exact_the_law_is_the_models_own_given_the_for
         assert found.get(ids, 0.0) == pytest.approx(p, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_tokens_are_drawn_by_the_chance_that_the_format_is_kept_behind_them() -> None:
     """By the hidden model's probabilities of all texts that begin so; its first token tells which state it stays in."""
     moves = np.array([[0.8, 0.0, 0.2], [0.0, 0.8, 0.2], [0.0, 0.0, 1.0]])

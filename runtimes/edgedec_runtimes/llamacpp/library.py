@@ -3,19 +3,18 @@
 import ctypes
 import logging
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.plugins import install_command
 from edgedec_runtimes.llamacpp import trial
 from edgedec_runtimes.llamacpp.binding import LOG_CALLBACK, RELEASES, Release, bind, bind_mtmd
+from edgedec_runtimes.shared.native import loaded_libraries
 
 logger = logging.getLogger("edgedec.llamacpp")
 logger.addHandler(logging.NullHandler())  # without one, `logging` would print warnings itself
@@ -95,9 +94,7 @@ def _survive_forks() -> None:
 
     A child has none of these threads, and would wait for them for ever. Other OpenMP libraries see to it themselves.
     """
-    maps = Path("/proc/self/maps")
-    text = maps.read_text(encoding="utf-8", errors="surrogateescape") if sys.platform == "linux" else ""
-    for path in {line.split(maxsplit=5)[5] for line in text.splitlines() if "/libgomp" in line}:
+    for path in loaded_libraries("libgomp"):
         pause = getattr(ctypes.CDLL(path), "omp_pause_resource_all", None)  # since OpenMP 5
         if pause is not None:
             os.register_at_fork(before=partial(pause, _OMP_PAUSE_HARD))

@@ -34,7 +34,7 @@ from edgedec_runtimes.llamacpp.device_terms import (
     weight_terms,
 )
 from edgedec_runtimes.llamacpp.devices import device_names, devices
-from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder
+from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder, uses_word_pieces
 from edgedec_runtimes.llamacpp.library import how_to_install, how_to_mend, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, checked_options, context_options, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
@@ -58,6 +58,7 @@ from edgedec_runtimes.weights.adapters import adapter_bytes, content_hash
 
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150
+_BYTES_PER_PIECE = 25  # of our own tokenizer, which a BERT has beside llama.cpp's
 _GRAPH_BYTES = 9_000_000
 _LIBRARY_BYTES = 18_000_000  # in a process that has it for planning only: 11 MB, and what the dry run leaves
 _PROBE_BYTES = 8_000_000  # 0 to 9 MB, as the allocator has it
@@ -347,7 +348,8 @@ def _weights_term(gguf: GGUF, options: LoadOptions) -> MemoryTerm:
 def _vocabulary_bytes(gguf: GGUF) -> int:
     merges = gguf.metadata.get("tokenizer.ggml.merges")
     n_merges = len(merges) if isinstance(merges, GGUFArray) else 0
-    return describe(gguf).n_vocab * _BYTES_PER_TOKEN + n_merges * _BYTES_PER_MERGE
+    n_bytes = _BYTES_PER_TOKEN + (_BYTES_PER_PIECE if uses_word_pieces(gguf) else 0)
+    return describe(gguf).n_vocab * n_bytes + n_merges * _BYTES_PER_MERGE
 
 
 def _repacked_bytes(gguf: GGUF, n_layers: int) -> int:

@@ -34,3 +34,10 @@ def open_libraries(paths: Sequence[Path]) -> list[ctypes.CDLL]:
             if (folder := os.environ.get(variable)) is not None and (Path(folder) / "bin").is_dir():
                 os.add_dll_directory(str(Path(folder) / "bin"))
     return [ctypes.CDLL(str(path)) for path in paths]
+
+
+def loaded_libraries(name: str) -> set[str]:
+    """Return the paths of the libraries in this process whose file name begins so; on Linux alone, else none."""
+    maps = Path("/proc/self/maps")
+    text = maps.read_text(encoding="utf-8", errors="surrogateescape") if sys.platform == "linux" else ""
+    return {line.split(maxsplit=5)[5] for line in text.splitlines() if f"/{name}" in line}

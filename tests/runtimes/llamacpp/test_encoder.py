@@ -21,10 +21,12 @@ from edgedec.errors import (
     SessionError,
     UnsupportedModelError,
 )
+from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
 from edgedec.memory.shedding import margin_bytes
 from edgedec.model import EncoderSession
 from edgedec.progress import CancelToken
+from edgedec_runtimes.llamacpp.encoder import typed_rows
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
 pytest.importorskip("llama_cpp")
@@ -175,6 +177,20 @@ def test_a_file_that_contradicts_itself(
     path = TinyBert().write_gguf(tmp_path / "bert.gguf", more=more)
     with pytest.raises(error, match=word):
         edgedec.load(path, runtime="llamacpp")
+
+
+def test_only_berts_with_two_token_types_read_pairs_in_another_way(tmp_path: Path) -> None:
+    """With one type, or with a tokenizer that gives no types, the tokens themselves are read."""
+    bert = TinyBert()
+    weights, name = bert.weights(), "token_types.weight"
+    types = weights["embeddings.token_type_embeddings.weight"]
+    rows = typed_rows(read_gguf(bert.write_gguf(tmp_path / "two.gguf")))
+    assert rows is not None
+    expected = weights["embeddings.word_embeddings.weight"][[2, 9, 3, 9]]
+    expected[3:] += types[1] - types[0]
+    assert np.array_equal(rows(np.array([2, 9, 3, 9], np.int32), 3), expected)
+    assert typed_rows(read_gguf(bert.write_gguf(tmp_path / "one.gguf", tensors={name: types[:1]}))) is None
+    assert typed_rows(read_gguf(bert.write_gguf(tmp_path / "t5.gguf", more={"tokenizer.ggml.model": "t5"}))) is None
 
 
 def test_token_types_that_llama_cpp_could_not_add(tmp_path: Path) -> None:

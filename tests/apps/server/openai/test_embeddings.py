@@ -173,6 +173,8 @@ def test_an_encoder(encoder: Running) -> None:
             client.embeddings.create(model="bert", input="a " * 200)
         with pytest.raises(openai.BadRequestError, match="is an embedding model"):
             client.completions.create(model="bert", prompt="x")
+        with pytest.raises(openai.BadRequestError, match="is an embedding model"):
+            client.chat.completions.create(model="bert", messages=[{"role": "user", "content": "x"}])
         assert client.completions.create(model="chat", prompt="x", max_tokens=1).usage is not None
     client = ollama.Client(host=encoder.url, timeout=60)
     assert np.array_equal(np.array(client.embed("bert", texts).embeddings, np.float32), found)
