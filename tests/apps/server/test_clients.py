@@ -103,7 +103,7 @@ HONOURED_VALUES: list[tuple[str, dict[str, Any]]] = [
     ("chat", {"seed": -(2**63)}),
     ("chat", {"stream_options": None, "tools": None, "tool_choice": "", "logit_bias": "", "keep_alive": ""}),
     ("chat", {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": {"type": "auto"}}),
-    ("completions", {"stop": ["", ""], "best_of": 1.0}),
+    ("completions", {"stop": ["", ""], "best_of": 1.0, "logprobs": False}),
     ("responses", {"input": [{"role": "user", "content": None}], "max_output_tokens": 1.0, "previous_response_id": ""}),
     ("messages", {"system": None, "messages": [{"role": "user", "content": None}], "stop_sequences": [""]}),
     ("ollama", {"options": {"num_predict": 1.0, "stop": [""], "seed": -2, "top_p": 0}, "format": ""}),

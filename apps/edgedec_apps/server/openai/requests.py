@@ -93,6 +93,8 @@ def read_completion(fields: Fields, engine: Engine) -> tuple[TextRequest, Delive
     options |= read_max_tokens(fields, "max_tokens") or {"max_tokens": _COMPLETION_TOKENS}
     if not fields.is_zero("n_probs"):
         fields.rename("n_probs", "logprobs")
+    if fields.peek("logprobs").get("logprobs") is False:  # chats have a switch of this name
+        fields.take("logprobs")
     logprobs = fields.whole("logprobs", low=0, high=MOST_LOGPROBS)
     if logprobs is not None:
         options["logprobs"] = logprobs
