@@ -16,6 +16,7 @@ from support.texts import word_pieces
 
 import edgedec
 from edgedec_export.to_gguf import export_gguf
+from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.weights.safetensors import open_checkpoint
 
 pytest.importorskip("llama_cpp")
@@ -66,9 +67,7 @@ _ANSWERS = {
 @cache
 def session_of(model: Path) -> Any:
     """Return ONNX Runtime's session of a graph."""
-    import onnxruntime
-
-    return onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    return load_library().InferenceSession(str(model), providers=["CPUExecutionProvider"])
 
 
 def answers_of_onnx(model: Path, ids: list[int], n_first: int) -> np.ndarray[Any, Any]:
