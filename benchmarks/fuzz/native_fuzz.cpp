@@ -50,10 +50,10 @@ struct Input {
   int32_t size(int32_t sound) {
     if (!damages || byte() < 250) return sound;
     switch (byte() % 6) {
-      case 0: return sound + 1;
-      case 1: return sound - 1;
-      case 2: return sound * 2;
-      case 3: return -sound;
+      case 0: return (int32_t)((uint32_t)sound + 1);
+      case 1: return (int32_t)((uint32_t)sound - 1);
+      case 2: return (int32_t)((uint32_t)sound * 2);
+      case 3: return (int32_t)(0 - (uint32_t)sound);
       case 4: return below(64);
       default: return word();
     }
@@ -446,8 +446,8 @@ struct Head {
     if (gated || selects) good = good && matrix(in, EC_DRAFT_HEAD_MARKOV_GATE, 0, c.rank, gated ? d + c.rank : d);
     if (gated) good = good && vector(in, EC_DRAFT_HEAD_MARKOV_GATE_BIAS, 0, c.rank);
     if (c.markov == EC_MARKOV_RNN)
-      good = good && matrix(in, EC_DRAFT_HEAD_MARKOV_JOINT, 0, 3 * c.rank, 2 * c.rank + d) &&
-             vector(in, EC_DRAFT_HEAD_MARKOV_JOINT_BIAS, 0, 3 * c.rank);
+      good = good && matrix(in, EC_DRAFT_HEAD_MARKOV_JOINT, 0, 3 * (int64_t)c.rank, 2 * (int64_t)c.rank + d) &&
+             vector(in, EC_DRAFT_HEAD_MARKOV_JOINT_BIAS, 0, 3 * (int64_t)c.rank);
     return good || in.damages;
   }
 };
