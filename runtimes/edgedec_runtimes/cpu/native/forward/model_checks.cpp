@@ -73,6 +73,13 @@ void ec_model::check_mixer(const Layer &layer) const {
   const Matrix *m = layer.matrices;
   const std::vector<float> *v = layer.vectors;
   if (!layer.mixes()) return;
+  // What a layer has no place for would be multiplied beyond the place of what it has.
+  const auto require_none = [&](bool holds, std::initializer_list<int> absent) {
+    for (int i : absent) require(holds || m[i].n_rows == 0, "a layer has a matrix that its kind does not read");
+  };
+  require_none(layer.recurs(), {EC_MIX, EC_MIX_GATE, EC_MIX_ALPHA, EC_MIX_BETA, EC_MIX_OUT});
+  require_none(layer.attends() || layer.convolves(), {EC_Q, EC_ATTN_OUT});
+  require_none(n_kv(layer) != 0, {EC_K, EC_V});
   if (layer.recurs()) check_recurrence(layer);
   if (layer.recurs() && !layer.attends()) return;
   require_matrix(m[EC_Q], "attn_q", n_q(layer), n_input());
