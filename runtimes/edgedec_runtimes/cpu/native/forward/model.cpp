@@ -243,6 +243,9 @@ void ec_model::finish() {
     note(7, m[EC_PER_LAYER_OUT]);
     note(5, m[EC_DOWN_EXPERTS]);
   }
+  for (const Layer &layer : layers)  // rows of all layers become blocks of 32 where those of one do
+    require((!quantized[1] || layer.n_q() % 32 == 0) && (!quantized[2] || layer.shape.n_ff % 32 == 0),
+            "a layer's weights have blocks of 32, and the width of another layer is no multiple of 32");
   const size_t rows = (size_t)max_rows;
   const int64_t most_q = most([](const Layer &layer) { return layer.n_q(); });
   x.resize(rows * (size_t)c.n_embd);
