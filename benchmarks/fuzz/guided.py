@@ -369,7 +369,9 @@ def build_native(folder: Path, *, all_kernels: bool) -> Path:
     return program
 
 
-def fuzz(name: str, runs: int, seconds: float, corpus: Path, program: Path | None, files: list[str]) -> dict[str, Any]:
+def fuzz(
+    name: str, runs: int, seed: int, seconds: float, corpus: Path, program: Path | None, files: list[str]
+) -> dict[str, Any]:
     """Fuzz one target in a process of its own; return how many inputs it took, and its status."""
     kept = corpus / name
     kept.mkdir(parents=True, exist_ok=True)
@@ -377,7 +379,12 @@ def fuzz(name: str, runs: int, seconds: float, corpus: Path, program: Path | Non
         rng = random.Random(name)
         for i in range(30):
             (kept / f"seed-{i}").write_bytes(rng.randbytes(rng.choice((256, 1024, 3000))))
-    limits = [*LIMITS, f"-runs={runs}", *([f"-max_total_time={max(1, round(seconds))}"] if seconds else [])]
+    limits = [
+        *LIMITS,
+        f"-runs={runs}",
+        f"-seed={seed}",
+        *([f"-max_total_time={max(1, round(seconds))}"] if seconds else []),
+    ]
     limits.append(f"-artifact_prefix={corpus.resolve()}/finding-{name}-")
     inputs = files or [str(kept)]
     environment = os.environ | {"FUZZ": name, "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1"}
@@ -400,6 +407,7 @@ def main() -> int:
     parser.add_argument("target", choices=["all", "python", "native", *PYTHON, *NATIVE])
     parser.add_argument("files", nargs="*", help="inputs to try once, in place of fuzzing")
     parser.add_argument("--runs", type=int, default=-1, help="inputs of each target (default: no limit)")
+    parser.add_argument("--seed", type=int, default=0, help="of the mutations (default: another one each time)")
     parser.add_argument("--seconds", type=float, default=0, help="time of all targets together (default: no limit)")
     parser.add_argument("--corpus", type=Path, help="where inputs and findings are kept (default: a new folder)")
     parser.add_argument("--build", type=Path, help="where the native targets are compiled (default: below the corpus)")
@@ -419,7 +427,7 @@ def main() -> int:
     found = {}
     for name in names:
         share, files = options.seconds / len(names), options.files
-        found[name] = fuzz(name, options.runs, share, corpus, program if name in NATIVE else None, files)
+        found[name] = fuzz(name, options.runs, options.seed, share, corpus, program if name in NATIVE else None, files)
     print(json.dumps(found))
     return int(any(result["status"] for result in found.values()))
 
