@@ -107,7 +107,7 @@ class SaidTemplate:
 
     @cached_property
     def _markers(self) -> tuple[Marker, Marker]:
-        """What marks the texts of anyone, and those of an assistant."""
+        """The marker of a user's or a tool's texts, and that of an assistant's replies, which may hold more tokens."""
         tokens = self._tokenizer.control_texts
         return Marker(tokens), Marker([token for token in tokens if not _OF_REPLIES.search(token)])
 

@@ -98,6 +98,18 @@ bool tiles(Input &in, Borrowed &borrowed, int32_t type, int64_t rows, int64_t co
   return true;
 }
 
+// Draw a matrix of about this shape, and hand it to `set`; return whether it was taken.
+template <class Set>
+bool drawn_matrix(Input &in, Borrowed &borrowed, int32_t which, int32_t layer, int64_t rows, int64_t cols, Set set) {
+  rows = in.size((int32_t)rows), cols = in.size((int32_t)cols);
+  const int32_t type = type_of(in, cols);
+  uint8_t *data;
+  uint64_t n;
+  if (!tiles(in, borrowed, type, rows, cols, &data, &n)) return false;
+  const int32_t matrix = in.size(which), of_layer = in.size(layer);
+  return set(matrix, of_layer, type, rows, cols, data, n) == EC_OK;
+}
+
 std::vector<float> floats(Input &in, int64_t n) {
   std::vector<float> values((size_t)std::clamp<int64_t>(n, 0, 1 << 16), 1.0f);
   for (int i = in.below(4); i > 0 && !values.empty(); --i) values[(size_t)in.byte() % values.size()] = in.number();
@@ -114,12 +126,8 @@ struct Model {
   ~Model() { ec_model_destroy(model); }
 
   bool matrix(Input &in, int32_t which, int32_t layer, int64_t rows, int64_t cols) {
-    rows = in.size((int32_t)rows), cols = in.size((int32_t)cols);
-    const int32_t type = type_of(in, cols);
-    uint8_t *data;
-    uint64_t n;
-    return tiles(in, borrowed, type, rows, cols, &data, &n) &&
-           ec_model_set_matrix(model, in.size(which), in.size(layer), type, rows, cols, data, n) == EC_OK;
+    const auto set = [&](auto... matrix) { return ec_model_set_matrix(model, matrix...); };
+    return drawn_matrix(in, borrowed, which, layer, rows, cols, set);
   }
 
   bool vector(Input &in, int32_t which, int32_t layer, int64_t n, bool optional = false) {
@@ -394,12 +402,8 @@ struct Head {
   ~Head() { ec_draft_head_destroy(head); }
 
   bool matrix(Input &in, int32_t which, int32_t layer, int64_t rows, int64_t cols) {
-    rows = in.size((int32_t)rows), cols = in.size((int32_t)cols);
-    const int32_t type = type_of(in, cols);
-    uint8_t *data;
-    uint64_t n;
-    return tiles(in, borrowed, type, rows, cols, &data, &n) &&
-           ec_draft_head_set_matrix(head, in.size(which), in.size(layer), type, rows, cols, data, n) == EC_OK;
+    const auto set = [&](auto... matrix) { return ec_draft_head_set_matrix(head, matrix...); };
+    return drawn_matrix(in, borrowed, which, layer, rows, cols, set);
   }
   bool vector(Input &in, int32_t which, int32_t layer, int64_t n) {
     const std::vector<float> values = floats(in, in.size((int32_t)n));

@@ -140,7 +140,7 @@ class Fields:
         self._ignored.setdefault(key, shown)
 
     def outcome_of(self, kind: Any) -> str | None:
-        """Return what becomes of this object, an item of its kind; None for a kind that is not known."""
+        """Return the outcome in the table for an item of this kind; None for a kind that is not in the table."""
         return TABLE.get((self._interface, f"{name_of(self._where[:-1])}:{kind}"))
 
     def text_of_kind(self, kind: Any, *texts: str) -> str | None:
