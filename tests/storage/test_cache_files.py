@@ -18,6 +18,13 @@ KEY = "0123456789abcdef"
 TILES, BLOCK, LEARNED = b"edgedec tiles\r\n\0", b"edgedec block 1\n", b"edgedec learned files 1\n"
 
 
+def link(path: Path, target: Path) -> None:
+    """Make a symbolic link; skip the rest of the test where the system makes none that is known as one, as wine."""
+    path.symlink_to(target, target_is_directory=target.is_dir())
+    if not path.is_symlink():
+        pytest.skip("symbolic links can't be told from what they lead to here")
+
+
 def test_what_is_written_is_known(tmp_path: Path) -> None:
     """Every writer's own files, so that a new form of a name or a header can't be forgotten."""
     values: tuple[object, ...] = ({}, [1], "text", 1.5, -1, True, None)
@@ -82,17 +89,17 @@ def test_form_and_first_bytes_decide(tmp_path: Path, kind: str, name: str, data:
     path.parent.mkdir(parents=True)
     path.write_bytes(data)
     assert is_ours(path, tmp_path / kind, kind) is ours
-    (tmp_path / "linked").symlink_to(tmp_path / kind)
+    link(tmp_path / "linked", tmp_path / kind)
     assert not is_ours(tmp_path / "linked" / name, tmp_path / "linked", kind)
     assert sort_out(tmp_path / "linked", kind) == ([], [tmp_path / "linked"])
     elsewhere = path.rename(tmp_path / "elsewhere")
-    path.symlink_to(elsewhere)
+    link(path, elsewhere)
     assert not is_ours(path, tmp_path / kind, kind)
     path.unlink()
     if path.parent != tmp_path / kind:
         path.parent.rmdir()
         (tmp_path / "folder").mkdir()
-        path.parent.symlink_to(tmp_path / "folder")
+        link(path.parent, tmp_path / "folder")
         elsewhere.rename(path)
         assert not is_ours(path, tmp_path / kind, kind)
         assert sort_out(tmp_path / kind, kind)[0] == []
