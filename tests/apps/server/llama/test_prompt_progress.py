@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 from support.processes.running_server import Running, messages, started
 
 pytestmark = pytest.mark.slow
+
+openai = pytest.importorskip("openai", reason="openai, of the extra `dev`, is not installed")
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
 LONG = "word " * 500
