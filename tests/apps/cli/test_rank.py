@@ -10,8 +10,6 @@ from support.processes.command_line import run_here
 
 import edgedec
 
-pytest.importorskip("llama_cpp")
-
 pytestmark = pytest.mark.slow
 
 QUERY = "where is the cat"
@@ -21,6 +19,7 @@ AUTO = ("--runtime", "auto", "--threads", "1")
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny cross-encoder."""
+    pytest.importorskip("llama_cpp")
     return tiny_cross_encoder(tmp_path_factory.mktemp("rank") / "bert.gguf")
 
 
