@@ -1,5 +1,8 @@
 """The quick lane holds what is promised, within 180 CPU seconds."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from support import lanes
 
@@ -35,3 +38,10 @@ def test_the_quick_lane_is_quick(request: pytest.FixtureRequest) -> None:
     """By the durations that are recorded; a test without one counts 2 seconds."""
     assert lanes.recorded()["seconds"] <= MOST_SECONDS
     assert lanes.seconds(collected(request)) <= MOST_SECONDS
+
+
+def test_a_worker_starts_no_workers() -> None:
+    """A process of pytest-xdist keeps the lane that its run chose, and begins no processes of its own."""
+    worker: Any = SimpleNamespace(option=SimpleNamespace(markexpr="", numprocesses=None, dist="no"), workerinput={})
+    lanes.pytest_cmdline_main(worker)
+    assert vars(worker.option) == {"markexpr": "", "numprocesses": None, "dist": "no"}

@@ -84,7 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Choose the lane where no -m is given; and two processes for `pytest` alone, where pytest-xdist is there."""
     option = config.option
-    if option.markexpr:
+    if option.markexpr or hasattr(config, "workerinput"):  # a worker has what its run's first process chose
         return
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         option.markexpr = FULL
