@@ -230,7 +230,7 @@ def _head(choice: Choice, draft: str | DrafterFactory | None, options: EngineOpt
     if options.draft_head == OFF or draft in (None, OFF):
         return None, ""
     if not isinstance(draft, str) or (draft != "auto" and HEAD not in draft.split("+")):
-        return None, f"the draft head {options.draft_head} is not used, as no drafter of {draft} reads it" * is_named
+        return None, f"the draft head {options.draft_head} is not used, as nothing in {draft} reads it" * is_named
     if is_named:
         return _named_head(options), ""
     kinds = getattr(choice.runtime, "draft_head_kinds", lambda path: ())  # other packages' runtimes need not have it

@@ -216,7 +216,7 @@ class _Writing:
         for k in range(self.n):
             constraint = self.open_constraint()
             state = begun(self.request.text(k), slot, constraint)
-            state.stats.add_reason(f"the texts are written one after another: {why}")
+            state.stats.add_note(f"the texts are written one after another: {why}")
             outputs: list[TokenOutput] = []
             self.alone.append((state, outputs))
             if self.stop.cancelled or (done and self.until is not None and self.until(done)):

@@ -72,7 +72,7 @@ def test_one_after_another(folder: Path, plain: Plain) -> None:
             assert generation.stats.n_reused_tokens == len(engine.prompt_ids(PROMPT)) - 1  # of the same adapters
         generation = engine.generate(PROMPT, temperature=0.0, **WISH)
         assert generation.token_ids == plain[(1.0, 0.5), 0.0]  # those of load
-        assert "with a.gguf × 1, b.gguf × 0.5" in generation.stats.reasons
+        assert "with a.gguf × 1, b.gguf × 0.5" in generation.stats.notes
         engine.lora = (0.0, 0.0)
         assert engine.generate(PROMPT, temperature=0.0, **WISH).token_ids == plain[(0.0, 0.0), 0.0]
 

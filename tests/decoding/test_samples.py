@@ -315,7 +315,7 @@ def test_without_common_forwards_texts_come_one_after_another(tiny_path: Path, o
             pass
         for k, text in enumerate(stream.generations):
             same(text, alone(engine, PROMPT, k, max_tokens=12, **WARM))
-            assert any(reason.startswith("the texts are written one after another") for reason in text.stats.reasons)
+            assert any(reason.startswith("the texts are written one after another") for reason in text.stats.notes)
         first = engine.samples(PROMPT, 3, max_tokens=12, until=lambda ended: True, **WARM)
         assert [text.finish_reason for text in first][1:] == ["cancelled"] * 2
 
@@ -328,7 +328,7 @@ def test_the_full_context_ends_texts_as_alone(plain: edgedec.Engine) -> None:
     for k, text in enumerate(found):
         one = plain.generate(prompt, ignore_end=True, logprobs=0, **{**WARM, "seed": 7 + k})
         same(text, one)
-        assert text.stats.reasons == one.stats.reasons
+        assert text.stats.notes == one.stats.notes
 
 
 def test_event_loops_get_the_same_texts(plain: edgedec.Engine) -> None:

@@ -84,7 +84,7 @@ def test_the_text_is_the_target_s_after_the_kept_tokens(
         found = engine.generate(PROMPT, **GREEDY)
         assert found.token_ids == expected[0]
         by = "its first layers" if own else "tiny llama 2"
-        assert found.stats.reasons == [f"lossy: 300 of 600 prompt tokens were read, chosen by {by}"]
+        assert found.stats.notes == [f"lossy: 300 of 600 prompt tokens were read, chosen by {by}"]
         assert any(line.startswith("prompt read in part: 300 tokens left out at ") for line in found.stats.explanation)
         again = engine.generate(PROMPT, **GREEDY)
         assert (again.token_ids, again.stats.n_reused_tokens) == (expected[0], 599)
@@ -131,7 +131,7 @@ def test_a_short_prompt_is_read_whole(paths: tuple[Path, Path]) -> None:
         expected = plain.generate(PROMPT[:LEAST], **DRAWN).token_ids
     with loaded(paths, own=False, keep=0.1) as engine:
         found = engine.generate(PROMPT[:LEAST], **DRAWN)
-        assert (found.token_ids, found.stats.reasons) == (expected, [])
+        assert (found.token_ids, found.stats.notes) == (expected, [])
         assert any(line.startswith("prompt read whole") for line in found.stats.explanation)
 
 

@@ -150,7 +150,7 @@ def test_the_text_is_that_of_the_slow_way(paths: tuple[Path, Path], models: Mode
             assert found.stats.switching == expected.statistics()
             assert found.stats.n_reused_tokens == n_reused
             n_small = expected.writers.count(SMALL)
-            assert found.stats.reasons == [f"lossy: tiny llama 2 wrote {n_small} of {N_TOKENS} tokens"]
+            assert found.stats.notes == [f"lossy: tiny llama 2 wrote {n_small} of {N_TOKENS} tokens"]
     assert expected.statistics()["switches"] >= 5
 
 

@@ -159,7 +159,7 @@ class LoadFlags:
         str,
         model_option(
             "--draft",
-            help="auto drafts where it pays, off never; drafters by name (edgedec doctor --all), joined by +, always.",
+            help="auto guesses where it pays, off never; drafters by name (edgedec doctor --all), joined by +, always.",
             metavar="NAME",
             complete=completion.drafter,
         ),
@@ -188,7 +188,7 @@ class LoadFlags:
         bool,
         model_option(
             "--draft-overlap",
-            help="Let the draft model draft on the CPU while the target verifies on another device or machine.",
+            help="Let the draft model run on the CPU while the target verifies on another device or machine.",
             further=True,
         ),
     ] = False

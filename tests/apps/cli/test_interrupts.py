@@ -87,7 +87,7 @@ def test_an_interrupted_prefill_ends_without_text(
     assert result.code == 130
     document = json.loads(result.out)
     assert (document["text"], document["finish_reason"]) == ("", "cancelled")
-    summary = f"0 tokens (cancelled) · nothing drafted · {TOO_LONG}"
+    summary = f"0 tokens (cancelled) · {TOO_LONG}"
     assert result.err == f"edgedec: {TOO_LONG}\n{summary}\nedgedec: interrupted\n"
 
 

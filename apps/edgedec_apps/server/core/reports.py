@@ -65,7 +65,7 @@ def _explained(generation: Generation) -> dict[str, Any]:
             "draft": 1000 * stats.draft_s,
         },
         "explanation": stats.explanation,
-        "reasons": stats.reasons,
+        "reasons": [*stats.notes, *stats.reasons],
     }
 
 

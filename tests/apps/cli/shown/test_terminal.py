@@ -116,7 +116,7 @@ def test_a_long_prefill_shows_progress_that_ctrl_c_clears(model: Path) -> None:
         assert person.end() == 130
         assert person.settings() == person.before
     assert person.cursor_shown
-    summary = f"0 tokens (cancelled) · nothing drafted · {TOO_LONG}"
+    summary = f"0 tokens (cancelled) · {TOO_LONG}"
     assert person.shown.endswith(f"{summary}\r\nedgedec: interrupted\r\n".encode())
 
 
