@@ -101,7 +101,7 @@ def _measure(job: BenchJob, options: RunOptions, prompts: list[BenchPrompt], can
     """Measure the machine's memory before and after, and the model between."""
     cap_bytes = None if job.load.memory is None else parse_size(job.load.memory)
     n_threads = job.load.threads or usable_cores()
-    with ProgressLine(quiet=job.output.quiet) as on_progress:
+    with ProgressLine(f"measuring {job.model}", quiet=job.output.quiet) as on_progress:
         with stage(on_progress, _READING):
             before = bandwidths(n_threads, cap_bytes) if forget_peak() else []
         forget_peak()  # the memory of that measurement does not count

@@ -70,7 +70,8 @@ def open_model(
     if output.verbose:
         show_log()
     base = None if flags.memory is None else base_bytes()  # before the model's file is looked at
-    with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
+    bar = ProgressLine(f"loading {name}", quiet=output.quiet)
+    with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, bar as on_progress:
         options = engine_options(
             flags, on_progress, cancel, n_texts=n_texts, grammars=grammars, keeps_prompts=keeps_prompts
         )

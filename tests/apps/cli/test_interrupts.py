@@ -71,7 +71,8 @@ def test_an_interrupted_generation_keeps_its_text(model: Path) -> None:
     result = finish(process)
     assert result.code == 130
     assert (first + result.out).endswith(b"\n")
-    note, summary, last = (line for line in result.err.splitlines() if line != STOPPING)
+    begun, note, summary, last = (line for line in result.err.splitlines() if line != STOPPING)
+    assert begun == f"loading {model}"
     assert note == f"edgedec: {TOO_LONG}"
     assert "(cancelled)" in summary
     assert last == "edgedec: interrupted"

@@ -163,7 +163,7 @@ def command(job: ExportJob) -> None:
     )
 
     def work(cancel: CancelToken) -> dict[str, Any]:
-        with ProgressLine(quiet=job.quiet) as on_progress:
+        with ProgressLine(f"exporting {job.model}", quiet=job.quiet) as on_progress:
             return make(job, on_progress, cancel)
 
     with warnings_of("edgedec.export") as warnings:

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 from edgedec.errors import ModelError, PullError, RequestError, StorageError
@@ -125,3 +126,4 @@ def _say_size(model: str, keep_file: bool, said: set[str], progress: Progress) -
     if not keep_file:
         later = "as much again for a moment when it first runs on the cpu runtime, until tiles take its place"
     say(f"{model}: {format_bytes(progress.total)} on the disk, and {later}")
+    ProgressLine.said_at = monotonic()  # a pipe gets no other line at the beginning

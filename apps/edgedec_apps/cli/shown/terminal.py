@@ -7,6 +7,7 @@ write escape sequences to a terminal or lines into a log; pipes and files get ge
 import json
 import os
 import shutil
+import stat
 import sys
 import textwrap
 from contextlib import suppress
@@ -72,6 +73,14 @@ def say(message: str) -> None:
     """Print a line on standard error; do nothing where standard error is closed."""
     with suppress(OSError, ValueError):
         print(neutral(message), file=sys.stderr, flush=True)
+
+
+def writes_a_file() -> bool:
+    """Return whether standard output is a file: what reads a pipe, as tee does, may write to the same terminal."""
+    with suppress(OSError, ValueError):
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+        return not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or sys.stdout.isatty())
+    return False
 
 
 def write_text(text: str) -> None:
