@@ -246,4 +246,6 @@ def _bar() -> Any:
         Amount(table_column=Column(no_wrap=True)),
         Left(compact=True, table_column=Column(no_wrap=True)),
     )
-    return Bar(*columns, console=Console(stderr=True, emoji=False, highlight=False), transient=True, expand=True)
+    console = Console(stderr=True, emoji=False, highlight=False)
+    at_terminal = sys.stdout.isatty()  # else rich would write above the bar what belongs into a file
+    return Bar(*columns, console=console, transient=True, expand=True, redirect_stdout=at_terminal)

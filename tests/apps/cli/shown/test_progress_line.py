@@ -92,8 +92,7 @@ def test_a_file_gets_the_text_and_the_terminal_the_progress(model: Path, tmp_pat
     os.close(write)
     text = (tmp_path / "text").read_bytes() if kind == "file" else os.read(read, 65536)
     os.close(read)
-    assert text.endswith(b"\n")
-    assert b"\x1b[?25" not in text
+    assert text == run_here(*args).out
     assert (b"generating" in person.shown) == (kind == "file")
     assert b"400 tokens (length)" in person.shown
 
