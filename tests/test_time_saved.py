@@ -53,6 +53,8 @@ def test_no_text_is_faster_than_tokens_over_steps(steps: list[Step], total_s: fl
     stats = of_steps(*steps, total_s=total_s)
     assert stats.speedup is not None
     assert 0 < stats.speedup <= sum(n for n, *_ in steps) / len(steps)
+    assert stats.saved_s is not None
+    assert stats.saved_s <= sum((n_tokens - 1) * plain_s for n_tokens, plain_s, _ in steps)
 
 
 def test_nothing_is_known_without_a_step() -> None:
