@@ -27,9 +27,9 @@ class DecodeStats:
         prefill_s: Time of the forward that gives the first token.
         first_token_s: Time from the request to the first token.
         total_s: Time from the request to the end.
-        saved_s: Time that drafting saved after the first token, below 0 where it cost time: what as many plain steps as
-            there are tokens would have taken, less what the steps took, by the cost curve. None where no step could
-            have had a draft, or no forward was ever timed.
+        plain_s: Time that as many plain steps would take as there are tokens after the first one, by the cost curve.
+        saved_s: `plain_s`, less what the steps took by the cost curve; below 0 where drafting cost time. None where no
+            step could have had a draft, or no forward was ever timed.
         drafters: Counts by drafter: nodes proposed ("nodes"), nodes whose parent was right ("tried"), nodes of these
             that were right themselves, verified or not ("right"), time of drafting ("draft_s"), drafts after their
             deadline ("late"), failures ("failed"). For a drafter that drafts while the target verifies also the tokens
@@ -66,6 +66,7 @@ class DecodeStats:
     prefill_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
+    plain_s: float = 0.0
     saved_s: float | None = None
     drafters: dict[str, dict[str, float]] = field(default_factory=dict)
     chance_right: float | None = None
@@ -86,13 +87,13 @@ class DecodeStats:
     def speedup(self) -> float | None:
         """How many times as fast as without drafts the text came after its first token; None where it is not known.
 
-        Never more than tokens over steps: no step is faster than a plain one.
+        Both times are the cost curve's, so that a busy moment counts for both. Never more than tokens over steps: no
+        step is faster than a plain one.
         """
-        seconds = self.total_s - self.first_token_s
-        if self.saved_s is None or seconds <= 0:
+        if self.saved_s is None or self.plain_s <= 0:
             return None
         n_tokens, n_steps = min(self.n_generated_tokens, self.n_steps + self.n_accepted_tokens), max(self.n_steps, 1)
-        return min(max(0.0, 1 + self.saved_s / seconds), n_tokens / n_steps)
+        return min(self.plain_s / (self.plain_s - self.saved_s), n_tokens / n_steps)
 
     @property
     def mean_accepted(self) -> float:
@@ -121,6 +122,7 @@ class DecodeStats:
 
     def count_saved(self, n_tokens: int, plain_s: float, step_s: float) -> None:
         """Count a step of `step_s` seconds that gave `n_tokens` tokens, where a plain step takes `plain_s` seconds."""
+        self.plain_s += n_tokens * plain_s
         self.saved_s = (self.saved_s or 0.0) + n_tokens * plain_s - max(plain_s, step_s)
 
     def count_proposal(self, name: str, n_nodes: int, seconds: float) -> None:

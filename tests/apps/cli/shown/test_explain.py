@@ -23,7 +23,7 @@ def full() -> DecodeStats:
     for _ in range(900):
         stats.count_draft(8, 5)
     stats.n_generated_tokens, stats.n_steps, stats.first_token_s, stats.total_s = 5401, 901, 1.0, 11.0
-    stats.saved_s, stats.constraint_logprob = 3.0, -123.456
+    stats.plain_s, stats.saved_s, stats.constraint_logprob = 13.0, 3.0, -123.456
     stats.curve = {n: 0.01 * n for n in range(1, 65)}
     stats.explanation = [_LONG, "head: " + _LONG, "the head x does not say by a hash which model it was trained for"]
     return stats
@@ -58,7 +58,7 @@ def test_the_last_line_says_what_drafts_gained(
 ) -> None:
     """In tenths, never over tokens over steps (5401 over 901), and not a word on drafts where they gained nothing."""
     stats = full()
-    stats.saved_s = saved_s
+    stats.plain_s, stats.saved_s = 10.0 + (saved_s or 0.0), saved_s
     stats.add_reason("drafting off in a context of this length")
     stats.add_note("the text ends because the KV cache is full")
     line = summary(Generation("text", (1, 2), "stop", stats))
