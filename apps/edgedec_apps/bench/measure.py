@@ -128,7 +128,7 @@ def engine_runner(engine: Engine, options: RunOptions, *, draft: bool) -> Runner
             stats.total_s,
             stats.n_steps,
             stats.n_accepted_tokens,
-            tuple(stats.reasons),
+            (*stats.notes, *stats.reasons),
         )
 
     return run
