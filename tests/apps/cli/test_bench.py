@@ -150,7 +150,9 @@ class FakeEngine:
         """Note the prompt and the options, and answer."""
         options.pop("cancel")
         self.asked.append((list(prompt), options))
-        stats = SimpleNamespace(first_token_s=0.5, total_s=2.5, n_steps=2, n_accepted_tokens=1, reasons=["why"])
+        stats = SimpleNamespace(
+            first_token_s=0.5, total_s=2.5, n_steps=2, n_accepted_tokens=1, reasons=["why"], notes=[]
+        )
         return SimpleNamespace(token_ids=(5, 6, 7), finish_reason=self._finish_reason, stats=stats)
 
 
