@@ -122,7 +122,7 @@ class Cpu:
             in_memory = {} if streamed is not None else weights.bytes_by_type(network)
             n_threads = options.n_threads or usable_cores()
             prefetch.set_up(handle, own(options).prefetch, isa, in_memory, n_threads, options)
-            head = _open_head(handle, gguf, options, n_ctx)
+            head = _open_head(handle, job, options, n_ctx)
             if head is not None:
                 undo.callback(head.close)
             if options.cancel is not None:
@@ -269,20 +269,21 @@ def _held_weights(
     return weights.weights_term(job, streamed, in_file=tiles.file is not None, held_as=tiles.held_as)
 
 
-def _open_head(handle: ctypes.c_void_p, gguf: GGUF, options: LoadOptions, n_ctx: int) -> CpuDraftHead | None:
-    """Return the head that the options name, arranged for a native model; None where they name none."""
+def _open_head(handle: ctypes.c_void_p, job: Job, options: LoadOptions, n_ctx: int) -> CpuDraftHead | None:
+    """Return the head that the options name, arranged for the native model of `job`; None where they name none."""
     if options.draft_head is None:
         return None
     from edgedec.gguf.layer_bytes import layer_bytes
     from edgedec_runtimes.trained_heads.load import load_head
     from edgedec_runtimes.trained_heads.target import fit
 
-    path = gguf.paths[0]
-    fitted = fit(load_head(options.draft_head), gguf)
+    gguf, path = job.gguf, job.gguf.paths[0]
+    fitted = fit(load_head(options.draft_head), read_gguf(path))  # the header whose hashes are known already
     head = CpuDraftHead(
         *(handle, fitted, partial(borrowed_rows, gguf), lambda: layer_bytes(path).total),
         n_ctx=n_ctx,
         shared_output=_shared_output(gguf, options),
+        of_target=replace(job, tiles_only=False, on_progress=None),
     )
     gc.collect()  # the head as it was stored is held by cycles
     return_free_memory()
