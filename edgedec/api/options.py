@@ -118,9 +118,9 @@ class EngineOptions:
     """The keywords of edgedec.load: how a model is found, loaded and drafted for.
 
     Attributes:
-        runtime: Name of a runtime, or "auto". The first load of a model with "auto" compares the speed of the two best
-            runtimes for at most 8 s and remembers the result; nothing is compared under a memory cap, or where memory
-            is short.
+        runtime: Name of a runtime, or "auto". With "auto", the speed of the two best runtimes is compared once on a
+            machine, for at most 8 s, where it is not known which is faster; never under a memory cap, where memory is
+            short, or for a model that is kept as tiles. What a busy machine measures is not remembered.
         n_ctx: Tokens of the context; None for what the model was trained for, where the keys and values of more than
             4,096 tokens take at most a quarter of the memory that the model leaves free; else for half of that, or a
             quarter, and so on, down to 4,096.

@@ -1,15 +1,46 @@
-"""Answers that took time to find, such as measurements, kept in the cache between starts."""
+"""Answers that took time to find, such as measurements, kept in the cache between starts.
+
+A time is kept only where no other program took the processor meanwhile, as `quietly` tells: a busy machine is measured
+again at a later start.
+"""
 
 import hashlib
 import json
 import os
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, TypeVar
 
 from edgedec import plugins
 from edgedec.load_options import LoadOptions
 from edgedec.storage.whole_file import write_atomically
+
+T = TypeVar("T")
+
+_USUAL, _USUAL_PER_S = 2, 20.0  # interruptions of a quiet machine, whose system also has something to do
+
+
+def quietly(measure: Callable[[], T]) -> tuple[T, bool]:
+    """Return what a measurement returns, and whether other programs left it the processor.
+
+    The system counts how often it took a processor from this process although there was work left. Where it does not
+    count (Windows), the answer is always yes.
+    """
+    before, started = _interruptions(), perf_counter()
+    found = measure()
+    usual = _USUAL + _USUAL_PER_S * (perf_counter() - started)
+    return found, _interruptions() - before <= usual
+
+
+def _interruptions() -> int:
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def get(cache_dir: Path | None, kind: str, key: str) -> Any:

@@ -122,6 +122,7 @@ class Cpu:
             in_memory = {} if streamed is not None else weights.bytes_by_type(network)
             n_threads = options.n_threads or usable_cores()
             prefetch.set_up(handle, own(options).prefetch, isa, in_memory, n_threads, options)
+            job.sha256 = tiles.header.model_sha256 if tiles.path is not None else job.sha256
             head = _open_head(handle, job, options, n_ctx)
             if head is not None:
                 undo.callback(head.close)
@@ -157,6 +158,11 @@ class Cpu:
             undo.pop_all()
         _report(path, options, 100)
         return model
+
+    @property
+    def is_fastest(self) -> bool:
+        """Whether the kernels are those of AVX2 or AVX-512, which docs/cpu-kernels.md compares with llama.cpp's."""
+        return (forced_instruction_set() or instruction_sets()[0].encode()).startswith(b"avx")
 
     def report(self) -> RuntimeReport:
         """Return edgedec's version, the instruction sets that the kernels use, and how far ahead they fetch weights."""

@@ -24,9 +24,11 @@ def memory_bandwidth() -> float | None:
     n_cores = usable_cores()
     key = f"{machine_name()} {n_cores}"
     readings = _readings(probe_cache.get(cache_folder(), _KIND, key))
-    if len(readings) < _N_CALLS and (measured := read_memory(n_cores)) is not None:
-        readings.append(measured)
-        probe_cache.put(cache_folder(), _KIND, key, readings)
+    if len(readings) < _N_CALLS:
+        measured, is_quiet = probe_cache.quietly(lambda: read_memory(n_cores))
+        readings += [] if measured is None else [measured]
+        if is_quiet and measured is not None:
+            probe_cache.put(cache_folder(), _KIND, key, readings)
     return max(readings, default=None)
 
 

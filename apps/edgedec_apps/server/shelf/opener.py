@@ -14,6 +14,7 @@ from edgedec.errors import EdgedecError, MemoryCapError
 from edgedec.gguf.file import FileState, file_states
 from edgedec.gguf.model_info import read_model_info, trained_context
 from edgedec.gguf.model_kinds import embeds_only
+from edgedec.gguf.places import standing
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import plan_wishes, plan_within
@@ -103,7 +104,8 @@ class Opener:
             if account.others and cap.n_bytes is not None and cap.n_bytes - held_bytes < planning_need(path):
                 raise self._crowded(recipe, n_ctx, path)
             room = planning_bytes(replace(cap, beside_bytes=held_bytes))
-            choice = find_model(path, options, room)
+            writes = account.others and not at_rest  # a text may be written meanwhile
+            choice = find_model(path, options, room, measure=not writes)
             setting = engine_wishes(choice, options, application, room).setting
             planned = plan_wishes(choice, setting, cap)
             if not planned.plan.fits:
@@ -155,7 +157,7 @@ class Opener:
         try:
             template = engine.card.chat_template if options.chat_template is None else options.chat_template
             path = choice.path
-            file = ModelFile(path, read_model_info(path), path.stat().st_mtime, template, embeds_only(path))
+            file = ModelFile(path, read_model_info(path), standing(path).stat().st_mtime, template, embeds_only(path))
         except BaseException:
             engine.close()
             raise
