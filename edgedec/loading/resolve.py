@@ -6,6 +6,7 @@ from pathlib import Path
 from edgedec import plugins
 from edgedec.errors import ModelNotFoundError, StorageError
 from edgedec.gguf.file import NO_SUCH_FILE, storage_error
+from edgedec.gguf.places import model_place, standing
 from edgedec.load_options import ResolveOptions
 
 
@@ -23,8 +24,9 @@ def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
         raise ModelNotFoundError(f"{name!r} is no model name; give a path or a name that edgedec list shows")
     unreadable: StorageError | None = None
     try:
-        os.stat(name)
-        return Path(model)
+        stands = standing(Path(name))
+        os.stat(name if stands == Path(name) else stands)
+        return model_place(Path(model))
     except OSError as error:
         unreadable = None if error.errno in NO_SUCH_FILE else storage_error(Path(model), error)
     except ValueError:  # the name can't be a path

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from edgedec.gguf.places import standing
 from edgedec_runtimes.tile_files.keeping import make_whole
 
 
@@ -19,7 +20,7 @@ def real_model(name: str) -> Path:
     Tests read the file with other programs, too, so one that is kept as tiles is made whole first.
     """
     path = models_dir() / name
-    if not path.is_file():
+    if not standing(path).is_file():
         pytest.skip(f"no {name} in {models_dir()} (set EDGEDEC_MODELS to the directory that has it)")
     make_whole(path)
     return path

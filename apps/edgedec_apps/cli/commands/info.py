@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from edgedec.errors import EdgedecError, ModelNotFoundError, OfflineError
+from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli.options import AsJson, ModelName
@@ -75,7 +76,7 @@ def _projector_facts(path: Path) -> Facts | None:
         ("kind", header.description),
         ("layers", f"{header.n_layers}, of {header.embedding_length} numbers"),
         ("picture size", f"{header.image_size} pixels, in patches of {header.patch_size}"),
-        ("file", f"{path}, {format_bytes(path.stat().st_size)}"),
+        ("file", f"{standing(path)}, {format_bytes(standing(path).stat().st_size)}"),
         ("used by", "the model that it lies beside, or that names it (--mmproj)"),
     ]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edgedec.errors import EdgedecError
+from edgedec.gguf.places import standing
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec_apps.cli.options import AsJson, output_option
 from edgedec_apps.cli.reports.published_heads import head_document
@@ -160,10 +161,12 @@ def _place(model: CachedModel, tiles: Mapping[Path, int]) -> str:
     if not model.complete:
         return "incomplete; edgedec pull continues the download"
     place = "in the cache" if model.origin == "cache" else "in EDGEDEC_MODELS"
+    if is_tiled(model.path):
+        return f"{place}, as tiles alone"
     n_bytes = tiles.get(model.path, 0)
     if n_bytes:
         return f"{place}: {format_bytes(model.size_bytes)} and {format_bytes(n_bytes)} of tiles, which make starts fast"
-    return f"{place}, as tiles alone" if is_tiled(model.path) else place
+    return place
 
 
 def _on_disk(model: CachedModel, tiles: Mapping[Path, int]) -> int:
@@ -175,7 +178,7 @@ def _document(model: CachedModel, tiles: Mapping[Path, int], planned: Mapping[Pa
     return {
         "name": model.name,
         "address": model.address or None,
-        "path": os.fspath(model.path),
+        "path": os.fspath(standing(model.path)),
         "size_bytes": model.size_bytes,
         "tiles_bytes": tiles.get(model.path, 0),
         "disk_bytes": _on_disk(model, tiles),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from edgedec.errors import ModelError, PullError, RequestError, StorageError
+from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
@@ -67,10 +68,10 @@ def command(
 
     path, found, note = interruptible(work)
     if as_json:
-        write_json({"model": model, "path": os.fspath(path), "head": found and os.fspath(found)})
+        write_json({"model": model, "path": os.fspath(standing(path)), "head": found and os.fspath(found)})
     elif not quiet:
-        kept = " (kept as tiles; --keep-file makes the GGUF again)" if is_tiled(path) else ""
-        say(f"{model}: {path}{kept}")
+        kept = " (tiles, which other programs can't read; --keep-file makes the GGUF again)" if is_tiled(path) else ""
+        say(f"{model}: {standing(path)}{kept}")
     if note and not quiet:
         say(one_line(f"{model}: {note}"))
 

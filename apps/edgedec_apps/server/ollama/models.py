@@ -14,6 +14,7 @@ import edgedec
 from edgedec.chat import may_think
 from edgedec.errors import ModelNotFoundError
 from edgedec.gguf.model_info import ModelInfo
+from edgedec.gguf.places import standing
 from edgedec.sampling import SamplingParams
 from edgedec_apps.infill import can_infill
 from edgedec_apps.server.core.bodies import read_fields
@@ -122,7 +123,7 @@ def _listed(named: Named, file: ModelFile) -> dict[str, Any]:
         "name": named.name,
         "model": named.name,
         "modified_at": timestamp(file.modified_s),
-        "size": file.path.stat().st_size if file.info is None else file.info.n_bytes,
+        "size": standing(file.path).stat().st_size if file.info is None else file.info.n_bytes,
         "digest": sha256(str(file.path).encode()).hexdigest() if record is None else record.sha256,
         "details": _details(named, file.info),
     }
