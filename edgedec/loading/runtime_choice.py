@@ -20,7 +20,6 @@ _PREFERRED = ("cpu", "llamacpp")
 _FOR_ONNX = ("onnx", "npu")
 _NEVER_CHOSEN = ("reference",)
 _KIND = "runtimes"
-_MOST_TRIES = 3
 _NO_GPUS = ("CPU", "BLAS")
 _COMPARING = "comparing the runtimes' speed:"
 
@@ -240,14 +239,10 @@ class Comparison:
     Attributes:
         reason: The measurements, for a person.
         is_faster: Whether the rival is worth taking.
-        is_whole: Whether the rival could be measured; else perhaps the machine was busy.
-        n_tries: How many comparisons there were.
     """
 
     reason: str
     is_faster: bool
-    is_whole: bool
-    n_tries: int = 1
 
 
 def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, measure: bool) -> Choice:
@@ -256,20 +251,19 @@ def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, mea
     is_known = isinstance(first, HasKernels) and first.is_fastest
     key = f"{_key(options)} {first.name} {is_known} {rival.name}"
     found = _known(options, key)
-    may_measure = measure and (choice.header is None or choice.header.form is None)  # the rival may need the GGUF
-    if found is None or (may_measure and not found.is_whole and found.n_tries < _MOST_TRIES):
+    if found is None:
+        may_measure = measure and (choice.header is None or choice.header.form is None)  # the rival may need the GGUF
         other = _taking(rival, choice.path, options, {}) if may_measure else None
         if other is None:
             return choice
         if is_known and not _may_have_gpu(_devices(other)):
-            compared: Comparison | None = Comparison("", is_faster=False, is_whole=True)
+            found = Comparison("", is_faster=False)
         else:
             with stage(options.on_progress, _COMPARING, f"{first.name} with {rival.name}"):
                 compared_runtimes = plugins.load_plugin(plugins.OWN, "compared_runtimes")
-                compared = compared_runtimes(choice.path, first, other, options)
-        if compared is None:
+                found = compared_runtimes(choice.path, first, other, options)
+        if found is None:
             return choice
-        found = compared if found is None else replace(compared, n_tries=found.n_tries + 1)
         probe_cache.put(options.cache_dir, _KIND, key, asdict(found))
     other = _taking(rival, choice.path, options, {}) if found.is_faster else None
     choice = replace(choice, reason=found.reason)

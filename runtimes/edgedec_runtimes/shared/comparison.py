@@ -170,8 +170,8 @@ def compared_runtimes(path: Path, first: Runtime, rival: Runtime, options: LoadO
         return None
     told = of_first.text(first.name)
     if of_rival is None:
-        return Comparison(f"{told}; {rival.name} took too long to load", is_faster=False, is_whole=False)
-    return Comparison(f"{told}; {of_rival.text(rival.name)}", is_faster(of_rival, of_first), is_whole=True)
+        return Comparison(f"{told}; {rival.name} took too long to load", is_faster=False)
+    return Comparison(f"{told}; {of_rival.text(rival.name)}", is_faster(of_rival, of_first))
 
 
 def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Measured | None]:
