@@ -61,7 +61,7 @@ class ModelCard:
     """The facts of a loaded model that the engine needs.
 
     Attributes:
-        name: The model's name in the file; may be empty.
+        name: What a person calls the model, as edgedec.gguf.model_info.model_name returns it; may be empty.
         architecture: As in the file ("llama", "qwen2", ...).
         runtime: Name of the runtime that loaded it.
         n_vocab: Length of a row of logits.

@@ -72,6 +72,17 @@ def list_models(cache_dir: Path | None = None) -> list[CachedModel]:
     return sorted(named, key=lambda model: model.name) + _own_models()
 
 
+def entry_of(path: Path) -> Entry | None:
+    """Return the catalogue's entry of a model in the cache by its file; None for other files.
+
+    Raises:
+        RequestError: A catalogue is malformed.
+        StorageError: A folder cannot be read.
+    """
+    names = [model.name for model in list_models() if model.path == path and model.origin == "cache"]
+    return load_catalogue().get(names[0]) if names else None
+
+
 def _short_names(cache_dir: Path | None) -> dict[Path, str]:
     """Return the catalogue's names for models of a hub that are in the cache; none where a catalogue is malformed."""
     from edgedec_models.hubs.hub import find_cached, hub_folder

@@ -214,13 +214,13 @@ def _hint(name: str, options: ResolveOptions) -> str:
     return did_you_mean(name, _known(options))
 
 
-def _known(options: ResolveOptions) -> set[str]:
-    """Return the names of the catalogue, of the models on this machine and of the presets."""
+def _known(options: ResolveOptions) -> list[str]:
+    """Return the names of the models on this machine, of the presets and of the catalogue, its tried ones first."""
     from edgedec_models.cache import list_models
     from edgedec_models.catalogue import load_catalogue
     from edgedec_models.presets import preset_names
 
-    return {*load_catalogue(), *(model.name for model in list_models(options.cache_dir)), *preset_names()}
+    return [*(model.name for model in list_models(options.cache_dir)), *preset_names(), *load_catalogue()]
 
 
 def _refuse_tag(name: str, options: ResolveOptions) -> None:

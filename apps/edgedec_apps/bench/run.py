@@ -4,7 +4,9 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from math import inf
 from statistics import median
+from time import monotonic
 from typing import Any
 
 from edgedec.api.engine import Engine
@@ -14,29 +16,40 @@ from edgedec.loading.resolve import resolve
 from edgedec.memory.system import forget_peak, peak_held_bytes
 from edgedec.memory_plan import parse_size
 from edgedec.model import writes_texts
-from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec.progress import CancelToken, stage
 from edgedec.sampling import SamplingParams
 from edgedec_apps.bench.job import BenchJob
 from edgedec_apps.bench.llamacpp import LLAMACPP, LOOKUP, open_lookup
 from edgedec_apps.bench.machine import bandwidths, versions
 from edgedec_apps.bench.measure import Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up
 from edgedec_apps.bench.plot import write_plot
-from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchPrompt, BenchRequest, grouped, prepare, read_prompts
+from edgedec_apps.bench.prompts import (
+    DEFAULT_PROMPTS,
+    BenchPrompt,
+    BenchRequest,
+    grouped,
+    one_of_each,
+    prepare,
+    read_prompts,
+)
 from edgedec_apps.bench.rows import head_of, record
 from edgedec_apps.bench.summary import summarize, totals
-from edgedec_apps.bench.table import lines
+from edgedec_apps.bench.table import lines, table
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.opening import open_model
+from edgedec_apps.cli.opening import keep_learned, open_model
 from edgedec_apps.cli.output_files import report, require_writable, write_file, write_json_file
+from edgedec_apps.cli.preset_options import preset_of
 from edgedec_apps.cli.shown.progress import ProgressLine
-from edgedec_apps.cli.shown.terminal import one_line
+from edgedec_apps.cli.shown.terminal import one_line, say
 from edgedec_apps.plots import require_picture
 from edgedec_models.folders import cache_folder
+from edgedec_runtimes.llamacpp.library import chosen
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 CPU = "cpu"
 _OTHERS = ("llamacpp", CPU)
 _READING = "measuring how fast memory is read"
+_FIRST_TABLE_S = 60.0  # after the command began to load the model
 
 
 @dataclass(slots=True)
@@ -53,7 +66,7 @@ class Outcome:
         bandwidth: GB/s read from memory, one figure for each measurement.
     """
 
-    runtime: str
+    runtime: str = ""
     trials: list[Trial] = field(default_factory=list)
     interrupted: bool = True
     curve: dict[int, float] = field(default_factory=dict)
@@ -63,19 +76,23 @@ class Outcome:
 
 
 def run_bench(job: BenchJob) -> None:
-    """Measure, and report; an interrupted benchmark reports the trials that are complete.
+    """Measure, and report; a benchmark that ends early, for whatever reason, reports the trials that are complete.
 
     Raises:
         RequestError: An option is out of range, or the file of prompts is damaged.
         CancelledError: The benchmark was interrupted.
+        RuntimeUnavailableError: What --against or --plot needs is not installed.
         EdgedecError: As edgedec.load.
     """
     options = RunOptions(job.max_tokens, job.temperature, job.top_p, job.warm_store)
     _check(job, options)
     prompts = read_prompts(job.prompts or DEFAULT_PROMPTS, job.per_task)
-    outcome = interruptible(lambda cancel: _measure(job, options, prompts, cancel))
-    if outcome.trials:
-        _report(job, outcome)
+    outcome = Outcome()
+    try:
+        interruptible(lambda cancel: _measure(job, options, prompts, outcome, cancel))
+    finally:
+        if outcome.trials:
+            _report(job, outcome)
     if outcome.interrupted:
         raise CancelledError("interrupted" if outcome.trials else "interrupted before a prompt was measured")
 
@@ -94,44 +111,66 @@ def _check(job: BenchJob, options: RunOptions) -> None:
     if job.load.draft_store is not None:
         raise RequestError("a benchmark starts without earlier texts; leave --draft-store out")
     require_picture(job.plot)
+    if job.against == "llamacpp":
+        chosen()
     require_writable(job.output.json_out, job.rows, job.curve_out)
 
 
-def _measure(job: BenchJob, options: RunOptions, prompts: list[BenchPrompt], cancel: CancelToken) -> Outcome:
-    """Measure the machine's memory before and after, and the model between."""
+def _measure(
+    job: BenchJob, options: RunOptions, prompts: list[BenchPrompt], outcome: Outcome, cancel: CancelToken
+) -> None:
+    """Find the model; measure the machine's memory before and after, and the model between."""
     cap_bytes = None if job.load.memory is None else parse_size(job.load.memory)
     n_threads = job.load.threads or usable_cores()
-    with ProgressLine(quiet=job.output.quiet) as on_progress:
+    preset = preset_of(job.model)
+    line = ProgressLine(quiet=job.output.quiet)
+    with line as on_progress:
+        resolving = ResolveOptions(cache_folder(), job.load.offline, on_progress, cancel)
+        resolve(job.model if preset is None else preset.model, resolving)
         with stage(on_progress, _READING):
-            before = bandwidths(n_threads, cap_bytes) if forget_peak() else []
+            outcome.bandwidth += bandwidths(n_threads, cap_bytes) if forget_peak() else []
         forget_peak()  # the memory of that measurement does not count
-        outcome = _measure_model(job, options, prompts, cancel, on_progress)
+        _measure_model(job, options, prompts, outcome, cancel, line)
         with stage(on_progress, _READING):
-            after = [] if outcome.interrupted else bandwidths(n_threads, cap_bytes)
-        outcome.bandwidth = before + after
-        return outcome
+            outcome.bandwidth += [] if outcome.interrupted else bandwidths(n_threads, cap_bytes)
 
 
 def _measure_model(
-    job: BenchJob, options: RunOptions, prompts: list[BenchPrompt], cancel: CancelToken, on_progress: OnProgress
-) -> Outcome:
+    job: BenchJob,
+    options: RunOptions,
+    prompts: list[BenchPrompt],
+    outcome: Outcome,
+    cancel: CancelToken,
+    line: ProgressLine,
+) -> None:
     """Load the model, and llama.cpp where it is to be compared, run every prompt, and record drafts for --rows."""
+    on_progress, shown_s = line.report, monotonic()
+
+    def keep(trials: list[Trial]) -> None:
+        nonlocal shown_s
+        outcome.trials = trials
+        if not job.output.quiet and monotonic() - shown_s >= _FIRST_TABLE_S:
+            shown_s = inf
+            line.stop()
+            for each in table(summarize(trials)):
+                say(each)
+
     with ExitStack() as stack:
         engine = stack.enter_context(open_model(job.model, job.load, job.output, cancel))
         if not writes_texts(engine.model):
             raise RequestError(f"{job.model!r} embeds or ranks texts, and bench measures how fast a model writes them")
-        requests = prepare(engine, prompts, job.max_tokens)
-        outcome = Outcome(engine.card.runtime)
+        requests = one_of_each(prepare(engine, prompts, job.max_tokens))
+        outcome.runtime = engine.card.runtime
         runners = engine_runners(engine, options)
         if not warm_up(requests, runners, cancel, on_progress=on_progress):
-            return outcome
+            return
         if job.against is not None:
             outcome.peak_bytes = peak_held_bytes(engine.processes)
             others, outcome.lookup_reason = _open_others(job, options, engine, requests, stack, cancel)
             if not warm_up(requests, others, cancel, on_progress=on_progress):
-                return outcome
+                return
             runners |= others
-        outcome.trials = measure(requests, runners, cancel, on_progress=on_progress)
+        measure(requests, runners, cancel, on_progress=on_progress, on_trial=keep)
         outcome.interrupted = cancel.cancelled
         outcome.curve = engine.curve.table()
         if job.rows is not None and not outcome.interrupted:
@@ -143,7 +182,7 @@ def _measure_model(
             write_file(job.rows, "".join(written).encode("ascii"))
         if job.against is None:
             outcome.peak_bytes = peak_held_bytes(engine.processes)
-        return outcome
+        keep_learned(job.model, engine)
 
 
 def _open_others(

@@ -151,7 +151,7 @@ class Cpu:
             model.adapters = adapters
             model.has_places = bool(network.switches.rope.sections)
             if options.prompt_cache_bytes and options.cache_dir is not None:
-                model.keeping = (options.cache_dir, card.name or path.stem, options.prompt_cache_bytes)
+                model.keeping = (options.cache_dir, card.name, options.prompt_cache_bytes)
             if head is not None:
                 model.follow_with(head)
             undo.pop_all()

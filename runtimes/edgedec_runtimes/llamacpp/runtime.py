@@ -230,7 +230,7 @@ def _card(handle: object, gguf: GGUF, options: LoadOptions) -> ModelCard:
     info = describe(gguf)
     template = api.llama_model_chat_template(handle, None)
     return ModelCard(
-        name=info.name or "",
+        name=info.name,
         architecture=info.architecture,
         runtime="llamacpp",
         n_vocab=api.llama_vocab_n_tokens(api.llama_model_get_vocab(handle)),

@@ -110,10 +110,13 @@ def test_tasks_end_on_their_own() -> None:
     )
     assert rounds_of(trials) == {"long": 1, "short": 5}
     ways = len(logged([], {}))
-    totals = [*[10 * ways] * (ways + 1), *[2 * ways] * (ways - 1), 2 * ways, *[6 * ways] * (4 * ways)]
+    totals = [*[10 * ways] * (ways + 1), *[6 * ways] * (5 * ways)]
     assert [(one.phase, one.done, one.total) for one in told] == [
         ("measuring the prompts", n, total) for n, total in zip(range(6 * ways + 1), totals, strict=True)
-    ], "until a task's first trial has ended, it counts like the longest of those that are known"
+    ], "until a task's first round has ended, it counts with all rounds"
+    left = [one.left_s for one in told if one.left_s is not None]
+    assert (len(left), left[-1]) == (6 * ways, 0.0)
+    assert left == sorted(left, reverse=True), "the time that is left only falls"
 
 
 def test_a_cancelled_trial_does_not_count() -> None:

@@ -153,7 +153,7 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
         NotPassedError: No text passed the check; the best one is printed.
         EdgedecError: As edgedec.load and Engine.stream.
     """
-    from edgedec_apps.cli.opening import open_model, sampling_options, save_draft_store
+    from edgedec_apps.cli.opening import keep_learned, open_model, sampling_options
     from edgedec_apps.cli.sampling_options import grammar_options
 
     _require_complete(job, asked)
@@ -174,7 +174,7 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
         one = len(asked.questions) == 1
         with open_model(job.model, job.load, job.output, cancel, one_request=one, **plan) as engine:
             _answer_all(engine, writing, answers, cancel)
-            save_draft_store(engine)
+            keep_learned(job.model, engine)
             return cancel.cancelled
 
     try:

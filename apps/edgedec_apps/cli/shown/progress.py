@@ -114,7 +114,7 @@ class ProgressLine:
     def _draw(self, work: _Work, now: float) -> None:
         latest = work.latest
         if work.task is not None:
-            pace = "" if work.pace is None else _reading(work.pace, latest)
+            pace = _foreseen(work)
             self._bar.update(work.task, completed=latest.done, total=latest.total, unit=latest.unit, pace=pace)
         elif now - work.started >= _PATIENCE_S and not _is_over(latest):
             if self._bar is None:
@@ -188,8 +188,8 @@ def _pace(work: _Work, seconds: float) -> str:
     ' (5 min left)'
     """
     latest = work.latest
-    if work.pace is not None:
-        return _reading(work.pace, latest)
+    if told := _foreseen(work):
+        return told
     rate = (latest.done - work.n_before) / max(seconds, 1e-9)
     if latest.unit not in ("tokens", "runs") or latest.total is None or seconds < _PACE_AFTER_S or rate <= 0:
         return ""
@@ -197,10 +197,17 @@ def _pace(work: _Work, seconds: float) -> str:
     return f" ({rate:.0f} tokens/s, {left} left)" if latest.unit == "tokens" else f" ({left} left)"
 
 
-def _reading(pace: ReadingPace, latest: Progress) -> str:
-    """Return how fast a prompt is read, and how long its rest will take, as its later tokens take longer."""
-    left_s = pace.left_s(latest.total or 0)
-    return "" if left_s is None else f" ({pace.per_s or 0:.0f} tokens/s, {_duration(left_s)} left)"
+def _foreseen(work: _Work) -> str:
+    """Return how fast a prompt is read and how long its rest will take, or what other work foresees; else "".
+
+    >>> _foreseen(_Work(Progress("measuring", 3, 60, "runs", left_s=57.4), 0.0))
+    ' (at most 57 s left)'
+    """
+    latest, pace = work.latest, work.pace
+    if latest.left_s is not None:
+        return f" (at most {_duration(latest.left_s)} left)"
+    left_s = None if pace is None else pace.left_s(latest.total or 0)  # later tokens of a prompt take longer
+    return "" if pace is None or left_s is None else f" ({pace.per_s or 0:.0f} tokens/s, {_duration(left_s)} left)"
 
 
 def _duration(seconds: float) -> str:

@@ -142,7 +142,7 @@ def _facts(info: ModelInfo | None, loaded: Loaded | None) -> dict[str, Any]:
     if info is not None:
         facts |= {
             "general.architecture": info.architecture,
-            "general.name": info.name or "",
+            "general.name": info.name,
             f"{info.architecture}.context_length": info.n_ctx_train,
             f"{info.architecture}.embedding_length": info.n_embd,
             f"{info.architecture}.block_count": info.n_layer,

@@ -1,7 +1,7 @@
 """Plans and loads the models of a server, each within the memory that the server has for all of them."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.adapter_names import adapter
 from edgedec_apps.base_memory import LEFT_BYTES, base_bytes
 from edgedec_apps.fit_first import require_fit
+from edgedec_apps.machine_speed import keep_speed
 from edgedec_apps.server.shelf.account import Account, planning_need
 from edgedec_apps.server.shelf.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
 
@@ -168,14 +169,16 @@ class Opener:
 
         def close() -> None:
             try:
-                self._close(engine)
+                self._close(path, engine)
             finally:
                 self._account.close(model)
 
         return Loaded(engine, file, close, planned[0] if planned else None)
 
-    def _close(self, engine: Engine) -> None:
-        """Save the draft store, and free the model; a failure to save is only reported."""
+    def _close(self, path: Path, engine: Engine) -> None:
+        """Save the draft store and the model's speed, and free the model; a failure to save is only reported."""
+        with suppress(EdgedecError):  # the file is gone
+            keep_speed(path, engine)
         try:
             engine.save_draft_store()
         except EdgedecError as error:
