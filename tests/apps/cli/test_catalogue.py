@@ -2,6 +2,7 @@
 
 import json
 import re
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from support.processes.command_line import run_here, run_process
 from support.processes.servers import StubServer
 
+from edgedec.errors import PluginError, RuntimeAbsentError
 from edgedec.plugins import ARCHITECTURES, plugins
+from edgedec.runtime import RuntimeReport
 from edgedec.storage import probe_cache
 from edgedec_apps import machine_speed
 from edgedec_apps.cli.commands.list import command as list_command
@@ -235,6 +238,58 @@ def test_the_hub_is_searched() -> None:
     offline = run_here("search", "smollm3")
     assert (offline.code, offline.text.count("\n")) == (21, 1)
     assert "HF_HUB_OFFLINE is set" in offline.err
+
+
+ENTRY = """
+[[model]]
+name = "mine"
+n_params = 7_000_000
+size_bytes = {size}
+sha256 = "{sha256}"
+licence = "MIT"
+architecture = "llama"
+note = "Mine: for tests"
+drafters = []
+[[model.source]]
+kind = "url"
+url = "https://host/mine.gguf"
+"""
+
+
+@pytest.mark.usefixtures("drafting")
+def test_the_reports_agree(model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Licence, parameters and speed are the same in list and info; the speed is what a run measured."""
+    data = model.read_bytes()
+    (tmp_path / "catalogue.toml").write_text(ENTRY.format(size=len(data), sha256=sha256(data).hexdigest()))
+    monkeypatch.setenv("EDGEDEC_CONFIG", str(tmp_path))
+    (cache / "models").mkdir(parents=True)
+    (cache / "models" / "mine.gguf").write_bytes(data)
+    told = []
+    for _ in range(2):
+        (listed,) = json.loads(run_here("list", "--json").out)["models"]
+        info = json.loads(run_here("info", "mine", "--json").out)
+        keys = ("name", "license", "n_params", "note", "tokens_per_s")
+        assert [listed[key] for key in keys] == [info[key] for key in keys]
+        assert [listed[key] for key in keys[:4]] == ["mine", "MIT", 7_000_000, "Mine: for tests"]
+        told.append(listed["tokens_per_s"])
+        assert run_here("run", "mine", "hi", "-n", "8").code == 0
+    assert told[0] is None
+    assert re.search(r"(?m)^speed +\w+, \S+/s without drafts, measured here$", run_here("info", "mine").text)
+
+
+def test_what_is_lacking_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optional runtime that is not installed is no fault; one that fails is."""
+    answers = {
+        "cpu": RuntimeReport("1", ("CPU",)),
+        "gpu": RuntimeAbsentError("the package gpu is not installed"),
+        "bad": PluginError("ImportError"),
+    }
+    monkeypatch.setattr("edgedec_apps.cli.commands.doctor.ask_runtimes", lambda _: answers)
+    monkeypatch.setattr("edgedec_apps.cli.commands.doctor._devices", dict)
+    facts = {line.split()[0]: line.split(maxsplit=1)[1] for line in run_here("doctor").text.splitlines()}
+    assert facts["runtimes"] == "cpu"
+    assert facts["optional"].startswith("gpu (not here;")
+    assert facts["not"] == "working  runtime bad"
 
 
 @pytest.mark.parametrize("columns", [80, 100, 140])
