@@ -24,16 +24,17 @@ _LEAST_BYTES = 1 << 26
 _QUIET = 0.8  # of the processor time that reading takes on a machine without other programs
 
 
-def memory_bandwidth() -> float | None:
+def memory_bandwidth(*, measure: bool = True) -> float | None:
     """Return the bytes per second that all usable cores read from memory; None where that was not measured.
 
     The best reading is kept, as other programs only slow readings down. It is taken at the first calls on a machine
-    at which other programs leave the cores free, and again on another processor or with another number of cores.
+    at which other programs leave the cores free, and again on another processor or with another number of cores;
+    without `measure` it is not taken.
     """
     n_cores = usable_cores()
     key = f"{machine_name()} {n_cores} quiet"
     readings = _kept(_READING, key)
-    if len(readings) < _N_KEPT and (measured := read_memory(n_cores)) is not None:
+    if measure and len(readings) < _N_KEPT and (measured := read_memory(n_cores)) is not None:
         readings.append(measured)
         probe_cache.put(cache_folder(), _READING, key, readings)
     return max(readings, default=None)

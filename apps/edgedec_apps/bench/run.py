@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
-from statistics import median
 from time import monotonic
 from typing import Any
 
@@ -14,13 +13,12 @@ from edgedec.errors import CancelledError, RequestError
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.system import forget_peak, peak_held_bytes
-from edgedec.memory_plan import parse_size
 from edgedec.model import writes_texts
-from edgedec.progress import CancelToken, stage
+from edgedec.progress import CancelToken
 from edgedec.sampling import SamplingParams
 from edgedec_apps.bench.job import BenchJob
 from edgedec_apps.bench.llamacpp import LLAMACPP, LOOKUP, open_lookup
-from edgedec_apps.bench.machine import bandwidths, versions
+from edgedec_apps.bench.machine import versions
 from edgedec_apps.bench.measure import Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up
 from edgedec_apps.bench.plot import write_plot
 from edgedec_apps.bench.prompts import (
@@ -38,9 +36,9 @@ from edgedec_apps.bench.table import lines, table
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.opening import keep_learned, open_model
 from edgedec_apps.cli.output_files import report, require_writable, write_file, write_json_file
-from edgedec_apps.cli.preset_options import preset_of
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say
+from edgedec_apps.machine_speed import memory_bandwidth
 from edgedec_apps.plots import require_picture
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.llamacpp.library import chosen
@@ -48,7 +46,6 @@ from edgedec_runtimes.shared.cpu_count import usable_cores
 
 CPU = "cpu"
 _OTHERS = ("llamacpp", CPU)
-_READING = "measuring how fast memory is read"
 _FIRST_TABLE_S = 60.0  # after the command began to load the model
 
 
@@ -63,7 +60,6 @@ class Outcome:
         curve: Seconds of a forward by its number of tokens.
         peak_bytes: The most memory that the process held, before llama.cpp was loaded beside it; None if unknown.
         lookup_reason: Why llama.cpp's prompt lookup was not measured; None where it was.
-        bandwidth: GB/s read from memory, one figure for each measurement.
     """
 
     runtime: str = ""
@@ -72,7 +68,6 @@ class Outcome:
     curve: dict[int, float] = field(default_factory=dict)
     peak_bytes: int | None = None
     lookup_reason: str | None = None
-    bandwidth: list[float] = field(default_factory=list)
 
 
 def run_bench(job: BenchJob) -> None:
@@ -119,32 +114,9 @@ def _check(job: BenchJob, options: RunOptions) -> None:
 def _measure(
     job: BenchJob, options: RunOptions, prompts: list[BenchPrompt], outcome: Outcome, cancel: CancelToken
 ) -> None:
-    """Find the model; measure the machine's memory before and after, and the model between."""
-    cap_bytes = None if job.load.memory is None else parse_size(job.load.memory)
-    n_threads = job.load.threads or usable_cores()
-    preset = preset_of(job.model)
-    line = ProgressLine(quiet=job.output.quiet)
-    with line as on_progress:
-        resolving = ResolveOptions(cache_folder(), job.load.offline, on_progress, cancel)
-        resolve(job.model if preset is None else preset.model, resolving)
-        with stage(on_progress, _READING):
-            outcome.bandwidth += bandwidths(n_threads, cap_bytes) if forget_peak() else []
-        forget_peak()  # the memory of that measurement does not count
-        _measure_model(job, options, prompts, outcome, cancel, line)
-        with stage(on_progress, _READING):
-            outcome.bandwidth += [] if outcome.interrupted else bandwidths(n_threads, cap_bytes)
-
-
-def _measure_model(
-    job: BenchJob,
-    options: RunOptions,
-    prompts: list[BenchPrompt],
-    outcome: Outcome,
-    cancel: CancelToken,
-    line: ProgressLine,
-) -> None:
     """Load the model, and llama.cpp where it is to be compared, run every prompt, and record drafts for --rows."""
-    on_progress, shown_s = line.report, monotonic()
+    line, shown_s = ProgressLine(quiet=job.output.quiet), monotonic()
+    forget_peak()
 
     def keep(trials: list[Trial]) -> None:
         nonlocal shown_s
@@ -155,7 +127,7 @@ def _measure_model(
             for each in table(summarize(trials)):
                 say(each)
 
-    with ExitStack() as stack:
+    with line as on_progress, ExitStack() as stack:
         engine = stack.enter_context(open_model(job.model, job.load, job.output, cancel))
         if not writes_texts(engine.model):
             raise RequestError(f"{job.model!r} embeds or ranks texts, and bench measures how fast a model writes them")
@@ -226,6 +198,7 @@ def _open_others(
 
 def _document(job: BenchJob, outcome: Outcome) -> dict[str, Any]:
     """Return the JSON object of a benchmark."""
+    bandwidth = memory_bandwidth(measure=job.load.memory is None)  # which takes memory
     return {
         "model": job.model,
         "runtime": outcome.runtime,
@@ -241,7 +214,7 @@ def _document(job: BenchJob, outcome: Outcome) -> dict[str, Any]:
         **summarize(outcome.trials),
         "against": {} if job.against is None else {job.against: _against(outcome)},
         "curve": {n: 1000 * seconds for n, seconds in outcome.curve.items()},
-        "bandwidth_gb_s": median(outcome.bandwidth) if outcome.bandwidth else None,
+        "bandwidth_gb_s": None if bandwidth is None else bandwidth / 1e9,
         "peak_rss_bytes": outcome.peak_bytes,
         "versions": versions(),
     }

@@ -11,7 +11,7 @@ import pytest
 from support.processes.command_line import run_here, run_process
 from support.processes.servers import StubServer
 
-from edgedec.errors import PluginError, RuntimeAbsentError
+from edgedec.errors import PluginError, RuntimeAbsentError, RuntimeUnavailableError
 from edgedec.plugins import ARCHITECTURES, plugins
 from edgedec.runtime import RuntimeReport
 from edgedec.storage import probe_cache
@@ -160,7 +160,7 @@ def test_info_of_a_reference() -> None:
     assert facts["parameters"] == "8.30 billion, of which a token reads 1.50 billion"
     assert facts["size"] == "known when it is pulled"
     assert facts["memory"] == "from 4668.8 MB, for the weights alone"
-    assert facts["speed"] == "medium, up to 12/s without drafts, as memory is read at 10.0 GB/s here"
+    assert facts["speed"] == "medium, up to 12/s (tokens a second without drafts), as memory is read at 10.0 GB/s here"
     assert facts["runtime"] == "cpu"
     assert facts["draft"] == "head    none"
     document = json.loads(run_here("info", "lfm2-8b-a1b", "--json").out)
@@ -208,6 +208,13 @@ def test_the_bandwidth_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None
     assert found > 1e8
     monkeypatch.setattr(machine_speed, "available_bytes", lambda: 1_000_000)
+    assert machine_speed.read_memory(1) is None
+    monkeypatch.undo()
+
+    def absent(*_: object) -> float:
+        raise RuntimeUnavailableError("not installed")
+
+    monkeypatch.setattr("edgedec_runtimes.cpu.library.read_bandwidth", absent)
     assert machine_speed.read_memory(1) is None
 
 
@@ -274,7 +281,7 @@ def test_the_reports_agree(model: Path, cache: Path, tmp_path: Path, monkeypatch
         told.append(listed["tokens_per_s"])
         assert run_here("run", "mine", "hi", "-n", "8").code == 0
     assert told[0] is None
-    assert re.search(r"(?m)^speed +\w+, \S+/s without drafts, measured here$", run_here("info", "mine").text)
+    assert re.search(r"(?m)^speed +\w+, [\d.]+/s \(tokens a second without drafts\)$", run_here("info", "mine").text)
 
 
 def test_what_is_lacking_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:

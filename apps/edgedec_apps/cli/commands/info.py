@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Facts = list[tuple[str, str]]
 
+_WITHOUT = " (tokens a second without drafts)"
 _ALWAYS_SHOWN = ("temperature", "top_p")
 
 
@@ -192,7 +193,7 @@ def _catalogue_facts(entry: "Entry") -> Facts:
         ("parameters", _params(entry)),
         ("size", "known when it is pulled" if entry.size_bytes is None else format_bytes(entry.size_bytes)),
         ("memory", f"{expected.memory()}, {of_what}"),
-        ("speed", f"{expected.without_drafts()}{why}"),
+        ("speed", f"{expected.speed()}{_WITHOUT}{why}"),
         ("runtime", expected.runtime or "unknown"),
         ("license", entry.licence),
         ("note", f"{entry.note}{'' if entry.tried else ' (not tried)'}"),
@@ -223,7 +224,7 @@ def _facts(document: dict[str, Any]) -> Facts:
             f"{document['n_ctx_default']} tokens by default, trained for {'unknown' if trained is None else trained}",
         ),
         ("memory", _memory(document)),
-        ("speed", Expectation(None, None, None, tokens_per_s=document["tokens_per_s"]).without_drafts()),
+        ("speed", f"{Expectation(None, None, None, None, document['tokens_per_s']).speed()}{_WITHOUT}"),
         *_use(document),
         ("license", document["license"] or "-"),
     ]

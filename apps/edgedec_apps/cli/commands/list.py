@@ -1,9 +1,6 @@
 """edgedec list: the models on this machine, and those of the catalogue."""
 
 import os
-import shutil
-import sys
-import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +11,10 @@ from edgedec.memory_plan import format_bytes, parse_size
 from edgedec_apps.cli.options import AsJson, output_option
 from edgedec_apps.cli.reports.expectations import Expectation, of_entry
 from edgedec_apps.cli.reports.published_heads import head_document
-from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line
+from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, write_paragraph, write_table
 from edgedec_apps.machine_speed import kept_speed, memory_bandwidth
 from edgedec_models.cache import CachedModel, list_models
 from edgedec_models.catalogue import Entry, load_catalogue
-from edgedec_models.estimates import least_read_bytes
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.tile_files.record import is_tiled
 
@@ -26,7 +22,6 @@ if TYPE_CHECKING:
     from edgedec_models.presets import Preset
 
 _HEADINGS, _LICENCE = ("NAME", "SIZE", "MEMORY", "SPEED", "LICENCE", "GOOD FOR"), 4
-_LEAST_COLUMNS = 40  # of the last column of a table, where another can be left out for it
 _LEGEND = (
     "memory: with 4,096 tokens of context; from: the weights alone. speed: tokens a second without drafts, as the "
     "model ran here; up to: as often as its weights can be read here. fast: 20 and more; slow: under 5"
@@ -56,14 +51,14 @@ def command(
     here = {} if limit is None else _planned(stored)
     models = [model for model in stored if limit is None or (here[model.path] or 0) <= limit]
     catalogue, tiles = load_catalogue(), _tiles()
-    speeds = {model.path: kept_speed(model.path) for model in stored}
-    if bandwidth is not None:  # a model that wrote has read its weights
-        read = [(speeds[model.path] or 0.0) * _n_read(catalogue.get(model.name), model) for model in stored]
-        bandwidth = max([bandwidth, *read])
-    rows = [(model, _expected(catalogue.get(model.name), model, bandwidth, speeds[model.path])) for model in models]
-    others = [entry for entry in catalogue.values() if entry.name not in {model.name for model in stored}]
-    expected = [(entry, of_entry(entry, bandwidth)) for entry in others]
-    entries = [(entry, each) for entry, each in expected if limit is None or (each.needed_bytes or 0) <= limit]
+    rows = [(model, _expected(catalogue.get(model.name), model, bandwidth)) for model in models]
+    here_names = {model.name for model in stored}
+    expected = [(entry, of_entry(entry, bandwidth)) for entry in catalogue.values() if entry.name not in here_names]
+    entries = [
+        (entry, each)
+        for entry, each in expected
+        if limit is None or (each.chat_bytes or each.least_bytes or 0) <= limit
+    ]
     if as_json:
         document = {
             "models": [_document(model, tiles, here) | _facts(catalogue.get(model.name), each) for model, each in rows],
@@ -74,12 +69,11 @@ def command(
         return
     _write_here([(_model_row(model, tiles, catalogue, each)) for model, each in rows], list_presets())
     if models:
-        in_all = sum(_on_disk(model, tiles) for model in models)
-        write_line(f"\non the disk in all: {format_bytes(in_all)}")
-    if limit is None and (n_bytes := sum(n for path, n in tiles.items() if path not in {m.path for m in models})):
-        write_line(f"\ntiles of other models: {format_bytes(n_bytes)} (edgedec cache list shows them)")
-    if limit is None and (n_bytes := _graph_bytes()):
-        write_line(f"\ngraphs for GPUs: {format_bytes(n_bytes)} (edgedec cache list shows them)")
+        write_line(f"\non the disk in all: {format_bytes(sum(_on_disk(model, tiles) for model in models))}")
+    others = sum(n for path, n in tiles.items() if path not in {model.path for model in stored})
+    for what, n_bytes in (("tiles of other models", others), ("graphs for GPUs", _graph_bytes())):
+        if n_bytes and limit is None:
+            write_line(f"{what}: {format_bytes(n_bytes)} (edgedec cache list shows them)")
     _write_entries(entries, every=every)
     if models or entries:
         write_line("")
@@ -104,37 +98,6 @@ def _write_entries(entries: list[tuple[Entry, Expectation]], *, every: bool) -> 
             write_table([_HEADINGS, *rows], dropped=_LICENCE)
         elif rows:
             write_line(f"\n{counted(len(rows), 'more model')} of the catalogue, not tried: edgedec list --all")
-
-
-def write_table(rows: list[tuple[str, ...]], *, dropped: int) -> None:
-    """Write rows as columns.
-
-    At a terminal the last column wraps, below the others where it has no room beside them. Where it is narrow, the
-    column `dropped` is left out.
-    """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    if columns and columns - sum(widths) - 2 * len(widths) < _LEAST_COLUMNS:
-        rows, widths = [row[:dropped] + row[dropped + 1 :] for row in rows], widths[:dropped] + widths[dropped + 1 :]
-    hanging = " " * (sum(widths) + 2 * len(widths))
-    if columns and columns - len(hanging) < _LEAST_COLUMNS // 2:
-        hanging = "    "
-    for row in rows:
-        beside = "".join(f"{cell:{width}}  " for cell, width in zip(row[:-1], widths, strict=True))
-        if columns and len(beside) > len(hanging):
-            write_line(beside.rstrip())
-            beside = hanging
-        write_paragraph(row[-1], beside, hanging)
-
-
-def write_paragraph(text: str, beside: str = "", hanging: str = "") -> None:
-    """Write a text behind `beside`; at a terminal it wraps, and later lines begin with `hanging`."""
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    if not columns or not text:
-        write_line(f"{beside}{text}".rstrip())
-        return
-    for line in textwrap.wrap(text, columns, initial_indent=beside, subsequent_indent=hanging, break_on_hyphens=False):
-        write_line(line)
 
 
 def _tiles() -> dict[Path, int]:
@@ -171,19 +134,12 @@ def _planned(models: list[CachedModel]) -> dict[Path, int | None]:
     return planned
 
 
-def _n_read(entry: Entry | None, model: CachedModel) -> int:
-    """Return the bytes of weights that a token of a model on this machine reads."""
-    return (None if entry is None else least_read_bytes(entry)) or model.size_bytes
-
-
-def _expected(
-    entry: Entry | None, model: CachedModel, bandwidth: float | None, tokens_per_s: float | None
-) -> Expectation:
-    """Return what to expect of a model on this machine; nothing but its size where it is not complete."""
-    if entry is not None:
-        return of_entry(entry, bandwidth, tokens_per_s)
-    most = bandwidth / model.size_bytes if bandwidth and model.complete else None
-    return Expectation(None, model.size_bytes, most, None, tokens_per_s)
+def _expected(entry: Entry | None, model: CachedModel, bandwidth: float | None) -> Expectation:
+    """Return what to expect of a model on this machine."""
+    speed = kept_speed(model.path)
+    return (
+        Expectation(None, model.size_bytes, None, None, speed) if entry is None else of_entry(entry, bandwidth, speed)
+    )
 
 
 def _model_row(

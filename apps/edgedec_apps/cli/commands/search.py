@@ -7,11 +7,11 @@ import typer
 
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken
-from edgedec_apps.cli.commands.list import billions, write_paragraph, write_table
+from edgedec_apps.cli.commands.list import billions
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Offline, Quiet, output_option
 from edgedec_apps.cli.shown.progress import shown
-from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line
+from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, write_paragraph, write_table
 from edgedec_models.catalogue import Entry, load_catalogue
 
 if TYPE_CHECKING:

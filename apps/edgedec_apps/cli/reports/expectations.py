@@ -31,11 +31,6 @@ class Expectation:
     chat_bytes: int | None = None
     tokens_per_s: float | None = None
 
-    @property
-    def needed_bytes(self) -> int | None:
-        """The memory that it needs, as far as that is known."""
-        return self.chat_bytes or self.least_bytes
-
     def memory(self) -> str:
         """Return the memory for a person."""
         if self.chat_bytes is not None:
@@ -56,12 +51,6 @@ class Expectation:
         name = "fast" if told >= _FAST else "medium" if told >= _MEDIUM else "slow"
         bound = "" if self.tokens_per_s else "up to "
         return f"{name}, {bound}{told:.0f}/s" if told >= 10 else f"{name}, {bound}{told:.1f}/s"
-
-    def without_drafts(self) -> str:
-        """Return the speed for a person who sees no legend."""
-        if self.tokens_per_s:
-            return f"{self.speed()} without drafts, measured here"
-        return f"{self.speed()} without drafts" if self.most_tokens_per_s else self.speed()
 
 
 def of_entry(entry: Entry, bandwidth: float | None, tokens_per_s: float | None = None) -> Expectation:
