@@ -101,9 +101,9 @@ def model_name(gguf: GGUF) -> str:
     What the file says of its own name (general.name) stands for that only where the file is called by its checksum, as
     ollama's are.
     """
-    path = gguf.paths[0]
+    path, own = gguf.paths[0], get_text(gguf, "general.name")
     name = path.parent.name if path.name == VOCABULARY else re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
-    return (get_text(gguf, "general.name") or name) if name.startswith("sha256-") else name
+    return own if own and name.startswith("sha256-") else name
 
 
 def describe(gguf: GGUF) -> ModelInfo:

@@ -30,7 +30,7 @@ def test_a_tiny_model_is_described_exactly(tmp_path: Path) -> None:
     gguf = model(tmp_path)
     assert describe(gguf) == ModelInfo(
         architecture="llama",
-        name="Tiny",
+        name="m",
         n_params=40 + 2 * (8 + 64),
         n_bytes=(tmp_path / "m.gguf").stat().st_size,
         quantization=(

@@ -212,7 +212,7 @@ def test_one_that_is_kept_without_use_says_what_it_costs(
     with opened(monkeypatch, FLAT, large, draft_model=small) as engine:
         stats = engine.generate(TEXT, max_tokens=4, temperature=0, ignore_end=True).stats
     expected = (
-        r"cascade: the draft model tiny llama 1 \([\d.]+ .B\) was not asked: "
+        r"cascade: the draft model small \([\d.]+ .B\) was not asked: "
         "the text was too short to find out whether reading it pays"
     )
     assert re.fullmatch(expected, stats.reasons[0])
@@ -220,7 +220,7 @@ def test_one_that_is_kept_without_use_says_what_it_costs(
     with opened(monkeypatch, FLAT, large, draft="model", draft_model=small) as engine:
         stats = engine.generate(TEXT, max_tokens=4, temperature=0, ignore_end=True).stats
     assert stats.reasons == []
-    assert re.match(r"model: the draft model tiny llama 1 \([\d.]+ .B\) was asked \d+ times, ", stats.explanation[-1])
+    assert re.match(r"model: the draft model small \([\d.]+ .B\) was asked \d+ times, ", stats.explanation[-1])
 
 
 def test_what_is_said_of_a_draft_model() -> None:

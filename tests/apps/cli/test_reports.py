@@ -67,7 +67,7 @@ def test_info_shows_metadata_without_controls(model: Path, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_model_is_called_as_the_person_calls_it(model: Path, tmp_path: Path) -> None:
     """Never as the file says of itself (general.name), in info as in an error."""
-    path = rename_model(tmp_path / "mine.gguf", model, "Tiny 8k Mix1 Ep2")
+    path = rename_model(tmp_path / "mine.gguf", model, "Tiny Mix1 Ep")
     assert run_here("info", path).text.splitlines()[0].split() == ["name", "mine"]
     told = run_here("embed", path, "hi")
     assert "mine" in told.err

@@ -123,7 +123,7 @@ def write_table(rows: list[tuple[str, ...]], *, dropped: int | None = None) -> N
 def write_paragraph(text: str, beside: str = "", hanging: str = "") -> None:
     """Write a text behind `beside`; at a terminal it wraps, and later lines begin with `hanging`."""
     columns = max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else 0
-    if not len(hanging) + 20 < columns < len(beside + text):
+    if not len(hanging) + 20 <= columns < len(beside + text):
         write_line(f"{beside}{text}".rstrip())
         return
     for line in textwrap.wrap(text, columns, initial_indent=beside, subsequent_indent=hanging, break_on_hyphens=False):
