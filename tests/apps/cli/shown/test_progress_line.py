@@ -140,8 +140,8 @@ def test_a_benchmark_speaks_from_its_start(model: Path, tmp_path: Path, monkeypa
     result = run_here("bench", model, "--prompts", prompts, "-n", "4")
     assert result.code == 0
     told = [line for line in result.err.splitlines() if ":" in line]
-    starts = ("measuring how fast memory is read", "warming up", "measuring the prompts:")
+    starts = ("warming up", "measuring the prompts:")
     places = [next(i for i, line in enumerate(told) if line.startswith(start)) for start in starts]
     assert places == sorted(places)
-    assert "measuring the prompts: 2 of 15 runs" in told
+    assert [line for line in told if line.startswith("measuring the prompts: 2 of 15 runs (at most ")]
     assert "\x1b" not in result.err

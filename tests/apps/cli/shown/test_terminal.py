@@ -52,7 +52,7 @@ def test_names_in_files_cannot_control_the_terminal(model: Path, tmp_path: Path)
         pytest.skip(f"this file system has no such names: {error}")
     with Terminal("info", odd) as person:
         assert person.end() == 0
-    assert "x␛[31m[b]\ufffd" in person.shown.decode()
+    assert b"\x1b[31m[b]" not in person.shown
     assert "a␛[2Jb␊c[bold].gguf" in "".join(person.shown.decode().split())  # a long path takes two lines
     with Terminal("run", odd, "x" * 3000) as person:
         assert person.end() == 41
@@ -65,7 +65,7 @@ def test_names_in_files_cannot_control_the_terminal(model: Path, tmp_path: Path)
         person.expect(">>>")
         person.send("\x04")
         assert person.end() == 0
-    assert "x␛[31m[b]\ufffd · 2048 tokens" in person.shown.decode()
+    assert "c[bold].gguf · 2048 tokens" in person.shown.decode()
 
 
 def test_the_runtimes_log_cannot_control_the_terminal(model: Path, tmp_path: Path) -> None:
