@@ -236,7 +236,7 @@ class Engine(RankingModel):
     def extract(
         self,
         question: str,
-        passage: str,
+        passage: str | Sequence[str],
         *,
         n: int = 3,
         max_tokens: int = 64,
@@ -251,7 +251,8 @@ class Engine(RankingModel):
 
         Args:
             question: What to look for.
-            passage: The text to quote from.
+            passage: The text to quote from. Of several, no quotation goes from one to the next, and places count in
+                these texts with two line ends between them.
             n: How many stretches, 1 to 100.
             max_tokens: Most tokens of a stretch, 1 to 512.
             cancel: Stops the work, from any thread.

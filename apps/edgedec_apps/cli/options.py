@@ -75,6 +75,15 @@ MemoryCap = Annotated[
     str | None,
     model_option("--memory", help="Most memory of the process, such as 900MB or 1.5GiB.", metavar="SIZE"),
 ]
+Passages = Annotated[
+    int | None,
+    prompt_option(
+        "--passages",
+        help="Most passages that are read of a document longer than the context (default: a quarter of the context).",
+        metavar="N",
+        further=True,
+    ),
+]
 Offline = Annotated[bool, model_option("--offline", help="Never use the network.")]
 JsonOut = Annotated[
     Path | None,
