@@ -130,6 +130,8 @@ class MemoryTerm:
             such a term fits.
         grows: Whether this is held only as texts fill it (a KV cache in pages, what drafters keep), or only kept free.
         device: The name of the device that holds it (Device), or HOST.
+        slowdown: How many times as long a step takes as where all weights are in memory, by the measured rates of disk
+            and memory; infinite where one of them was not measured.
     """
 
     name: str
@@ -139,6 +141,7 @@ class MemoryTerm:
     partial: bool = False
     grows: bool = False
     device: str = HOST
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,11 @@ class MemoryPlan:
     def start_bytes(self) -> int:
         """The bytes of the host that are held with a short text: those of the terms that don't grow with texts."""
         return sum(term.n_bytes for term in self._host_terms() if not term.grows)
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long a step takes as where all weights are in memory; infinite where not measured."""
+        return max((term.slowdown for term in self.terms), default=1.0)
 
     @property
     def own_bytes(self) -> int:

@@ -130,7 +130,7 @@ def weights_term(
     """
     if plan is not None:
         tiles = known_tile_file(job)
-        pace = plan.pace(tiles or job.gguf.paths[0], n_threads or usable_cores(), most_bytes)
+        pace = plan.pace(tiles or job.gguf.paths[0], n_threads or usable_cores(), most_bytes, job.cache_dir)
         return plan.memory_term(pace, "the tiles" if tiles else "the model's file, as there are no tiles yet")
     if not in_file:
         return MemoryTerm("weights (tiles)", job.n_bytes, held_as or "private")

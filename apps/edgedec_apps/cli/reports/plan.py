@@ -1,5 +1,6 @@
 """edgedec plan: the memory that a model would hold, what is given up to fit, and what else would fit."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from edgedec_apps.cli.reports.stand_ins import stand_ins
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, write_facts, write_json, write_line
 from edgedec_apps.plots import require_picture
+
+_COLUMNS = ("context", "rows", "drafting", "draft model", "head", "common", "weights")  # changes with a column
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +89,12 @@ def _chosen(
     found = best_of(planned)
     chosen = with_peak(found, cap) if wanted.machine is None else found
     planned = [chosen if other is found else other for other in planned]
-    free = available_bytes() if wanted.machine is None else machine_of(wanted.machine).free_bytes
-    return _document(model, chosen, planned, free), chosen, planned
+    # A line of the table for each state, from the one that holds most to the one that holds least.
+    planned = sorted(planned, key=lambda each: -each.plan.total_bytes)
+    if wanted.machine is None:
+        return _document(model, chosen, planned, available_bytes(), chosen.plan.slowdown), chosen, planned
+    there = machine_of(wanted.machine)
+    return _document(model, chosen, planned, there.free_bytes, None) | {"speed": there.speed(model)}, chosen, planned
 
 
 def _cap(wanted: PlannedUse) -> Cap:
@@ -166,9 +173,12 @@ def _choice(model: str, options: EngineOptions, room: int | None, machine: str |
     return replace(choice, runtime=RuntimeThere(choice.runtime, there), slower=None, reason=f"as on {machine}")
 
 
-def _document(model: str, chosen: Planned, planned: list[Planned], free: int | None) -> dict[str, Any]:
+def _document(
+    model: str, chosen: Planned, planned: list[Planned], free: int | None, slowdown: float | None
+) -> dict[str, Any]:
+    speed = "" if slowdown in (None, 1.0) else f"{_step(slowdown or 0)} of one with all weights in memory"
     return (
-        {"model": model, "free_bytes": free}
+        {"model": model, "free_bytes": free, "speed": speed}
         | plan_document(chosen.plan)
         | {
             "setting": _setting(chosen),
@@ -179,6 +189,9 @@ def _document(model: str, chosen: Planned, planned: list[Planned], free: int | N
                     "total_bytes": other.plan.total_bytes,
                     "fits": other.plan.fits,
                     "chosen": other is chosen,
+                    "context": other.setting.options.n_ctx,
+                    "drafting": _drafting(other),
+                    "step": _step(other.plan.slowdown),
                 }
                 for other in planned
             ],
@@ -227,17 +240,14 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
     write_line(plan.table())
     setting = document["setting"]
     why = f"; {setting['runtime_reason']}" if setting["runtime_reason"] else ""
-    n_most = setting["max_rows"] - 1
-    drafters = (
-        f"{' + '.join(setting['drafters'])}, at most {counted(n_most, 'token')}" if setting["drafters"] else "off"
-    )
     write_line("")
     write_facts(
         [
             ("runtime", setting["runtime"] + why),
             *([("layers", _layers(setting["layers"], setting["n_layers"]))] if setting["layers"] is not None else []),
             ("context", f"{counted(setting['context'], 'token')}, KV cache as {setting['kv_type']}"),
-            ("drafting", drafters),
+            ("drafting", _drafting(chosen)),
+            *([("speed", document["speed"])] if document["speed"] else []),
             ("memory", planned_range(plan)),
             ("changed to fit", ", ".join(document["given_up"]) or "nothing"),
             *(("picture", line.removeprefix("picture ")) for line in pictures_lines(document.get("pictures", []))),
@@ -248,9 +258,39 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
     if plan.partial:
         write_line("\nFinding out what else is needed takes more memory than is free; close programs and ask again.")
     elif len(planned) > 1:
-        write_line("\nWhat is changed to fit; each line also has the changes of the lines above it:")
-        for other in planned:
-            mark = "->" if other is chosen else "  "
-            verdict = "" if plan.cap_bytes is None else ("  fits" if other.plan.fits else "  too much")
-            last = other.plan.given_up[-1] if other.plan.given_up else "nothing"
-            write_line(f"{mark} {format_bytes(other.plan.total_bytes):>9}{verdict:10}  {last}")
+        _write_states(document["alternatives"], planned)
+
+
+def _write_states(states: Sequence[dict[str, Any]], planned: Sequence[Planned]) -> None:
+    """Write a line for each setting: what it holds and what it costs, whatever stands on the other lines."""
+    write_line("\nWhat else could be held, a line for each; an arrow is at what is taken:")
+    rows = [("", "memory", "", "context", "a step takes", "drafts", "also changed")]
+    for state, each in zip(states, planned, strict=True):
+        verdict = "" if each.plan.cap_bytes is None else "fits" if state["fits"] else "too much"
+        others = [phrase for kind, phrase in each.setting.given_up.items() if kind not in _COLUMNS]
+        size, mark = format_bytes(state["total_bytes"]), "->" if state["chosen"] else ""
+        rows.append((mark, size, verdict, str(state["context"]), state["step"], state["drafting"], ", ".join(others)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            f"{cell:>{n}}" if i in (1, 3) else f"{cell:{n}}"
+            for i, (cell, n) in enumerate(zip(row, widths, strict=True))
+        ]
+        write_line("  ".join(cell for cell, n in zip(cells, widths, strict=True) if n).rstrip())
+
+
+def _drafting(planned: Planned) -> str:
+    """Return what drafts, and how many tokens at the most."""
+    drafters, n_most = planned.setting.drafters, planned.setting.options.max_rows - 1
+    return f"{' + '.join(drafters)}, at most {counted(n_most, 'token')}" if drafters else "off"
+
+
+def _step(slowdown: float) -> str:
+    """Return how long a step takes, as a factor of one with all weights in memory; "" where they are in memory.
+
+    >>> _step(1.0), _step(1.074), _step(math.inf)
+    ('', '1.07 times', 'longer, not measured')
+    """
+    if not math.isfinite(slowdown):
+        return "longer, not measured"
+    return "" if slowdown == 1 else f"{slowdown:.2f} times"
