@@ -271,16 +271,20 @@ class MemoryPlan:
         is_unified = term.device != HOST and self._column(term) == HOST
         return ": ".join(filter(None, (term.device, term.detail))) if is_unified else term.detail
 
+    @property
+    def shortage(self) -> str:
+        """What is needed, given up and allowed, for a person, and on the last line what to do."""
+        without = f", even with {', '.join(self.given_up)}" if self.given_up else ""
+        caps = [f"{self.cap_name}: {format_bytes(self.cap_bytes)}"] if self.cap_bytes is not None else []
+        caps += [f"{cap.cap_name} on {cap.device.name}: {format_bytes(cap.cap_bytes)}" for cap in self.devices]
+        return f"{' and '.join(self._needs())}{without}; {', '.join(caps)}\n{self._advice()} a smaller model"
+
     def require(self) -> None:
         """Raise MemoryCapError, with the table, unless the plan fits."""
         if not self.fits:
-            needed = " and ".join(self._needs())
-            without = f", even with {', '.join(self.given_up)}" if self.given_up else ""
-            caps = [f"{self.cap_name}: {format_bytes(self.cap_bytes)}"] if self.cap_bytes is not None else []
-            caps += [f"{cap.cap_name} on {cap.device.name}: {format_bytes(cap.cap_bytes)}" for cap in self.devices]
+            needs, _, advice = self.shortage.partition("\n")
             raise MemoryCapError(
-                f"the model needs {needed}{without}; {', '.join(caps)}\n{self.table()}\n"
-                f"{self._advice()} a smaller model; edgedec plan MODEL shows what would fit"
+                f"the model needs {needs}\n{self.table()}\n{advice}; edgedec plan MODEL shows what would fit"
             )
 
     def _needs(self) -> list[str]:

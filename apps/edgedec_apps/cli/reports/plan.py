@@ -79,7 +79,7 @@ def print_plan(model: str, wanted: PlannedUse, *, plot: Path | None, as_json: bo
     if plot is not None:
         write_plot(plot, document)
     if not chosen.plan.fits:
-        raise MemoryCapError(f"even the smallest setting needs {_shortage(chosen.plan)}")
+        raise MemoryCapError(f"even the smallest setting needs {chosen.plan.shortage}")
 
 
 def _chosen(
@@ -91,10 +91,10 @@ def _chosen(
     planned = [chosen if other is found else other for other in planned]
     # A line of the table for each state, from the one that holds most to the one that holds least.
     planned = sorted(planned, key=lambda each: -each.plan.total_bytes)
-    if wanted.machine is None:
-        return _document(model, chosen, planned, available_bytes(), chosen.plan.slowdown), chosen, planned
-    there = machine_of(wanted.machine)
-    return _document(model, chosen, planned, there.free_bytes, None) | {"speed": there.speed(model)}, chosen, planned
+    there = None if wanted.machine is None else machine_of(wanted.machine)
+    free, step = available_bytes() if there is None else there.free_bytes, _step(chosen.plan.slowdown)
+    speed = there.speed(model) if there else step and f"a step takes {step} as with all weights in memory"
+    return _document(model, chosen, planned, free) | {"speed": speed}, chosen, planned
 
 
 def _cap(wanted: PlannedUse) -> Cap:
@@ -110,25 +110,6 @@ def _cap(wanted: PlannedUse) -> Cap:
     name = "allowed" if most == n_bytes else "free"
     base = machine.base_bytes + left
     return Cap(most, base, whole_process=True, name=name, beside="assumed", gpu_bytes=gpu_bytes)
-
-
-def _shortage(plan: MemoryPlan) -> str:
-    """Return what a plan that does not fit needs and what is allowed, for the host and the devices, and what to do."""
-    more = "more than " if plan.partial else ""
-    host = [] if plan.cap_bytes is None else [(plan.total_bytes, plan.cap_bytes, plan.cap_name, "")]
-    of_devices = [
-        (plan.device_bytes(cap.device.name), cap.cap_bytes, cap.cap_name, f" on {cap.device.name}")
-        for cap in plan.devices
-    ]
-    parts = [
-        f"{more}{format_bytes(needed)}{where}, and {format_bytes(most)} are {name}"
-        for needed, most, name, where in host + of_devices
-        if needed > most or (plan.partial and not where)
-    ]
-    advice = (
-        "; put fewer layers there, or" if any(need > most for need, most, _, _ in of_devices) else "; allow more, or"
-    )
-    return f"{'; '.join(parts)}{advice} take a smaller model"
 
 
 def _settings(
@@ -173,12 +154,9 @@ def _choice(model: str, options: EngineOptions, room: int | None, machine: str |
     return replace(choice, runtime=RuntimeThere(choice.runtime, there), slower=None, reason=f"as on {machine}")
 
 
-def _document(
-    model: str, chosen: Planned, planned: list[Planned], free: int | None, slowdown: float | None
-) -> dict[str, Any]:
-    speed = "" if slowdown in (None, 1.0) else f"{_step(slowdown or 0)} of one with all weights in memory"
+def _document(model: str, chosen: Planned, planned: list[Planned], free: int | None) -> dict[str, Any]:
     return (
-        {"model": model, "free_bytes": free, "speed": speed}
+        {"model": model, "free_bytes": free}
         | plan_document(chosen.plan)
         | {
             "setting": _setting(chosen),
