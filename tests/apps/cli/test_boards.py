@@ -36,7 +36,7 @@ def test_the_tables_of_the_documents_are_those_of_the_plans(
     def plan(arguments: str) -> dict[str, Any]:
         words = arguments.split()
         for i, word in enumerate(words):
-            if with_llamacpp and word.startswith("qwen2.5"):  # llama.cpp refuses a made vocabulary
+            if with_llamacpp and word.startswith("qwen2.5"):  # as the page was made
                 words[i] = str(real_model(f"{word}.gguf"))
             elif word.startswith(("smollm2", "qwen2.5")):
                 words[i] = str(paths.setdefault(word, real_header(tmp_path, word) if word not in paths else tmp_path))
