@@ -9,11 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from edgedec.callers import one_line
 from edgedec.errors import MemoryCapError, RequestError, argument
 from edgedec.load_options import LoadOptions
 
 HOST = "host"
 """The column of a memory plan for the memory that the CPU uses."""
+
+Size = float | str
+"""A number of bytes, or a text such as "900MB"."""
 
 Split = tuple[tuple[str, int], ...]
 """How many layers each device takes (LoadOptions.layer_split)."""
@@ -161,6 +165,8 @@ class MemoryPlan:
     cap_name: str = "allowed"
     devices: tuple[DeviceCap, ...] = ()
 
+    __repr__ = one_line
+
     @property
     def total_bytes(self) -> int:
         """The bytes of all terms of the host."""
@@ -297,8 +303,8 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return ("  " + "  ".join([*cells, row[-1]])).rstrip()
 
 
-def parse_size(size: str | int) -> int:
-    """Return the bytes of a size such as "900MB", "1.5GiB", "123456" or 123456.
+def parse_size(size: Size, name: str = "") -> int:
+    """Return the bytes of a size such as "900MB", "1.5GiB", "123456" or 123456; `name` is the argument that has it.
 
     >>> parse_size("900MB"), parse_size("1.5 GiB"), parse_size("2k"), parse_size(5)
     (900000000, 1610612736, 2000, 5)
@@ -306,13 +312,13 @@ def parse_size(size: str | int) -> int:
     Raises:
         RequestError: The text is no size, or the size is not from 1 to 2^63 bytes.
     """
-    text = str(size)
+    text, of = str(size), f"{argument(name)}: " if name else ""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower(), flags=re.ASCII)
     if match is None or match[2] not in _UNITS:
-        raise RequestError(f"{text!r} is no size; write 900MB (10^6 bytes), 1.5GiB (2^30), or a number of bytes")
+        raise RequestError(f"{of}{text!r} is no size; write 900MB (10^6 bytes), 1.5GiB (2^30), or a number of bytes")
     n_bytes = float(match[1]) * _UNITS[match[2]]
     if not 1 <= n_bytes < _MOST_BYTES:
-        raise RequestError(f"{text!r} is no size: it must be above zero, and below 2^63 bytes")
+        raise RequestError(f"{of}{text!r} is no size: it must be above zero, and below 2^63 bytes")
     return int(n_bytes)
 
 

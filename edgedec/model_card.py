@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgedec.callers import one_line
 from edgedec.errors import CapabilityError
 
 
@@ -100,3 +101,5 @@ class ModelCard:
     pooling: str | None = None
     adapters: tuple[str, ...] = ()
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    __repr__ = one_line

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
+from edgedec.callers import one_line
 from edgedec.draft_constants import BUCKET, NOTICED, SURE
 
 
@@ -75,6 +76,8 @@ class DecodeStats:
     curve: dict[int, float] = field(default_factory=dict)
     explanation: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+
+    __repr__ = one_line
 
     @property
     def tokens_per_s(self) -> float:

@@ -4,13 +4,15 @@ import os
 from pathlib import Path
 
 from edgedec import plugins
-from edgedec.errors import ModelNotFoundError, StorageError
+from edgedec.errors import ModelNotFoundError, StorageError, argument
 from edgedec.gguf.file import NO_SUCH_FILE, storage_error
 from edgedec.load_options import ResolveOptions
 
 
-def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
+def resolve(model: str | os.PathLike[str], options: ResolveOptions, option: str = "") -> Path:
     """Return the file that a model's name stands for. An existing path wins over every other meaning of the name.
+
+    An error names the argument `option`, where the model is a further one that it names.
 
     The resolvers (plug-ins of the group `edgedec.resolvers`) are asked in turn; one of them may download the file.
 
@@ -38,4 +40,6 @@ def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
     except ModelNotFoundError as error:
         if unreadable is not None:
             raise unreadable from error
+        if option:
+            raise ModelNotFoundError(f"{argument(option)}: {error.marked}") from error
         raise

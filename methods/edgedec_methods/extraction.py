@@ -62,7 +62,7 @@ class WantedSpans:
     def __post_init__(self) -> None:
         for name, most in (("n", MOST_SPANS), ("max_tokens", MOST_SPAN_TOKENS)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            if not 1 <= value <= most:
                 raise OptionError(name, value, f"it must be a whole number from 1 to {most}")
 
 

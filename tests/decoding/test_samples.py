@@ -249,9 +249,9 @@ def test_cancelling_leaves_nothing_over(model: edgedec.Engine, plain: edgedec.En
 def test_wrong_requests_are_clear_errors(model: edgedec.Engine) -> None:
     """Wrong numbers, types and prompts are refused before anything is read."""
     for n in (0, -1, 257, 10**6, True, 2.0, "3", None):
-        with pytest.raises(RequestError, match=r"texts of one prompt were asked for; it must be from 1 to 256"):
+        with pytest.raises(RequestError, match=r"n is .*; it must be (from 1 to 256|a whole number)"):
             model.samples(PROMPT, n, **WARM)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="until is a int; it must be a function"):
+    with pytest.raises(RequestError, match="until is 3; it must be a function"):
         model.samples(PROMPT, 2, until=3, **WARM)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="the prompt is empty"):
         model.samples([], 2, **WARM)
@@ -381,5 +381,5 @@ def test_a_plan_keeps_room_for_texts(tiny_path: Path) -> None:
         with pytest.raises(MemoryCapError, match="room for"):
             one.samples(PROMPT, 5, **WARM)
     for wrong in (0, 257, 1.5):
-        with pytest.raises(RequestError, match="it must be from 1 to 256"):
+        with pytest.raises(RequestError, match=r"n_texts is .*; it must be (from 1 to 256|a whole number)"):
             edgedec.load(tiny_path, runtime="cpu", n_texts=wrong)  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ def _check(job: BenchJob, options: RunOptions) -> None:
 
 def _measure(job: BenchJob, options: RunOptions, prompts: list[BenchPrompt], cancel: CancelToken) -> Outcome:
     """Measure the machine's memory before and after, and the model between."""
-    cap_bytes = None if job.load.memory is None else parse_size(job.load.memory)
+    cap_bytes = None if job.load.memory is None else parse_size(job.load.memory, "memory")
     n_threads = job.load.threads or usable_cores()
     with ProgressLine(quiet=job.output.quiet) as on_progress:
         with stage(on_progress, _READING):
@@ -137,7 +137,7 @@ def _measure_model(
         if job.rows is not None and not outcome.interrupted:
             resolving = ResolveOptions(cache_folder(), job.load.offline)
             path = resolve(job.model, resolving)
-            drafts = None if job.load.draft_model is None else resolve(job.load.draft_model, resolving)
+            drafts = None if job.load.draft_model is None else resolve(job.load.draft_model, resolving, "draft_model")
             rows = record(engine, requests, options, path, on_progress=on_progress)
             written = (json.dumps(row) + "\n" for row in chain([head_of(job.model, path, drafts)], rows))
             write_file(job.rows, "".join(written).encode("ascii"))

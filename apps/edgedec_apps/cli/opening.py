@@ -157,7 +157,7 @@ def application_of(
 
 def room_bytes_of(flags: LoadFlags) -> int:
     """Return the bytes that a server keeps for all its requests together: at most a sixteenth of the cap."""
-    return ROOM_BYTES if flags.memory is None else min(ROOM_BYTES, parse_size(flags.memory) // 16)
+    return ROOM_BYTES if flags.memory is None else min(ROOM_BYTES, parse_size(flags.memory, "memory") // 16)
 
 
 def serves_grammars() -> bool:

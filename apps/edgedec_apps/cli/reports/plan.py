@@ -93,8 +93,8 @@ def _chosen(
 def _cap(wanted: PlannedUse) -> Cap:
     """Return the cap of the plan, with what this process holds, or what is assumed for the machine that is named."""
     memory, gpu_memory = wanted.flags.memory, wanted.flags.gpu_memory
-    n_bytes = None if memory is None else parse_size(memory)
-    gpu_bytes = None if gpu_memory is None else parse_size(gpu_memory)
+    n_bytes = None if memory is None else parse_size(memory, "memory")
+    gpu_bytes = None if gpu_memory is None else parse_size(gpu_memory, "gpu_memory")
     left = 0 if wanted.n_parallel is None else LEFT_BYTES  # of a server
     if wanted.machine is None:  # measured before the model's file is looked at
         return Cap(n_bytes, base_bytes() + left, whole_process=True, gpu_bytes=gpu_bytes)
