@@ -9,7 +9,6 @@ from dataclasses import MISSING, fields
 from functools import wraps
 from inspect import Parameter, iscoroutinefunction, isfunction, signature
 from numbers import Real
-from reprlib import Repr
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -18,6 +17,7 @@ from edgedec.errors import OptionError, RequestError
 F = TypeVar("F", bound=Callable[..., Any])
 K = TypeVar("K", bound=type[Any])
 
+_LONGEST = 64  # characters of a value that is shown
 _WORDS = {
     "bool": "True or False",
     "int": "a whole number",
@@ -29,30 +29,8 @@ _WORDS = {
     "Sequence": "a sequence",
     "tuple": "a tuple",
     "Callable": "a function",
-    "DrafterFactory": "a factory of drafters",
-    "Predicate": "a function",
-    "Scorer": "a function",
     "Grammar": "a Grammar: make one by Grammar.regex, Grammar.lark, Grammar.gbnf or Grammar.json_schema",
 }
-
-
-class _Short(Repr):
-    """A value in few characters of one line."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxstring = self.maxother = 60
-
-    def repr_ndarray(self, array: Any, level: int) -> str:
-        """Return the type and the shape of an array."""
-        return f"{array.dtype}{[*array.shape]}"
-
-    def repr_instance(self, value: Any, level: int) -> str:
-        """Return the representation of any other object, cut in the middle."""
-        return super().repr_instance(value, level).replace("\n", " ")
-
-
-_SHORT, _LONGEST = _Short(), 64
 
 
 def one_line(value: Any) -> str:
@@ -62,8 +40,8 @@ def one_line(value: Any) -> str:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         held = getattr(value, field.name)
         if field.repr and not (type(held) is type(default) and held == default):
-            text = _SHORT.repr(held)
-            shown.append(f"{field.name}={text if len(text) < _LONGEST else f'{text[: _LONGEST - 3]}...'}")
+            text = f"{held.dtype}{[*held.shape]}" if hasattr(held, "dtype") else repr(held)
+            shown.append(f"{field.name}={text if len(text) <= _LONGEST else text[: _LONGEST - 3] + '...'}")
     return f"{type(value).__name__}({', '.join(shown)})"
 
 
@@ -158,5 +136,6 @@ def _fits(kind: Any, value: Any) -> bool:
 
 def _words(kind: Any) -> list[str]:
     """Return a type in words, the choices of a Literal one by one."""
-    name = _plain(kind).__name__
-    return [*map(str, get_args(kind))] if name == "Literal" else [_WORDS.get(name, f"an edgedec.{name}")]
+    plain = _plain(kind)
+    name = "Callable" if "__call__" in vars(plain) else plain.__name__  # of a protocol
+    return [*map(str, get_args(kind))] if plain is Literal else [_WORDS.get(name, f"an edgedec.{name}")]

@@ -86,8 +86,8 @@ def test_a_bar_is_full_where_something_is_counted(display: Display) -> None:
         with stage(report, "load"):
             pass
     (shown,) = display.places
-    assert len(shown) == 101 + 2
-    assert shown[37] == {
+    assert len(shown) == 1 + 101 + 2
+    assert shown[38] == {
         "text/plain": "download <m>: 37%",
         "text/html": '<progress max="1" value="0.37"></progress> download &lt;m&gt;: 37%',
     }
