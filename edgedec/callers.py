@@ -6,7 +6,7 @@ looked at; neither is what a mapping holds, or a sequence of numbers. Scalars of
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from functools import wraps
+from functools import cache, wraps
 from inspect import Parameter, iscoroutinefunction, isfunction, signature
 from numbers import Real
 from types import UnionType
@@ -40,7 +40,7 @@ def one_line(value: Any) -> str:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         held = getattr(value, field.name)
         if field.repr and not (type(held) is type(default) and held == default):
-            text = f"{held.dtype}{[*held.shape]}" if hasattr(held, "dtype") else repr(held)
+            text = f"{held.dtype}{[*held.shape]}" if hasattr(held, "dtype") else repr(held).replace("\n", " ")
             shown.append(f"{field.name}={text if len(text) <= _LONGEST else text[: _LONGEST - 3] + '...'}")
     return f"{type(value).__name__}({', '.join(shown)})"
 
@@ -87,9 +87,11 @@ def checked_value(name: str, hint: Any, value: Any) -> Any:
     >>> checked_value("n", int | None, 5)
     5
     """
+    kinds = _kinds(hint)
+    if type(value) in kinds and value == value:  # the usual case; a NaN is none
+        return value
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         value = value.item()
-    kinds = _kinds(hint)
     if not any(_fits(kind, value) for kind in kinds):
         *words, last = [word for kind in kinds for word in _words(kind)]
         raise OptionError(name, value, f"it must be {' or '.join([*filter(None, [', '.join(words)]), last])}")
@@ -100,12 +102,14 @@ def checked_value(name: str, hint: Any, value: Any) -> Any:
     return value
 
 
+@cache
 def _kinds(hint: Any) -> list[Any]:
     """Return the types of a union, one by one."""
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
     return [kind for part in parts for kind in _kinds(part)] or [hint]
 
 
+@cache
 def _plain(kind: Any) -> Any:
     """Return what a type is without what it holds: a class, Literal, or object for what can't be checked."""
     plain = get_origin(kind) or kind

@@ -1,5 +1,6 @@
 """How many texts of one prompt there may be at a time, and what memory they take."""
 
+from edgedec.callers import checked_value
 from edgedec.errors import OptionError
 
 MOST_FORKS = 256
@@ -21,6 +22,6 @@ def n_pages(begin: int, end: int) -> int:
 
 def require_count(n: int, name: str) -> int:
     """Return a number of texts, the argument `name` (OptionError unless it is from 1 to MOST_FORKS)."""
-    if not 1 <= n <= MOST_FORKS:
+    if not 1 <= checked_value(name, int, n) <= MOST_FORKS:
         raise OptionError(name, n, f"it must be from 1 to {MOST_FORKS}, the texts of one prompt")
     return n
