@@ -51,7 +51,7 @@ def test_documents_from_lines_and_files(bert: Path, tmp_path: Path) -> None:
 def test_what_is_refused(bert: Path, tmp_path: Path) -> None:
     """No documents, no query, a document that is too long unless it may be cut, and models that can't rank."""
     run_here("rank", bert, QUERY, *AUTO).failed(40, "there are no documents")
-    run_here("rank", bert, " ", *AUTO, stdin=b"a").failed(40, "the query is empty")
+    run_here("rank", bert, " ", *AUTO, stdin=b"a").failed(40, "query is ' '; it must have at least one character")
     run_here("rank", bert, QUERY, "--top", "0", *AUTO, stdin=b"a").failed(40, "--top is 0")
     run_here("rank", bert, QUERY, "--document-tokens", "0", *AUTO, stdin=b"a").failed(40, "--document-tokens is 0")
     run_here("rank", bert, QUERY, tmp_path / "none", *AUTO).failed(60, "can't be read")
