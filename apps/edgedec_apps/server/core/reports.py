@@ -55,6 +55,7 @@ def _explained(generation: Generation) -> dict[str, Any]:
         "finish_reason": generation.finish_reason,
         "chance_right": stats.chance_right,
         "constraint_logprob": stats.constraint_logprob,
+        "speedup": stats.speedup,
         "n_drafts": stats.n_drafts,
         "accepted_by_position": stats.accepted_by_position,
         "drafters": stats.drafters,

@@ -8,7 +8,7 @@ from edgedec_apps.server.app import STATIC
 
 SCRIPTS = (
     *("api", "app", "attachments", "conversation", "dom", "drafting", "files"),
-    *("highlight", "keys", "markdown", "messages", "models", "pictures", "store", "tools"),
+    *("highlight", "keys", "markdown", "messages", "models", "pictures", "start", "store", "tools"),
 )
 FILES = (*(f"{name}.js" for name in SCRIPTS), "style.css", "icon.svg")
 TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}

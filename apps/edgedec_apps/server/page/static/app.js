@@ -8,6 +8,7 @@ import { sample } from "/static/drafting.js";
 import { bindKeys, stepMessages } from "/static/keys.js";
 import { messageNode, show } from "/static/messages.js";
 import { Models, problem, tell } from "/static/models.js";
+import { Start } from "/static/start.js";
 import { MOST_ROUNDS, Tools } from "/static/tools.js";
 import { loadConversations, loadSettings, saveConversations, saveSettings } from "/static/store.js";
 
@@ -17,6 +18,7 @@ const [settingsDialog, keysDialog, exportMenu] = ["settings", "keys", "export"].
 
 const LEAST_SEARCHED = 2000; // characters of files; what is shorter is always sent whole
 const small = matchMedia("(max-width: 44rem)");
+const touch = matchMedia("(pointer: coarse)");
 
 let settings = loadSettings();
 let conversations = loadConversations();
@@ -25,13 +27,17 @@ let running = null; // {controller, conversation} of the answers that come
 
 const attachments = new Attachments(() => settings);
 const tools = new Tools(() => settings);
-const models = new Models(
-  () => settings,
-  (name) => {
+const models = new Models(() => settings, {
+  onPick: (name) => {
     settings.model = name;
     saveSettings(settings);
   },
-);
+  onMore: () => open(newConversation()),
+  onChange: () => start.refresh(),
+});
+const start = new Start(() => settings, models, (text) => ask(text, [], 0, { temperature: 0 }));
+
+const write = () => touch.matches || prompt.focus(); // a keyboard on the screen would cover what is to be read
 
 function save() {
   const kept = saveConversations(conversations.filter((each) => each.messages.length));
@@ -72,7 +78,8 @@ function drawMessages() {
       return node;
     }),
   );
-  exportMenu.hidden = !current.messages.length;
+  log.hidden = exportMenu.hidden = !current.messages.length;
+  find("start").hidden = !log.hidden;
   scrollToEnd();
 }
 
@@ -85,7 +92,7 @@ function open(conversation) {
   current = conversation;
   if (small.matches) showSide(false); // it covers the conversation
   draw();
-  prompt.focus();
+  write();
 }
 
 function removeConversation(conversation) {
@@ -94,14 +101,14 @@ function removeConversation(conversation) {
   if (current === conversation) current = conversations[0] ?? newConversation();
   save();
   draw();
-  prompt.focus();
+  write();
 }
 
-// Ask, in place of message `at` and what followed it where one is given.
-function ask(text, files = [], at = current.messages.length) {
+// Ask, in place of message `at` and what followed it where one is given; `how` are settings of this message alone.
+function ask(text, files = [], at = current.messages.length, how = undefined) {
   if (!(text.trim() || files.length) || running) return;
   current.messages.splice(at);
-  current.messages.push({ role: "user", content: text, ...(files.length && { files }) });
+  current.messages.push({ role: "user", content: text, ...(files.length && { files }), ...(how && { how }) });
   if (!conversations.includes(current)) conversations.unshift(current);
   void generate(current);
 }
@@ -142,7 +149,9 @@ function take(answer, part) {
   if (part.reason) meta.reason = part.reason;
   const told = part.edgedec?.generations?.[0];
   if (!told) return;
-  meta.explanation = [...told.explanation, ...told.reasons, ...drafters(told), `seed ${told.seed}`];
+  const reused = meta.cache_n ? [`${meta.cache_n} tokens of the prompt were read before`] : [];
+  meta.gain = told.speedup;
+  meta.explanation = [...told.explanation, ...told.reasons, ...drafters(told), ...reused, `seed ${told.seed}`];
   if (!meta.draft_n) meta.noDraft = settings.draft === "off" ? "Drafting is off in the settings" : told.reasons[0];
 }
 
@@ -163,7 +172,7 @@ async function generate(conversation) {
   redraw(conversation);
   drawConversations();
   announce.textContent = spoken(answers); // read out once, whole
-  prompt.focus();
+  write();
   if (save()) await models.after(); // else it would take away what save says
 }
 
@@ -178,7 +187,7 @@ function redraw(conversation) {
 async function generateOne(conversation, signal) {
   const earlier = [...conversation.messages];
   const check = find("check").value;
-  const count = check ? 1 : Number(find("count").value);
+  const count = check ? 1 : Number(settings.count || 1);
   const answers = Array.from({ length: count }, () => newAnswer(settings.model));
   conversation.messages.push({ role: "assistant", answers, chosen: 0 });
   save();
@@ -188,13 +197,15 @@ async function generateOne(conversation, signal) {
     due = false;
     redraw(conversation);
   };
-  redraw(conversation);
+  for (const { meta } of answers) meta.askedMs = performance.now();
+  const clock = setInterval(onFrame, 1000);
+  onFrame();
   try {
     await search(earlier, signal);
     redraw(conversation);
     const messages = conversing.sentMessages(earlier);
     const offered = check ? [] : await tools.definitions(models.card, signal); // a checked answer calls none
-    const wanted = { messages, settings, count, check, tools: offered };
+    const wanted = { messages, settings: { ...settings, ...earlier.at(-1).how }, count, check, tools: offered };
     await answer(wanted, signal, (part) => {
       take(answers[part.index], part);
       if (!due) requestAnimationFrame(onFrame);
@@ -206,10 +217,8 @@ async function generateOne(conversation, signal) {
       else each.error = problem(error);
     }
   }
-  for (const { meta } of answers) {
-    delete meta.begunMs; // a time of this page's own clock
-    delete meta.reading;
-  }
+  clearInterval(clock);
+  for (const { meta } of answers) for (const name of ["askedMs", "begunMs", "reading"]) delete meta[name]; // times of this page's clock
   return answers;
 }
 
@@ -284,7 +293,7 @@ find("composer").addEventListener("submit", (event) => {
   ask(text, attachments.take());
 });
 prompt.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touch.matches) {
     event.preventDefault();
     find("composer").requestSubmit();
   } else if (event.key === "ArrowUp" && !prompt.value && !running) {
@@ -349,4 +358,4 @@ showSide(!small.matches);
 applyTheme();
 draw();
 void models.connect();
-prompt.focus();
+write();
