@@ -31,6 +31,7 @@ const models = new Models(() => settings, {
   onPick: (name) => {
     settings.model = name;
     saveSettings(settings);
+    start.draw();
   },
   onMore: () => open(newConversation()),
   onChange: () => start.refresh(),

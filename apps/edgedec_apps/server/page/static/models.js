@@ -10,7 +10,7 @@ export const tell = (text) => (state.textContent = text);
 export const problem = (error) => (error instanceof TypeError ? UNREACHABLE : error.message);
 
 // `settings` is asked for the settings; onPick(name) is called when another model is picked, onMore() for one that is not
-// here, and onChange() where the server has other models, or another one is picked.
+// here, and onChange() where the server may have other models.
 export class Models {
   constructor(settings, { onPick, onMore, onChange }) {
     Object.assign(this, { settings, onPick, onMore, onChange });
@@ -61,7 +61,6 @@ export class Models {
     this.loading?.controller.abort();
     this.onPick(name);
     this.draw();
-    void this.onChange();
   }
 
   draw() {

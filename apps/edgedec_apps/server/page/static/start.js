@@ -40,9 +40,11 @@ export class Start {
   }
 
   draw() {
+    const focused = list.contains(document.activeElement) ? document.activeElement.value : null;
     const names = new Set([...this.models.cards.map(({ id }) => id), ...this.offers.map(({ name }) => name)]);
     [...names].forEach((name, i) => patch(list.children[i] ?? list.appendChild(element("li")), this.row(name)));
     while (list.children.length > names.size) list.lastChild.remove();
+    if (focused) list.querySelector(`[value="${CSS.escape(focused)}"]`)?.focus(); // its button may be another by now
     tries.hidden = !this.models.cards.length;
     find("start-title").textContent = tries.hidden ? "Fetch a model to begin" : "Try one of these, or write a message";
     if (this.fetching && start.hidden) tell(`Fetching ${this.fetching.name}: ${progressOf(this.fetching)}`);
@@ -53,7 +55,8 @@ export class Start {
     const [isUsed, isFetched] = [card && card === this.models.card, this.fetching?.name === name];
     const press = element("button", "", isFetched ? "Cancel" : isUsed ? "In use" : card ? "Use" : offer.n_there ? "Fetch the rest" : "Fetch");
     press.value = name;
-    press.disabled = isUsed || (!card && !isFetched && this.fetching !== null);
+    press.disabled = !card && !isFetched && this.fetching !== null;
+    press.setAttribute("aria-disabled", String(Boolean(isUsed)));
     press.setAttribute("aria-label", `${press.textContent}: ${name}`);
     const facts = [offer && size(offer.n_bytes), card?.ready && "loaded", offer?.note].filter((fact) => fact);
     const row = element("li", "", element("strong", "", name), press, element("p", "facts", facts.join(" · ")));
@@ -71,7 +74,6 @@ export class Start {
     if (this.fetching?.name === name) this.fetching.controller.abort();
     else if (this.models.cards.some(({ id }) => id === name)) this.models.pick(name);
     else void this.fetch(name);
-    list.querySelector(`[value="${CSS.escape(name)}"]`).focus(); // where the button is another by now
   }
 
   async fetch(name) {
@@ -82,7 +84,8 @@ export class Start {
     this.draw();
     try {
       await fetchModel(name, this.settings(), run.controller.signal, ({ status, total, completed }) => {
-        [run.newsMs, run.phase] = [performance.now(), status.split(" ")[0]];
+        const phase = status.split(" ")[0];
+        if (phase !== run.phase || (completed ?? 0) !== run.done) [run.newsMs, run.phase] = [performance.now(), phase]; // else no news
         if (!total) return;
         if (!run.total) [run.begunMs, run.before] = [run.newsMs, completed];
         [run.done, run.total] = [completed, total];
