@@ -153,7 +153,10 @@ def test_what_drafting_did_is_said_and_drawn(page: Browser, server: Running) -> 
 
 
 LINES = [
-    ({"predicted_n": 20, "speed": 31.25, "gain": 2.44}, "20 tokens · 31.3 tokens/s · 2.4 times as fast as without drafts"),
+    (
+        {"predicted_n": 20, "speed": 31.25, "gain": 2.44},
+        "20 tokens · 31.3 tokens/s · 2.4 times as fast as without drafts",
+    ),
     ({"predicted_n": 20, "speed": 31.25, "gain": 1.04, "draft_n": 9}, "20 tokens · 31.3 tokens/s"),
     ({"predicted_n": 20, "speed": 31.25, "gain": 0.8, "draft_n": 9}, "20 tokens · 31.3 tokens/s"),
     ({"predicted_n": 20, "gain": None, "reason": "length"}, "20 tokens · cut off at the limit"),
@@ -650,7 +653,10 @@ def test_the_layout_holds(page: Browser, size: str) -> None:
     for scheme in ("light", "dark"):
         page.color_scheme(scheme)
         pairs = page.run(_CONTRASTS)
-        assert len(pairs) >= 14
+        page.run("document.querySelector('#new').click()")
+        pairs += page.run(_CONTRASTS)
+        page.run("document.querySelector('#conversations .title').click()")
+        assert len({name for name, _ in pairs}) >= 18
         assert {name: ratio for name, ratio in pairs if ratio < 4.5} == {}
         brightness = mean_brightness(page.screenshot())
         assert brightness > 0.8 if scheme == "light" else brightness < 0.25
@@ -690,7 +696,8 @@ const behind = (node) => {
   return [255, 255, 255];
 };
 const names = ["#state", "#send", "#attach", ".who", ".message.user .text", ".answer .text", ".note", ".why p",
-  ".code-head", ".copy-code", "code .keyword", "code .call", "code .comment", "code .number", "summary", "#model"];
+  ".code-head", ".copy-code", "code .keyword", "code .call", "code .comment", "code .number", "summary", "#model",
+  "#start .hint", "#tries strong", "#tries span", "#models .facts", "#models button", "#models [aria-disabled=true]"];
 return names.filter((name) => document.querySelector(name)?.getClientRects().length).map((name) => {
   const node = document.querySelector(name);
   const [a, b] = [light(parse(getComputedStyle(node).color)), light(behind(node))];

@@ -1,9 +1,10 @@
-"""The empty page in a real browser: things to try, models that it fetches, and the page on a phone with a touch screen."""
+"""The empty page in a real browser: things to try, models that it fetches, and the page on a touch screen."""
 
 import json
 import re
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def action(page: Browser, name: str) -> str:
 
 def press(page: Browser, name: str) -> None:
     """Press that button by keyboard."""
-    page.run("document.querySelector(`#models [value=\"${arguments[0]}\"]`).focus()", name)
+    page.run('document.querySelector(`#models [value="${arguments[0]}"]`).focus()', name)
     page.press(ENTER)
 
 
@@ -257,6 +258,6 @@ def test_a_phone_has_one_row_of_header_and_no_keys(page: Browser, server: Runnin
     boxes = [page.box(css) for css in ("#toggle-side", "#model", "#export", "#new")]
     assert page.box("header")["height"] < 60
     assert len({round(box["top"] + box["bottom"]) for box in boxes}) == 1
-    assert all(left["right"] < right["left"] for left, right in zip(boxes, boxes[1:], strict=False))
+    assert all(left["right"] < right["left"] for left, right in pairwise(boxes))
     assert boxes[-1]["right"] <= width
     assert page.run("return document.documentElement.scrollWidth") <= width

@@ -153,7 +153,7 @@ function take(answer, part) {
   const reused = meta.cache_n ? [`${meta.cache_n} tokens of the prompt were read before`] : [];
   meta.gain = told.speedup;
   meta.explanation = [...told.explanation, ...told.reasons, ...drafters(told), ...reused, `seed ${told.seed}`];
-  if (!meta.draft_n) meta.noDraft = settings.draft === "off" ? "Drafting is off in the settings" : told.reasons[0];
+  meta.isOff = settings.draft === "off";
 }
 
 // Answer the last message of the user; where the model calls tools, it goes on with what they answered.

@@ -67,9 +67,9 @@ function acceptance({ draft_n: drafted, draft_n_accepted: accepted }) {
 }
 
 // What drafting did, in sentences.
-export function whatDraftingDid({ predicted_n: n, draft_n: drafted, draft_n_accepted: accepted, noDraft }) {
+export function whatDraftingDid({ predicted_n: n, draft_n: drafted, draft_n_accepted: accepted, isOff }) {
   if (!n) return "";
-  if (!drafted) return `Nothing was drafted, so the model ran once for each token.${noDraft ? ` ${noDraft}.` : ""}`;
+  if (!drafted) return `Nothing was drafted, so the model ran once for each token.${isOff ? " Drafting is off in the settings." : ""}`;
   return (
     `Drafting guessed ${drafted} tokens, and the model agreed with ${accepted} of them (${Math.round((100 * accepted) / drafted)} %): ` +
     `it ran about ${Math.max(1, n - accepted)} times for ${n} tokens. The text is the same as without drafts.`
