@@ -230,6 +230,13 @@ def pick(page: Browser, name: str) -> None:
     assert page.find("#model").get_property("value") == name
 
 
+def load(page: Browser, name: str) -> None:
+    """Press the button of a model's row, by keyboard."""
+    page.wait(lambda: page.all(f'#models [value="{name}"]'), "no list")
+    page.run('document.querySelector(`#models [value="${arguments[0]}"]`).focus()', name)
+    page.press("\n")
+
+
 # Several answers
 
 
@@ -280,18 +287,17 @@ def test_an_answer_is_refined_by_a_check_of_the_server(page: Browser) -> None:
 
 
 def test_a_model_is_loaded_on_demand(page: Browser, server: Running) -> None:
-    """The list has all models; "Load now" loads one, and a message loads one that is not loaded."""
+    """The list has all models; "Load" loads one, and a message loads one that is not loaded."""
     server.client.post("/api/generate", json={"model": "random", "keep_alive": 0})
     page.open(server.url)
     names = page.run("return [...document.querySelector('#model').options].map((each) => each.value)")
     assert names == ["known", BROKEN, ENDLESS, "random", ""]
     assert page.text("#model option") == "known"
-    assert not page.shown("#load")
     pick(page, "random")
     assert page.text("#state") == "It is loaded when you write."
-    page.find("#load").click()
+    load(page, "random")
     page.wait(lambda: page.text("#state") == "4,096 tokens of context", "not loaded")
-    assert not page.shown("#load")
+    page.wait(lambda: page.text('#models [value="random"]') == "In use", "the list does not say so")
     assert "random" in server.loaded
     server.client.post("/api/generate", json={"model": "random", "keep_alive": 0})
     page.set(model="random", max_tokens="9")
@@ -304,7 +310,7 @@ def test_a_model_is_loaded_on_demand(page: Browser, server: Running) -> None:
 
 
 def test_a_load_is_cancelled(chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a model loads, the page counts the seconds; the same button ends the load, in the server, too."""
+    """While a model loads, its row counts the seconds; the same button ends the load, in the server, too."""
     (tmp_path / "models").mkdir()
     tiny_llama(tmp_path / "models" / "slow.gguf", n_layer=1, chat_template=CHAT)
     monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path))
@@ -322,21 +328,21 @@ def test_a_load_is_cancelled(chromium: Browser, tmp_path: Path, monkeypatch: pyt
         chromium.resize(*SIZES["wide"])
         chromium.open(running.url)
         chromium.wait(lambda: chromium.text("#state") == "It is loaded when you write.", "no model")
-        chromium.find("#load").click()
-        chromium.wait(lambda: chromium.text("#state") == "Loading slow: 1 s", "no seconds")
-        assert chromium.text("#load") == "Cancel"
-        chromium.find("#load").click()
-        chromium.wait(lambda: chromium.text("#state") == "Loading slow was cancelled.", "not cancelled")
-        assert chromium.text("#load") == "Load now"
+        load(chromium, "slow")
+        chromium.wait(lambda: chromium.text(".how-far") == "loading, 1 s", "no seconds")
+        assert chromium.text('#models [value="slow"]') == "Cancel"
+        chromium.press("\n")
+        chromium.wait(lambda: chromium.text("#announce") == "slow was not loaded: cancelled", "not cancelled")
+        chromium.wait(lambda: chromium.text('#models [value="slow"]') == "Load", "it can't be loaded again")
         assert ended.wait(PATIENCE_S)
     chromium.problems()
 
 
 def test_a_model_that_cannot_be_loaded_says_why(page: Browser) -> None:
-    """A damaged file: the reason stands beside the list, and in the answer of who asks it all the same."""
-    pick(page, BROKEN)
-    page.find("#load").click()
-    page.wait(lambda: "broken.gguf" in page.text("#state"), "no reason")
+    """A damaged file: the reason stands in the list, and in the answer of who asks it all the same."""
+    load(page, BROKEN)
+    page.wait(lambda: page.all("#models .error"), "no reason")
+    assert "broken.gguf" in page.text("#models .error")
     page.ask("Hello")
     assert "broken.gguf" in page.text(".answer .error")
 
@@ -464,7 +470,7 @@ def test_a_conversation_is_exported(page: Browser, tmp_path: Path) -> None:
         "# Write: a function!\n\n## You\n\nFile a.md:\n\n````\n```\ncode\n```\n````\n\nWrite: a function!\n\n"
         f"## known\n\n> They want code.\n\n{answer}\n"
     )
-    page.find("#export summary").click()
+    page.find("#export").click()
     page.find("#export-json").click()
     saved = page.downloads / "write-a-function.json"
     page.wait(saved.exists, "nothing saved")
@@ -584,7 +590,7 @@ def test_the_page_is_used_by_keyboard_alone(page: Browser) -> None:
         seen.append(page.focused)
     assert seen == [
         *("skip", "title", "×", "open-settings", "open-keys", "toggle-side", "model"),
-        *("⋯", "new", "log", "Copy", "Edit", "Thoughts"),
+        *("export", "new", "log", "Copy", "Edit", "Thoughts"),
         *("copy-code", 'def square(x):\n    # a "comment"\n    return x * 12', "Copy", "regenerate", "Why this speed"),
         "prompt",
     ]

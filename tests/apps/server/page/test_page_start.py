@@ -130,17 +130,17 @@ def test_a_thing_to_try_is_asked_by_a_key(page: Browser, server: Running) -> Non
 
 
 def test_models_are_listed_and_picked(page: Browser, server: Running, home: Path) -> None:
-    """Those that are here first, then those of the catalogue that can be fetched; "Use" picks one."""
+    """Those that are here first, then those of the catalogue that can be fetched; "Load" loads and picks one."""
     saying_model(home / "models" / "other.gguf", {"": ["No", "."]}, chat_template=CHAT)
     page.open(server.url)
     page.wait(lambda: len(page.all("#models li")) > 3, "no models")
     names = page.run("return [...document.querySelectorAll('#models strong')].map((node) => node.textContent)")
     assert names[:3] == ["known", "other", "smollm2-135m"]
-    assert [action(page, name) for name in names[:3]] == ["In use", "Use", "Fetch"]
+    assert [action(page, name) for name in names[:3]] == ["In use", "Load", "Fetch"]
     assert row(page, "smollm2-135m").startswith("smollm2-135m98 MB · SmolLM2")
     assert page.run("return document.querySelector('[value=\"smollm2-135m\"]').ariaLabel") == "Fetch: smollm2-135m"
     press(page, "other")
-    assert (action(page, "known"), action(page, "other")) == ("Use", "In use")
+    page.wait(lambda: (action(page, "known"), action(page, "other")) == ("Use", "In use"), "not loaded")
     assert page.run("return document.activeElement.value") == "other"
     assert page.find("#model").get_property("value") == "other"
     page.ask("Hello?")
@@ -175,7 +175,7 @@ def test_a_model_is_fetched_over_a_reload_and_a_cancel(page: Browser, home: Path
         page.wait(lambda: page.all("#models progress"), "the fetch does not go on after a reload")
         page.find("#prompt").send_keys("Hello")
         page.press(ENTER)
-        page.wait(lambda: page.text("#state").startswith("Fetching small: "), "it is not seen beside a conversation")
+        page.wait(lambda: page.text("#state").startswith("small: "), "it is not seen beside a conversation")
         page.find("#new").click()
         press(page, "small")
         page.wait(lambda: action(page, "small") == "Fetch the rest", "not cancelled")
@@ -186,7 +186,7 @@ def test_a_model_is_fetched_over_a_reload_and_a_cancel(page: Browser, home: Path
         assert remote.gate is not None
         remote.gate.set()
         press(page, "small")
-        page.wait(lambda: action(page, "small") == "In use", "not fetched")
+        page.wait(lambda: action(page, "small") == "Load", "not fetched")
         assert page.text("#announce") == "small is on this machine now."
         assert (home / "models" / "small.gguf").read_bytes() == remote.data
         assert page.shown("#tries")
@@ -206,7 +206,7 @@ def test_a_fetch_that_fails_says_why(page: Browser, server: Running, remote: Ser
     assert "403" in page.text("#models .error")
     assert page.text("#announce").startswith("small was not fetched: ")
     press(page, "small")
-    page.wait(lambda: action(page, "small") == "Use", "not fetched")
+    page.wait(lambda: action(page, "small") == "Load", "not fetched")
     assert page.all("#models .error") == []
 
 
@@ -223,7 +223,7 @@ def test_a_lost_server_is_waited_for(page: Browser, server: Running, remote: Ser
     page.wait(lambda: page.all("#models .error"), "no reason")
     assert page.text("#models .error") == page.text("#state") == "The server can't be reached."
     page.run("window.lost = false")
-    page.wait(lambda: action(page, "small") == "Use", "the fetch does not go on")
+    page.wait(lambda: action(page, "small") == "Load", "the fetch does not go on")
     assert page.all("#models .error") == []
     part: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": "Half"}}]}
     cut = "const text = arguments[0]; window.fetch = (p, o) => p.includes('chat') ? new Response(text) : real(p, o)"

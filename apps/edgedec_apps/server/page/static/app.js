@@ -14,7 +14,7 @@ import { loadConversations, loadSettings, saveConversations, saveSettings } from
 
 const { newAnswer, newConversation, titleOf } = conversing;
 const [log, prompt, send, stop, announce] = ["log", "prompt", "send", "stop", "announce"].map(find);
-const [settingsDialog, keysDialog, exportMenu] = ["settings", "keys", "export"].map(find);
+const [settingsDialog, keysDialog, exportMenu] = ["settings", "keys", "export-menu"].map(find);
 
 const LEAST_SEARCHED = 2000; // characters of files; what is shorter is always sent whole
 const small = matchMedia("(max-width: 44rem)");
@@ -79,7 +79,7 @@ function drawMessages() {
       return node;
     }),
   );
-  log.hidden = exportMenu.hidden = !current.messages.length;
+  log.hidden = find("export").hidden = !current.messages.length;
   find("start").hidden = !log.hidden;
   scrollToEnd();
 }
@@ -270,9 +270,8 @@ function closeSettings() {
 }
 
 function saveAs(ending, type, text) {
-  exportMenu.open = false;
+  exportMenu.hidePopover();
   conversing.download(text, conversing.fileName(current, ending), type);
-  exportMenu.querySelector("summary").focus();
 }
 
 function copyLastCode() {
@@ -303,11 +302,7 @@ prompt.addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
-  if (exportMenu.open) {
-    exportMenu.open = false;
-    exportMenu.querySelector("summary").focus();
-  } else running?.controller.abort();
+  if (event.key === "Escape" && !document.querySelector("dialog[open], :popover-open")) running?.controller.abort();
 });
 log.addEventListener("click", (event) => {
   const pressed = event.target.closest?.(".copy-code");
@@ -349,7 +344,7 @@ bindKeys([
   ["K", "The message before", () => stepMessages(log, -1)],
   ["J", "The message after", () => stepMessages(log, 1)],
   ["C", "Copy the last block of code", copyLastCode],
-  ["X", "Export the conversation", () => ((exportMenu.open = true), find("export-markdown").focus())],
+  ["X", "Export the conversation", () => current.messages.length && (exportMenu.showPopover(), find("export-markdown").focus())],
   ["S", "Settings", openSettings],
   ["H", "These keys", () => keysDialog.showModal()],
 ]);

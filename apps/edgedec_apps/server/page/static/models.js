@@ -1,10 +1,10 @@
-// The model picker: all models of the server, which of them are loaded, and loading one before it is asked.
+// The model picker: all models of the server; start.js loads and fetches them.
 
-import { isReady, loadModel, modelCards } from "/static/api.js";
+import { isReady, modelCards } from "/static/api.js";
 import { find } from "/static/dom.js";
 
 const UNREACHABLE = "The server can't be reached.";
-const [picker, load, state, check] = ["model", "load", "state", "check"].map(find);
+const [picker, state, check] = ["model", "state", "check"].map(find);
 
 export const tell = (text) => (state.textContent = text);
 export const problem = (error) => (error instanceof TypeError ? UNREACHABLE : error.message);
@@ -16,9 +16,7 @@ export class Models {
     Object.assign(this, { settings, onPick, onMore, onChange });
     this.cards = [];
     this.attempts = 0; // of connect, so that only the latest goes on asking
-    this.loading = null; // {controller, name}
     picker.addEventListener("change", () => (picker.value ? this.pick(picker.value) : (this.draw(), this.onMore())));
-    load.addEventListener("click", () => (this.loading ? this.loading.controller.abort() : void this.load()));
   }
 
   get card() {
@@ -58,7 +56,6 @@ export class Models {
   }
 
   pick(name) {
-    this.loading?.controller.abort();
     this.onPick(name);
     this.draw();
   }
@@ -69,32 +66,8 @@ export class Models {
     if (!card) return tell("No model is on this machine yet: fetch one, here or by edgedec pull NAME.");
     picker.value = card.id;
     document.title = `${card.id} · edgedec`;
-    load.hidden = card.ready && !this.loading;
-    load.textContent = this.loading ? "Cancel" : "Load now";
-    if (this.loading) return;
     const loaded = card.ready ? `${card.meta.n_ctx.toLocaleString("en")} tokens of context` : "It is loaded when you write.";
     tell(card.meta.chat === false ? "This model has no chat template." : loaded);
-  }
-
-  async load() {
-    const controller = new AbortController();
-    const name = this.card.id;
-    const begun = performance.now();
-    const count = () => tell(`Loading ${name}: ${((performance.now() - begun) / 1000).toFixed(0)} s`);
-    this.loading = { controller, name };
-    this.draw();
-    count();
-    const clock = setInterval(count, 1000);
-    let wrong = "";
-    try {
-      await loadModel(name, this.settings(), controller.signal);
-    } catch (error) {
-      wrong = error.name === "AbortError" ? `Loading ${name} was cancelled.` : problem(error);
-    }
-    clearInterval(clock);
-    this.loading = null;
-    await this.after();
-    if (wrong) tell(wrong);
   }
 
   // After a load or an answer other models may be loaded.

@@ -1,6 +1,6 @@
-// The empty page: three things to try, and the models that are here or can be fetched, with the progress of a fetch.
+// The empty page: three things to try, and the models that are here or can be fetched, with what is done to one of them.
 
-import { fetchModel, offeredModels } from "/static/api.js";
+import { fetchModel, loadModel, offeredModels } from "/static/api.js";
 import { button, element, find, patch } from "/static/dom.js";
 import { problem, tell } from "/static/models.js";
 
@@ -22,7 +22,7 @@ const size = (bytes) => (bytes >= 1e9 ? `${(bytes / 1e9).toFixed(2)} GB` : `${Ma
 // `models` has the cards of the server's models; onAsk(text) is called where a thing is tried.
 export class Start {
   constructor(settings, models, onAsk) {
-    Object.assign(this, { settings, models, offers: [], fetching: null, wrong: {} });
+    Object.assign(this, { settings, models, offers: [], work: null, wrong: {} });
     for (const [title, text] of TRIES) {
       const node = button("", () => onAsk(text));
       node.append(element("strong", "", title), element("span", "", text.replace(/\n\n(```\w*\n)?|\n```/g, "\n")));
@@ -35,7 +35,7 @@ export class Start {
   async refresh() {
     this.offers = await offeredModels(this.settings());
     const name = sessionStorage.getItem(FETCHING);
-    if (name && !this.fetching) void this.fetch(name);
+    if (name && !this.work) void this.begin(name, false);
     this.draw();
   }
 
@@ -47,69 +47,77 @@ export class Start {
     if (focused) list.querySelector(`[value="${CSS.escape(focused)}"]`)?.focus(); // its button may be another by now
     tries.hidden = !this.models.cards.length;
     find("start-title").textContent = tries.hidden ? "Fetch a model to begin" : "Try one of these, or write a message";
-    if (this.fetching && start.hidden) tell(`Fetching ${this.fetching.name}: ${progressOf(this.fetching)}`);
+    if (this.work && start.hidden) tell(`${this.work.name}: ${progressOf(this.work)}`);
   }
 
   row(name) {
     const [card, offer] = [this.models.cards.find(({ id }) => id === name), this.offers.find((each) => each.name === name)];
-    const [isUsed, isFetched] = [card && card === this.models.card, this.fetching?.name === name];
-    const press = element("button", "", isFetched ? "Cancel" : isUsed ? "In use" : card ? "Use" : offer.n_there ? "Fetch the rest" : "Fetch");
+    const [isUsed, isBusy] = [card?.ready && card === this.models.card, this.work?.name === name];
+    const press = element("button", "", isBusy ? "Cancel" : isUsed ? "In use" : card?.ready || (card && this.work) ? "Use" : card ? "Load" : offer.n_there ? "Fetch the rest" : "Fetch");
     press.value = name;
-    press.disabled = !card && !isFetched && this.fetching !== null;
+    press.disabled = !card && !isBusy && this.work !== null;
     press.setAttribute("aria-disabled", String(Boolean(isUsed)));
     press.setAttribute("aria-label", `${press.textContent}: ${name}`);
     const facts = [offer && size(offer.n_bytes), card?.ready && "loaded", offer?.note].filter((fact) => fact);
     const row = element("li", "", element("strong", "", name), press, element("p", "facts", facts.join(" · ")));
-    if (isFetched) {
+    if (isBusy) {
       const bar = element("progress");
-      bar.setAttribute("aria-label", `Fetching ${name}`);
-      if (this.fetching.total) [bar.max, bar.value] = [this.fetching.total, this.fetching.done];
-      row.append(bar, element("p", "how-far", progressOf(this.fetching)));
+      bar.setAttribute("aria-label", `How far ${name} is`);
+      if (this.work.total) [bar.max, bar.value] = [this.work.total, this.work.done];
+      row.append(bar, element("p", "how-far", progressOf(this.work)));
     }
     if (this.wrong.name === name) row.append(element("p", "error", this.wrong.text));
     return row;
   }
 
   press(name) {
-    if (this.fetching?.name === name) this.fetching.controller.abort();
-    else if (this.models.cards.some(({ id }) => id === name)) this.models.pick(name);
-    else void this.fetch(name);
+    const card = this.models.cards.find(({ id }) => id === name);
+    if (this.work?.name === name) return this.work.controller.abort();
+    if (card) this.models.pick(name);
+    if (!this.work && !card?.ready) void this.begin(name, card !== undefined);
   }
 
-  async fetch(name) {
-    const run = { name, controller: new AbortController(), phase: "", done: 0, total: 0, newsMs: performance.now() };
-    Object.assign(this, { fetching: run, wrong: {} });
-    sessionStorage.setItem(FETCHING, name);
+  // Load a model that is here, or fetch another.
+  async begin(name, isHere) {
+    const now = performance.now();
+    const run = { name, isHere, controller: new AbortController(), phase: "", done: 0, total: 0, begunMs: now, newsMs: now };
+    const { signal } = run.controller;
+    Object.assign(this, { work: run, wrong: {} });
+    if (!isHere) sessionStorage.setItem(FETCHING, name);
     const clock = setInterval(() => this.draw(), 1000);
     this.draw();
     try {
-      await fetchModel(name, this.settings(), run.controller.signal, ({ status, total, completed }) => {
-        const phase = status.split(" ")[0];
-        if (phase !== run.phase || (completed ?? 0) !== run.done) [run.newsMs, run.phase] = [performance.now(), phase]; // else no news
-        if (!total) return;
-        if (!run.total) [run.begunMs, run.before] = [run.newsMs, completed];
-        [run.done, run.total] = [completed, total];
-      });
-      announce.textContent = `${name} is on this machine now.`;
+      if (isHere) await loadModel(name, this.settings(), signal);
+      else await fetchModel(name, this.settings(), signal, (part) => takeNews(run, part));
+      announce.textContent = `${name} is ${isHere ? "loaded" : "on this machine now"}.`;
       sessionStorage.removeItem(FETCHING);
     } catch (error) {
       if (!(error instanceof TypeError)) sessionStorage.removeItem(FETCHING); // else it goes on when the server is back
       if (error.name !== "AbortError") this.wrong = { name, text: problem(error) };
-      announce.textContent = `${name} was not fetched: ${this.wrong.text ?? "cancelled"}`;
+      announce.textContent = `${name} was not ${isHere ? "loaded" : "fetched"}: ${this.wrong.text ?? "cancelled"}`;
     }
     clearInterval(clock);
-    this.fetching = null;
+    this.work = null;
     this.draw();
     await this.models.after();
   }
 }
 
-// How far a fetch is, in words.
-function progressOf({ phase, done, total, before, begunMs, newsMs }) {
+function takeNews(run, { status, total, completed = 0 }) {
+  const phase = status.split(" ")[0];
+  if (phase !== run.phase || completed !== run.done) [run.newsMs, run.phase] = [performance.now(), phase]; // else no news
+  if (!total) return;
+  if (!run.total) [run.begunMs, run.before] = [run.newsMs, completed];
+  [run.done, run.total] = [completed, total];
+}
+
+// How far the work on a model is, in words.
+function progressOf({ isHere, phase, done, total, before, begunMs, newsMs }) {
+  const seconds = (performance.now() - begunMs) / 1000;
+  if (isHere) return `loading, ${seconds.toFixed(0)} s`;
   const quiet = (performance.now() - newsMs) / 1000;
   if (quiet > QUIET_S) return `nothing came for ${quiet.toFixed(0)} s; it goes on when the network does`;
   if (PHASES[phase] || !total) return PHASES[phase] ?? "asking for the file";
-  const seconds = (performance.now() - begunMs) / 1000;
   const rate = (done - before) / seconds;
   const left = (total - done) / rate;
   const rest = seconds < 3 || !rate ? "" : `, ${size(rate)}/s, ${left < 90 ? `${Math.ceil(left)} s` : `${Math.ceil(left / 60)} min`} left`;
