@@ -328,6 +328,17 @@ def test_a_load_is_cancelled(chromium: Browser, tmp_path: Path, monkeypatch: pyt
         chromium.resize(*SIZES["wide"])
         chromium.open(running.url)
         chromium.wait(lambda: chromium.text("#state") == "It is loaded when you write.", "no model")
+        chromium.find("#prompt").send_keys("Hi")
+        chromium.press("\n")
+        chromium.wait(
+            lambda: chromium.text(".message .note") == "waiting for the model: 1 s", "no seconds of an answer"
+        )
+        chromium.press("\ue00c")  # Escape
+        chromium.wait_idle()
+        assert chromium.text(".message .note") == "stopped"
+        assert ended.wait(PATIENCE_S)
+        ended.clear()
+        chromium.find("#new").click()
         load(chromium, "slow")
         chromium.wait(lambda: chromium.text(".how-far") == "loading, 1 s", "no seconds")
         assert chromium.text('#models [value="slow"]') == "Cancel"

@@ -3,7 +3,7 @@
 import { answer, passages } from "/static/api.js";
 import { Attachments } from "/static/attachments.js";
 import * as conversing from "/static/conversation.js";
-import { copy, element, find } from "/static/dom.js";
+import { button, copy, element, find } from "/static/dom.js";
 import { sample } from "/static/drafting.js";
 import { bindKeys, stepMessages } from "/static/keys.js";
 import { messageNode, show } from "/static/messages.js";
@@ -50,14 +50,11 @@ function drawConversations() {
   const list = find("conversations");
   list.replaceChildren();
   for (const conversation of conversations) {
-    const title = element("button", "title", titleOf(conversation));
-    title.type = "button";
+    const title = button(titleOf(conversation), () => open(conversation));
+    title.className = "title";
     title.setAttribute("aria-current", String(conversation === current));
-    title.addEventListener("click", () => open(conversation));
-    const remove = element("button", "", "×");
-    remove.type = "button";
+    const remove = button("×", () => removeConversation(conversation));
     remove.setAttribute("aria-label", `Delete ${titleOf(conversation)}`);
-    remove.addEventListener("click", () => removeConversation(conversation));
     list.append(element("li", "", title, remove));
   }
 }
@@ -274,15 +271,7 @@ function saveAs(ending, type, text) {
   conversing.download(text, conversing.fileName(current, ending), type);
 }
 
-function copyLastCode() {
-  const blocks = log.querySelectorAll(".copy-code");
-  blocks[blocks.length - 1]?.click();
-}
-
-function editLast() {
-  const users = log.querySelectorAll(".message.user");
-  users[users.length - 1]?.querySelector(".tools button:last-child").click();
-}
+const pressLast = (selector) => [...log.querySelectorAll(selector)].at(-1)?.click();
 
 find("composer").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -298,7 +287,7 @@ prompt.addEventListener("keydown", (event) => {
     find("composer").requestSubmit();
   } else if (event.key === "ArrowUp" && !prompt.value && !running) {
     event.preventDefault();
-    editLast();
+    pressLast(".message.user .tools button:last-child");
   }
 });
 document.addEventListener("keydown", (event) => {
@@ -340,10 +329,10 @@ bindKeys([
   ["N", "New conversation", () => open(newConversation())],
   ["M", "Choose the model", () => find("model").focus()],
   ["P", "Write a message", () => prompt.focus()],
-  ["U", "Attach files", () => attachments.choose()],
+  ["U", "Attach files", () => find("attach").click()],
   ["K", "The message before", () => stepMessages(log, -1)],
   ["J", "The message after", () => stepMessages(log, 1)],
-  ["C", "Copy the last block of code", copyLastCode],
+  ["C", "Copy the last block of code", () => pressLast(".copy-code")],
   ["X", "Export the conversation", () => current.messages.length && (exportMenu.showPopover(), find("export-markdown").focus())],
   ["S", "Settings", openSettings],
   ["H", "These keys", () => keysDialog.showModal()],

@@ -48,10 +48,7 @@ export function messageNode(message, actions) {
   return node;
 }
 
-function copyButton(text) {
-  const node = button("Copy", () => void copy(text(), node));
-  return node;
-}
+const copyButton = (text) => button("Copy", ({ currentTarget }) => void copy(text(), currentTarget));
 
 function fileNode(file) {
   const { name, text, note, thumbnail } = file;
