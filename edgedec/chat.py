@@ -8,6 +8,9 @@ from edgedec.errors import PromptTooLongError, RequestError, counted
 from edgedec.progress import CancelToken
 
 Message = Mapping[str, Any]
+Chat = str | Sequence[Message]
+"""The messages of a chat, the oldest first; a text is one message of the user."""
+
 _THINKING_TAGS = ("<think>", "</think>", "[THINK]", "<|channel>thought", "<|channel|>analysis")
 _SWITCHES = ("enable_thinking", "thinking")
 
@@ -59,6 +62,15 @@ def arguments_schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
     takes_some = any(parameters.get(name) for name in ("properties", "required", "additionalProperties"))
     is_plain = parameters.keys() <= _OF_NO_ARGUMENTS and parameters.get("type", "object") == "object"
     return NO_ARGUMENTS if is_plain and not takes_some else parameters
+
+
+def messages_of(chat: Chat) -> Sequence[Message]:
+    """Return the messages of a chat.
+
+    >>> messages_of("Hello")
+    [{'role': 'user', 'content': 'Hello'}]
+    """
+    return [{"role": "user", "content": chat}] if isinstance(chat, str) else chat
 
 
 class ChatTemplate(Protocol):

@@ -136,6 +136,12 @@ class RuntimeUnavailableError(EdgedecError):
     exit_code = 30
 
 
+class RuntimeAbsentError(RuntimeUnavailableError):
+    """An optional library is not installed, or this machine lacks the device of an optional runtime."""
+
+    exit_code = 30
+
+
 class RuntimeLostError(RuntimeUnavailableError):
     """What ran the model was lost: its process ended, or another machine that it ran on no longer answers.
 

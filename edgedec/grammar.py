@@ -125,11 +125,6 @@ def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None) -> G
     Raises:
         RequestError: Both a grammar and a schema are given, or a value of a wrong type.
     """
-    if grammar is not None and not isinstance(grammar, Grammar):
-        raise RequestError(
-            f"{argument('grammar')} is a {type(grammar).__name__}; it must be a Grammar: make one by "
-            "Grammar.regex(...), Grammar.lark(...), Grammar.gbnf(...) or Grammar.json_schema(...)"
-        )
     if json_schema is None:
         return grammar
     if grammar is not None:

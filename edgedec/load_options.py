@@ -21,12 +21,11 @@ value, a number, a text or a Literal of texts, each perhaps or None; numbers and
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints, runtime_checkable
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
-from edgedec.errors import OptionError, RequestError, argument
+from edgedec.callers import check_fields, checked_value
+from edgedec.errors import RequestError, argument
 from edgedec.progress import CancelToken, OnProgress
 
 T = TypeVar("T")
@@ -35,7 +34,6 @@ N_DRAFT_MAX = 15
 """The most nodes of a draft, unless a user says otherwise."""
 
 _WORDS = {**dict.fromkeys(("1", "yes", "true", "on"), True), **dict.fromkeys(("0", "no", "false", "off"), False)}
-_COUNTS = ("n_ctx", "n_parallel", "max_rows", "n_threads", "resident_bytes", "planning_bytes", "n_gpu_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +86,7 @@ class LoadOptions:
     cancel: CancelToken | None = None
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
-                raise RequestError(f"{name} is {value!r}; it must be a whole number")
+        check_fields(self)
 
     def with_own(self, **values: object) -> "LoadOptions":
         """Return the options with other values of options that only the runtime has."""
@@ -221,32 +216,16 @@ def read_options(kind: type[T], given: Mapping[str, object], owner: str) -> T:
 
 
 def _read(name: str, hint: Any, value: object) -> object:
-    """Return the value of an option of this type, read from a text where it is one."""
-    kinds = [hint] if get_origin(hint) is Literal else [*(get_args(hint) or (hint,))]
-    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    if value in choices or (value is None and NoneType in kinds):
+    """Return the value of an option of this type, read from a text where it is one (OptionError)."""
+    kinds = [*get_args(hint), hint]
+    if str in kinds and isinstance(value, os.PathLike):
         return value
-    if str in kinds and isinstance(value, str | os.PathLike):
-        return value
-    if isinstance(value, str):
-        if bool in kinds and value.lower() in _WORDS:
-            return _WORDS[value.lower()]
-        for kind in (int, float):
-            if kind in kinds:
-                try:
-                    return kind(value)
-                except ValueError:
-                    break
-    elif isinstance(value, bool):
-        if bool in kinds:
-            return value
-    elif isinstance(value, int | float) and (float in kinds or (int in kinds and isinstance(value, int))):
-        return value
-    raise OptionError(name, value, f"it must be {_expected(kinds, choices)}")
-
-
-def _expected(kinds: list[Any], choices: list[str]) -> str:
-    """Return in words what an option of these types takes."""
-    words = {bool: "yes or no", int: "a whole number", float: "a number", str: "a text"}
-    found = choices or [words[kind] for kind in kinds if kind in words]
-    return " or ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+    if isinstance(value, str) and bool in kinds and value.lower() in _WORDS:
+        return _WORDS[value.lower()]
+    for kind in (int, float):
+        if isinstance(value, str) and kind in kinds:
+            try:
+                return kind(value)
+            except ValueError:
+                break
+    return checked_value(name, hint, value)

@@ -9,11 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from edgedec.callers import one_line
 from edgedec.errors import MemoryCapError, RequestError, argument
 from edgedec.load_options import LoadOptions
 
 HOST = "host"
 """The column of a memory plan for the memory that the CPU uses."""
+
+Size = float | str
+"""A number of bytes, or a text such as "900MB"."""
 
 Split = tuple[tuple[str, int], ...]
 """How many layers each device takes (LoadOptions.layer_split)."""
@@ -130,6 +134,8 @@ class MemoryTerm:
             such a term fits.
         grows: Whether this is held only as texts fill it (a KV cache in pages, what drafters keep), or only kept free.
         device: The name of the device that holds it (Device), or HOST.
+        slowdown: How many times as long a step takes as where all weights are in memory, by the measured rates of disk
+            and memory; infinite where one of them was not measured.
     """
 
     name: str
@@ -139,6 +145,7 @@ class MemoryTerm:
     partial: bool = False
     grows: bool = False
     device: str = HOST
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +168,8 @@ class MemoryPlan:
     cap_name: str = "allowed"
     devices: tuple[DeviceCap, ...] = ()
 
+    __repr__ = one_line
+
     @property
     def total_bytes(self) -> int:
         """The bytes of all terms of the host."""
@@ -170,6 +179,11 @@ class MemoryPlan:
     def start_bytes(self) -> int:
         """The bytes of the host that are held with a short text: those of the terms that don't grow with texts."""
         return sum(term.n_bytes for term in self._host_terms() if not term.grows)
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long a step takes as where all weights are in memory; infinite where not measured."""
+        return max((term.slowdown for term in self.terms), default=1.0)
 
     @property
     def own_bytes(self) -> int:
@@ -263,16 +277,20 @@ class MemoryPlan:
         is_unified = term.device != HOST and self._column(term) == HOST
         return ": ".join(filter(None, (term.device, term.detail))) if is_unified else term.detail
 
+    @property
+    def shortage(self) -> str:
+        """What is needed, given up and allowed, for a person, and on the last line what to do."""
+        without = f", even with {', '.join(self.given_up)}" if self.given_up else ""
+        caps = [f"{self.cap_name}: {format_bytes(self.cap_bytes)}"] if self.cap_bytes is not None else []
+        caps += [f"{cap.cap_name} on {cap.device.name}: {format_bytes(cap.cap_bytes)}" for cap in self.devices]
+        return f"{' and '.join(self._needs())}{without}; {', '.join(caps)}\n{self._advice()} a smaller model"
+
     def require(self) -> None:
         """Raise MemoryCapError, with the table, unless the plan fits."""
         if not self.fits:
-            needed = " and ".join(self._needs())
-            without = f", even with {', '.join(self.given_up)}" if self.given_up else ""
-            caps = [f"{self.cap_name}: {format_bytes(self.cap_bytes)}"] if self.cap_bytes is not None else []
-            caps += [f"{cap.cap_name} on {cap.device.name}: {format_bytes(cap.cap_bytes)}" for cap in self.devices]
+            needs, _, advice = self.shortage.partition("\n")
             raise MemoryCapError(
-                f"the model needs {needed}{without}; {', '.join(caps)}\n{self.table()}\n"
-                f"{self._advice()} a smaller model; edgedec plan MODEL shows what would fit"
+                f"the model needs {needs}\n{self.table()}\n{advice}; edgedec plan MODEL shows what would fit"
             )
 
     def _needs(self) -> list[str]:
@@ -297,8 +315,8 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return ("  " + "  ".join([*cells, row[-1]])).rstrip()
 
 
-def parse_size(size: str | int) -> int:
-    """Return the bytes of a size such as "900MB", "1.5GiB", "123456" or 123456.
+def parse_size(size: Size, name: str = "") -> int:
+    """Return the bytes of a size such as "900MB", "1.5GiB", "123456" or 123456; `name` is the argument that has it.
 
     >>> parse_size("900MB"), parse_size("1.5 GiB"), parse_size("2k"), parse_size(5)
     (900000000, 1610612736, 2000, 5)
@@ -306,13 +324,13 @@ def parse_size(size: str | int) -> int:
     Raises:
         RequestError: The text is no size, or the size is not from 1 to 2^63 bytes.
     """
-    text = str(size)
+    text, of = str(size), f"{argument(name)}: " if name else ""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower(), flags=re.ASCII)
     if match is None or match[2] not in _UNITS:
-        raise RequestError(f"{text!r} is no size; write 900MB (10^6 bytes), 1.5GiB (2^30), or a number of bytes")
+        raise RequestError(f"{of}{text!r} is no size; write 900MB (10^6 bytes), 1.5GiB (2^30), or a number of bytes")
     n_bytes = float(match[1]) * _UNITS[match[2]]
     if not 1 <= n_bytes < _MOST_BYTES:
-        raise RequestError(f"{text!r} is no size: it must be above zero, and below 2^63 bytes")
+        raise RequestError(f"{of}{text!r} is no size: it must be above zero, and below 2^63 bytes")
     return int(n_bytes)
 
 

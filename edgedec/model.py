@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.callers import one_line
 from edgedec.closeable import Closeable
 from edgedec.cost_curve import Cost, SharedForward
 from edgedec.errors import CapabilityError, argument
@@ -73,6 +74,8 @@ class Forward:
     best: list[int] = field(default_factory=list)
     mass: NDArray[np.float32] | None = None
     is_own: bool = False
+
+    __repr__ = one_line
 
 
 @dataclass(slots=True)  # not frozen, as that takes a microsecond to make

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgedec.callers import one_line
 from edgedec.errors import CapabilityError
 
 
@@ -61,7 +62,7 @@ class ModelCard:
     """The facts of a loaded model that the engine needs.
 
     Attributes:
-        name: The model's name in the file; may be empty.
+        name: What a person calls the model, as edgedec.gguf.model_info.model_name returns it; may be empty.
         architecture: As in the file ("llama", "qwen2", ...).
         runtime: Name of the runtime that loaded it.
         n_vocab: Length of a row of logits.
@@ -100,3 +101,5 @@ class ModelCard:
     pooling: str | None = None
     adapters: tuple[str, ...] = ()
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    __repr__ = one_line

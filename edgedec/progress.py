@@ -29,6 +29,7 @@ class Progress:
         total: Units in all, or None where that is not known. The last report of a phase has done == total.
         unit: What is counted: "bytes", "tokens" or "%"; empty where nothing can be counted.
         detail: What is worked on, such as a file name; may be empty.
+        left_s: Most seconds that the rest takes, where the work itself foresees them.
     """
 
     phase: str
@@ -36,6 +37,7 @@ class Progress:
     total: int | None
     unit: str
     detail: str = ""
+    left_s: float | None = None
 
 
 OnProgress = Callable[[Progress], None]

@@ -49,6 +49,15 @@ class Runtime(Protocol):
 
 
 @runtime_checkable
+class HasKernels(Protocol):
+    """A runtime that knows whether another one can be faster on this processor, so that nobody has to measure it."""
+
+    @property
+    def is_fastest(self) -> bool:
+        """Whether no runtime without a GPU was faster where the kernels of this processor were measured."""
+
+
+@runtime_checkable
 class HasProcesses(Protocol):
     """A model, or what holds models, that has processes of its own on this machine."""
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.callers import check_fields
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps, nucleus, slow_loops
 
@@ -28,26 +29,21 @@ _GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 _SLACK = 1e-3  # of a logit, more than a sum's rounding
 LARGEST_BIAS = 1e30  # what a row of float32 takes, and a penalty on top of it
 
-# Of each number: its type, whether None may stand for it, what holds for it (NaN fails every comparison), in words.
-_NUMBERS: Mapping[str, tuple[type, bool, Callable[[Any], bool], str]] = {
-    "temperature": (
-        Real,
-        False,
-        lambda t: t == 0 or 1e-30 <= t < math.inf,
-        "a number from 0, the least above it 1e-30",
-    ),
-    "top_k": (Integral, False, lambda k: k >= 0, "a whole number from 0 (0 is off)"),
-    "top_p": (Real, False, lambda p: 0 < p <= 1, "above 0 and at most 1 (1 is off)"),
-    "min_p": (Real, False, lambda p: 0 <= p <= 1, "between 0 and 1 (0 is off)"),
-    "repetition_penalty": (Real, False, lambda x: 0.001 <= x <= 1000, "between 0.001 and 1000 (1 is off)"),
-    "frequency_penalty": (Real, False, lambda x: abs(x) <= 100, "between -100 and 100 (0 is off)"),
-    "presence_penalty": (Real, False, lambda x: abs(x) <= 100, "between -100 and 100 (0 is off)"),
-    "momentum": (Real, False, lambda x: 0 <= x <= 1, "between 0 and 1 (0 is off)"),
-    "penalty_last_n": (Integral, False, lambda n: n >= -1, "from -1 (-1 is all)"),
-    "seed": (Integral, True, lambda seed: 0 <= seed < SEED_LIMIT, "0 to 2^64-1"),
-    "max_tokens": (Integral, True, lambda n: n >= 1, "from 1"),
-    "logprobs": (Integral, True, lambda n: 0 <= n <= 100, "0 to 100"),
-    "stop_unsure": (Real, True, lambda p: 0 < p < 1, "above 0 and below 1"),
+# Of each number: what holds for it, and that in words.
+_NUMBERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda t: t == 0 or 1e-30 <= t < math.inf, "a number from 0, the least above it 1e-30"),
+    "top_k": (lambda k: k >= 0, "a whole number from 0 (0 is off)"),
+    "top_p": (lambda p: 0 < p <= 1, "above 0 and at most 1 (1 is off)"),
+    "min_p": (lambda p: 0 <= p <= 1, "between 0 and 1 (0 is off)"),
+    "repetition_penalty": (lambda x: 0.001 <= x <= 1000, "between 0.001 and 1000 (1 is off)"),
+    "frequency_penalty": (lambda x: abs(x) <= 100, "between -100 and 100 (0 is off)"),
+    "presence_penalty": (lambda x: abs(x) <= 100, "between -100 and 100 (0 is off)"),
+    "momentum": (lambda x: 0 <= x <= 1, "between 0 and 1 (0 is off)"),
+    "penalty_last_n": (lambda n: n >= -1, "from -1 (-1 is all)"),
+    "seed": (lambda seed: 0 <= seed < SEED_LIMIT, "0 to 2^64-1"),
+    "max_tokens": (lambda n: n >= 1, "from 1"),
+    "logprobs": (lambda n: 0 <= n <= 100, "0 to 100"),
+    "stop_unsure": (lambda p: 0 < p < 1, "above 0 and below 1"),
 }
 
 
@@ -96,17 +92,15 @@ class SamplingParams:
     stop_unsure: float | None = None
 
     def __post_init__(self) -> None:
-        for name, (kind, optional, holds, expected) in _NUMBERS.items():
+        check_fields(self)  # a limit of 2.5 tokens, say, would never be met
+        for name, (holds, expected) in _NUMBERS.items():
             value = getattr(self, name)
-            if value is not None or not optional:  # a limit of 2.5 tokens, say, would never be met
-                _require(name, value, _is_a(kind, value), "a number" if kind is Real else "a whole number")
-                _require(name, value, holds(value), expected)
-        _require("ignore_end", self.ignore_end, isinstance(self.ignore_end, bool), "True or False")
-        _require("stop", self.stop, isinstance(self.stop, Sequence), "a tuple of strings")
+            if value is not None and not holds(value):
+                raise OptionError(name, value, f"it must be {expected}")
         _check_stop(self.stop)
         bias = self.logit_bias
-        known = isinstance(bias, Mapping) and all(_is_a(Integral, i) and _is_a(Real, b) for i, b in bias.items())
-        _require("logit_bias", bias, known, "a mapping of token ids to numbers")
+        if not all(_is_a(Integral, i) and _is_a(Real, b) for i, b in bias.items()):
+            raise OptionError("logit_bias", bias, "it must be a mapping of token ids to numbers")
         if not all(abs(value) <= LARGEST_BIAS or value == -np.inf for value in bias.values()):
             name = argument("logit_bias")
             raise RequestError(f"{name} must hold numbers from -1e30 to 1e30, or -inf (which rules a token out)")
@@ -143,9 +137,9 @@ class SamplingParams:
 
 def _check_stop(stop: Sequence[str]) -> None:
     """Raise RequestError for stop strings that are empty, or too many or too long to look for after every token."""
-    if len(stop) > MAX_STOPS and not isinstance(stop, str):
+    if len(stop) > MAX_STOPS:
         raise RequestError(f"{argument('stop')} holds {len(stop):,} strings; it may hold at most {MAX_STOPS:,}")
-    if isinstance(stop, str) or not all(isinstance(string, str) and string for string in stop):
+    if not all(stop):
         raise OptionError("stop", stop, "it must hold strings, none of them empty")
     if (n_chars := sum(map(len, stop))) > MAX_STOP_CHARS:
         found = f"{argument('stop')} holds {n_chars:,} characters"
@@ -154,11 +148,6 @@ def _check_stop(stop: Sequence[str]) -> None:
 
 def _is_a(kind: type, value: object) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _require(name: str, value: Any, holds: bool, expected: str) -> None:
-    if not holds:
-        raise OptionError(name, value, f"it must be {expected}")
 
 
 @dataclass(frozen=True, slots=True)

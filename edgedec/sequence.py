@@ -1,12 +1,12 @@
 """A request, the state of its generation, and what is returned of it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from edgedec.callers import one_line
 from edgedec.drafter import ProposalLog
-from edgedec.errors import OptionError, RequestError
 from edgedec.pictures import Pictures
 from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.stats import DecodeStats
@@ -59,12 +59,6 @@ class Request:
     def text(self, k: int) -> "Request":
         """Return the request of text `k` of several: the seed is `k` more."""
         return replace(self, seed=(self.seed + k) % SEED_LIMIT)
-
-    def __post_init__(self) -> None:
-        if self.reuse not in ("exact", "longest"):
-            raise RequestError(f"reuse is {self.reuse!r:.40}; it must be 'exact' or 'longest'")
-        if not isinstance(self.draft, bool):
-            raise OptionError("draft", self.draft, "of a request it must be True or False")
 
 
 @dataclass(slots=True)
@@ -123,6 +117,8 @@ class TokenOutput:
     logprob: float | None = None
     top_logprobs: Mapping[int, float] = field(default_factory=dict)
 
+    __repr__ = one_line
+
 
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
@@ -135,6 +131,8 @@ class SampleOutput:
 
     text: int
     output: TokenOutput
+
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +157,34 @@ class Generation:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stats: DecodeStats
-    outputs: tuple[TokenOutput, ...] = ()
+    outputs: tuple[TokenOutput, ...] = field(default=(), repr=False)
     is_whole: bool | None = None
     stop_string: str | None = None
     logprob_sum: float | None = None
+
+    __repr__ = one_line
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return self.text
+
+    def _repr_html_(self) -> str:
+        """Return the text as a notebook shows it: as text, whatever marks it has."""
+        from html import escape  # few need it, and it takes milliseconds
+
+        return f'<div style="white-space: pre-wrap">{escape(self.text)}</div>'
 
     @property
     def constraint_logprob(self) -> float | None:
         """The sum of log Z of what was allowed, as in DecodeStats; None without a constraint."""
         return self.stats.constraint_logprob
+
+
+Until = Callable[[Sequence[Generation]], bool]
+"""Is called when texts have ended, with all that ended so far, the shortest first; True ends the others.
+
+Of equally long ones the lower number is first. A token before which a text ends counts, as plain decoding draws it.
+"""
 
 
 def n_common(held: Sequence[int], prompt: Sequence[int], limit: int) -> int:
@@ -195,6 +212,8 @@ class Span:
     end: int
     logprob: float
     token_ids: tuple[int, ...]
+
+    __repr__ = one_line
 
     @property
     def probability(self) -> float:
@@ -227,3 +246,5 @@ class Extraction:
     n_rows: int
     prompt_s: float
     total_s: float
+
+    __repr__ = one_line

@@ -1,10 +1,9 @@
 """The statistics of a generation: what it did, what that cost, and what drafts saved."""
 
 from dataclasses import asdict, dataclass, field
-from statistics import fmean
 from typing import Any, Literal
 
-from edgedec.draft_constants import BUCKET, NOTICED, SURE
+from edgedec.callers import one_line
 
 
 @dataclass(slots=True)
@@ -30,8 +29,9 @@ class DecodeStats:
         prefill_s: Time of the forward that gives the first token.
         first_token_s: Time from the request to the first token.
         total_s: Time from the request to the end.
-        saved_s: Time that drafting saved after the first token, below 0 where it cost time: what as many plain steps as
-            there are tokens would have taken, by the plain steps of this text. None where these were too few to know.
+        plain_s: Time that as many plain steps would take as there are tokens after the first one, by the cost curve.
+        saved_s: `plain_s`, less what the steps took by the cost curve; below 0 where drafting cost time. None where no
+            step could have had a draft, or no forward was ever timed.
         drafters: Counts by drafter: nodes proposed ("nodes"), nodes whose parent was right ("tried"), nodes of these
             that were right themselves, verified or not ("right"), time of drafting ("draft_s"), drafts after their
             deadline ("late"), failures ("failed"). For a drafter that drafts while the target verifies also the tokens
@@ -46,7 +46,8 @@ class DecodeStats:
             ("switches"), mean entropy of the rows that tokens were drawn from ("entropy_bits"). Else empty.
         curve: Seconds of a forward by its number of rows, as known at the end, where drafts were possible.
         explanation: The account of drafting that `--explain` prints: the drafters' results, and the decisions.
-        reasons: What a person should be told without asking: drafting was off and why, the text ended early and why.
+        reasons: Why drafting was off, and what became of drafters.
+        notes: What a person should be told without asking, such as why the text ended early. None of it is on drafts.
     """
 
     runtime: str = ""
@@ -67,6 +68,7 @@ class DecodeStats:
     prefill_s: float = 0.0
     first_token_s: float = 0.0
     total_s: float = 0.0
+    plain_s: float = 0.0
     saved_s: float | None = None
     drafters: dict[str, dict[str, float]] = field(default_factory=dict)
     chance_right: float | None = None
@@ -75,6 +77,9 @@ class DecodeStats:
     curve: dict[int, float] = field(default_factory=dict)
     explanation: list[str] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    __repr__ = one_line
 
     @property
     def tokens_per_s(self) -> float:
@@ -84,9 +89,15 @@ class DecodeStats:
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast as without drafts the text came after its first token; None where it is not known."""
-        seconds = self.total_s - self.first_token_s
-        return None if self.saved_s is None or seconds <= 0 else max(0.0, 1 + self.saved_s / seconds)
+        """How many times as fast as without drafts the text came after its first token; None where it is not known.
+
+        Both times are the cost curve's, so that a busy moment counts for both. Never more than tokens over steps: no
+        step is faster than a plain one.
+        """
+        if self.saved_s is None or self.plain_s <= 0:
+            return None
+        n_tokens, n_steps = min(self.n_generated_tokens, self.n_steps + self.n_accepted_tokens), max(self.n_steps, 1)
+        return min(self.plain_s / (self.plain_s - self.saved_s), n_tokens / n_steps)
 
     @property
     def mean_accepted(self) -> float:
@@ -98,6 +109,11 @@ class DecodeStats:
         if reason not in self.reasons:
             self.reasons.append(reason)
 
+    def add_note(self, note: str) -> None:
+        """Add a sentence to `notes`, unless it is there already."""
+        if note not in self.notes:
+            self.notes.append(note)
+
     def count_draft(self, n_nodes: int, n_accepted: int) -> None:
         """Count a verified draft of `n_nodes` nodes."""
         self.n_drafts += 1
@@ -107,6 +123,11 @@ class DecodeStats:
         self.accepted_by_position.extend([0] * max(0, missing))
         for depth in range(n_accepted):
             self.accepted_by_position[depth] += 1
+
+    def count_saved(self, n_tokens: int, plain_s: float, step_s: float) -> None:
+        """Count a step of `step_s` seconds that gave `n_tokens` tokens, where a plain step takes `plain_s` seconds."""
+        self.plain_s += n_tokens * plain_s
+        self.saved_s = (self.saved_s or 0.0) + n_tokens * plain_s - max(plain_s, step_s)
 
     def count_proposal(self, name: str, n_nodes: int, seconds: float) -> None:
         """Count the nodes that a drafter proposed before a step, and the seconds that this took."""
@@ -138,53 +159,3 @@ class DecodeStats:
         """Return all attributes and the derived values as plain types for JSON."""
         derived = {"tokens_per_s": self.tokens_per_s, "mean_accepted": self.mean_accepted, "speedup": self.speedup}
         return asdict(self) | derived
-
-
-@dataclass(slots=True)
-class _Steps:
-    """The steps of a text in contexts of about one length.
-
-    Attributes:
-        n_tokens: Tokens that all of these steps gave.
-        plain_s: Seconds of each forward of one row without a draft.
-    """
-
-    n_tokens: int = 0
-    plain_s: list[float] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class TimeSaved:
-    """Compares the steps of a text after its first token with as many plain steps as it has tokens.
-
-    A plain step is taken to cost what the plain steps of the same text in contexts of about the same length cost. So
-    nothing is known of a text that had no such steps.
-    """
-
-    _by_context: dict[int, _Steps] = field(default_factory=dict)
-    _spent_s: float = 0.0
-
-    def count(self, n_past: int, n_tokens: int, spent_s: float, plain_s: float | None) -> None:
-        """Count a step after `n_past` tokens that gave `n_tokens`.
-
-        Args:
-            n_past: Tokens in the KV cache before the step.
-            n_tokens: Tokens that the step gave.
-            spent_s: Seconds of the step's forward, of proposing and of what drafters learned.
-            plain_s: Seconds of a plain step's forward, as this step shows them; None where it had a draft, or shared
-                its forward with other texts.
-        """
-        steps = self._by_context.setdefault((n_past // BUCKET).bit_length(), _Steps())
-        steps.n_tokens += n_tokens
-        self._spent_s += spent_s
-        if plain_s is not None:
-            steps.plain_s.append(plain_s)
-
-    def seconds(self) -> float | None:
-        """Return the seconds saved, below 0 where drafting cost time; None where plain steps were too few to know."""
-        known = [steps for steps in self._by_context.values() if len(steps.plain_s) >= SURE]
-        n_known, n_all = (sum(steps.n_tokens for steps in which) for which in (known, self._by_context.values()))
-        if not n_known or n_all - n_known > NOTICED * n_all:
-            return None
-        plain_s = sum(steps.n_tokens * fmean(steps.plain_s) for steps in known)
-        return plain_s * n_all / n_known - self._spent_s

@@ -1,15 +1,12 @@
-"""Fixtures: tiny models that every runtime loads, and the real 135M model where it is on this machine.
-
-`pytest -m "not slow"` imports no file whose `pytestmark` says slow: that would take time, and packages.
-"""
+"""Fixtures: tiny models that every runtime loads, and the real 135M model where it is on this machine."""
 
 import gc
 import os
-import re
 import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from weakref import WeakSet
 
 import hypothesis
 import pytest
@@ -17,6 +14,9 @@ from support.models.real_models import real_model
 from support.models.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.memory.setting import HELD
+
+pytest_plugins = ["support.lanes"]
 
 # The threads of llama.cpp wait in a loop that counts as work, and takes the processor from what they wait for where
 # tests run side by side: 400 steps of a tiny model took 5 to 12 s of two busy cores, and 0.2 s with threads that sleep.
@@ -34,26 +34,14 @@ if sys.platform == "linux" and _WORKER:
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
-# A shell lets what it starts in the background ignore Ctrl-C, and so do the processes that it starts; tests send it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_SLOW_FILE = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.slow\b", re.MULTILINE)
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out a file that is slow as a whole, where slow tests are not asked for."""
-    is_asked = config.option.markexpr != "not slow" or collection_path.suffix != ".py"
-    return True if not is_asked and _SLOW_FILE.search(collection_path.read_text(encoding="utf-8")) else None
+def _hear_ctrl_c() -> None:
+    """Let Ctrl-C interrupt: a shell lets what it starts in the background ignore it, and so do its processes."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests on llama.cpp as slow: those with the runtime's name among their parameters."""
-    for item in items:
-        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if any(isinstance(value, str) and value == "llamacpp" for value in parameters):
-            item.add_marker(pytest.mark.slow)
+_hear_ctrl_c()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -84,9 +72,24 @@ CHATML = (
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep what models are loaded for the tests from filling the user's cache."""
+    """Keep what models are loaded for the tests from filling the user's cache, and no machine busy but by a test."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edgedec.storage.probe_cache._waited_s", lambda: 0)
         patch.setenv("EDGEDEC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard() -> None:
+    """Begin each test with the handler that tests send Ctrl-C to, whatever the test before left."""
+    _hear_ctrl_c()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _account_of_this_file() -> Iterator[None]:
+    """Let what models of other files hold, such as those of a server, count under no cap of this file's models."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HELD, "_holders", WeakSet())
         yield
 
 

@@ -1,11 +1,13 @@
 """Try changes of the code that must make a test fail; `tests/mutations.toml` lists them.
 
     python tests/mutations.py --only a_star
+    python tests/mutations.py --lane quick
 
 Each change is made in the memory of a process that runs the tests named beside it: the file's code is compiled from the
 changed text when it is imported, so no file of the checkout is ever changed. First all of these tests run without a
 change. The exit status is 1 where a change is not caught: its tests pass (survived), they take too long (timed out),
-or they can't tell, as they never import the file or can't be collected (broken).
+or they can't tell, as they never import the file or can't be collected (broken). With --lane quick only those of the
+tests run that the quick lane runs, for the changes that the list says they catch.
 """
 
 import argparse
@@ -23,6 +25,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
 
+from support.lanes import QUICK
+
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "mutations.toml"
 SECONDS = 300  # for the tests of one change
@@ -39,6 +43,7 @@ class Mutation:
         becomes: What stands there instead.
         tests: The tests of which at least one must fail, as pytest takes them; none for a change that has a reason.
         reason: Why the changed program does the same; empty for a change that must be caught.
+        quick: Whether those of the tests catch it that the quick lane runs.
     """
 
     file: str
@@ -46,6 +51,7 @@ class Mutation:
     becomes: str
     tests: tuple[str, ...]
     reason: str = ""
+    quick: bool = True
 
     @property
     def name(self) -> str:
@@ -67,16 +73,29 @@ def mutations() -> list[Mutation]:
         for change in file["changes"]:
             reason = change.get("reason", "")
             tests = () if reason else tuple(change.get("tests", file["tests"]))
-            found.append(Mutation(file["file"], change["text"], change["becomes"], tests, reason))
+            is_quick = change.get("quick", True)
+            found.append(Mutation(file["file"], change["text"], change["becomes"], tests, reason, is_quick))
     return found
 
 
-def command(tests: Iterable[str]) -> list[str]:
-    """Return the arguments with which pytest runs tests up to the first that fails."""
-    return ["--rootdir", str(ROOT), "-x", "-q", "--no-header", "-p", "no:cacheprovider", "--hypothesis-seed=0", *tests]
+def command(tests: Iterable[str], lane: str = "full") -> list[str]:
+    """Return the arguments with which pytest runs those tests of a lane up to the first that fails."""
+    marks = [] if lane == "full" else ["-m", QUICK]
+    return [
+        *marks,
+        "--rootdir",
+        str(ROOT),
+        "-x",
+        "-q",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        "--hypothesis-seed=0",
+        *tests,
+    ]
 
 
-def run_changed(mutation: Mutation) -> int:
+def run_changed(mutation: Mutation, lane: str) -> int:
     """Run a change's tests in this process, and return pytest's exit status."""
     import pytest
 
@@ -91,14 +110,14 @@ def run_changed(mutation: Mutation) -> int:
         return code
 
     SourceFileLoader.get_code = get_code  # type: ignore[assignment,method-assign]
-    status = int(pytest.main(command(mutation.tests)))
+    status = int(pytest.main(command(mutation.tests, lane)))
     return status if imported else _NEVER_IMPORTED
 
 
-def outcome(mutation: Mutation, number: int) -> tuple[str, str]:
+def outcome(mutation: Mutation, number: int, lane: str = "full") -> tuple[str, str]:
     """Return "caught", "survived", "timed out" or "broken" for the change of that number, and what its tests wrote."""
-    status, said = _run([str(Path(__file__)), "--number", str(number)], SECONDS)
-    return {0: "survived", 1: "caught", None: "timed out"}.get(status, "broken"), said
+    status, said = _run([str(Path(__file__)), "--number", str(number), "--lane", lane], SECONDS)
+    return {0: "survived", 1: "caught", 5: "no test", None: "timed out"}.get(status, "broken"), said
 
 
 def _run(arguments: Sequence[str], seconds: float) -> tuple[int | None, str]:
@@ -128,25 +147,30 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the changes and do nothing")
     parser.add_argument("--processes", type=int, default=1, help="changes that are tried at the same time")
     parser.add_argument("--json-out", type=Path, help="where to write the report")
+    parser.add_argument("--lane", choices=("full", "quick"), default="full", help="whose tests run")
     parser.add_argument("--number", type=int, help=argparse.SUPPRESS)  # of a change to try in this process
     given = parser.parse_args()
     listed = mutations()
     if given.number is not None:
-        return run_changed(listed[given.number])
-    chosen = [(i, each) for i, each in enumerate(listed) if given.only in each.name]
+        return run_changed(listed[given.number], given.lane)
+    chosen = [
+        (i, each) for i, each in enumerate(listed) if given.only in each.name and (each.quick or given.lane == "full")
+    ]
     if given.list:
         print("\n".join(f"{each.name}  {each.reason or ' '.join(each.tests)}" for _, each in chosen))
         return 0
     began, tried = time.monotonic(), [(i, each) for i, each in chosen if not each.reason]
     tests = dict.fromkeys(test for _, each in tried for test in each.tests)
     print(f"{len(tried)} changes to catch, {len(chosen) - len(tried)} that change nothing; first the tests without any")
-    status, said = _run(["-m", "pytest", *command(tests)], 10 * SECONDS)
+    status, said = _run(["-m", "pytest", *command(tests, given.lane)], 10 * SECONDS)
     if status != 0:
         print(said)
         return 1
     counts, missed = Counter[str](), list[str]()
     with ThreadPoolExecutor(given.processes) as pool:
-        for (_, each), (result, said) in zip(tried, pool.map(lambda one: outcome(one[1], one[0]), tried), strict=True):
+        for (_, each), (result, said) in zip(
+            tried, pool.map(lambda one: outcome(one[1], one[0], given.lane), tried), strict=True
+        ):
             counts[result] += 1
             print(f"{counts.total():4} of {len(tried)}  {result:9}  {each.name}", flush=True)
             if result != "caught":

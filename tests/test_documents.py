@@ -4,9 +4,11 @@ import ast
 import importlib.util
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -201,12 +203,106 @@ def test_links_lead_somewhere() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_picture_is_what_its_script_draws() -> None:
-    """The README's picture is drawn from the committed result, byte for byte."""
-    spec = importlib.util.spec_from_file_location("readme_picture", ROOT / "benchmarks" / "speed" / "readme_picture.py")
+def picture_script(name: str) -> ModuleType:
+    """Import a script of benchmarks/speed that draws a picture."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / "speed" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    drawn = script.draw(json.loads(script.RESULT.read_text(encoding="utf-8")))
-    assert script.PICTURE.read_text(encoding="utf-8") == drawn
+    return script
+
+
+@pytest.mark.parametrize(
+    ("script", "constant"), [("tokens_per_second_picture", "RESULT"), ("readme_recording", "RECORDING")]
+)
+def test_pictures_are_what_their_scripts_draw(script: str, constant: str) -> None:
+    """Each picture is drawn from its committed result, byte for byte."""
+    module = picture_script(script)
+    drawn = module.draw(json.loads(getattr(module, constant).read_text(encoding="utf-8")))
+    assert module.PICTURE.read_text(encoding="utf-8") == drawn
+
+
+def test_the_picture_shows_the_first_command() -> None:
+    """The recording is of the command that the README begins with, and loads nothing."""
+    module = picture_script("readme_recording")
+    recording = json.loads(module.RECORDING.read_text(encoding="utf-8"))
+    assert recording["command"] == module.first_command()
+    assert recording["lines"][0]
+    assert "tokens/s" in "".join(recording["lines"])
+    assert "http" not in re.sub(
+        r"http://www.w3.org\S*|https://www.textualize.io", "", module.PICTURE.read_text("utf-8")
+    )
+
+
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        ("one\ntwo\n", ["one", "two", ""]),
+        ("load 1\rload 2\r\x1b[2Ktext", ["text"]),
+        ("bar\nbar\n\x1b[1A\x1b[2K\x1b[1A\x1b[2Ktext\n", ["text", "", ""]),
+        ("\x1b[?25l\x1b[91mred\x1b[0m\x1b[?25h", ["\x1b[91mred\x1b[0m"]),
+    ],
+)
+def test_a_recording_has_what_the_screen_shows_at_the_end(output: str, shown: list[str]) -> None:
+    """Bars that were drawn over and erased are left out, colours stay."""
+    assert picture_script("readme_recording").screen(output) == shown
+
+
+def test_every_page_is_within_two_clicks_of_the_readme() -> None:
+    """From the README every page is reached by two links at the most; what most people look for by one."""
+    one = {ROOT / link.split("#")[0] for link in LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))}
+    two = {
+        (page.parent / link.split("#")[0]).resolve()
+        for page in one
+        if page.suffix == ".md"
+        for link in LINK.findall(page.read_text(encoding="utf-8"))
+    }
+    assert {ROOT / "docs" / f"{name}.md" for name in ("faster", "clients", "docker", "trouble", "heads")} <= one
+    assert set((ROOT / "docs").glob("*.md")) <= one | two
+
+
+def test_no_address_stands_for_another() -> None:
+    """No page, unit or metadata has an address that a reader must replace; OWNER/REPO after hf: is a form."""
+    stands_for = re.compile(
+        r"\bexample\.(?:com|org|net)|\.example\b|ADDRESS-OF|github\.com/(?:OWNER|USER|you)\b"
+        r"|\b(?:your|my)-(?:name|server|host|domain|repo|org|user)\b|<(?:your|url|owner)[^>]*>|/path/to/your",
+        re.IGNORECASE,
+    )
+    files = [*DOCUMENTS, ROOT / "Dockerfile", ROOT / "pyproject.toml", *(ROOT / "apps").glob("*/*.service")]
+    wrong = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in files
+        for match in stands_for.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_wrong_package_is_named_before_the_first_installation() -> None:
+    """The README says which project is ours, and which is not, before its first `pip install`."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+    assert readme.index(f"`{project}`") < readme.index("is not ours") < readme.index("pip install")
+
+
+def test_the_dockerfile_fits_the_checkout() -> None:
+    """The image installs the sources in both stages' Python, and what it starts are a command and options of ours."""
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    steps = [line.split(None, 1) for line in lines if line.strip() and not line.startswith("#")]
+    bases = [rest.split()[0] for word, rest in steps if word == "FROM"]
+    assert len(set(bases)) == 1  # one Python: the environment of the first stage works in the second
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
+    assert tuple(map(int, re.findall(r"\d+", bases[0])[:2])) >= tuple(map(int, re.findall(r"\d+", version)))
+    (entry,), (command,) = (
+        [json.loads(rest) for word, rest in steps if word == name] for name in ("ENTRYPOINT", "CMD")
+    )
+    reference = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert entry == ["edgedec"]
+    assert f"\n### edgedec {command[0]} " in reference
+    assert all(f"`{option}" in reference for option in command if option.startswith("-"))
+    variables = {name for word, rest in steps if word == "ENV" for name in re.findall(r"(EDGEDEC_\w+)=", rest)}
+    assert variables
+    assert all(f"`{name}`" in reference for name in variables)
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert {".git", "build"} <= set(ignored)
+    assert not [line for line in ignored if (ROOT / line / "__init__.py").exists()]

@@ -27,6 +27,7 @@ EDGES = {
     f"{RUNTIMES}/shared/processes.py": "processes that started others",
     f"{RUNTIMES}/shared/processor.py": "what the processor is",
     "edgedec/memory/system.py": "how much memory there is and is held",
+    "edgedec/storage/probe_cache.py": "how often other programs took the processor",
     "export/edgedec_export/training/torch_library.py": "where torch comes from",
 }
 OF_SYSTEMS = re.compile(

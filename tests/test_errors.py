@@ -1,9 +1,10 @@
-"""Errors travel: a process pool, and the pipe to a model's process, get each one whole."""
+"""Errors travel: a process pool, and the pipe to a model's process, get each one whole. Messages are plain."""
 
 import ast
 import copy
 import importlib
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,3 +78,31 @@ def test_a_value_that_does_not_travel_becomes_its_repr() -> None:
     again = pickle.loads(pickle.dumps(OptionError("predicate", value, "it must be named")))
     assert again.value == repr(value)
     assert again.argument == "predicate"
+
+
+DRAFT = re.compile(
+    r"(?<![\w.'\"/-])draft[a-z]*(?![\w'\"=/(]|-\w)", re.IGNORECASE
+)  # as a word: no option, no name in code
+
+
+def _messages(tree: ast.Module) -> Iterator[str]:
+    """Yield the texts of a module that are no docstrings; {} stands for a value."""
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    parts = [part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values]
+    others = {id(node) for node in (*values, *parts)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in others:
+            yield node.value
+
+
+@pytest.mark.slow
+def test_no_sentence_needs_the_word_draft_twice() -> None:
+    """Neither a message nor the help of an option: nobody reads "the draft model that drafts drafts"."""
+    files = [file for folder in ("edgedec", "*/edgedec_*") for file in ROOT.glob(f"{folder}/**/*.py")]
+    sources = [source for file in files if "draft" in (source := file.read_text(encoding="utf-8"))]
+    texts = [text for source in sources for text in _messages(ast.parse(source))]
+    sentences = [sentence for text in texts if "draft" in text for sentence in re.split(r"\.\s", text)]
+    assert len(sentences) > 100
+    assert not [sentence for sentence in sentences if len(DRAFT.findall(sentence)) > 1]

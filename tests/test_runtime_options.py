@@ -47,7 +47,7 @@ def test_values_are_read_by_their_types(given: Mapping[str, object], expected: O
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"flag": "maybe"}, "flag is 'maybe'; it must be yes or no"),
+        ({"flag": "maybe"}, "flag is 'maybe'; it must be True or False"),
         ({"size": "many"}, "size is 'many'; it must be a whole number"),
         ({"size": True}, "size is True; it must be a whole number"),
         ({"seconds": "soon"}, "seconds is 'soon'; it must be a number"),

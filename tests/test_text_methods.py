@@ -115,7 +115,7 @@ def test_a_strangers_end(engine: edgedec.Engine) -> None:
     found = engine.generate("ab", max_tokens=24, methods={"ends-before": last})
     assert found.token_ids == greedy[: greedy.index(last)]
     assert (found.finish_reason, found.stats.chance_right) == ("unsure", 0.5)
-    assert {"texts end before a token", "there it was"} <= {*found.stats.reasons}
+    assert {"texts end before a token", "there it was"} <= {*found.stats.notes}
 
 
 def test_methods_that_do_not_go_together(engine: edgedec.Engine) -> None:

@@ -1,49 +1,63 @@
-"""What drafts saved: by the plain steps of the same text, by the length of context, and only where these are known."""
+"""What drafts saved: by the cost curve, from the first step on, and never more than tokens over steps."""
 
-from edgedec.stats import DecodeStats, TimeSaved
+import pytest
+
+from edgedec.stats import DecodeStats
+
+Step = tuple[int, float, float]
+"""Tokens of a step, seconds of a plain step, seconds of the step."""
 
 
-def test_steps_with_drafts_are_compared_with_the_plain_steps_of_the_text() -> None:
-    """Six tokens in three plain steps of 1 s and one draft of 1.5 s take 4.5 s instead of 6."""
-    saved = TimeSaved()
-    for _ in range(3):
-        saved.count(10, 1, 1.0, 1.0)
-    saved.count(13, 3, 1.5, None)
-    assert saved.seconds() == 1.5
-    stats = DecodeStats(first_token_s=2.0, total_s=6.5, saved_s=saved.seconds())
-    assert stats.speedup == 6 / 4.5
+def of_steps(*steps: Step) -> DecodeStats:
+    """Return the statistics of a text with these steps."""
+    stats = DecodeStats(first_token_s=2.0, total_s=2.5, n_generated_tokens=1)
+    for n_tokens, plain_s, step_s in steps:
+        stats.n_steps += 1
+        stats.n_generated_tokens += n_tokens
+        if n_tokens > 1:
+            stats.count_draft(n_tokens, n_tokens - 1)
+        stats.count_saved(n_tokens, plain_s, step_s)
+    return stats
+
+
+@pytest.mark.parametrize(
+    ("steps", "saved_s", "speedup"),
+    [
+        ([(1, 1.0, 1.0)] * 3 + [(3, 1.0, 1.5)], 1.5, 6 / 4.5),
+        ([(5, 1.0, 1.25)], 3.75, 4.0),  # not one plain step in the text
+        ([(5, 1.0, 1.25), (1, 2.0, 2.0), (4, 2.0, 2.5)], 9.25, 15 / 5.75),  # a longer context
+        ([(1, 1.0, 1.25)] * 5, -1.25, 0.8),  # guesses that were all wrong
+        ([(1, 1.0, 1.0)] * 9, 0.0, 1.0),
+    ],
+)
+def test_steps_are_compared_with_plain_ones(steps: list[Step], saved_s: float, speedup: float) -> None:
+    """As many plain steps as the steps gave tokens, each of what a plain step took in a context of that length."""
+    stats = of_steps(*steps)
+    assert stats.saved_s == pytest.approx(saved_s)
+    assert stats.speedup == pytest.approx(speedup)
     assert stats.as_dict()["speedup"] == stats.speedup
 
 
-def test_plain_steps_count_in_their_own_length_of_context() -> None:
-    """A plain step of 2 s in a long context says nothing of the steps in a short one."""
-    saved = TimeSaved()
-    for n_past, seconds in ((0, 1.0), (4000, 2.0)):
-        for _ in range(3):
-            saved.count(n_past, 1, seconds, seconds)
-        saved.count(n_past, 3, seconds, None)
-    assert saved.seconds() == (2 * 1.0) + (2 * 2.0)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(5, 1.0, 0.25)] * 3,  # a step that took less than a plain one, as the machine had become faster
+        [(5, 1.0, 0.25)] * 100 + [(1, 9.0, 9.0)],
+        [(1, 1.0, 0.5)] * 4,
+        [(9, 4.0, 4.0), (1, 0.5, 0.5)],  # steps that gave much while the machine was slow
+    ],
+)
+def test_no_text_is_faster_than_tokens_over_steps(steps: list[Step]) -> None:
+    """Whatever the clock said, as a forward of more rows is no faster than a plain one."""
+    stats = of_steps(*steps)
+    assert stats.speedup is not None
+    assert 0 < stats.speedup <= sum(n for n, *_ in steps) / len(steps)
+    assert stats.saved_s is not None
+    assert stats.saved_s <= sum((n_tokens - 1) * plain_s for n_tokens, plain_s, _ in steps)
 
 
-def test_nothing_is_known_without_plain_steps() -> None:
-    """Fewer than three plain steps tell nothing, nor do those of another length of context."""
-    saved = TimeSaved()
-    assert saved.seconds() is None
-    for _ in range(2):
-        saved.count(0, 1, 1.0, 1.0)
-    saved.count(2, 5, 1.0, None)
-    assert saved.seconds() is None
-    assert DecodeStats(total_s=3.0).speedup is None
-    saved.count(7, 1, 1.0, 1.0)
-    assert saved.seconds() == 8 - 4
-    saved.count(5000, 5, 1.0, None)
-    assert saved.seconds() is None
-
-
-def test_what_drafting_cost_is_told_too() -> None:
-    """Drafts that were rejected make the text slower, and the speed is below 1."""
-    saved = TimeSaved()
-    for _ in range(5):
-        saved.count(0, 1, 1.25, 1.0)
-    assert saved.seconds() == -1.25
-    assert DecodeStats(total_s=6.25, saved_s=-1.25).speedup == 0.8
+def test_nothing_is_known_without_a_step() -> None:
+    """A text of one token, one without drafters, a search, and one that was cancelled before its first token."""
+    assert of_steps().speedup is None
+    assert DecodeStats(total_s=3.0, n_steps=7, n_generated_tokens=8).speedup is None
+    assert DecodeStats(saved_s=-0.25).speedup is None

@@ -8,15 +8,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from PySide6 import QtWidgets
+from PySide6 import QtGui, QtWidgets
 from PySide6.QtCore import QObject, Qt, QThread, Signal, Slot
-from PySide6.QtGui import QCloseEvent, QTextCursor
 
 import edgedec
 
 MODELS = ("smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 MAX_TOKENS = 512  # of an answer
 PICTURES = "Pictures (*.png *.jpg *.jpeg *.webp *.gif *.bmp)"
+MARKDOWN = QtGui.QTextDocument.MarkdownFeature.MarkdownDialectGitHub
+MARKDOWN |= QtGui.QTextDocument.MarkdownFeature.MarkdownNoHTML
 Messages = list[dict[str, Any]]
 
 
@@ -106,7 +107,7 @@ class Pane(QtWidgets.QWidget):
         self.answer_asked.connect(self.worker.answer)
         self.leave_asked.connect(self.worker.leave)
         self.worker.progressed.connect(self._show_progress)
-        self.worker.said.connect(self._write)
+        self.worker.said.connect(self._say)
         self.worker.answered.connect(self._keep)
         self.worker.ended.connect(self._end)
         self.worker_thread.start()
@@ -117,7 +118,7 @@ class Pane(QtWidgets.QWidget):
         self.model.addItems(MODELS)
         self.model.setCurrentText(name)
         self.model.setAccessibleName("Model: a name, or a file")
-        self.transcript = QtWidgets.QPlainTextEdit(readOnly=True)
+        self.transcript = QtWidgets.QTextEdit(readOnly=True)
         self.transcript.setAccessibleName("Conversation")
         self.progress = QtWidgets.QProgressBar()
         self.prompt = QtWidgets.QLineEdit(placeholderText="Message")
@@ -166,8 +167,9 @@ class Pane(QtWidgets.QWidget):
             images, self.images = self.images, []
             self.messages.append({"role": "user", "content": text} | ({"images": images} if images else {}))
             shown = "".join(f"[{Path(path).name}] " for path in images)
-            self._write(f"> {shown}{text}\n")
             self._begin("answering")
+            self._write(f"> {shown}{text}")
+            self._answer, self._answer_at = "", self._write("\n")
             self.answer_asked.emit(self.messages, self._cancel)
 
     def stop(self) -> None:
@@ -202,18 +204,38 @@ class Pane(QtWidgets.QWidget):
         self.progress.setValue(percent)
         self.progress.setFormat(f"{phase} %p %")
 
+    def _say(self, text: str) -> None:
+        self.progress.hide()  # the text is its own progress
+        self._answer += text
+        is_line = "\n" in text  # Markdown is read line by line
+        self._write(self._answer if is_line else text, self._answer_at if is_line else None)
+
     def _keep(self, answer: str) -> None:
         self.messages.append({"role": "assistant", "content": answer})
-        self._write("\n\n")
+        self._write(answer, self._answer_at)
+        self._write("\n")
+        self._write("\n")
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, markdown_at: int | None = None) -> int:
+        """Write at the end, or Markdown from a place to the end; return the place behind it."""
         bar = self.transcript.verticalScrollBar()
         at_end = bar.value() == bar.maximum()
-        cursor = QTextCursor(self.transcript.document())  # a new cursor, so that the reader's selection stays
-        cursor.movePosition(QTextCursor.MoveOperation.End)
-        cursor.insertText(text)
+        cursor = QtGui.QTextCursor(self.transcript.document())  # a new cursor, so that the reader's selection stays
+        cursor.movePosition(QtGui.QTextCursor.MoveOperation.End)
+        if markdown_at is not None:
+            cursor.setPosition(markdown_at, QtGui.QTextCursor.MoveMode.KeepAnchor)
+            cursor.removeSelectedText()
+            cursor.setBlockFormat(QtGui.QTextBlockFormat())
+            answer = QtGui.QTextDocument()
+            answer.setMarkdown(text, MARKDOWN)
+            cursor.insertFragment(QtGui.QTextDocumentFragment(answer))
+        elif text == "\n":
+            cursor.insertBlock(QtGui.QTextBlockFormat(), QtGui.QTextCharFormat())  # in plain letters again
+        else:
+            cursor.insertText(text)
         if at_end:
             bar.setValue(bar.maximum())
+        return int(cursor.position())
 
 
 class Window(QtWidgets.QWidget):
@@ -234,7 +256,7 @@ class Window(QtWidgets.QWidget):
             pane.worker_thread.finished.connect(self._quit_when_all_have_left)
         self.resize(1000, 640)
 
-    def closeEvent(self, event: QCloseEvent) -> None:
+    def closeEvent(self, event: QtGui.QCloseEvent) -> None:
         """Hide the window at once; the application quits when both threads have ended."""
         for pane in self.panes:
             pane.leave()
@@ -255,6 +277,8 @@ def main() -> int:
     app.setQuitOnLastWindowClosed(False)  # the threads quit the application
     window = Window([*options.models, *MODELS[len(options.models) :]][:2], options.memory, options.offline)
     window.show()
+    for pane in window.panes[: max(1, len(options.models))]:
+        pane.load()
     code = int(app.exec())
     for pane in window.panes:  # their threads still run where something else ended the event loop
         pane.leave()

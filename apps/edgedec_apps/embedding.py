@@ -134,8 +134,6 @@ def require_pooling(card: ModelCard, pooling: str | None) -> Pooling:
     for known in POOLINGS:
         if chosen == known:
             return known
-    if pooling is not None:
-        raise OptionError("pooling", pooling, f"it must be one of {', '.join(POOLINGS)}")
     raise RequestError(
         f"the file of {card.name!r} does not say how its hidden states become one vector, as a model that was not "
         f"trained to embed texts; use an embedding model, or give {argument('pooling')} ({', '.join(POOLINGS)}); a "

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgedec.api.engine import Engine
 from edgedec.api.ranking import Ranking, sigmoid
 from edgedec.decoding.text_room import tokens_behind
-from edgedec.errors import CapabilityError, ModelFormatError, OptionError, PromptTooLongError, RequestError
+from edgedec.errors import CapabilityError, ModelFormatError, OptionError, PromptTooLongError
 from edgedec.gguf.file import GGUF, read_header_of
 from edgedec.gguf.metadata import get_array
 from edgedec.gguf.model_kinds import is_ranker
@@ -105,13 +105,12 @@ def rank(
 
 
 def _check(query: str, documents: Sequence[str], max_document_tokens: int | None) -> None:
-    if not isinstance(query, str) or not query.strip():
-        raise RequestError("the query is empty or no text; give a str with at least one character")
-    if isinstance(documents, str) or not documents or not all(isinstance(each, str) for each in documents):
-        raise RequestError("the documents are no texts; give a list with at least one str")
-    most = max_document_tokens
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise OptionError("max_document_tokens", most, "it must be a whole number of 1 or more")
+    if not query.strip():
+        raise OptionError("query", query, "it must have at least one character")
+    if len(documents) == 0:
+        raise OptionError("documents", documents, "there must be at least one")
+    if max_document_tokens is not None and max_document_tokens < 1:
+        raise OptionError("max_document_tokens", max_document_tokens, "it must be a whole number of 1 or more")
 
 
 def _notes(engine: Engine, gguf: GGUF, *, is_encoder: bool) -> tuple[str, ...]:

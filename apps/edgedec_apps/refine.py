@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 from edgedec.api.best_text import prompt_text
 from edgedec.api.engine import Engine
+from edgedec.callers import check_fields, one_line
+from edgedec.chat import Chat, messages_of
 from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.scorer import SCORER_S, checked_scores, in_time
 from edgedec.errors import CancelledError, MemoryCapError, OptionError, PluginError, PromptTooLongError, ScorerError
@@ -82,6 +84,7 @@ class RefineBy:
     check_seconds: float = SCORER_S
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _require("refine", self.n, 256)
         _require("n_texts", self.most, MOST_TEXTS)
         _require("refine_tokens", 1 if self.tokens is None else self.tokens, MOST_TOKENS)
@@ -112,6 +115,8 @@ class Refined(ChosenText):
     rounds: tuple[int, ...] = ()
     revised: tuple[bool, ...] = ()
 
+    __repr__ = one_line
+
     @property
     def passed(self) -> bool:
         """Whether the best text passed."""
@@ -132,7 +137,7 @@ class Refined(ChosenText):
 
 def refined(
     engine: Engine,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Chat,
     how: RefineBy,
     *,
     cancel: CancelToken | None = None,
@@ -142,7 +147,7 @@ def refined(
 
     Args:
         engine: Writes the texts.
-        messages: The chat, whose last message is answered.
+        messages: What the user says, or the chat, whose last message is answered.
         how: The check, and the budget.
         cancel: Ends the work, from any thread; the best text so far is returned.
         **options: Those of Engine.chat, for every text. At temperature 0 a round has one text, which answers the best
@@ -154,7 +159,7 @@ def refined(
         MemoryCapError: The memory plan has no room for the texts of a round; nothing was written.
         What Engine.chat() and Engine.samples() raise.
     """
-    seed = options.pop("seed", None)
+    messages, seed = messages_of(messages), options.pop("seed", None)
     seed = secrets.randbits(62) if seed is None else seed
     options = {"reuse": "exact", **options}
     greedy = engine.sampling(**{name: options[name] for name in ("temperature",) if name in options}).greedy
@@ -303,8 +308,8 @@ def _score(verdict: Verdict | None) -> float:
     return -1.0 if verdict is None else verdict.score
 
 
-def _require(option: str, value: object, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+def _require(option: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
         raise OptionError(option, value, f"it must be a whole number from 1 to {most}")
 
 

@@ -155,7 +155,7 @@ def answers(args: argparse.Namespace, keep: float, done: set[tuple[Any, ...]]) -
                 "n_prompt": len(prompt),
                 "first_token_s": stats.first_token_s,
                 "first_token_cpu_s": first_cpu_s,
-                "notes": stats.reasons,
+                "notes": stats.notes,
             }
 
 

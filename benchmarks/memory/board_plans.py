@@ -1,36 +1,103 @@
-"""Writes docs/boards.md: what `edgedec plan` says for machines that need not be here.
+"""Writes the tables of the documents that say what a board holds, as `edgedec plan` predicts it.
 
-Run: python benchmarks/memory/board_plans.py > docs/boards.md
+Run: python benchmarks/memory/board_plans.py, which prints the tables; --write puts them into their pages.
+tests/apps/cli/test_boards.py compares the pages with plans for headers of these sizes.
 """
 
+import argparse
+import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-COMMANDS = {"4 GB": ("qwen2.5-coder-1.5b --machine jetson-orin-nano-4gb",)}
-_INTRODUCTION = """# Plans for boards
+Plan = Callable[[str], dict[str, Any]]
+"""Returns the document of `edgedec plan` for its arguments, the model's name first."""
 
-What `edgedec plan` says for a board, written on x86-64 by
-`python benchmarks/memory/board_plans.py > docs/boards.md`; nothing was loaded on that machine. `--machine` assumes what
-the system and the driver hold (`apps/edgedec_apps/cli/reports/machines.py`); other boards: `edgedec plan MODEL
---machine NAME`. Tiles may have other sizes on Arm. [memory.md](memory.md#memory-by-device) explains the terms. A
-Jetson's GPU shares the board's memory, so there is one column.
-"""
+_SMALL, _MIDDLE, _LARGE = "smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
+_PI = [f"raspberry-pi-{name}" for name in ("zero-2", "3", "4-2gb", "4-4gb", "5-8gb")]
+_JETSON = ["jetson-orin-nano-4gb", "jetson-orin-nano-8gb"]
+_ROW = re.compile(r"\| (?:board|model) \|.*?\n\n", re.DOTALL)
+
+
+def tables(plan: Plan, *, only_llamacpp: bool | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the table of each page; those of the llamacpp runtime, which need its library, or the others, or all."""
+    if only_llamacpp is not False:
+        yield "apps/jetson/README.md", _table(_JETSON, [(_LARGE, ""), (_LARGE, f"--draft-model {_MIDDLE}")], plan)
+    if only_llamacpp:
+        return
+    yield "apps/raspberry_pi/README.md", _table(_PI[2:], [(_MIDDLE, ""), (_LARGE, "")], plan)
+    yield "docs/boards.md", _table(_PI, [(name, "") for name in (_SMALL, _MIDDLE, _LARGE)], plan)
+    yield "docs/which-model.md", _by_context(plan)
+
+
+def _table(boards: list[str], models: list[tuple[str, str]], plan: Plan) -> str:
+    """Return a row for each board and model: what is free, planned and given up."""
+    rows = [
+        "| board | free | model | planned | context | a token reads | given up | speed |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for board in boards:
+        for model, more in models:
+            found = plan(f"{model} --machine {board} {more}".strip())
+            weights = next(term for term in found["terms"] if term["name"].startswith("weights"))
+            read = re.match(r"([\d.]+) MB more are read", weights["detail"])
+            phrases = [phrase for phrase in found["given_up"] if "context" not in phrase and "needed" not in phrase]
+            speed = found["speed"].removesuffix(" on that machine")
+            name = " ".join([f"`{model}`", *(f"`{more}`" for more in [more] if more)])
+            n_mb = round(found["total_bytes"] / 1e6, -1 if read else None)  # parts of weights are of many sizes
+            cells = (f"{board}", _mb(found["free_bytes"]), name, f"{n_mb:,.0f} MB")
+            fits = (
+                f"{found['setting']['context']:,}",
+                f"{round(float(read[1]), -1):.0f} MB" if read else "",
+                ", ".join(phrases) or "nothing",
+            )
+            rows.append(f"| {' | '.join((*cells, *(fits if found['fits'] else ('does not fit', '', '')), speed))} |")
+    return "\n".join(rows)
+
+
+def _by_context(plan: Plan) -> str:
+    """Return a row for each model: what the cpu runtime holds with a short text, and with full contexts."""
+    rows = ["| model | short text | full context of 512 | 4,096 | 8,192 |", "|---|---|---|---|---|"]
+    for model in (_SMALL, _MIDDLE, _LARGE):
+        plans = [plan(f"{model} --machine raspberry-pi-5-16gb --context {n}") for n in (512, 4096, 8192)]
+        sizes = [plans[0]["start_bytes"], *(each["total_bytes"] for each in plans)]
+        rows.append(f"| {' | '.join([model, *map(_mb, sizes)])} |")
+    return "\n".join(rows)
+
+
+def _mb(n_bytes: int) -> str:
+    return f"{round(n_bytes / 1e6):,} MB"
+
+
+def _first_table(text: str) -> str:
+    match = _ROW.search(text)
+    return match[0] if match else ""
+
+
+@cache
+def plan_here(arguments: str) -> dict[str, Any]:
+    """Return what the command says of a model that is here, or of the header of one that is not."""
+    program = [sys.executable, "-m", "edgedec_apps.cli", "plan", *arguments.split(), "--quiet", "--json"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def main() -> None:
-    """Print the document."""
-    print(_INTRODUCTION)
-    for size, commands in COMMANDS.items():
-        print(f"## {size}\n")
-        for command in commands:
-            print(f"```text\n$ edgedec plan {command}\n{_plan(command)}\n```\n")
-
-
-def _plan(command: str) -> str:
-    """Return what the command prints, without the list of what else would fit."""
-    program = [sys.executable, "-m", "edgedec_apps.cli", "plan", *command.split(), "--quiet"]
-    done = subprocess.run(program, capture_output=True, text=True, check=True)
-    return done.stdout.split("\nWhat is changed to fit")[0].strip()
+    """Print the tables, or write them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    for page, table in tables(plan_here):
+        print(f"{page}\n\n{table}\n", flush=True)
+        if arguments.write:
+            path = Path(__file__).parents[2] / page
+            text = path.read_text(encoding="utf-8")
+            path.write_text(text.replace(_first_table(text), f"{table}\n\n"), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def measure(
         "kept": peak <= cap,
         "near": _is_near(peak, predicted),
         "tokens_per_s": stats["tokens_per_s"],
-        "reasons": stats["reasons"],
+        "reasons": [*stats["notes"], *stats["reasons"]],
     }
 
 

@@ -10,7 +10,7 @@ llama.cpp is our llamacpp runtime without drafts, which decodes as fast as a bar
 On Linux each run notes which part of the processors' time other processes took meanwhile. A run during which they
 took more than --quiet is repeated, in up to --rounds rounds; the least disturbed run of each prompt and way counts,
 so that no run is chosen for its speed. Elsewhere the last run counts. The exit code is 1 where a text with drafts
-differs from the text without. `benchmarks/speed/readme_picture.py` draws the result.
+differs from the text without. `benchmarks/speed/tokens_per_second_picture.py` draws the result.
 """
 
 import argparse

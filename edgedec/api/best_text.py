@@ -7,18 +7,18 @@ from typing import Literal, Protocol, Unpack
 
 from edgedec import plugins
 from edgedec.api.requests import RequestOptions, SamplingOptions
+from edgedec.callers import check_fields
 from edgedec.chat import Message
 from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among
 from edgedec.choosing.choosers import require_logprobs
 from edgedec.choosing.partial_texts import AskedPrompt, BranchingEngine
 from edgedec.choosing.scorer import SCORER_S, Scorer, require_scorer, scores_of
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
-from edgedec.decoding.samples import Until
 from edgedec.errors import CancelledError, OptionError, argument
 from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken
 from edgedec.sampling import SEED_LIMIT, SamplingParams
-from edgedec.sequence import Generation
+from edgedec.sequence import Generation, Until
 
 ROUND = 4
 """Texts of a round of n="auto"."""
@@ -50,6 +50,7 @@ class BestOf:
     scorer_seconds: float = SCORER_S
 
     def __post_init__(self) -> None:
+        check_fields(self)
         chooser = self.chooser
         answer_pattern(self.answer)
         require_scorer(self.scorer, self.scorer_seconds)
@@ -57,8 +58,6 @@ class BestOf:
             raise OptionError("scorer", None, f"{argument('choose')}={self.choose!r} needs one; give a function")
         if self.scorer is not None and not chooser.takes_scorer:
             raise OptionError("scorer", self.scorer, f"it goes with {argument('choose')}='score', and only with that")
-        if isinstance(self.n, str) and self.n != "auto":
-            raise OptionError("n", self.n, "it must be a whole number, or 'auto'")
         if self.n == "auto" and not chooser.votes:
             raise OptionError("n", self.n, f"'auto' counts the texts that agree, which is nothing to {self.choose!r}")
 

@@ -11,23 +11,25 @@ from numpy.typing import NDArray
 from edgedec import plugins
 from edgedec.api.ranking import RankingModel
 from edgedec.api.requests import Prompt, RequestOptions, SamplingOptions
-from edgedec.chat import Message, thinking_variables
+from edgedec.callers import checked_value, checks_methods
+from edgedec.chat import Chat, Message, thinking_variables
 from edgedec.decoding.generate import TokenStream, finished
 from edgedec.drafter import ProposalLog
 from edgedec.errors import CancelledError, RequestError, argument
+from edgedec.gguf.model_kinds import Pooling
 from edgedec.progress import CancelToken, OnProgress, report_progress
-from edgedec.sequence import Generation
+from edgedec.sequence import Generation, Until
 
 if TYPE_CHECKING:  # what few texts need is imported when it is asked for
     from edgedec.api.async_api import AsyncSampleStream, AsyncTokenStream
     from edgedec.api.best_text import BestOf
     from edgedec.choosing.choice import ChosenText
     from edgedec.choosing.search_by import SearchBy
-    from edgedec.decoding.samples import SampleStream, Until
-    from edgedec.gguf.model_kinds import Pooling
+    from edgedec.decoding.samples import SampleStream
     from edgedec.sequence import Extraction
 
 
+@checks_methods
 class Engine(RankingModel):
     """A loaded model that writes texts, as edgedec.load returns it: whole or token by token, several, or the best."""
 
@@ -63,22 +65,22 @@ class Engine(RankingModel):
 
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Chat,
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
     ) -> Generation:
-        """Answer the last of `messages` ({"role": ..., "content": ...}) and return the answer whole.
+        """Answer a text, or the last of several messages ({"role": ..., "content": ...}), and return the answer whole.
 
         The options are those of stream(), but `reuse` is "longest" by default: all of the conversation that is in the
         KV cache is reused. Where the runtime is not batch-invariant, the text may then differ from a cold start's;
         reuse="exact" rules that out.
 
         Args:
-            messages: The chat, oldest message first. A content may have parts {"type": "image", "image": ...}, or a
-                list "images" beside it: bytes, paths or PIL.Images.
+            messages: What the user says, or the chat, oldest message first. A content may have parts {"type": "image",
+                "image": ...}, or a list "images" beside it: bytes, paths or PIL.Images.
             tools: The functions that the model may call, in OpenAI's form; a call is part of the text.
             cancel: Stops the generation, from any thread.
             think: Whether the model thinks before it answers, for models whose chat template can change that; None for
@@ -94,7 +96,7 @@ class Engine(RankingModel):
 
     def chat_stream(
         self,
-        messages: Sequence[Message],
+        messages: Chat,
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
@@ -107,7 +109,7 @@ class Engine(RankingModel):
 
     def _chat_prompt(
         self,
-        messages: Sequence[Message],
+        messages: Chat,
         cancel: CancelToken | None,
         think: bool | None,
         options: RequestOptions,
@@ -131,7 +133,7 @@ class Engine(RankingModel):
         prompt: Prompt | Sequence[Message],
         n: int = 8,
         *,
-        until: "Until | None" = None,
+        until: Until | None = None,
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
@@ -151,7 +153,7 @@ class Engine(RankingModel):
         prompt: Prompt | Sequence[Message],
         n: int = 8,
         *,
-        until: "Until | None" = None,
+        until: Until | None = None,
         cancel: CancelToken | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
@@ -188,7 +190,7 @@ class Engine(RankingModel):
             raise RequestError(f"{argument('think')} is for chats, and the prompt is none; leave it out")
         on_progress = options.pop("on_progress", None)
         options.setdefault("logprobs", 0)
-        if options.get("resume"):
+        if len(options.get("resume", ())):
             raise RequestError(f"several texts can't be resumed: leave {argument('resume')} out, or ask for one text")
         request, open_constraint = self._requests.wanted(cast(Prompt, prompt), options)
         return SampleStream(self.pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress)
@@ -229,6 +231,7 @@ class Engine(RankingModel):
         else:
             ids = self.prompt_ids(cast(Prompt, prompt))
         asked = AskedPrompt(self, ids, prompt_text(prompt), self.render if _is_chat(prompt) else None, cancel)
+        checked_value("how", BestOf | SearchBy | None, how)
         if isinstance(how, SearchBy):
             return searched(self, asked, how, options)
         return best_of(self, asked, BestOf() if how is None else how, options)
@@ -236,7 +239,7 @@ class Engine(RankingModel):
     def extract(
         self,
         question: str,
-        passage: str,
+        passage: str | Sequence[str],
         *,
         n: int = 3,
         max_tokens: int = 64,
@@ -251,7 +254,8 @@ class Engine(RankingModel):
 
         Args:
             question: What to look for.
-            passage: The text to quote from.
+            passage: The text to quote from. Of several, no quotation goes from one to the next, and places count in
+                these texts with two line ends between them.
             n: How many stretches, 1 to 100.
             max_tokens: Most tokens of a stretch, 1 to 512.
             cancel: Stops the work, from any thread.
@@ -297,7 +301,7 @@ class Engine(RankingModel):
         self,
         texts: Sequence[Prompt],
         *,
-        pooling: "Pooling | None" = None,
+        pooling: Pooling | None = None,
         dimensions: int | None = None,
         cancel: CancelToken | None = None,
     ) -> NDArray[np.float32]:
@@ -343,7 +347,7 @@ class Engine(RankingModel):
         prompt: Prompt | Sequence[Message],
         n: int = 8,
         *,
-        until: "Until | None" = None,
+        until: Until | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
     ) -> tuple[Generation, ...]:
@@ -359,7 +363,7 @@ class Engine(RankingModel):
         prompt: Prompt | Sequence[Message],
         n: int = 8,
         *,
-        until: "Until | None" = None,
+        until: Until | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
     ) -> "AsyncSampleStream":
@@ -377,7 +381,7 @@ class Engine(RankingModel):
         return await in_thread(lambda cancel: self.generate(prompt, cancel=cancel, **options))
 
     async def achat(
-        self, messages: Sequence[Message], *, think: bool | None = None, **options: Unpack[RequestOptions]
+        self, messages: Chat, *, think: bool | None = None, **options: Unpack[RequestOptions]
     ) -> Generation:
         """Answer without blocking the event loop; cancelling the task stops the generation."""
         from edgedec.api.async_api import in_thread
@@ -391,7 +395,7 @@ class Engine(RankingModel):
         return AsyncTokenStream(lambda cancel: self.stream(prompt, cancel=cancel, **options))
 
     def achat_stream(
-        self, messages: Sequence[Message], *, think: bool | None = None, **options: Unpack[RequestOptions]
+        self, messages: Chat, *, think: bool | None = None, **options: Unpack[RequestOptions]
     ) -> "AsyncTokenStream":
         """Answer token by token without blocking the event loop; leaving the loop stops the generation."""
         from edgedec.api.async_api import AsyncTokenStream

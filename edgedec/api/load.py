@@ -8,10 +8,12 @@ from dataclasses import replace
 
 from edgedec import plugins
 from edgedec.api.engine import Engine
+from edgedec.api.notebook import shown_progress
 from edgedec.api.open_drafters import Drafts, open_drafters
 from edgedec.api.open_model import EngineParts
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.wishes import Wishes, engine_wishes, find_model
+from edgedec.callers import checks_arguments
 from edgedec.companion import Companion, companion_of
 from edgedec.control_tokens import SaidTemplate
 from edgedec.cost_curve import CostCurve
@@ -26,7 +28,7 @@ from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import HELD, Cap, Planned, planning_bytes
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
-from edgedec.memory_plan import HasDevices, MemoryPlan
+from edgedec.memory_plan import HasDevices, MemoryPlan, Size
 from edgedec.model import Model, Session
 from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken, OnProgress, stage
@@ -40,14 +42,15 @@ logger.addHandler(logging.NullHandler())  # without a handler, `logging` would p
 
 
 # A parameter for each option, so that editors and type checkers complete them; a test holds them equal to the fields.
+@checks_arguments
 def load(
     model: ModelName,
     *,
     runtime: str = "auto",
     n_ctx: int | None = None,
     lossy: Lossy = Lossy(),  # noqa: B008  # it is frozen
-    memory: int | str | None = None,
-    gpu_memory: int | str | None = None,
+    memory: Size | None = None,
+    gpu_memory: Size | None = None,
     draft: str | DrafterFactory | None = "auto",
     draft_model: ModelName | None = None,
     draft_head: str | os.PathLike[str] | None = None,
@@ -62,7 +65,7 @@ def load(
     n_texts: int = 1,
     n_threads: int | None = None,
     kv_type: str = "f16",
-    prompt_cache: int | str | None = None,
+    prompt_cache: Size | None = None,
     n_gpu_layers: int | None = None,
     device: str | None = None,
     runtime_options: Mapping[str, object] | None = None,
@@ -81,7 +84,8 @@ def load(
         EdgedecError: The model can't be loaded; edgedec/errors.py draws the tree of reasons.
     """
     keywords = dict(locals())
-    return open_engine(keywords.pop("model"), EngineOptions(**keywords))
+    with shown_progress(on_progress, os.path.basename(keywords.pop("model"))) as keywords["on_progress"]:
+        return open_engine(model, EngineOptions(**keywords))
 
 
 load.__doc__ = f"{load.__doc__}\n{EngineOptions.__doc__}"  # for help()

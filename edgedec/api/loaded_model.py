@@ -13,10 +13,11 @@ from edgedec.api.requests import (
     Prompt,
     SamplingOptions,
 )
-from edgedec.chat import Message
+from edgedec.callers import checks_methods
+from edgedec.chat import Chat, Message, messages_of
 from edgedec.constraint import OpenConstraint
 from edgedec.control_tokens import SaidTemplate
-from edgedec.errors import RequestError, TemplateError, argument
+from edgedec.errors import OptionError, RequestError, TemplateError, argument
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.pictures import Pictures, has_pictures
 from edgedec.progress import CancelToken, OnProgress
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # what few texts need is imported when it is asked for
     from edgedec.decoding.reading import PromptRead
 
 
+@checks_methods
 class LoadedModel(OpenModel):
     """A loaded model with its sessions, for forwards and searches of one's own; Engine writes texts with it.
 
@@ -75,7 +77,7 @@ class LoadedModel(OpenModel):
 
     def chat_ids(
         self,
-        messages: Sequence[Message],
+        messages: Chat,
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
@@ -84,7 +86,7 @@ class LoadedModel(OpenModel):
         """Return the prompt that the chat template makes of `messages`, and of tools in OpenAI's form, as token ids.
 
         Args:
-            messages: The chat, oldest message first.
+            messages: What the user says, or the chat, oldest message first.
             tools: The functions that the model may call.
             cancel: Ends the rendering.
             variables: Further variables of the model's template, such as {"enable_thinking": False}.
@@ -99,7 +101,7 @@ class LoadedModel(OpenModel):
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Chat,
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
@@ -109,7 +111,7 @@ class LoadedModel(OpenModel):
 
         Where messages spell control tokens, it holds edgedec.control_tokens.MARK, which keeps them text.
         """
-        return self._chats().render(messages, tools, cancel, variables)
+        return self._chats().render(messages_of(messages), tools, cancel, variables)
 
     def rendered_ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
         """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context).
@@ -123,12 +125,13 @@ class LoadedModel(OpenModel):
         """Whether messages may have pictures: a projector was loaded with the model."""
         return self._pictures is not None
 
-    def mark_pictures(self, messages: Sequence[Message]) -> tuple[Sequence[Message], tuple[Any, ...]]:
+    def mark_pictures(self, messages: Chat) -> tuple[Sequence[Message], tuple[Any, ...]]:
         """Return messages for render(), with a mark in place of each picture, and the pictures, before any is decoded.
 
         Raises:
             RequestError: The model reads no pictures, or a picture is damaged or beyond the limits.
         """
+        messages = messages_of(messages)
         if not has_pictures(messages):
             return messages, ()
         if self._pictures is None:
@@ -152,12 +155,15 @@ class LoadedModel(OpenModel):
         return {} if self._pictures is None or not pictures else self._pictures.rows(pictures, cancel, on_progress)
 
     def fit_messages(
-        self, messages: Sequence[Message], n_reserved: int, tools: Sequence[Mapping[str, object]] | None = None
+        self, messages: Chat, n_reserved: int, tools: Sequence[Mapping[str, object]] | None = None
     ) -> tuple[list[Message], int]:
         """Return the messages without the oldest turns, so that `n_reserved` tokens are free for the answer.
 
         Also return how many messages are left out. `tools`, in OpenAI's form, are part of the prompt.
         """
+        if n_reserved < 0:
+            raise OptionError("n_reserved", n_reserved, "it must be from 0")
+        messages = messages_of(messages)
         marked, pictures = self.mark_pictures(messages)
         kept, n_left_out = self._chats().fit(marked, self.n_ctx - 1 - n_reserved, tools, pictures)
         given = {id(mark): message for mark, message in zip(marked, messages, strict=True)}
@@ -257,11 +263,12 @@ class LoadedModel(OpenModel):
             on_progress: Called while the prompt is read.
 
         Raises:
+            RequestError: `max_tokens` or `stop` is out of range.
             What branches() raises.
         """
         from edgedec.choosing.partial_texts import PartialTexts
 
-        ids = self.prompt_ids(prompt)
+        ids, _ = self.prompt_ids(prompt), SamplingParams(max_tokens=max_tokens, stop=tuple(stop))  # which checks these
         with self.branches(ids, cancel=cancel, on_progress=on_progress) as branches:
             room = max(1, min(max_tokens, branches.n_ctx - len(ids)))
             is_end, decode = self.tokenizer.is_end, self.tokenizer.decode

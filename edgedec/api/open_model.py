@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgedec.api.requests import Requests, adapter_scales
+from edgedec.callers import checks_methods
 from edgedec.closeable import Closeable
 from edgedec.control_tokens import SaidTemplate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
-from edgedec.memory_plan import MemoryPlan
+from edgedec.memory_plan import MemoryPlan, format_bytes
 from edgedec.model import Model, Session
 from edgedec.model_card import ModelCard
 from edgedec.pictures import PictureReader
@@ -50,6 +51,7 @@ class EngineParts:
     pictures: PictureReader | None = None
 
 
+@checks_methods
 class OpenModel(Closeable):
     """A model with its sessions, and what is kept beside them until close().
 
@@ -75,6 +77,10 @@ class OpenModel(Closeable):
         self._slot = parts.slots[0]
         self._grammars = Grammars(self.tokenizer, parts.grammar_bytes, self.card.fingerprint)
         self._requests = Requests(self.model, self._slot, self._grammars, parts.scales)
+
+    def __repr__(self) -> str:
+        held = format_bytes(self.held_bytes) if self.held_bytes else "closed"
+        return f"<Engine {self._path.stem}: {self.card.runtime}, {self.n_ctx} tokens of context, {held}>"
 
     @property
     def processes(self) -> tuple[int, ...]:
@@ -121,7 +127,7 @@ class OpenModel(Closeable):
 
     def session(self, n_ctx: int | None = None) -> Session:
         """Open a session of `n_ctx` tokens, the engine's by default, for forwards without sampling; you close it."""
-        session = self._slot.session.model.session(n_ctx or self.n_ctx)
+        session = self._slot.session.model.session(self.n_ctx if n_ctx is None else n_ctx)
         if any(self.lora):
             session.adapt(self.lora)
         return session

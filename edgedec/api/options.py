@@ -2,18 +2,19 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
+from edgedec.callers import check_fields, one_line
 from edgedec.companion import companion_of
 from edgedec.drafter import STORE_BYTES, DrafterFactory
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
-from edgedec.memory_plan import parse_size
+from edgedec.memory_plan import Size, parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.storage.probe_cache import cache_folder
 
@@ -59,15 +60,13 @@ class DraftOptions:
     max_rows: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.tree is not None:
             from edgedec.drafters.drawn_trees import parse_shape
 
             parse_shape(self.tree)
-        if self.numerics not in get_args(Numerics):
-            raise OptionError("draft_numerics", self.numerics, "it must be strict, padded or loose")
 
-    def __repr__(self) -> str:
-        return _given(self)
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,19 +97,12 @@ class Lossy:
     methods: Mapping[str, Mapping[str, object]] | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.methods and "slide" in self.methods:
             raise RequestError(f"the method slide is asked for by {argument('slide')}; leave it out of methods")
         companion_of(self.methods)
 
-    def __repr__(self) -> str:
-        return _given(self)
-
-
-def _given(options: DraftOptions | Lossy) -> str:
-    """Return a dataclass as text, without the fields that have their defaults."""
-    given = {field.name: getattr(options, field.name) for field in fields(options)}
-    shown = [f"{f.name}={given[f.name]!r}" for f in fields(options) if given[f.name] != f.default]
-    return f"{type(options).__name__}({', '.join(shown)})"
+    __repr__ = one_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +110,9 @@ class EngineOptions:
     """The keywords of edgedec.load: how a model is found, loaded and drafted for.
 
     Attributes:
-        runtime: Name of a runtime, or "auto". The first load of a model with "auto" compares the speed of the two best
-            runtimes for at most 8 s and remembers the result; nothing is compared under a memory cap, or where memory
-            is short.
+        runtime: Name of a runtime, or "auto". With "auto", the speed of the two best runtimes is compared once on a
+            machine, for at most 8 s, where it is not known which is faster; never under a memory cap, where memory is
+            short, or for a model that is kept as tiles. What a busy machine measures is not remembered.
         n_ctx: Tokens of the context; None for what the model was trained for, where the keys and values of more than
             4,096 tokens take at most a quarter of the memory that the model leaves free; else for half of that, or a
             quarter, and so on, down to 4,096.
@@ -179,8 +171,8 @@ class EngineOptions:
     runtime: str = "auto"
     n_ctx: int | None = None
     lossy: Lossy = Lossy()
-    memory: int | str | None = None
-    gpu_memory: int | str | None = None
+    memory: Size | None = None
+    gpu_memory: Size | None = None
     draft: str | DrafterFactory | None = "auto"
     draft_model: ModelName | None = None
     draft_head: str | os.PathLike[str] | None = None
@@ -195,7 +187,7 @@ class EngineOptions:
     n_texts: int = 1
     n_threads: int | None = None
     kv_type: str = "f16"
-    prompt_cache: int | str | None = None
+    prompt_cache: Size | None = None
     n_gpu_layers: int | None = None
     device: str | None = None
     runtime_options: Mapping[str, object] | None = None
@@ -205,20 +197,19 @@ class EngineOptions:
     cancel: CancelToken | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n_draft_max <= _MOST_DRAFTED:
-            raise OptionError("n_draft_max", self.n_draft_max, f"it must be from 1 to {_MOST_DRAFTED}")
-        if self.image_max_tokens is not None and not 1 <= self.image_max_tokens <= _MOST_DRAFTED:
-            raise OptionError("image_max_tokens", self.image_max_tokens, f"it must be from 1 to {_MOST_DRAFTED}")
+        for name in ("n_draft_max", "image_max_tokens"):
+            if (value := getattr(self, name)) is not None and not 1 <= value <= _MOST_DRAFTED:
+                raise OptionError(name, value, f"it must be from 1 to {_MOST_DRAFTED}")
 
     @property
     def cap_bytes(self) -> int | None:
         """The bytes that `memory` names, or None (RequestError where it names none)."""
-        return None if self.memory is None else parse_size(self.memory)
+        return None if self.memory is None else parse_size(self.memory, "memory")
 
     @property
     def gpu_cap_bytes(self) -> int | None:
         """The bytes that `gpu_memory` names, or None (RequestError where it names none)."""
-        return None if self.gpu_memory is None else parse_size(self.gpu_memory)
+        return None if self.gpu_memory is None else parse_size(self.gpu_memory, "gpu_memory")
 
     @property
     def resolving(self) -> ResolveOptions:
@@ -234,7 +225,7 @@ class EngineOptions:
         name, scale = given if isinstance(given, tuple) else (given, 1.0)
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < _LARGEST_SCALE:
             raise OptionError("lora", given, "an adapter's scale must be a number")
-        return resolve(name, self.resolving), float(np.float32(scale))
+        return resolve(name, self.resolving, "lora"), float(np.float32(scale))
 
     def load_options(self, planning_bytes: int | None = None) -> LoadOptions:
         """Return the runtime's options, without a draft head: edgedec.api.wishes finds it.
@@ -253,7 +244,7 @@ class EngineOptions:
             n_threads=self.n_threads,
             kv_type=self.kv_type,
             tiles_only=True,
-            prompt_cache_bytes=0 if size is None or self.lossy.slide else parse_size(size),
+            prompt_cache_bytes=0 if size is None or self.lossy.slide else parse_size(size, "prompt_cache"),
             adapters=tuple(map(self._adapter, self.lora)),
             planning_bytes=planning_bytes,
             n_gpu_layers=-1 if self.n_gpu_layers is None and self.gpu_memory is not None else self.n_gpu_layers,

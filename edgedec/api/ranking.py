@@ -7,6 +7,7 @@ from typing import Literal, cast
 
 from edgedec import plugins
 from edgedec.api.loaded_model import LoadedModel
+from edgedec.callers import checks_methods, one_line
 from edgedec.progress import CancelToken, OnProgress
 
 
@@ -27,6 +28,8 @@ class Ranking:
     n_tokens: tuple[int, ...]
     notes: tuple[str, ...]
     total_s: float
+
+    __repr__ = one_line
 
     @property
     def order(self) -> list[int]:
@@ -52,6 +55,7 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(max(x, -745.0)) / (1 + math.exp(max(x, -745.0)))
 
 
+@checks_methods
 class RankingModel(LoadedModel):
     """A loaded model that ranks documents."""
 

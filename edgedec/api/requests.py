@@ -115,7 +115,7 @@ def predicted_ids(tokenizer: Tokenizer, prediction: Prompt | None, most: int) ->
     """
     if isinstance(prediction, str):
         prediction = tokenizer.encode(prediction[: _PREDICTED_CHARACTERS * most], add_special=False, most=most)
-    ids = as_token_ids(prediction or ())[:most]
+    ids = as_token_ids(() if prediction is None else prediction, "prediction")[:most]
     if not all(0 <= token_id < tokenizer.n_vocab for token_id in ids):
         raise RequestError(f"the prediction holds a token id outside the vocabulary of {tokenizer.n_vocab}")
     return ids
@@ -133,14 +133,12 @@ def adapter_scales(given: Sequence[float], n: int) -> tuple[float, ...]:
     raise OptionError("lora", given, f"it must be {counted(n, 'number')}, one for each adapter of the model")
 
 
-def as_token_ids(prompt: Sequence[int]) -> tuple[int, ...]:
-    """Return a prompt's token ids (RequestError unless it is a sequence of whole numbers; bytes are refused)."""
+def as_token_ids(ids: Sequence[int], name: str = "prompt") -> tuple[int, ...]:
+    """Return the token ids that an argument holds (OptionError unless all are whole numbers)."""
     try:
-        if not isinstance(prompt, bytes | bytearray):
-            return tuple(map(index, prompt))
+        return tuple(map(index, ids))
     except TypeError:
-        pass
-    raise RequestError(f"a prompt must be a string or a sequence of token ids, found {type(prompt).__name__}")
+        raise OptionError(name, ids, "it must be a sequence of token ids, or where it is text, one string") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +257,7 @@ class Requests:
         for name, value in methods.items():
             defaults |= self._grammars.method(name).draw(value)
         predicted = predicted_ids(self._tokenizer, options.pop("prediction", None), self._slot.session.n_ctx)
-        begun_ids, pictures = as_token_ids(options.pop("resume", ())), options.pop("pictures", {})
+        begun_ids, pictures = as_token_ids(options.pop("resume", ()), "resume"), options.pop("pictures", {})
         lora = options.pop("lora", None)
         request = self.plain(prompt, cast(SamplingOptions, {**defaults, **options}))
         require_rule(rule)

@@ -85,7 +85,7 @@ def _generation(texts: PartialTexts, text: PartialText, runtime: str, seed: int)
     """Return a text of a search as any other; its statistics are those of the whole search."""
     stats = DecodeStats(runtime=runtime, seed=seed, n_prompt_tokens=len(texts.prompt_ids))
     stats.n_generated_tokens, stats.n_steps = len(text.token_ids), sum(texts.forwards.values())
-    stats.add_reason(f"{texts.n_tokens} tokens were evaluated in {stats.n_steps} forwards of the search")
+    stats.add_note(f"{texts.n_tokens} tokens were evaluated in {stats.n_steps} forwards of the search")
     return Generation(
         text=texts.text(text),
         token_ids=text.token_ids,

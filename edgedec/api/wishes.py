@@ -135,8 +135,8 @@ def engine_wishes(
         from edgedec.loading.second_model import pair_options
 
         draft, load_options = None, pair_options(load_options)
-        companion_path = resolve(companion.model, options.resolving)
-    found = None if options.draft_model is None else resolve(options.draft_model, options.resolving)
+        companion_path = resolve(companion.model, options.resolving, "small_model")
+    found = None if options.draft_model is None else resolve(options.draft_model, options.resolving, "draft_model")
     head, head_note = _head(choice, draft, options)
     factories, pinned = drafter_factories(draft, with_model=found is not None, with_head=head is not None)
     if HEAD in factories:
@@ -160,7 +160,7 @@ def engine_wishes(
         draft_overlap=options.drafting.overlap,
         max_rows_pinned=options.drafting.max_rows is not None,
         request_bytes=application.request_bytes,
-        n_texts=require_count(options.n_texts, "texts"),
+        n_texts=require_count(options.n_texts, "n_texts"),
         learned_bytes=_learned_bytes(factories, options, pinned=pinned),
         slides=options.lossy.slide,
         stores=keeping_stores(factories),
@@ -217,7 +217,7 @@ def _learned_bytes(factories: Mapping[str, DrafterFactory], options: EngineOptio
 
 def _named_head(options: EngineOptions) -> Path:
     assert options.draft_head is not None, "it is named"
-    return resolve(options.draft_head, replace(options.resolving, draft_head=True))
+    return resolve(options.draft_head, replace(options.resolving, draft_head=True), "draft_head")
 
 
 def _head(choice: Choice, draft: str | DrafterFactory | None, options: EngineOptions) -> tuple[Path | None, str]:
@@ -230,7 +230,7 @@ def _head(choice: Choice, draft: str | DrafterFactory | None, options: EngineOpt
     if options.draft_head == OFF or draft in (None, OFF):
         return None, ""
     if not isinstance(draft, str) or (draft != "auto" and HEAD not in draft.split("+")):
-        return None, f"the draft head {options.draft_head} is not used, as no drafter of {draft} reads it" * is_named
+        return None, f"the draft head {options.draft_head} is not used, as nothing in {draft} reads it" * is_named
     if is_named:
         return _named_head(options), ""
     kinds = getattr(choice.runtime, "draft_head_kinds", lambda path: ())  # other packages' runtimes need not have it

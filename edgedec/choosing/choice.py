@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from edgedec.callers import one_line
 from edgedec.choosing.partial_texts import AskedPrompt
 from edgedec.choosing.vote import ANSWER, answer_of
 from edgedec.errors import OptionError, PluginError
@@ -76,6 +77,8 @@ class ChosenText:
     answers: tuple[str | None, ...]
     scores: tuple[float, ...] = ()
     why: str = ""
+
+    __repr__ = one_line
 
     @property
     def text(self) -> str:

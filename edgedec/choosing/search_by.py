@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from edgedec.callers import check_fields
 from edgedec.choosing.choice import installed
 from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts
 from edgedec.choosing.scorer import SCORER_S, Scorer, TextScorer, require_scorer
@@ -104,8 +105,9 @@ class SearchBy:
     separator: str = "\n"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         search, n = self.search, self.size
-        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= search.most:
+        if not 1 <= n <= search.most:
             raise OptionError("search", f"{self.name}:{n}", f"its number must be a whole one from 1 to {search.most}")
         answer_pattern(self.answer)
         require_scorer(self.scorer, self.scorer_seconds)
@@ -113,7 +115,7 @@ class SearchBy:
             raise OptionError("scorer", self.scorer, f"the search {self.name!r} takes none; leave it out")
         if self.scorer is None and search.scored == "must":
             raise OptionError("scorer", None, f"the search {self.name!r} needs one; give a checker of whole texts")
-        if not isinstance(self.separator, str) or not self.separator:
+        if not self.separator:
             raise OptionError("separator", self.separator, "it must be a text that ends a step, such as a line end")
 
     @property

@@ -185,7 +185,7 @@ def branches_on(
         RequestError: `most` is not from 1 to MOST_FORKS.
         What prompt_read raises.
     """
-    require_count(most, "branches")
+    require_count(most, "most")
     require_forks(pool.slots[0].session.model)
     with (
         prompt_read(pool, request, cancel, on_progress) as prompt,

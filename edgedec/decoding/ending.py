@@ -249,11 +249,11 @@ class TextEnd:
         if added.before is not None:
             text.stats.chance_right = added.before.chance
             if added.before.note:
-                text.stats.add_reason(added.before.note)
+                text.stats.add_note(added.before.note)
         elif self.text.stopped is not None:
             return  # what stands before a stop string need not be a text of the grammar
         elif added.reason == "length" and text.n_generated != self.max_tokens:
-            text.stats.add_reason(f"the text ends because the context of {self.n_most} tokens is full")
+            text.stats.add_note(f"the text ends because the context of {self.n_most} tokens is full")
         if added.reason is not None:
             self.note_grammar(text, added.reason)
 
@@ -262,7 +262,7 @@ class TextEnd:
         if self.constraint is not None:
             text.is_whole = reason == "stop" or self.constraint.may_end
             if self.constraint.note:
-                text.stats.add_reason(self.constraint.note)
+                text.stats.add_note(self.constraint.note)
 
 
 def _early_ends(request: Request, model: Model) -> tuple[EarlyEnd, ...]:

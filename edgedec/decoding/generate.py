@@ -87,7 +87,7 @@ def begun(request: Request, slot: SessionSlot, constraint: Constraint | None) ->
     used = [f"{Path(name).name} × {scale:g}" for name, scale in adapters if scale]
     for note in (stats.lossy, f"with {', '.join(used)}" if used else "", *slot.notes):
         if note:
-            stats.add_reason(note)
+            stats.add_note(note)
     is_whole = None if constraint is None else False
     return TextState(request, [*request.prompt_ids, *request.begun_ids], stats=stats, is_whole=is_whole)
 
@@ -225,12 +225,12 @@ def open_run(
         takes_best=request.sampling.takes_best and constraint is None,
     )
     if request.rule != COUPLED:
-        text.stats.add_reason(f"verified by {request.rule}: a text of the same distribution, not plain decoding's own")
+        text.stats.add_note(f"verified by {request.rule}: a text of the same distribution, not plain decoding's own")
         if drafting is None or not request.draft:
             text.stats.add_reason(f"the rule {request.rule} gains nothing: nothing is drafted")
     for early in decoder.ending.early:
         if early.note:
-            text.stats.add_reason(early.note)
+            text.stats.add_note(early.note)
     if drafting is not None and request.draft:
         decoder.strict = drafting.strict and session.model.batch_invariant is not True
         decoder.policy = open_policy(drafting, session, curve, text, decoder.noise, constraint)

@@ -1,7 +1,7 @@
 """Several texts of one prompt as a stream of tokens: together where the runtime can do that, else one after another."""
 
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -13,17 +13,11 @@ from edgedec.decoding.stream import Stream, Visit
 from edgedec.decoding.text_batch import TextBatch
 from edgedec.decoding.text_loop import generation_of
 from edgedec.decoding.text_room import require_room
-from edgedec.errors import CancelledError, CapabilityError, RequestError, argument
+from edgedec.errors import CancelledError, CapabilityError, RequestError
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.sequence import Generation, Request, SampleOutput, TextState, TokenOutput
+from edgedec.sequence import Generation, Request, SampleOutput, TextState, TokenOutput, Until
 from edgedec.sessions.text_pages import require_count
 from edgedec.stats import DecodeStats
-
-Until = Callable[[Sequence[Generation]], bool]
-"""Is called when texts have ended, with all that ended so far, the shortest first; True ends the others.
-
-Of equally long ones the lower number is first. A token before which a text ends counts, as plain decoding draws it.
-"""
 
 
 class SampleStream(Stream[SampleOutput]):
@@ -45,9 +39,7 @@ class SampleStream(Stream[SampleOutput]):
         on_progress: OnProgress | None = None,
     ) -> None:
         super().__init__(cancel)
-        require_count(n, "texts")
-        if until is not None and not callable(until):
-            raise RequestError(f"{argument('until')} is a {type(until).__name__}; it must be a function, or None")
+        require_count(n, "n")
         if request.prompt_ids or cancel is None or not cancel.cancelled:  # else it was cancelled during rendering
             _check(pool.slots[0], request, open_constraint)
             require_room(pool.slots[0], n, len(request.prompt_ids), request.sampling.max_tokens)
@@ -99,7 +91,7 @@ class SampleStream(Stream[SampleOutput]):
             SessionError: Another thread is reading, or a callback of the stream calls.
         """
         with self._changing() as batch:
-            require_count(n, "more texts")
+            require_count(n, "n")
             if len(batch.live) + n > batch.forks.most:
                 raise RequestError(f"{len(batch.live)} texts and {n} more are over {batch.forks.most}; drop some first")
             batch.require_room(text, n)
@@ -216,7 +208,7 @@ class _Writing:
         for k in range(self.n):
             constraint = self.open_constraint()
             state = begun(self.request.text(k), slot, constraint)
-            state.stats.add_reason(f"the texts are written one after another: {why}")
+            state.stats.add_note(f"the texts are written one after another: {why}")
             outputs: list[TokenOutput] = []
             self.alone.append((state, outputs))
             if self.stop.cancelled or (done and self.until is not None and self.until(done)):

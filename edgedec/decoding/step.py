@@ -24,7 +24,6 @@ from edgedec.progress import OnProgress
 from edgedec.sampling import Distribution, Noise, distribution, log_probs
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import COUPLED, TextState
-from edgedec.stats import TimeSaved
 from edgedec.verification.coupled import verify_coupled
 
 if TYPE_CHECKING:
@@ -62,7 +61,6 @@ class Decoder:
         takes_best: Whether each token is the model's most probable one, whatever came before.
         logprobs: One entry for each token of the latest step, where the request asks for them.
         added: What the latest step added to the text.
-        saved: Knows what drafts saved.
     """
 
     session: Session
@@ -78,7 +76,6 @@ class Decoder:
     takes_best: bool = False
     logprobs: list[ChosenLogprobs] = field(default_factory=list)
     added: Added = field(default_factory=Added)
-    saved: TimeSaved = field(default_factory=TimeSaved)
 
 
 @dataclass(slots=True)
@@ -174,14 +171,14 @@ def take(prepared: Prepared, forward: Forward, forward_s: float) -> Verification
     skips = decoder.policy is not None and decoder.policy.skips and not draft.tokens
     curve = None if skips else decoder.curve  # a step that is not looked at is not timed, either
     verification, keep_s = _accept(text, decoder, draft, forward)
-    accepted, plain_s = perf_counter(), None
+    accepted, times = perf_counter(), None
     if not n_generated:
         stats.prefill_s += forward_s
     else:
         stats.forward_s += forward_s
         stats.n_steps += 1
-        if decoder.curve is not None and not draft.tokens and len(prepared.pending) == 1:
-            plain_s = _plain_s(decoder.curve, forward_s)
+        if decoder.policy is not None:
+            times = _expected_s(decoder.curve, n_past, len(draft.tokens))
         if curve is not None:
             curve.observe(len(prepared.pending) + len(draft.tokens), forward_s, n_past, keep_s)
     _learn(text, decoder, draft, forward, verification)
@@ -191,22 +188,18 @@ def take(prepared: Prepared, forward: Forward, forward_s: float) -> Verification
     stats.verify_s += accepted - begun
     draft_s = prepared.draft_s + perf_counter() - accepted
     stats.draft_s += draft_s
-    if n_generated and decoder.policy is not None:
-        spent_s = forward_s + draft_s + (keep_s or 0.0)
-        decoder.saved.count(n_past, len(verification.token_ids), spent_s, plain_s)
+    if times is not None:
+        plain_s, step_s = times
+        stats.count_saved(len(verification.token_ids), plain_s, step_s + draft_s + (keep_s or 0.0))
     return verification
 
 
-def _plain_s(curve: CostCurve, forward_s: float) -> float | None:
-    """Return what a plain step's forward takes where no draft came before it; None where other texts had a part in it.
-
-    Args:
-        curve: The cost curve, which has not seen this forward yet.
-        forward_s: What this plain step's forward took.
-    """
-    if curve.others:
+def _expected_s(curve: CostCurve | None, n_past: int, n_nodes: int) -> tuple[float, float] | None:
+    """Return the seconds that a plain step takes by the curve, and a step with `n_nodes` nodes; None where unknown."""
+    if curve is None or curve.seconds(1, n_past) is None:
         return None
-    return forward_s / (1 + curve.resuming.share) if curve.resuming.after_draft else forward_s
+    cost = curve.cost(n_past)
+    return cost(0), cost(n_nodes)
 
 
 def _propose(text: TextState, decoder: Decoder, n_generated: int) -> Draft:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from edgedec.errors import RequestError, SessionError
+from edgedec.errors import SessionError
 from edgedec.progress import CancelToken
 
 _POLL_S = 0.05
@@ -113,8 +113,6 @@ class Stream(Iterator[T], Generic[T]):
 
     def __init__(self, cancel: CancelToken | None) -> None:
         """`cancel` also ends the stream; it may be shared with others."""
-        if cancel is not None and not isinstance(cancel, CancelToken):
-            raise RequestError(f"cancel is a {type(cancel).__name__}; it must be an edgedec.CancelToken")
         self.reader = OneReader()
         self.stop = CancelToken()
         self._cancel = cancel

@@ -76,7 +76,7 @@ class TextRun:
 
     def end_full(self, why: str) -> None:
         """End the text where it is, with a sentence that says why it can't be longer."""
-        self.text.stats.add_reason(why)
+        self.text.stats.add_note(why)
         self.text.finish_reason = "length"
         self.decoder.ending.note_grammar(self.text, "length")
 
@@ -120,7 +120,6 @@ class TextRun:
                 stats.curve = decoder.curve.table()
             head = self.drafting.head
             stats.explanation = [*decoder.policy.explain(), *(() if head is None else head.notes)]
-            stats.saved_s = decoder.saved.seconds()
             for sentence in decoder.policy.unused():
                 stats.add_reason(sentence)
             self.drafting.end(decoder.policy)
@@ -167,7 +166,7 @@ class TextLoop:
         """
         for sentence in () if self._watch is None else self._watch.check():
             for run in self.live:
-                run.text.stats.add_reason(sentence)
+                run.text.stats.add_note(sentence)
         found, runs = list[tuple[TextRun, Iterator[TokenOutput]]](), [*self.live]
         for steps in self._prepared():
             group, runs = runs[: len(steps)], runs[len(steps) :]

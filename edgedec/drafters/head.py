@@ -84,7 +84,8 @@ class HeadDrafter:
         state = context.target.draft_head
         if state is None:
             raise CapabilityError(
-                f"no draft head was loaded with the model; name one ({argument('draft_head')}), or use another drafter"
+                f"no draft head was loaded with the model; name one ({argument('draft_head')}), or use another "
+                f"{argument('draft')}"
             )
         self.state: HeadState = state
         self.calls: list[SharedForward] = []

@@ -4,7 +4,8 @@
     gguf.metadata["general.architecture"], gguf.tensors["token_embd.weight"].shape
 
 A file of another form may stand for a GGUF, as the cpu runtime's tiles do; the function that the entry point
-`gguf_form` of the group edgedec.own names recognises it. Any other file is refused by the name of what it is (a web
+`gguf_form` of the group edgedec.own names recognises it. Such a file may lie at
+a place of its own (edgedec.gguf.places). Any other file is refused by the name of what it is (a web
 page, a Git LFS pointer, safetensors, ...). A damaged or hostile file is refused with what contradicts what. Neither
 costs the memory or the time that the file claims to need.
 """
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 from edgedec import plugins
 from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError, UnsupportedModelError
 from edgedec.gguf.header import Header, TensorInfo, read_header
+from edgedec.gguf.places import standing
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.gguf.values import GGUFArray, Value, ValueType, show
 
@@ -61,12 +63,12 @@ class FileState:
 
 
 def file_states(paths: Iterable[Path]) -> tuple[FileState, ...]:
-    """Return the states of files as they are now.
+    """Return the states of files, or of those that stand for them, as they are now.
 
     Raises:
         OSError: A file is gone, or the system refuses to describe it.
     """
-    return tuple(FileState.of(path, path.stat()) for path in paths)
+    return tuple(FileState.of(path, standing(path).stat()) for path in paths)
 
 
 class GGUFForm(Protocol):
@@ -290,7 +292,8 @@ def _read(first_path: Path) -> GGUF:
 def _open(path: Path) -> BinaryIO:
     """Open a regular file; anything else is refused before it is opened, as opening a pipe would wait for ever."""
     try:
-        mode = path.stat().st_mode
+        stands = standing(path)
+        mode = stands.stat().st_mode
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno not in NO_SUCH_FILE:
             raise
@@ -302,7 +305,7 @@ def _open(path: Path) -> BinaryIO:
         raise ModelFormatError(f"{path}: a directory, expected a file; {advice}")
     if not stat.S_ISREG(mode):
         raise ModelFormatError(f"{path}: a device, pipe or socket, expected a regular file; pass a .gguf file")
-    return path.open("rb")
+    return stands.open("rb")
 
 
 def _read_part(path: Path, shard: int) -> tuple[Header, GGUFForm | None, FileState]:

@@ -1,12 +1,13 @@
 """What a GGUF says about its model: size, shape, quantization, context, recommended sampling."""
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from edgedec.errors import EdgedecError, ModelFormatError
-from edgedec.gguf.file import GGUF, ValueType, read_header_of
+from edgedec.gguf.file import GGUF, VOCABULARY, ValueType, read_header_of
 from edgedec.gguf.metadata import WHOLE, get_array, get_float, get_int, get_per_layer, get_text, refuse_missing
 from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.gguf.tensor_types import FILE_TYPE_GUESSED, FILE_TYPE_NAMES, GGMLType
@@ -40,6 +41,7 @@ class ModelInfo:
     reading of a model's hyperparameters: checks and runtimes take them from here.
 
     Attributes:
+        name: What a person calls the model, as model_name returns it.
         n_params: Number of weights in all tensors.
         n_bytes: Size of the file, or of all parts of a split one.
         quantization: The types of its tensors, the largest share first.
@@ -64,7 +66,7 @@ class ModelInfo:
     """
 
     architecture: str
-    name: str | None
+    name: str
     n_params: int
     n_bytes: int
     quantization: tuple[TypeShare, ...]
@@ -91,6 +93,17 @@ class ModelInfo:
     has_chat_template: bool
     license: str | None
     sampling_defaults: dict[str, Any]
+
+
+def model_name(gguf: GGUF) -> str:
+    """Return what a person calls a model: the name of its file or folder, without the number of a part.
+
+    What the file says of its own name (general.name) stands for that only where the file is called by its checksum, as
+    ollama's are.
+    """
+    path, own = gguf.paths[0], get_text(gguf, "general.name")
+    name = path.parent.name if path.name == VOCABULARY else re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
+    return own if own and name.startswith("sha256-") else name
 
 
 def describe(gguf: GGUF) -> ModelInfo:
@@ -123,7 +136,7 @@ def describe(gguf: GGUF) -> ModelInfo:
     n_original = whole("rope.scaling.original_context_length", _MAX_TOKENS) or n_ctx_train
     return ModelInfo(
         architecture=architecture,
-        name=get_text(gguf, "general.name"),
+        name=model_name(gguf),
         n_params=sum(tensor.n_elements for tensor in gguf.tensors.values()),
         n_bytes=gguf.n_bytes,
         quantization=quantization,

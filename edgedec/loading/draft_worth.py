@@ -62,7 +62,7 @@ def why_it_cannot_pay(token: TokenTime | None, curve: CostCurve, n_max: int, *, 
         overlap: Whether the draft model drafts while the target verifies.
     """
     if n_max < 1:
-        return "no draft can be verified with the bits of single steps"
+        return "no two rows are known to have the bits of single steps"
     whole_s = curve.seconds(1)
     if whole_s is None or token is None or curve.is_unknown(2):
         return None
@@ -71,7 +71,7 @@ def why_it_cannot_pay(token: TokenTime | None, curve: CostCurve, n_max: int, *, 
         return None
     times = curve.seconds(n + 1) or 0.0
     return (
-        f"each token that it drafts {token.text}; at best, with drafts of {n} that are all right, decoding is "
+        f"each of its tokens {token.text}; at best, with {n} a step that are all right, decoding is "
         f"{gain:.2f} times as fast (1 row takes {1000 * whole_s:.1f} ms, {n + 1} rows {1000 * times:.1f})"
     )
 

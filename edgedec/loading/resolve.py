@@ -4,13 +4,16 @@ import os
 from pathlib import Path
 
 from edgedec import plugins
-from edgedec.errors import ModelNotFoundError, StorageError
+from edgedec.errors import ModelNotFoundError, StorageError, argument
 from edgedec.gguf.file import NO_SUCH_FILE, storage_error
+from edgedec.gguf.places import model_place, standing
 from edgedec.load_options import ResolveOptions
 
 
-def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
+def resolve(model: str | os.PathLike[str], options: ResolveOptions, option: str = "") -> Path:
     """Return the file that a model's name stands for. An existing path wins over every other meaning of the name.
+
+    An error names the argument `option`, where the model is a further one that it names.
 
     The resolvers (plug-ins of the group `edgedec.resolvers`) are asked in turn; one of them may download the file.
 
@@ -23,8 +26,9 @@ def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
         raise ModelNotFoundError(f"{name!r} is no model name; give a path or a name that edgedec list shows")
     unreadable: StorageError | None = None
     try:
-        os.stat(name)
-        return Path(model)
+        stands = standing(Path(name))
+        os.stat(name if stands == Path(name) else stands)
+        return model_place(Path(model))
     except OSError as error:
         unreadable = None if error.errno in NO_SUCH_FILE else storage_error(Path(model), error)
     except ValueError:  # the name can't be a path
@@ -38,4 +42,6 @@ def resolve(model: str | os.PathLike[str], options: ResolveOptions) -> Path:
     except ModelNotFoundError as error:
         if unreadable is not None:
             raise unreadable from error
+        if option:
+            raise ModelNotFoundError(f"{argument(option)}: {error.marked}") from error
         raise

@@ -12,7 +12,7 @@ from edgedec.gguf.file import GGUF, is_onnx, read_gguf, read_header_of
 from edgedec.gguf.model_kinds import denoises, is_embedder
 from edgedec.load_options import LoadOptions, OtherMachines, own_options, read_options
 from edgedec.progress import stage
-from edgedec.runtime import Runtime
+from edgedec.runtime import HasKernels, Runtime
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key
 
@@ -20,7 +20,6 @@ _PREFERRED = ("cpu", "llamacpp")
 _FOR_ONNX = ("onnx", "npu")
 _NEVER_CHOSEN = ("reference",)
 _KIND = "runtimes"
-_MOST_TRIES = 3
 _NO_GPUS = ("CPU", "BLAS")
 _COMPARING = "comparing the runtimes' speed:"
 
@@ -50,8 +49,9 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
 
     Where both preferred runtimes take a model that writes, the one that was measured to be faster is chosen, with
     drafts counted as they are expected on any text: neither the drafters nor the length of drafts can change the
-    choice. The comparison takes at most 8 s, is made only if `measure`, and is remembered by model and machine below
-    the options' cache_dir.
+    choice. The comparison takes at most 8 s, is made only if `measure`, and is remembered by machine below the options'
+    cache_dir. Nothing is measured where the answer is known, where the model's GGUF would have to be made again for
+    it, and nothing is remembered that was measured while other programs took the processor.
 
     Raises:
         PluginError: No runtime has that name, or the runtime does not import.
@@ -239,32 +239,31 @@ class Comparison:
     Attributes:
         reason: The measurements, for a person.
         is_faster: Whether the rival is worth taking.
-        is_whole: Whether the rival could be measured; else perhaps the machine was busy.
-        n_tries: How many comparisons there were.
     """
 
     reason: str
     is_faster: bool
-    is_whole: bool
-    n_tries: int = 1
 
 
 def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, measure: bool) -> Choice:
     """Return the choice with the rival in place of its runtime where the rival is known, or found now, to be faster."""
-    first, key = choice.runtime, f"{_key(choice.path, options)} {rival.name}"
+    first = choice.runtime
+    is_known = isinstance(first, HasKernels) and first.is_fastest
+    key = f"{_key(options)} {first.name} {is_known} {rival.name}"
     found = _known(options, key)
-    if found is None or (measure and not found.is_whole and found.n_tries < _MOST_TRIES):
-        if not measure:
+    if found is None:
+        may_measure = measure and (choice.header is None or choice.header.form is None)  # the rival may need the GGUF
+        other = _taking(rival, choice.path, options, {}) if may_measure else None
+        if other is None:
             return choice
-        with stage(options.on_progress, _COMPARING, f"{first.name} with {rival.name}"):
-            other = _taking(rival, choice.path, options, {})
-            if other is None:
-                return choice
-            compared_runtimes = plugins.load_plugin(plugins.OWN, "compared_runtimes")
-            compared: Comparison | None = compared_runtimes(choice.path, first, other, options)
-        if compared is None:
+        if is_known and not _may_have_gpu(_devices(other)):
+            found = Comparison("", is_faster=False)
+        else:
+            with stage(options.on_progress, _COMPARING, f"{first.name} with {rival.name}"):
+                compared_runtimes = plugins.load_plugin(plugins.OWN, "compared_runtimes")
+                found = compared_runtimes(choice.path, first, other, options)
+        if found is None:
             return choice
-        found = compared if found is None else replace(compared, n_tries=found.n_tries + 1)
         probe_cache.put(options.cache_dir, _KIND, key, asdict(found))
     other = _taking(rival, choice.path, options, {}) if found.is_faster else None
     choice = replace(choice, reason=found.reason)
@@ -280,11 +279,11 @@ def _known(options: LoadOptions, key: str) -> Comparison | None:
     return Comparison(**found) if all(type(found[name]) is kind for name, kind in hints.items()) else None
 
 
-def _key(path: Path, options: LoadOptions) -> str:
-    """Return the key of a comparison: the model, the machine and the options that change the time of a forward.
+def _key(options: LoadOptions) -> str:
+    """Return what a comparison depends on beside the runtimes: the machine, and options that change a forward's time.
 
-    The options of drafting are no part of it.
+    The model and the options of drafting are no part of it.
     """
     from edgedec import __version__
 
-    return f"{__version__} {read_gguf(path).header_hash} {machine_key(options)} {options.kv_type}"
+    return f"{__version__} {machine_key(options)} {options.kv_type}"

@@ -21,7 +21,7 @@ from edgedec.scheduler.drafter_factories import CASCADE, COMMON, HEAD, MODEL
 _GRAMMAR_BYTES = (16_000_000, LEAST_GRAMMAR_BYTES)
 _STORE_BYTES = (8_000_000, 2_000_000)
 _REQUEST_BYTES = (4_000_000, 2_000_000)
-_CONTEXTS = (4096, 2048, 1024, 512)  # the first is given up before anything else
+CONTEXTS = (4096, 2048, 1024, 512)  # the first is given up before anything else
 _SHORT_CONTEXTS = (256, 128)  # of models that embed or rank, whose texts are short and never grow
 _ROWS = (16, 8, 4)
 _KV_TYPES = ("q8_0", "gear", "q4_0")
@@ -40,9 +40,9 @@ def rungs(wishes: Setting, runtime: object, *, with_devices: bool = False, embed
     sacrifices: tuple[Sacrifice, ...] = getattr(kind, "sacrifices", ())
     free_layers = with_devices and wishes.options.n_gpu_layers in (None, -1)
     kv_types = _KV_TYPES if wishes.options.kv_type == "auto" else ()
-    lengths = _CONTEXTS if wishes.options.n_ctx is None else ()
+    lengths = CONTEXTS if wishes.options.n_ctx is None else ()
     return (
-        *(partial(_with_context, n_ctx) for n_ctx in lengths[:1]),
+        *(partial(with_context, n_ctx) for n_ctx in lengths[:1]),
         _without_kept_prompts,
         _without_pictures,
         *_cuts("grammars", "grammar_bytes", "grammars of at most {}", _GRAMMAR_BYTES),
@@ -54,9 +54,9 @@ def rungs(wishes: Setting, runtime: object, *, with_devices: bool = False, embed
         *([_with_fewer_layers] if free_layers else []),
         _without_head,
         *(partial(_with_kv, kv_type) for kv_type in kv_types[:1]),
-        *(partial(_with_context, n_ctx) for n_ctx in lengths[1:]),
+        *(partial(with_context, n_ctx) for n_ctx in lengths[1:]),
         *(partial(_with_kv, kv_type) for kv_type in kv_types[1:]),
-        *(partial(_with_context, n_ctx) for n_ctx in _SHORT_CONTEXTS if embeds and lengths),
+        *(partial(with_context, n_ctx) for n_ctx in _SHORT_CONTEXTS if embeds and lengths),
         _without_learned,
         _without_common,
         partial(_with_rows, _ROWS[-1]),
@@ -123,7 +123,8 @@ def _with_kv(kv_type: str, setting: Setting) -> Setting:
     return setting.less("kv", f"KV cache kept as {kv_type}", {"kv_type": kv_type})
 
 
-def _with_context(n_ctx: int, setting: Setting) -> Setting:
+def with_context(n_ctx: int, setting: Setting) -> Setting:
+    """Return the setting with a context of at most so many tokens."""
     if n_ctx >= (setting.options.n_ctx or 0):
         return setting
     return setting.less("context", f"context cut to {n_ctx} tokens", {"n_ctx": n_ctx})

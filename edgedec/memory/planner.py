@@ -1,5 +1,6 @@
 """What to load under a memory cap: the first setting that fits, from the wishes down the ladder (memory/ladder.py)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ from edgedec.scheduler.drafter_factories import CASCADE, MODEL
 if TYPE_CHECKING:  # the ladder is imported where a plan goes down it
     from edgedec.memory.ladder import Rung
 
+_MOST_SLOWDOWN = 1.1  # of a step's time: for less, weights are read as needed before the context is cut
 _CLOSE_BYTES = 100_000  # how exactly the least weights that a runtime can stream with are found
 
 
@@ -186,6 +188,32 @@ def _descend(choice: Choice, wishes: Setting, cap: Cap) -> list[Planned]:
         settings.append(planned)
     if cap.n_bytes is not None and not settings[-1].plan.fits:
         settings += _streamed_settings(plan, settings, cap.n_bytes)
+    return settings if cap.n_bytes is None else _with_longest_context(plan, settings, cap.n_bytes)
+
+
+def _with_longest_context(plan: Plan, settings: list[Planned], cap_bytes: int) -> list[Planned]:
+    """Return the settings, with a longer context before the one that is chosen where that costs hardly any speed.
+
+    Weights are read as needed in its place. The longest context is taken whose step takes less than a tenth longer than
+    that of the setting that is chosen, by the measured rates of disk and memory.
+    """
+    from edgedec.memory.ladder import CONTEXTS, with_context
+
+    chosen = best_of(settings)
+    if not chosen.plan.fits or "context" not in chosen.setting.given_up:
+        return settings
+    least, most = (each.setting.options.n_ctx or 0 for each in (chosen, settings[0]))
+    options = replace(chosen.setting.options, n_ctx=most)
+    whole = replace(chosen.setting, options=options, given_up=chosen.setting.given_up_without("context"))
+    for n_ctx in sorted({most, *CONTEXTS}, reverse=True):
+        longer = _streamed(plan, with_context(n_ctx, whole), cap_bytes) if least < n_ctx <= most else []
+        if (
+            longer
+            and longer[0].plan.fits
+            and longer[0].plan.slowdown <= _MOST_SLOWDOWN * chosen.plan.slowdown < math.inf
+        ):
+            place = settings.index(chosen)
+            return [*settings[:place], *longer, *settings[place:]]
     return settings
 
 

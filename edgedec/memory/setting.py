@@ -11,6 +11,7 @@ from edgedec.errors import EdgedecError
 from edgedec.gguf.file import is_onnx, read_gguf, read_header_of
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder
+from edgedec.gguf.places import standing
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.system import available_bytes
@@ -195,7 +196,7 @@ def ample_bytes(path: Path) -> float:
 def file_bytes(path: Path) -> int:
     """Return the size of a model's file, or of all parts of a split one."""
     parts = read_gguf(path).paths if "-of-" in path.name else [path]  # by the name of a split model
-    return sum(part.stat().st_size for part in parts)
+    return sum(standing(part).stat().st_size for part in parts)
 
 
 def longest_context(path: Path, room_bytes: float, n_copies: int) -> int:

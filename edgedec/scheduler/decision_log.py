@@ -91,7 +91,7 @@ def summary(active: ActiveDrafter) -> str:
     what = f"{active.name}: {active.model()}"
     if active.n_asked:
         each = f"asked {active.n_asked} times, {1000 * active.asked_s / active.n_asked:.1f} ms each"
-        return f"{what} was {each}, " + (f"{active.n_used} of its drafts were of use" if active.n_used else "in vain")
+        return f"{what} was {each}, " + (f"{active.n_used} of its answers were of use" if active.n_used else "in vain")
     if active.in_place:
         return f"{what} was not asked: no gain was expected of it"
     if active.hoped is None:
@@ -99,6 +99,6 @@ def summary(active: ActiveDrafter) -> str:
     price = active.record.price
     cost = "" if price is None else f", {1000 * price.level:.1f} ms for each token"
     return (
-        f"{what} was not asked: its drafts were expected to be {active.hoped:.2f} times as fast as decoding without "
-        f"them{cost}, which does not repay reading the text"
+        f"{what} was not asked: the text was expected to come {active.hoped:.2f} times as fast with it{cost}, which "
+        "does not repay reading the text"
     )

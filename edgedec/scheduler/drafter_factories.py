@@ -43,7 +43,7 @@ def drafter_factories(
     names = [*AUTO, *second] if draft == "auto" else draft.split("+")
     for name in names:
         if name in (MODEL, CASCADE) and not with_model:
-            raise RequestError(f"the drafter {name!r} needs a draft model; give one ({argument('draft_model')})")
+            raise RequestError(f"{name!r} needs a draft model; give one ({argument('draft_model')})")
         if name == HEAD and not with_head:
             raise RequestError(f"the drafter {name!r} needs a trained head; give one ({argument('draft_head')})")
     return {name: drafter_factory(name) for name in names}, draft != "auto"
@@ -65,7 +65,7 @@ def with_draft_model(
     filled = dict(factories)
     if CASCADE in filled:
         if not source.cascades:
-            raise RequestError("the drafter 'cascade' needs a draft model with the target's tokenizer; use 'model'")
+            raise RequestError("'cascade' needs a draft model with the target's tokenizer; use 'model'")
         filled[CASCADE] = CascadeModel(source.source)
     if MODEL in filled:
         if source.cascades and not pinned:
@@ -80,11 +80,11 @@ def used_draft_model(path: Path | None, drafters: Collection[str]) -> tuple[Path
     """Return the draft model's path where one of these drafters uses it, else None and a sentence that says so.
 
     >>> used_draft_model(Path("small.gguf"), ["suffix"])
-    (None, ('the draft model small.gguf is not loaded: it is for the drafters model and cascade, found suffix',))
+    (None, ('the draft model small.gguf is not loaded: it is for model and cascade, found suffix',))
     """
     if path is None or MODEL in drafters or CASCADE in drafters:
         return path, ()
-    found = f"it is for the drafters {MODEL} and {CASCADE}, found {' + '.join(drafters) or 'none'}"
+    found = f"it is for {MODEL} and {CASCADE}, found {' + '.join(drafters) or 'none'}"
     return None, (f"the draft model {path.name} is not loaded: {found}",)
 
 
@@ -93,9 +93,8 @@ def require_overlap(drafters: Collection[str]) -> None:
     if MODEL not in drafters or CASCADE in drafters:
         found = " + ".join(drafters) or "none"
         raise RequestError(
-            f"{argument('draft_overlap')} takes a draft model ({argument('draft_model')}) and the drafters 'auto' or "
-            "'model', "
-            f"found the drafters {found}; give them, or leave {argument('draft_overlap')} out"
+            f"{argument('draft_overlap')} takes a draft model ({argument('draft_model')}) and "
+            f"{argument('draft')} 'auto' or 'model', found {found}; give them, or leave {argument('draft_overlap')} out"
         )
 
 

@@ -11,7 +11,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Session
 from edgedec.progress import Progress, stage
 from edgedec.storage import probe_cache
-from edgedec.storage.probe_cache import machine_key
+from edgedec.storage.probe_cache import machine_key, quietly
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 MOST_ROWS = _ROWS[-1]
@@ -36,9 +36,9 @@ def cost_curve(
 
     What the session holds is lost. The limit of `limit_s` seconds begins after the first forward or two, which may have
     to read the weights from a cold disk. The time of each number of rows is the least of up to three forwards, some
-    time apart, so that a busy moment does not count; each comes after a forward of another number of rows, as drafts
-    do. One row is measured in a streak as well, as plain decoding is one. The number of rows rises while time is left,
-    at most to `most_rows`; each row takes the memory of a row of logits.
+    time apart, so that a busy moment does not count, and a busy machine's curve is not kept. Each time comes after a
+    forward of another number of rows, as drafts do. One row is measured in a streak as well, as plain decoding is one.
+    The number of rows rises while time is left, at most to `most_rows`; each row takes the memory of a row of logits.
     """
     key = f"{_key(session, options)} {most_rows} streak"
     cache_dir = None if options.machines else options.cache_dir
@@ -46,12 +46,12 @@ def cost_curve(
     if known is not None:
         return known
     with stage(options.on_progress, _PHASE, _WHAT):
-        measured, streak_s = _measure(session, limit_s, options, most_rows)
+        (measured, streak_s), is_quiet = quietly(lambda: _measure(session, limit_s, options, most_rows))
     resume_share = 0.0
     if streak_s:
         resume_share = max(0.0, measured[1] / streak_s - 1)
         measured[1] = min(measured[1], streak_s)
-    if len(measured) > 1:  # a single number of rows says nothing about drafts
+    if len(measured) > 1 and is_quiet:  # a single number of rows says nothing about drafts
         found = {_RESUME: resume_share} | {str(n): seconds for n, seconds in measured.items()}
         probe_cache.put(cache_dir, "curve", key, found)
     return CostCurve(measured, resume_share)

@@ -1,6 +1,7 @@
 """How many texts of one prompt there may be at a time, and what memory they take."""
 
-from edgedec.errors import RequestError
+from edgedec.callers import checked_value
+from edgedec.errors import OptionError
 
 MOST_FORKS = 256
 """Most forks of a session at a time."""
@@ -19,8 +20,8 @@ def n_pages(begin: int, end: int) -> int:
     return (end - 1) // PAGE_TOKENS - begin // PAGE_TOKENS + 1 if end > begin else 0
 
 
-def require_count(n: int, what: str) -> int:
-    """Return a number of texts (RequestError unless it is a whole number from 1 to MOST_FORKS)."""
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_FORKS:
-        raise RequestError(f"{n!r:.40} {what} of one prompt were asked for; it must be from 1 to {MOST_FORKS}")
+def require_count(n: int, name: str) -> int:
+    """Return a number of texts, the argument `name` (OptionError unless it is from 1 to MOST_FORKS)."""
+    if not 1 <= checked_value(name, int, n) <= MOST_FORKS:
+        raise OptionError(name, n, f"it must be from 1 to {MOST_FORKS}, the texts of one prompt")
     return n

@@ -88,13 +88,13 @@ def rule_notes(rule: str, shape: TreeShape, draws: Iterable[Draws], *, greedy: b
     if Draws.SHAPES in draws:
         same = on_chains if shape.kind == CHAIN else None
         return [f"{named} does what {same} does, as drafts are chains"] if same is not None else []
-    who = "only a draft model with the target's tokenizer and a trained head draft trees of a shape"
+    who = "only a draft model with the target's tokenizer and a trained head make trees of a shape"
     if Draws.CHAINS in draws:
         if on_chains is not None:
-            return [f"{named} does what {on_chains} does: {who}, other drafters a chain"]
+            return [f"{named} does what {on_chains} does: {who}, others a chain"]
     elif rule != COUPLED:
         return [
-            f"{named} gains nothing: the drafters in use draw no tokens, they look them up; only a draft model, a "
+            f"{named} gains nothing: all guesses are looked up, and none is drawn; only a draft model, a "
             "trained head and the model's own layers draw"
         ]
     return [] if shape.kind == CHAIN else [f"the shape {shape} has no effect: {who}"]

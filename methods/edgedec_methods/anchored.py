@@ -176,7 +176,7 @@ class AnchoredSession(PairSession):
         spent: Sequence[float] = self.spent[:n_generated]
         if spent:
             name = name_of(self.sessions[1])
-            stats.add_reason(f"lossy: the text stays within {self.nats:g} nats a token of {name}")
+            stats.add_note(f"lossy: the text stays within {self.nats:g} nats a token of {name}")
             stats.explanation.append(
                 f"anchored: {sum(spent):.3f} nats from {name} in {len(spent)} tokens, of at most "
                 f"{self.nats * len(spent):.3f}"

@@ -11,6 +11,7 @@ Measured: 0.15 to 0.9 s after the prompt for a passage of 180 tokens, where scor
 Status: opt-in
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -26,6 +27,8 @@ from edgedec.tokenizer import Tokenizer
 from edgedec_methods.span_search import SpanSearch
 from edgedec_methods.spans import Start, starts_of
 
+BETWEEN = "\n\n"
+"""What stands between two passages that are no stretch of one text."""
 INSTRUCTION = "Answer the question with the exact words of the text above, and nothing else."
 
 
@@ -46,14 +49,14 @@ class WantedSpans:
     """What is looked for.
 
     Attributes:
-        passage: The text that is quoted.
+        passages: The texts that are quoted; no quotation goes from one to the next.
         prompt_ids: What the model reads before it answers.
         lead: What stands before a quotation in the model's text.
         n: How many quotations.
         max_tokens: Most tokens of one.
     """
 
-    passage: str
+    passages: tuple[str, ...]
     prompt_ids: tuple[int, ...]
     lead: str
     n: int
@@ -62,14 +65,14 @@ class WantedSpans:
     def __post_init__(self) -> None:
         for name, most in (("n", MOST_SPANS), ("max_tokens", MOST_SPAN_TOKENS)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            if not 1 <= value <= most:
                 raise OptionError(name, value, f"it must be a whole number from 1 to {most}")
 
 
 def extract(
     engine: Engine,
     question: str,
-    passage: str,
+    passage: str | Sequence[str],
     *,
     n: int = 3,
     max_tokens: int = 64,
@@ -77,12 +80,15 @@ def extract(
     on_progress: OnProgress | None = None,
 ) -> Extraction:
     """Return the quotations; edgedec.Engine.extract says what the arguments are, and what is raised."""
-    text, cancel = question_text(question, passage), CancelToken() if cancel is None else cancel
+    passages: tuple[str, ...] = (passage,) if isinstance(passage, str) else tuple(passage or ())
+    for each in passages:
+        question_text(question, each)
+    text, cancel = question_text(question, BETWEEN.join(passages)), CancelToken() if cancel is None else cancel
     if engine.can_chat:
         prompt_ids, lead = tuple(engine.chat_ids([{"role": "user", "content": text}], cancel=cancel)), ""
     else:
         prompt_ids, lead = engine.prompt_ids(f"{text}\nAnswer:", as_said=True), " "
-    wanted = WantedSpans(passage, prompt_ids, lead, n, max_tokens)
+    wanted = WantedSpans(passages, prompt_ids, lead, n, max_tokens)
     tokenizer = engine.tokenizer
     engine.model.capabilities.require("rollback", engine.card.runtime)
     end_ids = [i for i in range(tokenizer.n_vocab) if tokenizer.is_end(i)]
@@ -107,7 +113,10 @@ def _starts(tokenizer: Tokenizer, wanted: WantedSpans, n_ctx: int) -> list[Start
     room = n_ctx - len(wanted.prompt_ids)
     if room < 1:
         raise too_long(len(wanted.prompt_ids), n_ctx - 1)
-    starts = starts_of(tokenizer, wanted.passage, wanted.lead, wanted.max_tokens)
+    starts, base = list[Start](), 0
+    for passage in wanted.passages:
+        starts += starts_of(tokenizer, passage, wanted.lead, wanted.max_tokens, base)
+        base += len(f"{passage}{BETWEEN}".encode())
     if not starts:
         raise CapabilityError("the model's tokenizer does not keep the text of the passage, so nothing can be quoted")
     if max(len(start.token_ids) for start in starts) > room:
@@ -127,12 +136,13 @@ def _searched(
     read, n_prompt = perf_counter(), len(wanted.prompt_ids)
     search = SpanSearch(prompt.slot.session, n_prompt, end_ids, wanted.n, prompt.slot.text_rows)
     found = search.run(starts, prompt.forward.logits[0], prompt.forward.ops)
-    data = wanted.passage.encode()
+    passage = BETWEEN.join(wanted.passages)
+    data = passage.encode()
     spans = []
     for logprob, node in found:
         first, end = len(data[: node.starts[0].at].decode()), len(data[: node.end].decode())
         ids = tuple(each.token for each in node.path())
-        spans.append(Span(wanted.passage[first:end], first, end, logprob, ids))
+        spans.append(Span(passage[first:end], first, end, logprob, ids))
     return Extraction(
         tuple(spans),
         n_prompt_tokens=n_prompt,

@@ -338,13 +338,13 @@ class KeptSession(UnsavedSession, OuterSession):
         """Add how much of the prompt was read."""
         super().count_text(stats, n_generated)
         if not self._reader.own:
-            stats.explanation.append("drafting off: nothing is drafted beside a reading model")
+            stats.explanation.append("drafting off beside a reading model")
         if len(self._kept) == self._n_cut:
             stats.explanation.append(f"prompt read whole: no more than {LEAST} tokens, or all were to be kept")
             return
         card, n_read = self._reader.session.model.card, len(self._kept)
         who = "its first layers" if self._reader.own else card.name or card.architecture
-        stats.add_reason(f"lossy: {n_read} of {counted(self._n_cut, 'prompt token')} were read, chosen by {who}")
+        stats.add_note(f"lossy: {n_read} of {counted(self._n_cut, 'prompt token')} were read, chosen by {who}")
         gaps = np.diff(np.concatenate([self._kept, [self._n_cut]])) - 1
         longest, places = int(gaps.argmax()), counted(int((gaps > 0).sum()), "place")
         stats.explanation.append(

@@ -222,7 +222,7 @@ class ReflectiveSession(PairSession):
         n_reads = sum(start < self._first + n_generated for start in self._starts)
         if n_generated and n_reads:
             if self.weight:
-                stats.add_reason(f"lossy: {self.weight:g} of each token's law is what the model says on a second look")
+                stats.add_note(f"lossy: {self.weight:g} of each token's law is what the model says on a second look")
             stats.explanation.append(
                 f"reflective: {n_generated} tokens by {n_reads} forwards, with drafts by {name_of(self.sessions[1])}"
             )

@@ -22,7 +22,7 @@ class Start:
     ends: Sequence[int]
 
 
-def starts_of(tokenizer: Tokenizer, passage: str, lead: str, most: int) -> list[Start]:
+def starts_of(tokenizer: Tokenizer, passage: str, lead: str, most: int, base: int = 0) -> list[Start]:
     """Return the places of a passage where spans begin: wherever a token begins, behind white space.
 
     A span's tokens are the first ones of the tokens that the passage has from there on, so that its text has the
@@ -33,6 +33,7 @@ def starts_of(tokenizer: Tokenizer, passage: str, lead: str, most: int) -> list[
         passage: The text.
         lead: What stands before a span in the model's text: a space, or nothing.
         most: Most tokens of a span.
+        base: Bytes before the passage, where the places count from an earlier one.
     """
     data = passage.encode()
     at, places = 0, set[int]()
@@ -42,13 +43,13 @@ def starts_of(tokenizer: Tokenizer, passage: str, lead: str, most: int) -> list[
     found = []
     for place in sorted(places):
         if place < len(data) and _is_whole(data, place):
-            start = _start(tokenizer, data, place, lead, most)
+            start = _start(tokenizer, data, place, lead, most, base)
             if start is not None:
                 found.append(start)
     return found
 
 
-def _start(tokenizer: Tokenizer, data: bytes, place: int, lead: str, most: int) -> Start | None:
+def _start(tokenizer: Tokenizer, data: bytes, place: int, lead: str, most: int, base: int) -> Start | None:
     """Return the spans that begin at a place; None where their tokens don't spell the passage."""
     ids = tokenizer.encode(lead + data[place:].decode(), add_special=False, most=most)[:most]
     spelled = b"".join(tokenizer.piece(i) for i in ids)
@@ -58,8 +59,8 @@ def _start(tokenizer: Tokenizer, data: bytes, place: int, lead: str, most: int) 
     ends, at = [], place - n_before
     for token_id in ids:
         at += len(tokenizer.piece(token_id))
-        ends.append(at if at > place and _is_whole(data, at) else -1)
-    return Start(place, array("i", ids), array("i", ends))
+        ends.append(base + at if at > place and _is_whole(data, at) else -1)
+    return Start(base + place, array("i", ids), array("i", ends))
 
 
 def _is_whole(data: bytes, place: int) -> bool:

@@ -217,7 +217,7 @@ class SwitchingSession(PairSession):
             "entropy_bits": mean,
         }
         large, small = map(name_of, self.sessions)
-        stats.add_reason(f"lossy: {small} wrote {n_small} of {counted(len(written), 'token')}")
+        stats.add_note(f"lossy: {small} wrote {n_small} of {counted(len(written), 'token')}")
         stats.explanation += [
             f"switching: {counted(len(written) - n_small, 'token')} by {large}, {n_small} by {small}, "
             f"{counted(n_switches, 'change')} of the writer; "

@@ -56,7 +56,7 @@ def universal(loaded: LoadedDraft) -> "UniversalDraftModel | None":
             name = model.card.name or model.card.architecture
             raise UnsupportedModelError(
                 f"{loaded.path}: its tokenizer is not the target's, and the tokenizer of {name!r} does not encode a "
-                "text as tokens that spell the same text, which drafting across tokenizers needs; choose a draft model "
+                "text as tokens that spell the same text, which guesses across tokenizers need; choose a draft model "
                 "of the target's family"
             )
     return UniversalDraftModel(loaded.model, loaded.most)

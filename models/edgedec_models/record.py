@@ -6,6 +6,7 @@ A file is hashed once. Afterwards its size and modification time stand for the h
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgedec.gguf.places import standing
 from edgedec_runtimes.tile_files.record import is_tiled, read_record
 
 
@@ -33,7 +34,7 @@ class WantedFile:
 def is_recorded(wanted: WantedFile) -> bool:
     """Tell by the record alone whether the file is there, unchanged, and the one wanted."""
     try:
-        stat = wanted.path.stat()
+        stat = standing(wanted.path).stat()
     except OSError:
         return False
     record = read_record(wanted.path)

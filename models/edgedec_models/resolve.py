@@ -13,10 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedec.errors import ModelError, ModelNotFoundError, OfflineError, PullError, StorageError
+from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.offline import offline_reason
 from edgedec_models.folders import cache_folder, flat_path, is_plain, models_folder, own_folder
 from edgedec_models.record import WantedFile, is_recorded
+from edgedec_runtimes.tile_files.record import rename_tiles
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # at least two characters, as C: is a drive
 _ADDRESSES = ("hf:", "ollama:", "http:", "https:", "file:")
@@ -33,15 +35,18 @@ def resolve(name: str, options: ResolveOptions) -> Path | None:
         PullError, OfflineError, StorageError, CancelledError: The model could not be fetched.
     """
     is_new = False
-    if not os.path.exists(name):
+    if not _is_path(name):
         own = own_folder()
         path = flat_path(name, models_folder(options.cache_dir))
         is_own = is_plain(name) and own is not None and os.path.isfile(flat_path(name, own))
         if is_plain(name) and not is_own and is_recorded(WantedFile(name, path, "")):
+            rename_tiles(path)
             return path
         name = _entry_name(name, options)
-        is_new = is_plain(name) and not os.path.isfile(flat_path(name, models_folder(options.cache_dir)))
+        is_new = is_plain(name) and not _is_file(flat_path(name, models_folder(options.cache_dir)))
     found = _find(name, options, force=False)
+    if found is not None and found.is_relative_to(models_folder(options.cache_dir)):
+        rename_tiles(found)
     if is_new and found is not None and not options.draft_head:
         _bring_head(name, found, options)
     return found
@@ -65,7 +70,7 @@ def pull(
     Raises:
         ModelNotFoundError, ModelFormatError, PullError, OfflineError, StorageError, CancelledError: As `resolve`.
     """
-    if not takes_paths or not os.path.exists(name):
+    if not takes_paths or not _is_path(name):
         name = _entry_name(name, options)
     find = _find if takes_paths else _find_named
     path = find(name, replace(options, draft_head=True), force=force)
@@ -77,6 +82,7 @@ def pull(
     if path.is_relative_to(models_folder(options.cache_dir)):
         from edgedec_models.draft_heads import remember_if_head
 
+        rename_tiles(path)
         remember_if_head(path, options.cache_dir or cache_folder())
     if with_head and is_plain(name):
         _bring_head(name, path, options)
@@ -100,7 +106,7 @@ def _entry_name(name: str, options: ResolveOptions) -> str:
     if kind in _ADDRESSES or "/" in name or "\\" in name:
         return name
     folders = [folder for folder in (own_folder(), models_folder(options.cache_dir)) if folder is not None]
-    if is_plain(name) and any(os.path.isfile(flat_path(name, folder)) for folder in folders):
+    if is_plain(name) and any(_is_file(flat_path(name, folder)) for folder in folders):
         return name
     from edgedec_models.catalogue import find_model
 
@@ -109,7 +115,7 @@ def _entry_name(name: str, options: ResolveOptions) -> str:
 
 
 def _find(name: str, options: ResolveOptions, *, force: bool) -> Path | None:
-    if os.path.exists(name):
+    if _is_path(name):
         return Path(name)
     return _find_named(name, options, force=force)
 
@@ -136,6 +142,14 @@ def _find_named(name: str, options: ResolveOptions, *, force: bool) -> Path | No
     return None
 
 
+def _is_path(name: str) -> bool:
+    return os.path.exists(name) or (bool(name) and os.path.exists(standing(Path(name))))
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(standing(path))
+
+
 def _bare(name: str, models: Path, options: ResolveOptions, *, force: bool) -> Path:
     if not is_plain(name):
         raise ModelNotFoundError(_no_path(name))
@@ -146,13 +160,13 @@ def _bare(name: str, models: Path, options: ResolveOptions, *, force: bool) -> P
 
     path = flat_path(name, models)
     entry = find_entry(name)
-    if entry is not None and entry.reference is not None and not os.path.isfile(path):
+    if entry is not None and entry.reference is not None and not _is_file(path):
         return _hub(entry.reference, models, options, force=force)
     if entry is not None and entry.reference is None:
         from edgedec_models.entries import pull_entry
 
         return pull_entry(entry, path, options, force=force)
-    if os.path.isfile(path):
+    if _is_file(path):
         return path
     raise ModelNotFoundError(_no_path(name) if name.lower().endswith(".gguf") else _unknown(name, _hint(name, options)))
 
@@ -189,7 +203,7 @@ def _url(url: str, models: Path, options: ResolveOptions, *, force: bool) -> Pat
     from edgedec_models.fetching.lock import locked
 
     with locked(path, source, options):
-        if not path.is_file() or find_fault(wanted, options, rehash=force):
+        if not _is_file(path) or find_fault(wanted, options, rehash=force):
             write_record(wanted, download_gguf(url.partition("#")[0], wanted, options))
     return path
 
@@ -214,13 +228,13 @@ def _hint(name: str, options: ResolveOptions) -> str:
     return did_you_mean(name, _known(options))
 
 
-def _known(options: ResolveOptions) -> set[str]:
-    """Return the names of the catalogue, of the models on this machine and of the presets."""
+def _known(options: ResolveOptions) -> list[str]:
+    """Return the names of the models on this machine, of the presets and of the catalogue, its tried ones first."""
     from edgedec_models.cache import list_models
     from edgedec_models.catalogue import load_catalogue
     from edgedec_models.presets import preset_names
 
-    return {*load_catalogue(), *(model.name for model in list_models(options.cache_dir)), *preset_names()}
+    return [*(model.name for model in list_models(options.cache_dir)), *preset_names(), *load_catalogue()]
 
 
 def _refuse_tag(name: str, options: ResolveOptions) -> None:

@@ -89,7 +89,7 @@ def test_max_tokens_and_context_end_with_length(tiny: edgedec.Engine) -> None:
     full = tiny.generate(PROMPT, temperature=0, ignore_end=True)
     assert full.finish_reason == "length"
     assert full.stats.n_prompt_tokens + len(full.token_ids) == tiny.n_ctx
-    assert any("context of 256 tokens is full" in reason for reason in full.stats.reasons)
+    assert any("context of 256 tokens is full" in reason for reason in full.stats.notes)
 
 
 def test_logprobs_are_the_models_own(tiny: edgedec.Engine) -> None:

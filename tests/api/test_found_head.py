@@ -61,7 +61,7 @@ def test_the_head_that_is_named_wins(model: Path, tmp_path: Path) -> None:
     wishes = _wishes(model, draft="suffix", draft_head=other)
     assert _used(wishes) is None
     (note,) = wishes.notes
-    assert note == f"the draft head {other} is not used, as no drafter of suffix reads it"
+    assert note == f"the draft head {other} is not used, as nothing in suffix reads it"
 
 
 @pytest.mark.slow

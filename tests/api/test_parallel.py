@@ -307,8 +307,8 @@ def test_requests_that_take_turns_say_so(path: Path) -> None:
     """Where a row depends on what else is in a forward, parallel requests that were asked for are not to be had."""
     pytest.importorskip("llama_cpp")
     with edgedec.load(path, runtime="llamacpp", n_ctx=64, n_parallel=2, draft="off") as loaded:
-        assert loaded.generate("a", max_tokens=2).stats.reasons == [
+        assert loaded.generate("a", max_tokens=2).stats.notes == [
             "2 parallel requests take turns: on the llamacpp runtime a row depends on what else is in its forward"
         ]
     with edgedec.load(path, runtime="cpu", n_ctx=64, n_parallel=2, draft="off") as loaded:
-        assert loaded.generate("a", max_tokens=2).stats.reasons == []
+        assert loaded.generate("a", max_tokens=2).stats.notes == []

@@ -1,21 +1,33 @@
 """What an application may get wrong by type is told, not guessed at."""
 
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 from support.models.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.errors import RequestError
+from edgedec.api.best_text import BestOf
+from edgedec.api.requests import RequestOptions
+from edgedec.choosing.search_by import SearchBy
+from edgedec.errors import EdgedecError, RequestError
 from edgedec.grammar import Grammar
+from edgedec.load_options import LoadOptions
+from edgedec.sampling import SamplingParams
+from edgedec_apps.refine import RefineBy, refined
 
 
 @pytest.mark.parametrize("prompt", [b"hi", bytearray(b"hi"), None, 5, ["a"], [1.5], {"a": 1}], ids=repr)
 def test_a_prompt_is_text_or_token_ids(tmp_path: Path, prompt: Any) -> None:
     """Bytes would be taken for token ids and 1.5 for 1: both are refused, as is what holds no ids at all."""
     with edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", draft="off") as model:
-        with pytest.raises(RequestError, match="a prompt must be a string or a sequence of token ids"):
+        with pytest.raises(RequestError, match=r"prompt is .*; it must be (a text or )?a sequence"):
             model.generate(prompt, max_tokens=1)
         assert len(model.generate("hi", max_tokens=1, ignore_end=True).token_ids) == 1
 
@@ -46,16 +58,15 @@ def test_options_of_loading_have_types_and_bounds(tmp_path: Path, options: dict[
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({"grammar": "x"}, "grammar is a str; it must be a Grammar: make one by Grammar.regex"),
-        ({"grammar": {"type": "object"}}, "grammar is a dict"),
-        ({"json_schema": ["a"]}, "the JSON schema is a list; it must be an object"),
-        ({"json_schema": b"{}"}, "the JSON schema is a bytes"),
-        ({"json_schema": 5}, "the JSON schema is a int"),
+        ({"grammar": "x"}, "grammar is 'x'; it must be a Grammar: make one by Grammar.regex"),
+        ({"json_schema": ["a"]}, "json_schema is \\['a'\\]; it must be a mapping, a text or None"),
+        ({"json_schema": "[]"}, "the JSON schema is a list; it must be an object"),
         ({"json_close": 1, "json_schema": {}}, "json_close is 1; it must be True or False"),
-        ({"reuse": "all"}, "reuse is 'all'; it must be 'exact' or 'longest'"),
-        ({"draft": "off"}, "draft is 'off'; of a request it must be True or False"),
-        ({"verify": ["coupled"]}, "verify is \\['coupled'\\]; it must be one of coupled"),
-        ({"cancel": "x"}, "cancel is a str; it must be an edgedec.CancelToken"),
+        ({"reuse": "all"}, "reuse is 'all'; it must be exact or longest"),
+        ({"draft": "off"}, "draft is 'off'; it must be True or False"),
+        ({"verify": ["coupled"]}, "verify is \\['coupled'\\]; it must be a text"),
+        ({"verify": "coupling"}, "verify is 'coupling'; it must be one of coupled"),
+        ({"cancel": "x"}, "cancel is 'x'; it must be an edgedec.CancelToken or None"),
         ({"regex": "a"}, "unknown option regex; known: .* also .*grammar"),
     ],
     ids=str,
@@ -77,3 +88,228 @@ def test_a_grammar_is_made_of_text(make: Any, source: Any) -> None:
         make(source)
     with pytest.raises(RequestError, match="kind is 'ebnf'; it must be one of json_schema, regex, lark, gbnf"):
         Grammar("ebnf", "root ::= x")  # type: ignore[arg-type]
+
+
+RUBBISH: dict[str, Any] = {
+    "None": None,
+    "list": [],
+    "dict": {},
+    "text": "rubbish",
+    "bytes": b"x",
+    "bool": True,
+    "float": 1.5,
+    "nan": math.nan,
+    "object": object(),
+    "-1": -1,
+    "0": 0,
+    "huge": 10**30,
+    "texts": ["x"],
+    "Nones": [None],
+    "mapping": {"a": 1},
+    "numpy": np.int64(2),
+    "float32": np.float32(0.5),
+}
+NUMBER = "float float32 numpy"
+_NAMES_BY_KINDS = {  # the names of arguments by what of the rubbish is none to them; where None is the default, it, too
+    "None": "futures",
+    "bool": "as_said continued draft grammars ignore_end layer_skip_force offline overlap slide think tiles_only",
+    "text": "after answer before cache_dir chat_template device kv_type messages path pattern query question "
+    "separator source store text",
+    "numpy": "dimensions image_max_tokens max_document_tokens max_rows most n n_ctx n_draft_max n_parallel n_texts "
+    "n_threads planning_bytes prompt_cache_bytes resident_bytes tokens",
+    "numpy 0": "logprobs n_reserved seed",
+    "numpy huge": "max_tokens",
+    "numpy 0 huge": "top_k",
+    "numpy -1 0 huge": "n_gpu_layers n_prompt penalty_last_n rows_each",
+    NUMBER: "check_seconds gpu_memory memory prompt_cache repetition_penalty scorer_seconds seconds",
+    f"{NUMBER} 0 huge": "temperature",
+    f"{NUMBER} -1 0": "frequency_penalty presence_penalty",
+    "float numpy": "layer_skip",
+    "float32": "stop_unsure top_p",
+    "float32 0": "min_p momentum",
+    "list": "adapters files layer_split lora resume tools",
+    "list text": "prediction prompt",
+    "list texts": "machines stop",
+    "list texts numpy": "texts",
+    "texts": "check documents scorer",
+    "text texts": "passage",
+    "dict": "logit_bias methods runtime_options",
+    "dict mapping": "json_schema schema variables",
+    "dict mapping list texts Nones": "pictures",  # picture_rows() made them
+}
+TAKES = {name: kinds.split() for kinds, names in _NAMES_BY_KINDS.items() for name in names.split()}
+LATER = {"require_room": "None -1 0 huge", "mark_pictures": "list"}
+SAY = {  # what an error may say in place of an argument's name
+    "json_schema": ("JSON schema",),
+    "check": ("scorer is",),
+    "check_seconds": ("scorer_seconds is",),
+    "max_document_tokens": ("no room for a document",),
+    "methods": ("no text method", "no session is called"),
+    "n_reserved": ("the context has room",),
+    "name": ("search is",),
+    "model": ("no model",),
+    "path": ("prompt cache",),
+    "pattern": ("the regex",),
+    "runtime_options": ("no option",),
+    "schema": ("JSON schema",),
+    "source": ("the lark", "the gbnf"),
+}
+CHAT = [{"role": "user", "content": "Hi"}]
+ASKS: dict[str, Any] = {"messages": CHAT, "max_tokens": 2}
+GOES_ON: dict[str, Any] = {"prompt": "Hi", "max_tokens": 2}
+RANKS: dict[str, Any] = {"query": "q", "documents": ["a"]}
+GOOD: dict[str, dict[str, Any]] = {  # arguments with which each method works, or says why it can't
+    **dict.fromkeys(("chat", "chat_stream", "achat", "achat_stream"), ASKS),
+    **dict.fromkeys(("generate", "stream", "best", "partial_texts", "agenerate", "astream"), GOES_ON),
+    **{name: GOES_ON | {"n": 2} for name in ("samples", "samples_stream", "asamples", "asamples_stream")},
+    **{name: {"messages": CHAT} for name in ("chat_ids", "render", "mark_pictures")},
+    **{name: {"prompt": "Hi"} for name in ("branches", "prompt_read", "prompt_ids")},
+    **{name: {} for name in ("constraint_opener", "session", "sampling")},
+    **{name: {"text": "Hi"} for name in ("cut_ids", "rendered_ids")},
+    **{name: {"path": "none/there"} for name in ("save_prompt_cache", "load_prompt_cache")},
+    **dict.fromkeys(("rank", "arank"), RANKS),
+    "embed": {"texts": ["a"], "pooling": "mean"},
+    "extract": {"question": "a", "passage": "ab"},
+    "fit_messages": {"messages": CHAT, "n_reserved": 2},
+    "infill_ids": {"before": "a", "after": "b"},
+    "picture_rows": {"pictures": ()},
+    "record": {"prompt": "Hi", "log": None},
+    "require_room": {"n": 1, "n_prompt": 1, "max_tokens": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_path: Path) -> Iterator[edgedec.Engine]:
+    """The tiny model, for two requests at a time."""
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, n_parallel=2) as engine:
+        yield engine
+
+
+def use_up(result: Any) -> None:
+    """Run what a function returned to its end, where it is a coroutine, a stream, a block or a model."""
+
+    async def all_of() -> None:
+        if inspect.isawaitable(result):
+            await result
+        else:
+            async for _ in result:
+                pass
+
+    if inspect.isawaitable(result) or hasattr(result, "__aiter__"):
+        asyncio.run(all_of())
+    elif hasattr(result, "__next__"):
+        list(result)
+    elif hasattr(result, "__exit__"):
+        with result:
+            pass
+
+
+def answer(call: Callable[[], Any]) -> str:
+    """Return the message of the EdgedecError that a call ends with, empty for none, and what else it raised."""
+    try:
+        use_up(call())
+    except EdgedecError as error:
+        return str(error)
+    except Exception as error:
+        return f"raised {error!r}"
+    return ""
+
+
+def faults(
+    function: Callable[..., Any],
+    good: dict[str, Any],
+    *,
+    options: bool = False,
+    later: str = "",
+    tries_right: bool = True,
+) -> list[str]:
+    """Throw all rubbish at each argument of a function, and return what was wrong with its answers.
+
+    Args:
+        function: The function.
+        good: Arguments with which it works, or says why it can't.
+        options: Whether the options of requests are among its arguments.
+        later: Rubbish that something else refuses, when the value is used.
+        tries_right: Whether values that an argument takes are tried, too.
+    """
+    found, usual = [], answer(partial(function, **good)) if tries_right else ""
+    parameters = inspect.signature(function).parameters.values()
+    optional = {each.name: each.default is None for each in parameters if each.kind is not each.VAR_KEYWORD}
+    if options:
+        optional |= {name: type(None) in get_args(hint) for name, hint in RequestOptions.__annotations__.items()}
+    for name, takes_none in optional.items():
+        takes = [*TAKES.get(name, []), *later.split(), *["None"] * takes_none]
+        for kind, rubbish in RUBBISH.items():
+            if kind in takes and not tries_right:
+                continue
+            said = answer(partial(function, **{**good, name: rubbish}))
+            names_it = any(word in said for word in (name, *SAY.get(name, ())))
+            if said.startswith("raised") or (kind not in takes and said != usual and not names_it):
+                found.append(f"{name}={kind}: {said[:150] or 'it is taken'}")
+            elif kind not in takes and not said:
+                found.append(f"{name}={kind} is taken")
+    return found
+
+
+METHODS = [name for name, _ in inspect.getmembers(edgedec.Engine, inspect.isfunction) if not name.startswith("_")]
+MAKERS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    (edgedec.DraftOptions, {}),
+    (edgedec.Lossy, {}),
+    (LoadOptions, {}),
+    (SamplingParams, {}),
+    (BestOf, {}),
+    (SearchBy, {}),
+    (RefineBy, {"check": lambda prefix, text: (1.0, "")}),
+    (Grammar.json_schema, {"schema": {}}),
+    (Grammar.regex, {"pattern": "a"}),
+    (Grammar.lark, {"source": "a"}),
+    (Grammar.gbnf, {"source": "a"}),
+]
+
+
+def test_no_method_is_left_out() -> None:
+    """Each public method of an engine is in the table of good arguments, or has none."""
+    without = [name for name in METHODS if len(inspect.signature(getattr(edgedec.Engine, name)).parameters) == 1]
+    assert sorted([*GOOD, *without]) == METHODS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GOOD)
+def test_each_argument_of_a_method_refuses_rubbish(
+    engine: edgedec.Engine, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an EdgedecError that names the argument; numbers of numpy are numbers."""
+    monkeypatch.chdir(tmp_path)  # where a prompt cache is written
+    assert not faults(getattr(engine, name), GOOD[name], options=name == "stream", later=LATER.get(name, ""))
+
+
+@pytest.mark.slow
+def test_each_argument_of_load_refuses_rubbish(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the model is loaded."""
+    monkeypatch.chdir(tmp_path)
+    good: dict[str, Any] = {"model": tiny_path, "runtime": "cpu", "offline": True}
+    assert not faults(edgedec.load, good, later="None", tries_right=False)
+    for name in ("model", "runtime", "n_draft_max", "lossy", "lora", "offline"):
+        assert f"{name} is None; it must be" in answer(partial(edgedec.load, **good | {name: None}))
+
+
+@pytest.mark.parametrize(("make", "good"), MAKERS, ids=lambda each: getattr(each, "__qualname__", ""))
+def test_each_option_refuses_rubbish(make: Callable[..., Any], good: dict[str, Any]) -> None:
+    """The values that options are made of check theirs."""
+    assert not faults(make, good, later="-1 0 huge float32 mapping")
+
+
+@pytest.mark.slow
+def test_a_text_is_one_message_of_the_user(engine: edgedec.Engine, tiny_path: Path) -> None:
+    """Wherever messages are taken, a text has the prompt and the answer of the chat with that one message."""
+    for take in (engine.chat_ids, engine.render, partial(engine.fit_messages, n_reserved=8)):
+        assert take("Hi") == take(CHAT)
+    said: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
+    expected = engine.chat(CHAT, **said).text
+    assert engine.chat("Hi", **said).text == expected
+    assert "".join(token.text for token in engine.chat_stream("Hi", **said)) == expected
+    assert asyncio.run(engine.achat("Hi", **said)).text == expected
+    found = refined(engine, "Hi", RefineBy(check=lambda prefix, text: (float(prefix == "Hi"), "")), **said)
+    assert (found.texts[0].text, found.passed) == (expected, True)

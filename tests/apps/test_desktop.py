@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.models.saying_model import saying_model
 
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 SOURCE = Path(__file__).parents[2] / "apps" / "desktop" / "main.py"
@@ -97,11 +98,70 @@ def test_it_loads_streams_and_remembers(window: Any) -> None:
     question, answer = pane.messages
     assert question == {"role": "user", "content": "Hello"}
     assert answer == {"role": "assistant", "content": "".join(pieces)}
-    as_plain = str.maketrans("\r\xa0\u2028\u2029", "\n \n\n")  # how Qt gives these back; the model says any byte
-    assert pane.transcript.toPlainText() == f"> Hello\n{answer['content']}\n\n".translate(as_plain)
+    assert pane.transcript.toPlainText().startswith("> Hello\n")
     say(pane, "And again")
     finish(pane)
+    assert "\n\n> And again\n" in pane.transcript.toPlainText()
     assert [message["role"] for message in pane.messages] == ["user", "assistant"] * 2
+
+
+def test_answers_are_markdown_without_html(window: Any, tmp_path: Path) -> None:
+    """Also in the second turn, and line by line; what the user says stays text, and no mark of HTML is one."""
+    pane, template = window.panes[0], "{% for m in messages %}{{ m.content }}{% endfor %}"
+    lines = ["# Boats\n", "\n1. **small**\n", "2. large <b>x</b>\n", "\nSo."]
+    path = saying_model(tmp_path / "m.gguf", {"?": lines}, chat_template=template)
+    pane.model.setCurrentText(str(path))
+    load(pane)
+    for _ in range(2):
+        say(pane, "**Which**?")
+        finish(pane)
+    turn = "> **Which**?\nBoats\nsmall\nlarge <b>x</b>\nSo.\n\n"
+    assert pane.transcript.toPlainText() == turn * 2
+    page = pane.transcript.toHtml()
+    assert page.count("xx-large") == page.count("<ol") == 2
+    assert "font-weight:700" in page.split("small")[0].rsplit("<", 1)[-1]
+    assert pane.messages[-1]["content"] == "".join(lines)
+
+
+def test_the_bar_ends_with_what_it_shows(window: Any) -> None:
+    """It is there while a model loads or reads a prompt, and gone when that is done: an answer shows itself."""
+    pane = window.panes[0]
+    pane.load_button.click()
+    assert pane.progress.isVisible()
+    finish(pane)
+    assert not pane.progress.isVisible()
+    visible: list[bool] = []
+    say(pane, "Hello")
+    assert pane.progress.isVisible()
+    pane.transcript.textChanged.connect(lambda: visible.append(pane.progress.isVisible()))
+    finish(pane)
+    assert visible
+    assert not any(visible)
+
+
+@pytest.mark.parametrize("n_named", [0, 2])
+def test_it_loads_by_itself(app: Any, tiny_path: Path, monkeypatch: pytest.MonkeyPatch, n_named: int) -> None:
+    """The models that the command names, else the first one of the list."""
+    module = load_module()
+    monkeypatch.setattr(module, "MODELS", (str(tiny_path),) * 2)
+    monkeypatch.setattr(sys, "argv", ["main.py", "--offline", *[str(tiny_path)] * n_named])
+    monkeypatch.setattr(module.QtWidgets, "QApplication", lambda arguments: app)
+    told: list[list[str]] = []
+
+    def look() -> None:
+        (window,) = [each for each in app.topLevelWidgets() if isinstance(each, module.Window)]
+        if any(pane.stop_button.isEnabled() for pane in window.panes):
+            return
+        told.append([pane.status.text() for pane in window.panes])
+        timer.stop()
+        window.close()
+
+    timer = QtCore.QTimer(interval=20)
+    timer.timeout.connect(look)
+    timer.start()
+    monkeypatch.setattr(module.Window, "_quit_when_all_have_left", lambda window: app.quit())
+    assert module.main() == 0
+    assert [("tokens of context" in text) for text in told[0]] == [True, n_named == 2]
 
 
 def test_stop_ends_an_answer(window: Any) -> None:

@@ -72,7 +72,7 @@ def test_one_after_another(folder: Path, plain: Plain) -> None:
             assert generation.stats.n_reused_tokens == len(engine.prompt_ids(PROMPT)) - 1  # of the same adapters
         generation = engine.generate(PROMPT, temperature=0.0, **WISH)
         assert generation.token_ids == plain[(1.0, 0.5), 0.0]  # those of load
-        assert "with a.gguf × 1, b.gguf × 0.5" in generation.stats.reasons
+        assert "with a.gguf × 1, b.gguf × 0.5" in generation.stats.notes
         engine.lora = (0.0, 0.0)
         assert engine.generate(PROMPT, temperature=0.0, **WISH).token_ids == plain[(0.0, 0.0), 0.0]
 
@@ -180,10 +180,10 @@ def test_embeddings_and_branches_have_the_adapters_of_the_engine(folder: Path) -
 def test_wrong_scales_are_refused(engine: edgedec.Engine, folder: Path) -> None:
     """So many finite numbers as there are adapters; an engine without adapters takes none."""
     for wrong in ((1.0,), (1.0, float("nan")), (1.0, float("inf")), "ab", 1.0, (1.0, "x"), ((1.0, 2.0), (1.0, 2.0))):
-        with pytest.raises(OptionError, match="it must be 2 numbers, one for each adapter"):
+        with pytest.raises(OptionError, match=r"it must be (2 numbers, one for each adapter|a sequence or None)"):
             engine.generate(PROMPT, lora=wrong, max_tokens=1)  # type: ignore[arg-type]
     for scale in (float("inf"), float("nan"), True, "x"):
-        with pytest.raises(RequestError, match="an adapter's scale must be a number"):
+        with pytest.raises(RequestError, match=r"scale must be a number|it must be a text, a path or a tuple"):
             opened(folder, lora=[(folder / "a.gguf", scale)])
     with opened(folder, lora=()) as bare:
         assert bare.lora == ()

@@ -249,9 +249,9 @@ def test_cancelling_leaves_nothing_over(model: edgedec.Engine, plain: edgedec.En
 def test_wrong_requests_are_clear_errors(model: edgedec.Engine) -> None:
     """Wrong numbers, types and prompts are refused before anything is read."""
     for n in (0, -1, 257, 10**6, True, 2.0, "3", None):
-        with pytest.raises(RequestError, match=r"texts of one prompt were asked for; it must be from 1 to 256"):
+        with pytest.raises(RequestError, match=r"n is .*; it must be (from 1 to 256|a whole number)"):
             model.samples(PROMPT, n, **WARM)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="until is a int; it must be a function"):
+    with pytest.raises(RequestError, match="until is 3; it must be a function"):
         model.samples(PROMPT, 2, until=3, **WARM)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="the prompt is empty"):
         model.samples([], 2, **WARM)
@@ -315,7 +315,7 @@ def test_without_common_forwards_texts_come_one_after_another(tiny_path: Path, o
             pass
         for k, text in enumerate(stream.generations):
             same(text, alone(engine, PROMPT, k, max_tokens=12, **WARM))
-            assert any(reason.startswith("the texts are written one after another") for reason in text.stats.reasons)
+            assert any(reason.startswith("the texts are written one after another") for reason in text.stats.notes)
         first = engine.samples(PROMPT, 3, max_tokens=12, until=lambda ended: True, **WARM)
         assert [text.finish_reason for text in first][1:] == ["cancelled"] * 2
 
@@ -328,7 +328,7 @@ def test_the_full_context_ends_texts_as_alone(plain: edgedec.Engine) -> None:
     for k, text in enumerate(found):
         one = plain.generate(prompt, ignore_end=True, logprobs=0, **{**WARM, "seed": 7 + k})
         same(text, one)
-        assert text.stats.reasons == one.stats.reasons
+        assert text.stats.notes == one.stats.notes
 
 
 def test_event_loops_get_the_same_texts(plain: edgedec.Engine) -> None:
@@ -381,5 +381,5 @@ def test_a_plan_keeps_room_for_texts(tiny_path: Path) -> None:
         with pytest.raises(MemoryCapError, match="room for"):
             one.samples(PROMPT, 5, **WARM)
     for wrong in (0, 257, 1.5):
-        with pytest.raises(RequestError, match="it must be from 1 to 256"):
+        with pytest.raises(RequestError, match=r"n_texts is .*; it must be (from 1 to 256|a whole number)"):
             edgedec.load(tiny_path, runtime="cpu", n_texts=wrong)  # type: ignore[arg-type]

@@ -116,11 +116,12 @@ def run(
     *,
     n_draft_max: int = 6,
     prompt: tuple[int, ...] = PROMPT,
+    curve: CostCurve | None = None,
 ) -> Run:
     """Decode until max_tokens, checking after every step that session and sequence agree."""
     session = model.session(64)
     sequence = TextState(Request(prompt, params, params.seed or 0), list(prompt))
-    decoder = Decoder(session, Noise(params.seed or 0), CostCurve(), pinned(drafter, n_draft_max, session))
+    decoder = Decoder(session, Noise(params.seed or 0), curve or CostCurve(), pinned(drafter, n_draft_max, session))
     if drafter is not None:
         drafter.begin(prompt)
     logprobs: list[ChosenLogprobs] = []
@@ -265,6 +266,41 @@ def test_counts_of_plain_steps_are_exact(model: Model) -> None:
     for drafter in (None, Scripted(lambda history, n_max: Draft.chain([]))):
         stats = run(model, GREEDY, drafter).sequence.stats
         assert (stats.n_steps, stats.n_drafts, stats.n_draft_tokens) == (N_TOKENS - 1, 0, 0)
+
+
+class Fixed(CostCurve):
+    """A cost curve that does not learn: a row takes 1000 s, and each further one 100 s."""
+
+    def __init__(self) -> None:
+        super().__init__({n: 900.0 + 100.0 * n for n in range(1, 9)})
+
+    def observe(self, *_: Any) -> None:
+        """Learn nothing."""
+
+    def observe_beside(self, *_: Any) -> None:
+        """Learn nothing."""
+
+
+@pytest.mark.parametrize(
+    ("script", "plain_tokens"),
+    [(oracle, range(0)), (oracle, range(8, 12)), (half_right, range(0)), (wrong, range(0)), (oracle, range(N_TOKENS))],
+)
+def test_what_drafts_saved(
+    model: Model, plain: dict[str, list[int]], script: Callable[[list[int]], Propose], plain_tokens: range
+) -> None:
+    """By the curve, for any number of plain steps: a step for each accepted token, less a row for each drafted one."""
+    proposed = script(plain["greedy"])
+
+    def propose(history: list[int], n_max: int) -> Draft:
+        return Draft.chain([]) if len(history) - len(PROMPT) in plain_tokens else proposed(history, n_max)
+
+    stats = run(model, GREEDY, Scripted(propose), n_draft_max=4, curve=Fixed()).sequence.stats
+    saved_s = 1000 * stats.n_accepted_tokens - 100 * stats.n_draft_tokens
+    assert stats.saved_s == pytest.approx(saved_s, abs=10)  # proposing takes some time of its own
+    assert stats.plain_s == 1000 * (N_TOKENS - 1)
+    stats.n_generated_tokens = N_TOKENS
+    assert stats.speedup is not None
+    assert stats.speedup <= N_TOKENS / stats.n_steps
 
 
 def test_a_prompt_of_one_token_is_drafted_for_at_once(model: Model) -> None:

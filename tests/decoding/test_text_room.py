@@ -181,6 +181,6 @@ def test_a_full_pool_ends_a_text_where_it_ends_without_drafts(tiny_path: Path, d
         engine.pool.slots[0].session = pool
         found = engine.generate(PROMPT, max_tokens=100, **OPTIONS)
         assert found.finish_reason == "length"
-        assert "KV cache is full" in " ".join(found.stats.reasons)
+        assert "KV cache is full" in " ".join(found.stats.notes)
         assert found.token_ids == whole.token_ids[:60]
         assert (found.stats.n_drafts > 0) == (draft is not None)

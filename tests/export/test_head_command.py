@@ -53,7 +53,7 @@ def test_a_head_is_exported(head: Path, target: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "named"),
     [
-        (("--to", "gguf"), 40, "name the model that it drafts for with --for"),
+        (("--to", "gguf"), 40, "name the model that it belongs to with --for"),
         (("--for", "m"), 40, "are for --to gguf"),
         (("--to", "gguf", "--own-output"), 40, "name its model with --for"),
         (("--to", "gguf", "--for", "TARGET", "--layers", "1"), 40, "--layers"),

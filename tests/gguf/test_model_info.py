@@ -30,7 +30,7 @@ def test_a_tiny_model_is_described_exactly(tmp_path: Path) -> None:
     gguf = model(tmp_path)
     assert describe(gguf) == ModelInfo(
         architecture="llama",
-        name="Tiny",
+        name="m",
         n_params=40 + 2 * (8 + 64),
         n_bytes=(tmp_path / "m.gguf").stat().st_size,
         quantization=(
@@ -64,10 +64,10 @@ def test_a_tiny_model_is_described_exactly(tmp_path: Path) -> None:
 
 
 def test_what_the_file_does_not_say_is_none(tmp_path: Path) -> None:
-    """Name, license, context, tokenizer and chat template are optional; heads of KV default to the query's."""
+    """License, context, tokenizer and chat template are optional; heads of KV default to the query's."""
     gone = {"general__name": None, "general__license": None, "general__file_type": None, "tokenizer__chat_template": ""}
     info = describe(model(tmp_path, llama__context_length=None, llama__attention__head_count_kv=None, **gone))
-    assert (info.name, info.license, info.n_ctx_train, info.has_chat_template) == (None, None, None, False)
+    assert (info.license, info.n_ctx_train, info.has_chat_template) == (None, None, False)
     assert info.n_head_kv == (4, 4)
     assert info.quantization_label == "F16"
 

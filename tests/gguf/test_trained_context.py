@@ -37,7 +37,7 @@ def test_it_is_warned_of_at_load_and_told_with_each_text(
         assert caplog.messages == notes
         with engine:
             for _ in range(2):
-                assert engine.generate("a", max_tokens=2).stats.reasons == notes
+                assert engine.generate("a", max_tokens=2).stats.notes == notes
 
 
 def test_the_small_model_of_a_pair_counts_too(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_the_small_model_of_a_pair_counts_too(tmp_path: Path) -> None:
     small = tiny_llama(tmp_path / "small.gguf", n_ctx_train=256, seed=1)
     lossy = edgedec.Lossy(methods={"switching": {"small_model": small, "entropy": 0.1}})
     with edgedec.load(large, runtime="reference", n_ctx=300, lossy=lossy) as engine:
-        assert engine.generate("a", max_tokens=2).stats.reasons[0] == NOTE.replace("the model", "the small model")
+        assert engine.generate("a", max_tokens=2).stats.notes[0] == NOTE.replace("the model", "the small model")
 
 
 def test_the_command_line_and_plans_say_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

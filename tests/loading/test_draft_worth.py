@@ -73,8 +73,8 @@ def test_every_token_right_is_the_bound(large: Path, small: Path) -> None:
     assert why_not(large, large, FLAT) is not None
     gain = 2 * 0.1 / (0.1 * part + 0.2)
     assert why_not(small, large, STEEP) == (
-        f"each token that it drafts is expected to take {100 * part:.1f} ms, as it reads {part:.2f} of the model's "
-        f"bytes; at best, with drafts of 1 that are all right, decoding is {gain:.2f} times as fast "
+        f"each of its tokens is expected to take {100 * part:.1f} ms, as it reads {part:.2f} of the model's "
+        f"bytes; at best, with 1 a step that are all right, decoding is {gain:.2f} times as fast "
         "(1 row takes 100.0 ms, 2 rows 200.0)"
     )
 
@@ -85,7 +85,7 @@ def test_what_is_not_known_is_no_reason_against_it(large: Path, small: Path) -> 
         assert why_not(large, large, curve) is None
     assert why_not(Path("nowhere.gguf"), large, STEEP) is None
     assert why_it_cannot_pay(None, STEEP, 15) is None
-    assert why_not(small, large, FLAT, n_max=0) == "no draft can be verified with the bits of single steps"
+    assert why_not(small, large, FLAT, n_max=0) == "no two rows are known to have the bits of single steps"
 
 
 def test_a_draft_model_that_overlaps_costs_only_what_is_longer() -> None:
@@ -95,7 +95,7 @@ def test_a_draft_model_that_overlaps_costs_only_what_is_longer() -> None:
     token = measured_time(0.1)
     assert why_it_cannot_pay(token, FLAT, 4, overlap=True) is None
     assert why_it_cannot_pay(token, FLAT, 4) == (
-        "each token that it drafts takes 100.0 ms, as measured; at best, with drafts of 1 that are all right, decoding "
+        "each of its tokens takes 100.0 ms, as measured; at best, with 1 a step that are all right, decoding "
         "is 1.00 times as fast (1 row takes 100.0 ms, 2 rows 100.0)"
     )
 
@@ -137,7 +137,7 @@ def test_one_that_cannot_pay_is_not_loaded_and_named(monkeypatch: pytest.MonkeyP
         assert names == [term.name for term in alone.plan.terms]
     assert loaded == ["large.gguf", "large.gguf"]
     assert len(reasons) == 1
-    assert re.fullmatch(r"the draft model small\.gguf \([\d.]+ .B\) is not loaded: each token that it .*", reasons[0])
+    assert re.fullmatch(r"the draft model small\.gguf \([\d.]+ .B\) is not loaded: each of its tokens .*", reasons[0])
 
 
 def test_one_that_was_timed_to_be_too_slow_is_freed(monkeypatch: pytest.MonkeyPatch, large: Path, small: Path) -> None:
@@ -154,7 +154,7 @@ def test_one_that_was_timed_to_be_too_slow_is_freed(monkeypatch: pytest.MonkeyPa
         assert not any(term.name.startswith("draft model: ") for term in engine.plan.terms)
     assert len(asked) == len(reasons) == 1
     assert re.fullmatch(
-        r"the draft model small\.gguf \([\d.]+ .B\) is not loaded: each token that it drafts takes 150\.0 ms, as .*",
+        r"the draft model small\.gguf \([\d.]+ .B\) is not loaded: each of its tokens takes 150\.0 ms, as .*",
         reasons[0],
     )
     with opened(monkeypatch, FLAT, large, draft="model", draft_model=small) as engine:
@@ -201,7 +201,7 @@ def test_one_that_no_drafter_uses_is_neither_loaded_nor_planned(large: Path, sma
     with edgedec.load(large, runtime="cpu", n_ctx=64, draft="suffix", draft_model=small, memory="1GB") as engine:
         assert not any(term.name.startswith("draft model: ") for term in engine.plan.terms)
         assert engine.generate(TEXT, max_tokens=2).stats.reasons == [
-            "the draft model small.gguf is not loaded: it is for the drafters model and cascade, found suffix"
+            "the draft model small.gguf is not loaded: it is for model and cascade, found suffix"
         ]
 
 
@@ -212,7 +212,7 @@ def test_one_that_is_kept_without_use_says_what_it_costs(
     with opened(monkeypatch, FLAT, large, draft_model=small) as engine:
         stats = engine.generate(TEXT, max_tokens=4, temperature=0, ignore_end=True).stats
     expected = (
-        r"cascade: the draft model tiny llama 1 \([\d.]+ .B\) was not asked: "
+        r"cascade: the draft model small \([\d.]+ .B\) was not asked: "
         "the text was too short to find out whether reading it pays"
     )
     assert re.fullmatch(expected, stats.reasons[0])
@@ -220,7 +220,7 @@ def test_one_that_is_kept_without_use_says_what_it_costs(
     with opened(monkeypatch, FLAT, large, draft="model", draft_model=small) as engine:
         stats = engine.generate(TEXT, max_tokens=4, temperature=0, ignore_end=True).stats
     assert stats.reasons == []
-    assert re.match(r"model: the draft model tiny llama 1 \([\d.]+ .B\) was asked \d+ times, ", stats.explanation[-1])
+    assert re.match(r"model: the draft model small \([\d.]+ .B\) was asked \d+ times, ", stats.explanation[-1])
 
 
 def test_what_is_said_of_a_draft_model() -> None:
@@ -230,10 +230,10 @@ def test_what_is_said_of_a_draft_model() -> None:
     member = replace(member, model=lambda: "the draft model X (700.0 MB)")
     asked = replace(member, n_asked=3, asked_s=0.036)
     assert summary(asked) == ("cascade: the draft model X (700.0 MB) was asked 3 times, 12.0 ms each, in vain")
-    assert summary(replace(asked, n_used=2)).endswith("12.0 ms each, 2 of its drafts were of use")
+    assert summary(replace(asked, n_used=2)).endswith("12.0 ms each, 2 of its answers were of use")
     assert summary(replace(member, hoped=0.9)) == (
-        "cascade: the draft model X (700.0 MB) was not asked: its drafts were expected to be 0.90 times as fast as "
-        "decoding without them, 12.0 ms for each token, which does not repay reading the text"
+        "cascade: the draft model X (700.0 MB) was not asked: the text was expected to come 0.90 times as fast with "
+        "it, 12.0 ms for each token, which does not repay reading the text"
     )
 
 

@@ -59,7 +59,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_takes_a_draft_model_that_drafts(tiny_path: Path, draft: str, with_model: bool, found: str) -> None:
     """Without one, or under a drafter that does not overlap, loading says what was found and what to give."""
     model = tiny_path if with_model else None
-    with pytest.raises(RequestError, match=f"draft_model.*found the drafters {re.escape(found)};"):
+    with pytest.raises(RequestError, match=f"draft_model.*found {re.escape(found)};"):
         edgedec.load(
             tiny_path, runtime="reference", draft=draft, draft_model=model, drafting=DraftOptions(overlap=True)
         )

@@ -1,5 +1,6 @@
 """The order of sacrifice: what is given up under which cap, what never is, and what comes back."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Sized:
     """A runtime that only plans: 500 MB of weights, which may be read as needed, and KV by length and type."""
 
     name = "sized"
+    mb_slowdown = math.inf  # of a step, for each MB of weights that it reads
 
     def accepts(self, path: Path) -> str | None:
         """Everything."""
@@ -38,9 +40,10 @@ class Sized:
         if kept < 100 * MB:
             raise RequestError("too little")
         assert options.n_ctx is not None
+        slowdown = 1.0 if options.resident_bytes is None else 1 + (500 - kept / MB) * self.mb_slowdown
         return (
             MemoryTerm("interpreter and libraries", 50 * MB, base=True),
-            MemoryTerm("weights", kept),
+            MemoryTerm("weights", kept, slowdown=slowdown),
             MemoryTerm("reading ahead", 0 if options.resident_bytes is None else 20 * MB),
             MemoryTerm("KV cache", options.n_ctx * _KV[options.kv_type]),
             MemoryTerm("logits", options.max_rows * MB),
@@ -128,6 +131,30 @@ def test_things_are_given_up_in_order(choice: Choice) -> None:
     for found in (short, small, none):
         assert found.plan.fits
         assert found.plan.total_bytes <= (found.plan.cap_bytes or 0)
+
+
+@pytest.mark.parametrize(
+    ("n_mb", "mb_slowdown", "n_ctx"),
+    [
+        (670, 0.0005, 4096),  # 79 MB are read for 4,096 tokens: 4 % of a step's time
+        (670, 0.002, 2048),  # 16 %
+        (590, 0.0005, 4096),  # 167 MB, 8 %
+        (590, 0.001, 2048),  # 17 %, and 85 MB for 2,048 tokens: 9 %
+        (590, math.inf, 1024),
+        (450, 0.01, 1024),  # 121 MB are read anyway, and 20 MB more for this context: 9 % of that time
+        (450, 1e-6, 4096),
+    ],
+)
+def test_the_context_is_cut_last_where_reading_weights_costs_little(
+    choice: Choice, monkeypatch: pytest.MonkeyPatch, n_mb: int, mb_slowdown: float, n_ctx: int
+) -> None:
+    """The longest one is taken whose step is less than a tenth slower than that of the shorter ones."""
+    monkeypatch.setattr(Sized, "mb_slowdown", mb_slowdown)
+    found = planned(choice, n_mb)
+    assert found.plan.fits
+    assert found.setting.options.n_ctx == n_ctx, (found.plan.slowdown, found.setting.options.resident_bytes)
+    asked = replace(WISHES, options=replace(WISHES.options, n_ctx=1024))
+    assert planned(choice, n_mb, asked).setting.options.n_ctx == 1024
 
 
 def test_a_context_beyond_4096_tokens_is_given_up_first(tmp_path: Path) -> None:

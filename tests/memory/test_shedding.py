@@ -144,7 +144,7 @@ def watched(target: SessionSlot, first: int) -> Watch:
 
 def names_shed(generation: Generation) -> list[str]:
     """Return what the statistics say was shed, in order."""
-    reasons = [reason for reason in generation.stats.reasons if reason.startswith("shed ")]
+    reasons = [reason for reason in generation.stats.notes if reason.startswith("shed ")]
     assert all(reason.endswith("): the process holds 1.0 kB of 1.0 kB") for reason in reasons)
     return [reason.removeprefix("shed ").partition(" (")[0] for reason in reasons]
 
@@ -161,7 +161,7 @@ def test_everything_is_shed_in_order_and_the_text_is_the_same(bench: Bench, firs
     assert found.token_ids == expected.token_ids
     assert found.text == expected.text
     assert names_shed(found) == ORDER
-    assert "the process holds 1.0 kB of 1.0 kB, and nothing is left to shed" in found.stats.reasons
+    assert "the process holds 1.0 kB of 1.0 kB, and nothing is left to shed" in found.stats.notes
     assert not [reason for reason in found.stats.reasons if "failed" in reason]
     assert sum(counts["failed"] for counts in found.stats.drafters.values()) == 0
     assert target.drafting is not None
@@ -287,10 +287,10 @@ def test_without_drafting_there_is_nothing_to_shed(bench: Bench) -> None:
     target = bench.opened()
     target.watch = memory_watch(None, 1)
     found = generate(target)
-    assert len(found.stats.reasons) == 1
-    assert found.stats.reasons[0].endswith(", and nothing is left to shed")
+    assert len(found.stats.notes) == 1
+    assert found.stats.notes[0].endswith(", and nothing is left to shed")
     target.watch = memory_watch(None, 1 << 60)
-    assert generate(target).stats.reasons == []
+    assert generate(target).stats.notes == []
 
 
 def test_stores_are_shed_in_a_request_without_drafts(bench: Bench) -> None:

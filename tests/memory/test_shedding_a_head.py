@@ -109,7 +109,7 @@ def test_the_head_goes_before_the_suffix_drafter_and_the_text_is_the_same(
     found = stream(target, temperature)
     assert [token.token_id for token in found] == expected
     stats = found.generation.stats
-    shed = [reason.partition(" (")[0] for reason in stats.reasons if reason.startswith("shed ")]
+    shed = [reason.partition(" (")[0] for reason in stats.notes if reason.startswith("shed ")]
     assert shed == ["shed the suffix store", "shed the draft head", "shed the suffix drafter"]
     assert 0 < stats.drafters["head"]["tried"] <= 5 * 7
     assert head.gone

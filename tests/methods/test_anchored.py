@@ -127,7 +127,7 @@ def test_texts(paths: list[Path]) -> None:
     (line,) = [line for line in found.stats.explanation if line.startswith("anchored: ")]
     spent = float(line.split()[1])
     assert 0 < spent <= 0.05 * 24 + 1e-9
-    assert any("nats a token" in reason for reason in found.stats.reasons)
+    assert any("nats a token" in reason for reason in found.stats.notes)
 
 
 def test_what_is_refused() -> None:

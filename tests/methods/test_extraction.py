@@ -87,6 +87,21 @@ def test_the_best_spans_are_those_of_scoring_every_span(
     assert found.n_reused_tokens > 0
 
 
+def test_no_quotation_goes_from_one_passage_to_the_next(engine: edgedec.Engine) -> None:
+    """Of two passages, the spans are those of each behind the prompt of both; places count in the joined text."""
+    parts = ["The tower was built by Gustave", "Eiffel was born in Dijon."]
+    joined = "\n\n".join(parts)
+    found = engine.extract("Who built the tower?", parts, n=100, max_tokens=4)
+    assert len(found.spans) > 20
+    assert all("\n\n" not in span.text and joined[span.start : span.end] == span.text for span in found.spans)
+    assert {span.start > len(parts[0]) for span in found.spans} == {True, False}
+    whole = engine.extract("Who built the tower?", joined, n=100, max_tokens=4)
+    assert any("\n\n" in span.text for span in whole.spans)
+    for wrong in ([], ["x", ""], ["x", 3]):
+        with pytest.raises(RequestError, match=r"the passage is empty|passage\[1\] is 3; it must be a text"):
+            engine.extract("Who?", wrong)  # type: ignore[arg-type]
+
+
 def test_the_text_after_an_extraction_is_that_of_a_cold_start(engine: edgedec.Engine) -> None:
     """The search's rows leave nothing in the KV cache, and the prompt's may be used again."""
     messages = [{"role": "user", "content": question_text(QUESTION, PASSAGE)}]
@@ -139,7 +154,7 @@ def test_the_room_behind_the_prompt_bounds_a_quotation(tmp_path: Path) -> None:
 def test_what_can_not_be_extracted_is_refused(engine: edgedec.Engine) -> None:
     """Empty texts, numbers out of range, a passage that does not fit, a search that is cancelled."""
     for question, passage in ((" ", PASSAGE), (QUESTION, ""), (3, PASSAGE)):
-        with pytest.raises(RequestError, match="is empty or no text"):
+        with pytest.raises(RequestError, match=r"is empty or no text|is 3; it must be a text"):
             engine.extract(question, passage)  # type: ignore[arg-type]
     for name, value in (("n", 0), ("n", 101), ("max_tokens", 0), ("max_tokens", True), ("n", 1.5)):
         with pytest.raises(OptionError, match=name):

@@ -53,7 +53,7 @@ def is_nested(value: Any) -> bool:
 
 def shown(generation: Generation) -> tuple[Any, ...]:
     """Return what must be equal with and without drafts."""
-    reasons = [reason for reason in generation.stats.reasons if NOTE in reason]
+    reasons = [reason for reason in generation.stats.notes if NOTE in reason]
     return generation.text, generation.token_ids, generation.finish_reason, generation.is_whole, reasons
 
 
@@ -114,7 +114,7 @@ def test_every_length_gives_a_valid_text(tiny: Engines, name: str, way: dict[str
     assert found
     for text in found:
         assert CASES[name].is_valid(json.loads(text.text)), text.text
-        if not any("json_close" in reason for reason in text.stats.reasons):
+        if not any("json_close" in reason for reason in text.stats.notes):
             assert text.text == tiny[0].generate(PROMPT, grammar=grammar, max_tokens=60, **way).text
 
 
@@ -129,7 +129,7 @@ def test_a_real_models_texts_are_valid_at_every_length(real: Engines, schema: An
     assert all(is_valid(json.loads(text.text)) for text in found)
     long = real[0].generate(PROMPT, json_schema=schema, temperature=0, max_tokens=48).token_ids
     for text in found:  # the text's own tokens, then the end
-        note = next((reason for reason in text.stats.reasons if NOTE in reason), "0")
+        note = next((reason for reason in text.stats.notes if NOTE in reason), "0")
         n_own = len(text.token_ids) - int(re.findall(r"\d+", note)[0])
         assert text.token_ids[:n_own] == long[:n_own]
 

@@ -123,7 +123,7 @@ def test_drafts_change_no_padded_text(path: Path) -> None:
     assert drafted == plain
     assert result.stats.n_drafts > 5
     assert result.stats.n_draft_tokens > result.stats.n_drafts  # of more than one token
-    assert any("every step has at least 2 rows" in reason for reason in result.stats.reasons)
+    assert any("every step has at least 2 rows" in reason for reason in result.stats.notes)
     strict, result = written(path, draft="suffix")
     assert strict != plain
     assert result.stats.n_drafts == 0

@@ -173,7 +173,7 @@ def test_what_the_engine_says_of_predicates(byte_path: Any) -> None:
         ):
             with pytest.raises(RequestError, match=match):
                 engine.generate("x", predicate=in_grammar, **options, **more)
-        with pytest.raises(RequestError, match="predicate is a str"):
+        with pytest.raises(RequestError, match="predicate is 'yes'; it must be a function or None"):
             engine.generate("x", predicate="yes", **options)  # type: ignore[arg-type]
         with pytest.raises(RequestError, match="no token keeps to the constraint after 'a'"):
             engine.generate("x", predicate=lambda text, is_end: text == "a" and not is_end, **options)

@@ -83,8 +83,8 @@ def test_the_text_is_the_target_s_after_the_kept_tokens(
     with loaded(paths, own=own) as engine:
         found = engine.generate(PROMPT, **GREEDY)
         assert found.token_ids == expected[0]
-        by = "its first layers" if own else "tiny llama 2"
-        assert found.stats.reasons == [f"lossy: 300 of 600 prompt tokens were read, chosen by {by}"]
+        by = "its first layers" if own else "reader"
+        assert found.stats.notes == [f"lossy: 300 of 600 prompt tokens were read, chosen by {by}"]
         assert any(line.startswith("prompt read in part: 300 tokens left out at ") for line in found.stats.explanation)
         again = engine.generate(PROMPT, **GREEDY)
         assert (again.token_ids, again.stats.n_reused_tokens) == (expected[0], 599)
@@ -131,7 +131,7 @@ def test_a_short_prompt_is_read_whole(paths: tuple[Path, Path]) -> None:
         expected = plain.generate(PROMPT[:LEAST], **DRAWN).token_ids
     with loaded(paths, own=False, keep=0.1) as engine:
         found = engine.generate(PROMPT[:LEAST], **DRAWN)
-        assert (found.token_ids, found.stats.reasons) == (expected, [])
+        assert (found.token_ids, found.stats.notes) == (expected, [])
         assert any(line.startswith("prompt read whole") for line in found.stats.explanation)
 
 
@@ -203,7 +203,7 @@ def test_the_command_line_says_what_was_read(paths: tuple[Path, Path]) -> None:
     result = run_here("run", paths[0], text, *options, *given, "--json", "--explain-all")
     assert result.code == 0, result.err
     n_prompt = json.loads(result.out)["stats"]["n_prompt_tokens"]
-    assert f"of {n_prompt} prompt tokens were read, chosen by tiny llama 2" in result.err
+    assert f"of {n_prompt} prompt tokens were read, chosen by reader" in result.err
     assert "prompt read in part: " in result.err
     result = run_here("run", paths[0], text, *options, *given[2:])
     assert (result.code, "--prompt-keep is None" in result.err) == (40, True)

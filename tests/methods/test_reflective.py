@@ -166,14 +166,14 @@ def test_texts(paths: list[Path]) -> None:
         for way in ways:
             own = alone.generate(PROMPT, **options | way)
             assert lossless.generate(PROMPT, **options | way).token_ids == own.token_ids
-        assert not any("lossy" in reason for reason in own.stats.reasons)
+        assert not any("lossy" in reason for reason in own.stats.notes)
     with load(paths, 0.6) as engine:
         found = engine.generate(PROMPT, **options)
         engine.generate([1, 2, 3], **options)
         assert engine.generate(PROMPT, **options).token_ids == found.token_ids
         stop = found.text[5:7]
         assert engine.generate(PROMPT, **options | {"stop": (stop,)}).text == found.text.partition(stop)[0]
-    assert any(reason.startswith("lossy: 0.6 of each token's law") for reason in found.stats.reasons)
+    assert any(reason.startswith("lossy: 0.6 of each token's law") for reason in found.stats.notes)
     assert any("24 tokens by" in line for line in found.stats.explanation)
 
 

@@ -237,6 +237,7 @@ def test_a_tokenizer_that_does_not_spell_is_refused(tmp_path: Path) -> None:
         open_draft_model(path, target_of_odd, options)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_real_draft_model_of_another_family() -> None:
     """smollm2-135m drafts for qwen2.5-coder-0.5b: the same text, greedy and sampled, and most of the draft is right."""

@@ -139,7 +139,7 @@ def ends(plain: edgedec.Engine) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
             assert summary(result)[0] == whole.token_ids[:n]
             assert (result.finish_reason, result.stats.chance_right) == ("unsure", known[n])
             assert len(result.outputs) == n == result.stats.n_generated_tokens
-            assert "unsure" in " ".join(result.stats.reasons)
+            assert "unsure" in " ".join(result.stats.notes)
             found.append((options, summary(result)))
     assert len(found) >= 8
     assert len({len(expected[0]) for _, expected in found}) >= 4
@@ -202,7 +202,7 @@ def test_the_first_token_may_be_the_unsure_one(tiny: Path) -> None:
         before = engine.generate("Once", temperature=0, max_tokens=8, ignore_end=True)
         empty = engine.generate("Once", temperature=0, max_tokens=8, stop_unsure=0.999)
         assert (empty.text, empty.token_ids, empty.outputs, empty.finish_reason) == ("", (), (), "unsure")
-        assert "other models" in " ".join(empty.stats.reasons)
+        assert "other models" in " ".join(empty.stats.notes)
         assert engine.generate("Once", temperature=0, max_tokens=8, ignore_end=True).token_ids == before.token_ids
 
 

@@ -39,7 +39,7 @@ OFFLINE = ["smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "gemma3-2
 def test_own_entries_are_complete() -> None:
     """edgedec's catalogue has its models from packages, and recommends only drafters that it has."""
     entries = load_catalogue()
-    assert list(entries)[:4] == OFFLINE
+    assert list(entries)[:4] == [name for name, entry in entries.items() if entry.tried] == OFFLINE
     assert entries["qwen2.5-coder-1.5b"].drafters == ("qwen2.5-coder-0.5b",)
     assert {drafter for entry in entries.values() for drafter in entry.drafters} <= set(entries)
     (source,) = entries["qwen2.5-coder-1.5b"].sources
@@ -145,6 +145,7 @@ def test_user_adds_and_wins(catalogue: WriteCatalogue) -> None:
         (text(GOOD | {"note": "3"}), "note is 3, expected a text"),
         (text(GOOD | {"sha256": '"abc"'}), "sha256 is .abc., expected 64 hex digits"),
         (text(GOOD | {"size_bytes": "true"}), "size_bytes is True, expected"),
+        (text(GOOD | {"tried": '"yes"'}), "tried is 'yes', expected true or false"),
         (text(GOOD | {"aliases": '["a:b:c"]'}), "aliases has 'a:b:c', expected a name, or a name and a tag"),
         (
             text(GOOD | {"aliases": '["x"]'}) + text(GOOD | {"name": '"other"', "aliases": '["x"]'}),

@@ -186,6 +186,8 @@ def test_read_only_cache_is_used(root: Path, catalogue: WriteCatalogue, monkeypa
     ("name", "words"),
     [
         ("smollm-135m", r"no model is called 'smollm-135m'; did you mean smollm2-135m .*\? `edgedec list`"),
+        ("smollm", r"did you mean smollm2-135m or smollm2-360m or"),
+        ("llama", r"did you mean llama3\."),
         ("qwen3-", "did you mean qwen3-.*`edgedec search qwen3` those of the Hugging Face hub"),
         ("qwen3:5b", "no model is called 'qwen3:5b'; did you mean qwen3.* or .*`edgedec search qwen3 5b`"),
         ("coder", r"did you mean qwen2\.5-coder-0\.5b or qwen2\.5-coder-1\.5b or"),

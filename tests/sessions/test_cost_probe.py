@@ -91,6 +91,16 @@ def test_what_was_measured_is_remembered(clock: Clock, tmp_path: Path) -> None:
     assert other.calls
 
 
+def test_nothing_is_remembered_of_a_busy_machine(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The curve of this start is what was measured; the next start measures again."""
+    counts = iter(range(0, 1 << 20, 1000))
+    monkeypatch.setattr(probe_cache, "_waited_s", lambda: next(counts))
+    for _ in range(2):
+        session = Timed(clock, lambda call, n: 0.001 * n)
+        assert len(curve_of(session, tmp_path).table()) == 8
+        assert session.calls
+
+
 def test_reading_the_weights_from_a_cold_disk_takes_no_time_from_it(clock: Clock, tmp_path: Path) -> None:
     """The first forward may take minutes: somebody has to read the weights, and a server lives long after it."""
     assert len(curve_of(Timed(clock, lambda call, n: 60.0 if call == 0 else 0.01), tmp_path).table()) == 8

@@ -17,10 +17,11 @@ PROMPT = "the cat sat on the mat, the cat sat on the "
 
 
 def reasons(folder: Path, verify: str, temperature: float = 1.0, **options: object) -> list[str]:
-    """Return the reasons of a short text."""
+    """Return the notes and reasons of a short text."""
     with edgedec.load(tiny(folder, 1), runtime="reference", n_ctx=256, **options) as engine:  # type: ignore[arg-type]
         found = engine.generate(PROMPT, max_tokens=4, temperature=temperature, seed=1, verify=verify)
-        return [reason for reason in found.stats.reasons if not reason.startswith("verified by")]
+        told = [*found.stats.notes, *found.stats.reasons]
+        return [reason for reason in told if not reason.startswith("verified by")]
 
 
 @pytest.mark.slow

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from math import ceil
+from math import ceil, inf
+from time import monotonic
 
 from edgedec.api.engine import Engine
 from edgedec.api.requests import SamplingOptions
-from edgedec.progress import CancelToken, OnProgress, report_progress
+from edgedec.progress import CancelToken, OnProgress, Progress, report_progress
 from edgedec_apps.bench.prompts import BenchRequest
 
 _MEASURING = "measuring the prompts"
@@ -128,7 +129,7 @@ def engine_runner(engine: Engine, options: RunOptions, *, draft: bool) -> Runner
             stats.total_s,
             stats.n_steps,
             stats.n_accepted_tokens,
-            tuple(stats.reasons),
+            (*stats.notes, *stats.reasons),
         )
 
     return run
@@ -177,19 +178,35 @@ def measure(
     *,
     rounds: Rounds | None = None,
     on_progress: OnProgress | None = None,
+    on_trial: Callable[[list[Trial]], None] | None = None,
 ) -> list[Trial]:
     """Return the trials of all prompts; after a cancel, those that are complete.
 
     A round covers all tasks that need it, so that the repetitions of a task are apart in time. How many rounds a task
-    needs is known from its first round on; before, progress counts on as many as the tasks need that are known.
+    needs is known once its first round is over; before, progress counts on the most. So the runs that progress tells,
+    and the time of those that are left, as long as the longest run each, only fall.
+
+    Args:
+        requests: The prompts.
+        runners: The ways to run a prompt, by name.
+        cancel: Ends the measurement.
+        rounds: How long each task is measured.
+        on_progress: Gets a report after each run.
+        on_trial: Gets the trials so far after each of them.
     """
     rounds, n_ways = rounds or Rounds(), len(runners)
     trials: list[Trial] = []
-    done = count(1)
+    done, began_s = count(1), monotonic()
+    longest_s, left_s = 0.0, inf
 
     def tell() -> None:
+        nonlocal began_s, longest_s, left_s
         n_done, n_all = next(done), n_ways * _n_trials(trials, requests, rounds)
-        report_progress(on_progress, _MEASURING, n_done, max(n_done, n_all), "runs")
+        began_s, run_s = monotonic(), monotonic() - began_s
+        longest_s = max(longest_s, run_s)
+        left_s = min(left_s, longest_s * max(0, n_all - n_done))
+        if on_progress is not None:
+            on_progress(Progress(_MEASURING, n_done, max(n_done, n_all), "runs", left_s=left_s))
 
     report_progress(on_progress, _MEASURING, 0, n_ways * _n_trials(trials, requests, rounds), "runs")
     for number in range(rounds.n_rounds):
@@ -201,14 +218,16 @@ def measure(
             if runs is None:
                 return trials
             trials.append(Trial(request, number, runs))
+            if on_trial is not None:
+                on_trial(trials)
     return trials
 
 
 def _n_trials(trials: Sequence[Trial], requests: Sequence[BenchRequest], rounds: Rounds) -> int:
-    """Return how many trials there will be, as far as it is known; a task that has none yet counts like the longest."""
-    due, begun = _due(trials, requests, rounds), {trial.request.task for trial in trials}
-    most = max((due[task] for task in begun), default=rounds.n_rounds)
-    return sum(due[request.task] if request.task in begun else most for request in requests)
+    """Return how many trials there will be at most: a task whose first round is not over may need all rounds."""
+    due, begun = _due(trials, requests, rounds), {trial.request.id for trial in trials}
+    open_tasks = {request.task for request in requests if request.id not in begun}
+    return sum(rounds.n_rounds if request.task in open_tasks else due[request.task] for request in requests)
 
 
 def n_due(trials: Sequence[Trial], n_prompts: int, rounds: Rounds) -> int:

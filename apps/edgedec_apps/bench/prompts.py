@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,6 +84,12 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def one_of_each(requests: Iterable[BenchRequest]) -> list[BenchRequest]:
+    """Return the prompts in an order that has one of each task, then a second one of each, and so on."""
+    tasks = grouped(requests, lambda request: request.task).values()
+    return [request for turn in zip_longest(*tasks) for request in turn if request is not None]
 
 
 def prepare(engine: Engine, prompts: list[BenchPrompt], max_tokens: int) -> list[BenchRequest]:

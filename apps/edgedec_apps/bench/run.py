@@ -4,7 +4,8 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from statistics import median
+from math import inf
+from time import monotonic
 from typing import Any
 
 from edgedec.api.engine import Engine
@@ -12,31 +13,40 @@ from edgedec.errors import CancelledError, RequestError
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.system import forget_peak, peak_held_bytes
-from edgedec.memory_plan import parse_size
 from edgedec.model import writes_texts
-from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec.progress import CancelToken
 from edgedec.sampling import SamplingParams
 from edgedec_apps.bench.job import BenchJob
 from edgedec_apps.bench.llamacpp import LLAMACPP, LOOKUP, open_lookup
-from edgedec_apps.bench.machine import bandwidths, versions
+from edgedec_apps.bench.machine import versions
 from edgedec_apps.bench.measure import Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up
 from edgedec_apps.bench.plot import write_plot
-from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchPrompt, BenchRequest, grouped, prepare, read_prompts
+from edgedec_apps.bench.prompts import (
+    DEFAULT_PROMPTS,
+    BenchPrompt,
+    BenchRequest,
+    grouped,
+    one_of_each,
+    prepare,
+    read_prompts,
+)
 from edgedec_apps.bench.rows import head_of, record
 from edgedec_apps.bench.summary import summarize, totals
-from edgedec_apps.bench.table import lines
+from edgedec_apps.bench.table import lines, table
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.opening import open_model
+from edgedec_apps.cli.opening import keep_learned, open_model
 from edgedec_apps.cli.output_files import report, require_writable, write_file, write_json_file
 from edgedec_apps.cli.shown.progress import ProgressLine
-from edgedec_apps.cli.shown.terminal import one_line
+from edgedec_apps.cli.shown.terminal import one_line, say
+from edgedec_apps.machine_speed import memory_bandwidth
 from edgedec_apps.plots import require_picture
 from edgedec_models.folders import cache_folder
+from edgedec_runtimes.llamacpp.library import chosen
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 CPU = "cpu"
 _OTHERS = ("llamacpp", CPU)
-_READING = "measuring how fast memory is read"
+_FIRST_TABLE_S = 60.0  # after the command began to load the model
 
 
 @dataclass(slots=True)
@@ -50,32 +60,34 @@ class Outcome:
         curve: Seconds of a forward by its number of tokens.
         peak_bytes: The most memory that the process held, before llama.cpp was loaded beside it; None if unknown.
         lookup_reason: Why llama.cpp's prompt lookup was not measured; None where it was.
-        bandwidth: GB/s read from memory, one figure for each measurement.
     """
 
-    runtime: str
+    runtime: str = ""
     trials: list[Trial] = field(default_factory=list)
     interrupted: bool = True
     curve: dict[int, float] = field(default_factory=dict)
     peak_bytes: int | None = None
     lookup_reason: str | None = None
-    bandwidth: list[float] = field(default_factory=list)
 
 
 def run_bench(job: BenchJob) -> None:
-    """Measure, and report; an interrupted benchmark reports the trials that are complete.
+    """Measure, and report; a benchmark that ends early, for whatever reason, reports the trials that are complete.
 
     Raises:
         RequestError: An option is out of range, or the file of prompts is damaged.
         CancelledError: The benchmark was interrupted.
+        RuntimeUnavailableError: What --against or --plot needs is not installed.
         EdgedecError: As edgedec.load.
     """
     options = RunOptions(job.max_tokens, job.temperature, job.top_p, job.warm_store)
     _check(job, options)
     prompts = read_prompts(job.prompts or DEFAULT_PROMPTS, job.per_task)
-    outcome = interruptible(lambda cancel: _measure(job, options, prompts, cancel))
-    if outcome.trials:
-        _report(job, outcome)
+    outcome = Outcome()
+    try:
+        interruptible(lambda cancel: _measure(job, options, prompts, outcome, cancel))
+    finally:
+        if outcome.trials:
+            _report(job, outcome)
     if outcome.interrupted:
         raise CancelledError("interrupted" if outcome.trials else "interrupted before a prompt was measured")
 
@@ -94,56 +106,55 @@ def _check(job: BenchJob, options: RunOptions) -> None:
     if job.load.draft_store is not None:
         raise RequestError("a benchmark starts without earlier texts; leave --draft-store out")
     require_picture(job.plot)
+    if job.against == "llamacpp":
+        chosen()
     require_writable(job.output.json_out, job.rows, job.curve_out)
 
 
-def _measure(job: BenchJob, options: RunOptions, prompts: list[BenchPrompt], cancel: CancelToken) -> Outcome:
-    """Measure the machine's memory before and after, and the model between."""
-    cap_bytes = None if job.load.memory is None else parse_size(job.load.memory)
-    n_threads = job.load.threads or usable_cores()
-    with ProgressLine(quiet=job.output.quiet) as on_progress:
-        with stage(on_progress, _READING):
-            before = bandwidths(n_threads, cap_bytes) if forget_peak() else []
-        forget_peak()  # the memory of that measurement does not count
-        outcome = _measure_model(job, options, prompts, cancel, on_progress)
-        with stage(on_progress, _READING):
-            after = [] if outcome.interrupted else bandwidths(n_threads, cap_bytes)
-        outcome.bandwidth = before + after
-        return outcome
-
-
-def _measure_model(
-    job: BenchJob, options: RunOptions, prompts: list[BenchPrompt], cancel: CancelToken, on_progress: OnProgress
-) -> Outcome:
+def _measure(
+    job: BenchJob, options: RunOptions, prompts: list[BenchPrompt], outcome: Outcome, cancel: CancelToken
+) -> None:
     """Load the model, and llama.cpp where it is to be compared, run every prompt, and record drafts for --rows."""
-    with ExitStack() as stack:
+    line, shown_s = ProgressLine(f"measuring {job.model}", quiet=job.output.quiet), monotonic()
+    forget_peak()
+
+    def keep(trials: list[Trial]) -> None:
+        nonlocal shown_s
+        outcome.trials = trials
+        if not job.output.quiet and monotonic() - shown_s >= _FIRST_TABLE_S:
+            shown_s = inf
+            line.stop()
+            for each in table(summarize(trials)):
+                say(each)
+
+    with line as on_progress, ExitStack() as stack:
         engine = stack.enter_context(open_model(job.model, job.load, job.output, cancel))
         if not writes_texts(engine.model):
             raise RequestError(f"{job.model!r} embeds or ranks texts, and bench measures how fast a model writes them")
-        requests = prepare(engine, prompts, job.max_tokens)
-        outcome = Outcome(engine.card.runtime)
+        requests = one_of_each(prepare(engine, prompts, job.max_tokens))
+        outcome.runtime = engine.card.runtime
         runners = engine_runners(engine, options)
         if not warm_up(requests, runners, cancel, on_progress=on_progress):
-            return outcome
+            return
         if job.against is not None:
             outcome.peak_bytes = peak_held_bytes(engine.processes)
             others, outcome.lookup_reason = _open_others(job, options, engine, requests, stack, cancel)
             if not warm_up(requests, others, cancel, on_progress=on_progress):
-                return outcome
+                return
             runners |= others
-        outcome.trials = measure(requests, runners, cancel, on_progress=on_progress)
+        measure(requests, runners, cancel, on_progress=on_progress, on_trial=keep)
         outcome.interrupted = cancel.cancelled
         outcome.curve = engine.curve.table()
         if job.rows is not None and not outcome.interrupted:
             resolving = ResolveOptions(cache_folder(), job.load.offline)
             path = resolve(job.model, resolving)
-            drafts = None if job.load.draft_model is None else resolve(job.load.draft_model, resolving)
+            drafts = None if job.load.draft_model is None else resolve(job.load.draft_model, resolving, "draft_model")
             rows = record(engine, requests, options, path, on_progress=on_progress)
             written = (json.dumps(row) + "\n" for row in chain([head_of(job.model, path, drafts)], rows))
             write_file(job.rows, "".join(written).encode("ascii"))
         if job.against is None:
             outcome.peak_bytes = peak_held_bytes(engine.processes)
-        return outcome
+        keep_learned(job.model, engine)
 
 
 def _open_others(
@@ -187,6 +198,7 @@ def _open_others(
 
 def _document(job: BenchJob, outcome: Outcome) -> dict[str, Any]:
     """Return the JSON object of a benchmark."""
+    bandwidth = memory_bandwidth(measure=job.load.memory is None)  # which takes memory
     return {
         "model": job.model,
         "runtime": outcome.runtime,
@@ -202,7 +214,7 @@ def _document(job: BenchJob, outcome: Outcome) -> dict[str, Any]:
         **summarize(outcome.trials),
         "against": {} if job.against is None else {job.against: _against(outcome)},
         "curve": {n: 1000 * seconds for n, seconds in outcome.curve.items()},
-        "bandwidth_gb_s": median(outcome.bandwidth) if outcome.bandwidth else None,
+        "bandwidth_gb_s": None if bandwidth is None else bandwidth / 1e9,
         "peak_rss_bytes": outcome.peak_bytes,
         "versions": versions(),
     }

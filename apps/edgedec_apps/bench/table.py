@@ -11,9 +11,13 @@ _HEADINGS = ("task", "tok/s", "plain", "speedup", "same text", "accepted/step", 
 
 def lines(document: Figures) -> list[str]:
     """Return the report of a benchmark's JSON object: a heading, a table of tasks, and notes."""
+    return [heading(document), "", *table(document), "", *_notes(document)]
+
+
+def table(document: Figures) -> list[str]:
+    """Return the lines of the table of tasks, with what the figures are of."""
     rows = [_HEADINGS, *(_row(task, found) for task, found in document["tasks"].items())]
-    rows.append(_row("all", document["all"]))
-    return [heading(document), "", *columns(rows), "", *_notes(document)]
+    return columns([*rows, _row("all", document["all"])])
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

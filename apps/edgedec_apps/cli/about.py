@@ -1,19 +1,13 @@
 """Documents at the command line: what ranks their passages, and what a person is told of a search."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.shown.terminal import one_line, say
-from edgedec_apps.documents.asking import ANSWER, Asking
 from edgedec_apps.documents.files import Document
 from edgedec_apps.documents.passages import Passage, by_words
 from edgedec_apps.documents.search import Found, Rank
-
-if TYPE_CHECKING:
-    from edgedec.api.engine import Engine
-    from edgedec.chat import Message
 
 
 def rank_by_model(name: str | None, load: LoadFlags, output: OutputFlags) -> Rank:
@@ -39,21 +33,3 @@ def say_found(documents: Sequence[Document], found: Found, n_ctx: int) -> None:
     """Say that documents were searched, and which passages are read."""
     names = one_line(", ".join(document.name for document in documents))
     say(f"edgedec: {found.line(names, n_ctx)}")
-
-
-def text_about(
-    engine: "Engine",
-    documents: Sequence[Document],
-    question: str | None,
-    content: Callable[[str], Any],
-    before: "Sequence[Message]",
-    options: dict[str, Any],
-    rank: Rank,
-) -> tuple[str, Found | None]:
-    """Return the text of a message about documents, and what was searched for it, or None; see Asking.about.
-
-    `options` are those of the generation.
-    """
-    n_answer = options.get("max_tokens") or ANSWER
-    asking = Asking(engine, content, before, n_answer=n_answer, named=len(documents) > 1, rank=rank)
-    return asking.about(documents, question, options["cancel"], options["on_progress"])

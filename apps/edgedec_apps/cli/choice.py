@@ -39,7 +39,7 @@ def count_of(flags: ChoiceFlags) -> int:
         return ROUND
     if not flags.texts.isascii() or not flags.texts.isdigit() or len(flags.texts) > 9:
         raise OptionError("n_texts", flags.texts, "it must be a whole number from 1 to 256, or auto with --choose")
-    return require_count(int(flags.texts), "texts")
+    return require_count(int(flags.texts), "n_texts")
 
 
 def way_of(flags: ChoiceFlags) -> BestOf | SearchBy | RefineBy | None:

@@ -19,6 +19,7 @@ from edgedec_apps.cli.shown.terminal import say
 T = TypeVar("T")
 
 _PATIENCE_S = 1.0
+_SAME_S = 0.2
 _SHOW_CURSOR = b"\x1b[?25h"
 _INTERRUPT = (signal.SIGINT,)
 _TERMINATE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
@@ -88,7 +89,12 @@ class _Watch:
         self.terminated: int | None = None
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Cancel the work at the first signal, and end the process at the second."""
+        """Cancel the work at the first signal, and end the process at the second.
+
+        A signal right after the first is the same one: timeout(1) sends it to the process, and then to its group.
+        """
+        if self._since is not None and time.monotonic() - self._since < _SAME_S:
+            return
         if self._since is not None:
             if sys.stderr.isatty():
                 os.write(2, _SHOW_CURSOR)  # a progress bar may have hidden it

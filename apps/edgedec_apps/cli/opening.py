@@ -1,6 +1,7 @@
 """From the options of a command to a loaded engine."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any
@@ -11,6 +12,8 @@ from edgedec.api.options import Application, DraftOptions, EngineOptions, Lossy
 from edgedec.api.requests import require_rule
 from edgedec.drafter import STORE_BYTES
 from edgedec.errors import EdgedecError, OptionError
+from edgedec.load_options import ResolveOptions
+from edgedec.loading.resolve import resolve
 from edgedec.memory.setting import Cap
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
@@ -26,6 +29,7 @@ from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import say
 from edgedec_apps.cli.wording import KEYWORDS, in_options
 from edgedec_apps.fit_first import require_fit
+from edgedec_apps.machine_speed import keep_speed
 from edgedec_apps.server.core.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
 
@@ -70,7 +74,8 @@ def open_model(
     if output.verbose:
         show_log()
     base = None if flags.memory is None else base_bytes()  # before the model's file is looked at
-    with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, ProgressLine(quiet=output.quiet) as on_progress:
+    bar = ProgressLine(f"loading {name}", quiet=output.quiet)
+    with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, bar as on_progress:
         options = engine_options(
             flags, on_progress, cancel, n_texts=n_texts, grammars=grammars, keeps_prompts=keeps_prompts
         )
@@ -157,7 +162,7 @@ def application_of(
 
 def room_bytes_of(flags: LoadFlags) -> int:
     """Return the bytes that a server keeps for all its requests together: at most a sixteenth of the cap."""
-    return ROOM_BYTES if flags.memory is None else min(ROOM_BYTES, parse_size(flags.memory) // 16)
+    return ROOM_BYTES if flags.memory is None else min(ROOM_BYTES, parse_size(flags.memory, "memory") // 16)
 
 
 def serves_grammars() -> bool:
@@ -173,9 +178,12 @@ def sampling_options(flags: SamplingFlags) -> dict[str, Any]:
     return options
 
 
-def save_draft_store(engine: Engine) -> None:
-    """Save the draft store; the answer is out already, so a failure is only reported."""
+def keep_learned(model: str, engine: Engine) -> None:
+    """Save the draft store and the model's speed; the answer is out already, so a failure is only reported."""
     try:
         engine.save_draft_store()
     except EdgedecError as error:
         say(f"edgedec: {in_options(error)}")
+    with suppress(EdgedecError):  # the file may be gone
+        preset = preset_of(model)
+        keep_speed(resolve(model if preset is None else preset.model, ResolveOptions(offline=True)), engine)

@@ -75,6 +75,15 @@ MemoryCap = Annotated[
     str | None,
     model_option("--memory", help="Most memory of the process, such as 900MB or 1.5GiB.", metavar="SIZE"),
 ]
+Passages = Annotated[
+    int | None,
+    prompt_option(
+        "--passages",
+        help="Most passages that are read of a document longer than the context (default: a quarter of the context).",
+        metavar="N",
+        further=True,
+    ),
+]
 Offline = Annotated[bool, model_option("--offline", help="Never use the network.")]
 JsonOut = Annotated[
     Path | None,
@@ -159,7 +168,7 @@ class LoadFlags:
         str,
         model_option(
             "--draft",
-            help="auto drafts where it pays, off never; drafters by name (edgedec doctor --all), joined by +, always.",
+            help="auto guesses where it pays, off never; drafters by name (edgedec doctor --all), joined by +, always.",
             metavar="NAME",
             complete=completion.drafter,
         ),
@@ -188,7 +197,7 @@ class LoadFlags:
         bool,
         model_option(
             "--draft-overlap",
-            help="Let the draft model draft on the CPU while the target verifies on another device or machine.",
+            help="Let the draft model run on the CPU while the target verifies on another device or machine.",
             further=True,
         ),
     ] = False

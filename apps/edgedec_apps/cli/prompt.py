@@ -39,7 +39,7 @@ def find_documents(files: Sequence[Path], memory: str | None = None, *, quiet: b
         return None
     from edgedec_apps.documents.files import document_from, read_document  # here, as a plain prompt needs none
 
-    cap_bytes = None if memory is None else parse_size(memory)
+    cap_bytes = None if memory is None else parse_size(memory, "memory")
     most_bytes, found = _most_bytes(cap_bytes), list["Document"]()
     for file in files or [Path("-")]:
         if str(file) == "-":

@@ -21,7 +21,8 @@ This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`); a
 - Standard output gets the generated text and nothing else; with `--json` it gets one JSON object in ASCII. `info`,
   `list` and `doctor` print their reports there.
 - Standard error gets progress, the summary after a reply, and errors. `-q` leaves out progress and summary. Progress is
-  a bar at a terminal, and plain lines elsewhere.
+  a bar at a terminal, also while the text goes to a file. Elsewhere it is one line at the beginning, and one more every
+  five minutes.
 - Control characters and direction overrides in foreign texts are made visible, and a log record is one line. Pipes and
   files get generated text unchanged, in UTF-8 unless PYTHONIOENCODING says otherwise.
 - A prompt from a file or a pipe is UTF-8. A byte order mark at its start and one line end at its end are dropped.

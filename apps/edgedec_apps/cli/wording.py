@@ -43,8 +43,8 @@ _FLAGS = [field.name for flags in (LoadFlags, SamplingFlags) for field in fields
 
 OPTIONS: Mapping[str, str] = {
     KEYWORDS.get(name, name): "--" + name.replace("_", "-")
-    for name in (*_FLAGS, *_CHOICE, "parallel", "allow_requantize", "pooling", "document_tokens", "check")
-} | {CUT_TEXT: "--truncate", CUT_DOCUMENT: "--truncate", **TRAINING}
+    for name in (*_FLAGS, *_CHOICE, "parallel", "allow_requantize", "pooling", "document_tokens", "check", "passages")
+} | {CUT_TEXT: "--truncate", CUT_DOCUMENT: "--truncate", "numerics": "--draft-numerics", **TRAINING}
 """The command line's option for each argument of edgedec.load, of a generation and of a training, by its name."""
 
 

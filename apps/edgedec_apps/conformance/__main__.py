@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("name", help="the name of the entry point")
         sub.add_argument("model", type=Path, help="a model file; a small one will do")
         if command == "drafter":
-            sub.add_argument("--draft-head", type=Path, help="the trained head that the drafter 'head' drafts with")
+            sub.add_argument("--draft-head", type=Path, help="the trained head that the drafter 'head' reads")
             sub.add_argument("--runtime", help="the runtime of the model; default: the first that accepts the file")
     return parser
 

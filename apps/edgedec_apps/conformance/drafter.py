@@ -92,7 +92,7 @@ def begin_starts_over(subject: DrafterSubject) -> None:
         drafts.append([(proposal.draft.tokens, proposal.draft.parents) for proposal in recorder.proposals])
     found, expected = drafts
     other = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), len(expected))
-    require(found == expected, f"draft {other + 1} of {len(found)} is not the one that a new drafter proposes")
+    require(found == expected, f"draft {other + 1} of {len(found)} is not what a new instance proposes")
 
 
 def memory_stays_in_budget(subject: DrafterSubject) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgedec.decoding.prompt_length import require_may_fit
-from edgedec.errors import PromptTooLongError
+from edgedec.decoding.prompt_length import count_tokens, require_may_fit
+from edgedec.errors import OptionError, PromptTooLongError
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.documents.files import Document
 from edgedec_apps.documents.passages import by_words
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ANSWER = 512
 """Tokens that are kept free for an answer whose length is not given."""
+_PART = 4  # of the context's tokens, the part that passages take where their number is not given
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class Asking:
         n_answer: Tokens that are kept free for the answer, but at most half of the context.
         named: Whether each document that is read whole stands below its name.
         rank: Ranks passages.
+        n_passages: The most passages that are read of documents that are searched; None for as many as a quarter of
+            the context has room for.
+
+    Raises:
+        OptionError: `n_passages` is below 1.
     """
 
     engine: "Engine"
@@ -40,6 +46,11 @@ class Asking:
     n_answer: int = ANSWER
     named: bool = False
     rank: Rank = by_words
+    n_passages: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_passages is not None and self.n_passages < 1:
+            raise OptionError("passages", self.n_passages, "it must be at least 1")
 
     def about(
         self,
@@ -78,17 +89,25 @@ class Asking:
         on_progress: OnProgress | None = None,
     ) -> Found | None:
         """Return the passages of documents to read; None where none matches (raises as edgedec_apps search())."""
-        n_answer = min(self.n_answer, self.engine.n_ctx // 2)
+        engine, most = self.engine, self.n_passages
+        n_answer = min(self.n_answer, engine.n_ctx // 2)
+        n_room, n_most = min(engine.n_prompt_max - n_answer, engine.n_ctx // _PART), engine.n_prompt_max
+        if most is None:
+            n_most = n_room + count_tokens(engine.tokenizer, question, engine.n_ctx)
 
         def fits(content: str) -> bool:
-            messages = [*self.before, self._message(content)]
+            messages, n_tokens = [*self.before, self._message(content)], count_tokens(engine.tokenizer, content, n_most)
+            if n_tokens > n_most or not engine.can_chat:
+                return n_tokens <= min(n_most, engine.n_prompt_max - n_answer)
             try:
-                return not self.engine.fit_messages(messages, n_answer, self.tools)[1]
+                return not engine.fit_messages(messages, n_answer, self.tools)[1]
             except PromptTooLongError:
                 return False
 
-        n_room = self.engine.n_prompt_max - n_answer
-        return search(documents, question, n_room, fits, rank=self.rank, cancel=cancel, on_progress=on_progress)
+        def rank(*searched: Any) -> list[int]:
+            return self.rank(*searched)[:most]
+
+        return search(documents, question, n_room, fits, rank=rank, cancel=cancel, on_progress=on_progress)
 
     def _message(self, text: str) -> "Message":
         return {"role": "user", "content": self.content(text)}

@@ -13,7 +13,7 @@ from edgedec_apps.documents.pdf_text import PAGE_BREAK
 
 _K1, _B = 1.2, 0.75  # BM25's usual constants
 _STEM = 5  # letters: longer words are looked for by their first ones, too, so that endings matter less
-_FLOOR = 0.1  # of the best score: what matches less well is left out
+_FLOOR = 0.15  # of the best score: what matches less well is left out
 _EVERY = 256  # passages between two reports
 _BREAKS = re.compile(r"(\n\s*\n)|((?<=[.!?])\s|(?<=[。！？]))|(\n)|(\s)")  # the best places to cut come first
 # Scripts without spaces between words: their words are pairs of characters.
@@ -108,7 +108,7 @@ def by_words(
     """Return the indices of the passages that match the words of a question, the best first.
 
     The order is that of Okapi BM25 (Robertson and Zaragoza 2009, doi:10.1561/1500000019); of equal ones the first comes
-    first. Passages with less than a tenth of the best score are left out.
+    first. Passages with less than 0.15 of the best score are left out.
 
     Raises:
         CancelledError: `cancel` was cancelled.

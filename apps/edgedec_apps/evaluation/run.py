@@ -108,7 +108,7 @@ def _check(job: EvalJob) -> None:
 def _evaluate(job: EvalJob, text: str, cancel: CancelToken) -> Outcome:
     root = cache_folder()
     with ExitStack() as stack:
-        on_progress = stack.enter_context(ProgressLine(quiet=job.quiet))
+        on_progress = stack.enter_context(ProgressLine(f"measuring {job.model}", quiet=job.quiet))
         options = LoadOptions(
             max_rows=N_ROWS,
             n_threads=job.threads,

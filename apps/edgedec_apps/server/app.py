@@ -21,7 +21,7 @@ from edgedec_apps.server.llama import infill_api, lora_api, token_api
 from edgedec_apps.server.ollama import api as ollama_api
 from edgedec_apps.server.openai import api as openai_api
 from edgedec_apps.server.openai import embeddings_api, responses_api
-from edgedec_apps.server.page import passages, tools, uploads
+from edgedec_apps.server.page import offers, passages, tools, uploads
 
 STATIC = Path(__file__).parent / "page" / "static"
 
@@ -50,6 +50,7 @@ def build_app(service: Service) -> Starlette:
         *uploads.routes(),
         *passages.routes(),
         *tools.routes(),
+        *offers.routes(),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     routes += [twin for route in routes if isinstance(route, Route) for twin in _without_version(route)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from edgedec.errors import ModelFormatError, StorageError
+from edgedec.gguf.places import standing, tiled_place
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import check_cancelled, report_progress
 from edgedec_models.record import WantedFile, is_recorded
@@ -26,13 +27,16 @@ def write_record(wanted: WantedFile, sha256: str) -> None:
         StorageError: The record cannot be written.
     """
     with storage_errors("look at", wanted.path):
-        stat = wanted.path.stat()
+        stat = standing(wanted.path).stat()
     now = datetime.now(UTC).isoformat(timespec="seconds")
     record = FileRecord(wanted.source, sha256, stat.st_size, stat.st_mtime_ns, wanted.licence, now)
     if (tiled := _tiled(wanted.path)) is not None:
         before = read_record(wanted.path) or replace(record, size_bytes=tiled.n_bytes, mtime_ns=0)
         record = replace(before, checked=now, tiles_mtime_ns=stat.st_mtime_ns)
     write_json(sidecar(wanted.path), asdict(record))
+    if tiled is None and wanted.path.suffix == ".gguf":  # it was fetched again, or made again at last
+        with storage_errors("delete", wanted.path):
+            tiled_place(wanted.path).unlink(missing_ok=True)
 
 
 def find_fault(wanted: WantedFile, options: ResolveOptions, *, rehash: bool = False) -> str | None:
@@ -49,7 +53,7 @@ def find_fault(wanted: WantedFile, options: ResolveOptions, *, rehash: bool = Fa
         return None
     tiled = _tiled(wanted.path)
     with storage_errors("look at", wanted.path):
-        size_bytes = wanted.path.stat().st_size if tiled is None else tiled.n_bytes
+        size_bytes = standing(wanted.path).stat().st_size if tiled is None else tiled.n_bytes
     if wanted.size_bytes not in (None, size_bytes):
         return f"it has {size_bytes} bytes where {wanted.size_bytes} were expected"
     record = read_record(wanted.path)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from edgedec.errors import ModelNotFoundError, PullError
+from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec_models.fetching.lock import locked
 from edgedec_models.fetching.verify import find_fault, write_record
@@ -130,7 +131,7 @@ def _fetch_file(
     name = spec.name_of(file.path)
     wanted = WantedFile(name, folder / file.path, name, file.size_bytes, file.sha256)
     with locked(wanted.path, name, options):
-        if not wanted.path.exists() or find_fault(wanted, options, rehash=rehash):
+        if not standing(wanted.path).exists() or find_fault(wanted, options, rehash=rehash):
             write_record(wanted, _download(spec, file.path, commit, wanted, options))
     return wanted
 

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 
 from edgedec.chat import plain_tool
-from edgedec.errors import CancelledError, RequestError, TemplateError
+from edgedec.errors import CancelledError, RequestError, TemplateError, argument
 from edgedec.progress import CancelToken
 from edgedec_runtimes.chat.field_names import with_field_names, with_text_calls_told
 from edgedec_runtimes.chat.sandbox import Sandbox
@@ -126,7 +126,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     """Return the messages as dicts (RequestError, with the index, where one is malformed)."""
     _check_mappings(messages, "message")
     if not messages:
-        raise RequestError("a chat needs at least one message; found none")
+        raise RequestError(f"{argument('messages')} is empty; a chat needs at least one message")
     for i, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
             raise RequestError(f"message {i}: 'role' must be a string, not {message.get('role')!r:.100}")

@@ -84,7 +84,9 @@ def addresses(first: bytes, ids: NDArray[np.int64]) -> list[str]:
 
 def kept_in(cache: Path, model: str, most_bytes: int, fingerprint: str, *, has_places: bool) -> "KeptPrompts":
     """Return what keeps the prompts of a model in edgedec's cache, with those of others at most so many bytes."""
-    files = BlockFiles(cache / FOLDER / folder_name(model, fingerprint), most_bytes, sum_of, n_queued=QUEUED)
+    root, name = cache / FOLDER, folder_name(model, fingerprint)
+    folder = next(root.glob(f"*{name[-9:]}"), root / name)  # an earlier version named it after what the file says
+    files = BlockFiles(folder, most_bytes, sum_of, n_queued=QUEUED)
     return KeptPrompts(files, has_places=has_places)
 
 

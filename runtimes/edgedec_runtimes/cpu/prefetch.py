@@ -146,13 +146,17 @@ def set_up(
     new = [kind for kind, n_bytes in bytes_of.items() if n_bytes >= LEAST_BYTES and kind not in settings]
     if new and sum(bytes_of[kind] for kind in new) >= LEAST_TOGETHER:
         with stage(options.on_progress, "measuring", _WHAT):
-            settings |= measure(
-                new,
-                Products(handle, bytes_of),
-                check_cancel=lambda: check_cancelled(options.cancel, f"measuring {_WHAT}"),
+            found, is_quiet = probe_cache.quietly(
+                lambda: measure(
+                    new,
+                    Products(handle, bytes_of),
+                    check_cancel=lambda: check_cancelled(options.cancel, f"measuring {_WHAT}"),
+                )
             )
+        settings |= found
         kept = {kind.name: {str(n): astuple(ahead) for n, ahead in of.items()} for kind, of in settings.items()}
-        probe_cache.put(options.cache_dir, KIND, key(instruction_set, n_threads), kept)
+        if is_quiet:
+            probe_cache.put(options.cache_dir, KIND, key(instruction_set, n_threads), kept)
     _apply(handle, settings)
 
 

@@ -122,7 +122,8 @@ class Cpu:
             in_memory = {} if streamed is not None else weights.bytes_by_type(network)
             n_threads = options.n_threads or usable_cores()
             prefetch.set_up(handle, own(options).prefetch, isa, in_memory, n_threads, options)
-            head = _open_head(handle, gguf, options, n_ctx)
+            job.sha256 = tiles.header.model_sha256 if tiles.path is not None else job.sha256
+            head = _open_head(handle, job, options, n_ctx)
             if head is not None:
                 undo.callback(head.close)
             if options.cancel is not None:
@@ -151,12 +152,17 @@ class Cpu:
             model.adapters = adapters
             model.has_places = bool(network.switches.rope.sections)
             if options.prompt_cache_bytes and options.cache_dir is not None:
-                model.keeping = (options.cache_dir, card.name or path.stem, options.prompt_cache_bytes)
+                model.keeping = (options.cache_dir, card.name, options.prompt_cache_bytes)
             if head is not None:
                 model.follow_with(head)
             undo.pop_all()
         _report(path, options, 100)
         return model
+
+    @property
+    def is_fastest(self) -> bool:
+        """Whether the kernels are those of AVX2 or AVX-512, which docs/cpu-kernels.md compares with llama.cpp's."""
+        return (forced_instruction_set() or instruction_sets()[0].encode()).startswith(b"avx")
 
     def report(self) -> RuntimeReport:
         """Return edgedec's version, the instruction sets that the kernels use, and how far ahead they fetch weights."""
@@ -269,20 +275,21 @@ def _held_weights(
     return weights.weights_term(job, streamed, in_file=tiles.file is not None, held_as=tiles.held_as)
 
 
-def _open_head(handle: ctypes.c_void_p, gguf: GGUF, options: LoadOptions, n_ctx: int) -> CpuDraftHead | None:
-    """Return the head that the options name, arranged for a native model; None where they name none."""
+def _open_head(handle: ctypes.c_void_p, job: Job, options: LoadOptions, n_ctx: int) -> CpuDraftHead | None:
+    """Return the head that the options name, arranged for the native model of `job`; None where they name none."""
     if options.draft_head is None:
         return None
     from edgedec.gguf.layer_bytes import layer_bytes
     from edgedec_runtimes.trained_heads.load import load_head
     from edgedec_runtimes.trained_heads.target import fit
 
-    path = gguf.paths[0]
-    fitted = fit(load_head(options.draft_head), gguf)
+    gguf, path = job.gguf, job.gguf.paths[0]
+    fitted = fit(load_head(options.draft_head), read_gguf(path))  # the header whose hashes are known already
     head = CpuDraftHead(
         *(handle, fitted, partial(borrowed_rows, gguf), lambda: layer_bytes(path).total),
         n_ctx=n_ctx,
         shared_output=_shared_output(gguf, options),
+        of_target=replace(job, tiles_only=False, on_progress=None),
     )
     gc.collect()  # the head as it was stored is held by cycles
     return_free_memory()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
 from edgedec.gguf.file import GGUF, HEADER_NAME, read_gguf
+from edgedec.gguf.places import standing
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm, format_bytes
@@ -130,13 +131,13 @@ def weights_term(
     """
     if plan is not None:
         tiles = known_tile_file(job)
-        pace = plan.pace(tiles or job.gguf.paths[0], n_threads or usable_cores(), most_bytes)
+        pace = plan.pace(tiles or standing(job.gguf.paths[0]), n_threads or usable_cores(), most_bytes, job.cache_dir)
         return plan.memory_term(pace, "the tiles" if tiles else "the model's file, as there are no tiles yet")
     if not in_file:
         return MemoryTerm("weights (tiles)", job.n_bytes, held_as or "private")
     rows_only_bytes = sum(tensor.n_bytes for tensor in job.tensors if tensor.name in job.rows_only)
     if not held_as:
-        held_as = planned_pages(job, rows_only_bytes, known_tile_file(job) or job.gguf.paths[0])
+        held_as = planned_pages(job, rows_only_bytes, known_tile_file(job) or standing(job.gguf.paths[0]))
     tables = sum(tensor.n_bytes for tensor in job.tensors if tensor.name == PER_LAYER_TABLE)
     if tables:
         held_as += f"; {format_bytes(tables)} more stay in the file, of which a token reads a row for each layer"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
-from edgedec.errors import RuntimeUnavailableError
+from edgedec.errors import RuntimeAbsentError, RuntimeUnavailableError
 from edgedec.plugins import install_command
 from edgedec_runtimes.llamacpp import trial
 from edgedec_runtimes.llamacpp.binding import LOG_CALLBACK, RELEASES, Release, bind, bind_mtmd
@@ -53,7 +53,7 @@ def chosen() -> Release:
     choice = trial.choice()
     if choice is None:
         names = " or ".join(map(str, RELEASES))
-        raise RuntimeUnavailableError(f"the llamacpp runtime needs {names}; {how_to_install()}")
+        raise RuntimeAbsentError(f"the llamacpp runtime needs {names}; {how_to_install()}")
     return choice.release
 
 

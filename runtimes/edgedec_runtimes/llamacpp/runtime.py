@@ -230,7 +230,7 @@ def _card(handle: object, gguf: GGUF, options: LoadOptions) -> ModelCard:
     info = describe(gguf)
     template = api.llama_model_chat_template(handle, None)
     return ModelCard(
-        name=info.name or "",
+        name=info.name,
         architecture=info.architecture,
         runtime="llamacpp",
         n_vocab=api.llama_vocab_n_tokens(api.llama_model_get_vocab(handle)),
@@ -266,8 +266,7 @@ def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
 
 def _identity(gguf: GGUF) -> str:
     """Return a name of the weights that does not need reading them: header's hash, sizes and times of change."""
-    parts = [path.stat() for path in gguf.paths]
-    return f"{gguf.header_hash} {[(part.st_size, part.st_mtime_ns) for part in parts]}"
+    return f"{gguf.header_hash} {[(state.n_bytes, state.mtime_ns) for state in gguf.states]}"
 
 
 def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tuple[MemoryTerm, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from edgedec.errors import RequestError, argument
 from edgedec.gguf.file import read_header_of
 from edgedec.gguf.metadata import get_int, get_text
+from edgedec.gguf.places import standing
 
 if TYPE_CHECKING:
     from edgedec_runtimes.pictures.header import ProjectorHeader
@@ -23,7 +24,7 @@ def find_projector(model: Path) -> Path | None:
     A file whose name, without `mmproj` and a quantization, is the model's belongs to it. One without such a name
     belongs to the only model of the folder. Of several that differ by their quantization, one of 8 bits is taken.
     """
-    if not model.is_file():
+    if not standing(model).is_file():
         return None
     try:
         found = [path for path in sorted(model.parent.glob(PATTERN)) if path.is_file()]

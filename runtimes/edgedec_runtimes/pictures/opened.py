@@ -30,7 +30,7 @@ def picture_reader(model: Path, options: EngineOptions) -> "PictureReader | None
     if options.projector is None:
         return None
     is_named = options.projector != "auto"
-    found = resolve(options.projector, options.resolving) if is_named else find_projector(model)
+    found = resolve(options.projector, options.resolving, "projector") if is_named else find_projector(model)
     if found is None:
         return None
     try:

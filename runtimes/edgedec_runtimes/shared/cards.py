@@ -32,7 +32,7 @@ def model_card(runtime: str, gguf: GGUF, shape: Shaped, fingerprint: str) -> Mod
     """
     info = describe(gguf)
     return ModelCard(
-        name=info.name or "",
+        name=info.name,
         architecture=shape.architecture,
         runtime=runtime,
         n_vocab=shape.n_vocab,

@@ -29,6 +29,7 @@ from edgedec.memory_plan import format_bytes
 from edgedec.model import Model
 from edgedec.progress import CancelToken
 from edgedec.runtime import Runtime
+from edgedec.storage.probe_cache import quietly
 
 _LIMIT_S = 6.0  # for both measurements; loading the first runtime does not count
 _MARGIN = 0.95  # the second must take less than this share of the time of the first, which has all capabilities
@@ -96,12 +97,14 @@ class Measured:
         n_exact: The most rows of a forward, up to the last of ROWS, that have the bits of single steps; None where the
             number could not change the choice.
         n_bytes: What the runtime would hold with the default context; None where it does not say.
+        is_quiet: Whether no other program took the processor meanwhile.
     """
 
     seconds: Mapping[int, float]
     prompt_s: float | None = None
     n_exact: int | None = None
     n_bytes: int | None = None
+    is_quiet: bool = True
 
     def drafted_s(self, rows: Mapping[int, float] | None = None) -> float:
         """Return the expected seconds of a token with drafts, by forwards of as many rows as `rows` has (None: all)."""
@@ -154,27 +157,28 @@ def _memory_factor(of_rival: Measured, of_first: Measured) -> float:
 
 
 def compared_runtimes(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> Comparison | None:
-    """Return whether the second runtime is worth taking in place of the first; None where the first can't be measured.
+    """Return whether the second runtime is worth taking in place of the first; None where that can't be measured now.
+
+    That is where the first can't be loaded, or other programs took the processor while one was measured.
 
     Raises:
         CancelledError: The options' `cancel` was cancelled.
     """
     measured = compare(path, first, rival, options)
     of_first, of_rival = measured[first.name], measured[rival.name]
-    if of_first is None:
+    if of_first is None or not of_first.is_quiet or (of_rival is not None and not of_rival.is_quiet):
         return None
     told = of_first.text(first.name)
     if of_rival is None:
-        return Comparison(f"{told}; {rival.name} took too long to load", is_faster=False, is_whole=False)
-    return Comparison(f"{told}; {of_rival.text(rival.name)}", is_faster(of_rival, of_first), is_whole=True)
+        return Comparison(f"{told}; {rival.name} took too long to load", is_faster=False)
+    return Comparison(f"{told}; {of_rival.text(rival.name)}", is_faster(of_rival, of_first))
 
 
 def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Measured | None]:
     """Return the measurement of each runtime by its name; None for a runtime that was not ready in time.
 
     Loading counts for the rival's time limit, and not for the first runtime's, which may have to make tiles. How many
-    of the rival's rows are bit-equal takes a probe, which is made only where the choice depends on it. Where the rival
-    is faster, the first runtime is measured once more, as the machine may have been busy with something else.
+    of the rival's rows are bit-equal takes a probe, which is made only where the choice depends on it.
 
     Raises:
         CancelledError: The options' `cancel` was cancelled.
@@ -185,22 +189,11 @@ def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) ->
         return of_first is None or (is_faster(found, of_first) and not is_faster(replace(found, n_exact=1), of_first))
 
     of_rival = measure(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True, matters=matters)
-    if of_first is not None and of_rival is not None and is_faster(of_rival, of_first):
-        again = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=_always)
-        of_first = of_first if again is None else _smaller_times(of_first, again)
     return {first.name: of_first, rival.name: of_rival}
 
 
 def _always(found: Measured) -> bool:
     return True
-
-
-def _smaller_times(one: Measured, other: Measured) -> Measured:
-    """Return the smaller times of two measurements of one runtime, for each kind of forward."""
-    rows = one.seconds.keys() | other.seconds.keys()
-    seconds = {n: min(found.seconds[n] for found in (one, other) if n in found.seconds) for n in sorted(rows)}
-    prompts = [found.prompt_s for found in (one, other) if found.prompt_s is not None]
-    return replace(one, seconds=seconds, prompt_s=min(prompts, default=None))
 
 
 def measure(
@@ -237,6 +230,7 @@ def measure(
     seconds: dict[int, float] = {}
     prompts: list[float] = []
     n_exact: int | None = None
+    is_quiet = True
     outer.check("measuring the runtimes")
     try:
         with (
@@ -244,8 +238,8 @@ def measure(
             _timer(limit_s if load_limited else None, token),
             runtime.load(path, replace(usual, n_ctx=n_ctx, cancel=token, on_progress=options.on_progress)) as model,
         ):
-            with suppress(CancelledError):
-                _time_forwards(model, n_ctx, token, None if load_limited else limit_s, seconds, prompts)
+            within = None if load_limited else limit_s
+            _, is_quiet = quietly(lambda: _time_forwards(model, n_ctx, token, within, seconds, prompts))
             if seconds and matters(Measured(seconds, min(prompts, default=None))):
                 probe_s = 2 * _PROBE_STEPS * seconds[1] + _N_LONG * min(prompts, default=np.inf)
                 n_exact = _rows_exact(model, token, may_probe=probe_s < limit_s and not token.cancelled)
@@ -254,7 +248,8 @@ def measure(
     except EdgedecError:  # loading with this runtime says why
         return None
     outer.check("measuring the runtimes")
-    return Measured(seconds, min(prompts, default=None), n_exact, _n_bytes(path, runtime, usual)) if seconds else None
+    n_bytes = _n_bytes(path, runtime, usual) if seconds else None
+    return Measured(seconds, min(prompts, default=None), n_exact, n_bytes, is_quiet) if seconds else None
 
 
 def _time_forwards(
@@ -265,7 +260,7 @@ def _time_forwards(
     seconds: dict[int, float],
     prompts: list[float],
 ) -> None:
-    """Add times to `seconds` (of forwards by their rows) and `prompts` (for each token) until the token is cancelled.
+    """Add times to `seconds` (of forwards by their rows) and `prompts` (for each token) until `token` is cancelled.
 
     The limit begins after a first forward, which may have to read the weights from a cold disk; None for no limit.
     """
@@ -278,7 +273,7 @@ def _time_forwards(
         session.forward(tokens[start : start + n], n_past=start, rows=rows)  # type: ignore[arg-type]
         return perf_counter() - started
 
-    with token.calling(session.cancel):
+    with suppress(CancelledError), token.calling(session.cancel):
         timed(0, _N_WARM, "last")
         with _timer(limit_s, token):
             seconds[1] = timed(_N_WARM, 1, "all")

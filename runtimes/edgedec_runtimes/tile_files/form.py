@@ -4,7 +4,8 @@ The core finds `read_form` by its entry point (edgedec.gguf.file), so whatever r
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,9 +23,15 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TiledForm:
-    """The form of a file of tiles, as edgedec.gguf.file.GGUFForm describes it."""
+    """The form of a file of tiles, as edgedec.gguf.file.GGUFForm describes it.
+
+    Attributes:
+        tiles: The file's header.
+        places: The byte at which each tensor begins, by its name.
+    """
 
     tiles: TileHeader
+    places: Mapping[str, int] = field(repr=False)
 
     @property
     def n_model_bytes(self) -> int:
@@ -38,11 +45,10 @@ class TiledForm:
             ModelFormatError: The file does not hold the tensor.
             OSError: The file can't be read.
         """
-        places = self.tiles.places()
-        if tensor.name not in places:
+        if tensor.name not in self.places:
             raise ModelFormatError(f"{file.name}: it has no tensor {tensor.name!r}; download the model again")
-        place = places[tensor.name]
-        if tensor.name in {plain.name for plain in self.tiles.tensors[self.tiles.n_matrices :]}:
+        place = self.places[tensor.name]
+        if place >= self.places[HEADER_NAME]:  # what is plain follows the tiles, and begins with the header
             file.seek(place + start)
             return file.read(n_bytes)
         return _read_matrix(file, place, tensor, start, n_bytes)
@@ -70,11 +76,12 @@ def read_form(file: BinaryIO, path: Path) -> tuple[TiledForm, bytes] | None:
     tiles = checked_header(file, path.name)
     if not tiles.n_plain:
         raise ModelFormatError(f"{path}: a file of tiles without the rest of the model; pass the model's .gguf file")
-    file.seek(tiles.places()[HEADER_NAME])
+    places = tiles.places()
+    file.seek(places[HEADER_NAME])
     raw = file.read(tiles.tensors[tiles.n_matrices].n_bytes)
     if hashlib.sha256(raw).hexdigest() != tiles.header_hash:
         raise damaged_model(path, "its header has another checksum")
-    return TiledForm(tiles), raw
+    return TiledForm(tiles, places), raw
 
 
 def _read_matrix(file: BinaryIO, place: int, tensor: TensorInfo, start: int, n_bytes: int) -> bytes:

@@ -1,10 +1,12 @@
 """A fetched model takes room on the disk once: its tiles take the place of its GGUF, which is made again on demand.
 
-    models/NAME.gguf                 the GGUF, or the tile file in its place; the record NAME.gguf.json names the GGUF
+    models/NAME.gguf                 the GGUF, whose record is NAME.gguf.json
+    models/tiles/NAME.tiles          the tile file in its place
     models/NAME.gguf.whole.partial   the GGUF while it is made again
 
 Each change is one renaming, after the new file was read back and found to stand for the bytes that were fetched, by
-their SHA-256. A process that is killed leaves the file that was there, or the new one.
+their SHA-256. A process that is killed leaves the file that was there, or the new one; tiles that are called NAME.gguf
+then, as earlier versions called them, get their name later.
 """
 
 import hashlib
@@ -20,12 +22,13 @@ from pathlib import Path
 
 from edgedec.errors import ModelError, StorageError
 from edgedec.gguf.file import GGUF, read_gguf, storage_error
+from edgedec.gguf.places import standing, tiled_place
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.storage.whole_file import publish
 from edgedec_runtimes.shared.file_lock import FileLock, try_lock
 from edgedec_runtimes.tile_files.form import damaged_model, tiles_of
-from edgedec_runtimes.tile_files.record import FileRecord, is_tiled, read_record, write_record_of
+from edgedec_runtimes.tile_files.record import FileRecord, is_tiled, move_tiles, read_record, write_record_of
 
 _MARGIN_BYTES = 16 << 20  # stays free on the disk
 _PIECE_BYTES = 1 << 20
@@ -94,7 +97,7 @@ def keep_as_tiles(
             held.enter_context(lock)
             if record is None or record.keep_file or not _is_fetched(path, record):
                 return False
-            if tile_path.stat().st_dev != path.stat().st_dev:  # nothing can be renamed from there
+            if tile_path.stat().st_dev != path.parent.stat().st_dev:  # nothing can be renamed from there
                 return False
             tiled = read_gguf(tile_path)
             report = _reporter(path.name, "verify", tiled.n_bytes, on_progress, cancel)
@@ -104,6 +107,8 @@ def keep_as_tiles(
                 return False
             write_record_of(path, replace(record, tiles_mtime_ns=tile_path.stat().st_mtime_ns))
             publish(tile_path, path)
+            with suppress(OSError):  # a later start renames it
+                move_tiles(path)
         except (OSError, ModelError, StorageError) as error:
             logger.info("%s: its file is kept beside its tiles: %s", path.name, error)
             return False
@@ -136,6 +141,7 @@ def make_whole(
             return False
         with _storage_errors(path):
             _restore(gguf, path, _reporter(path.name, "restore", gguf.n_bytes, on_progress, cancel))
+            tiled_place(path).unlink(missing_ok=True)
     return True
 
 
@@ -209,7 +215,7 @@ def _restore(gguf: GGUF, path: Path, report: Callable[[int], None]) -> None:
 
 def _is_fetched(path: Path, record: FileRecord) -> bool:
     """Tell whether what is at a path still is the file that was fetched, or tiles that took its place."""
-    found = path.stat()
+    found = standing(path).stat()
     if (found.st_size, found.st_mtime_ns) == (record.size_bytes, record.mtime_ns):
         return True
     return is_tiled(path) and getattr(tiles_of(read_gguf(path)), "model_sha256", "") == record.sha256

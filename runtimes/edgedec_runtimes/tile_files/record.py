@@ -1,10 +1,15 @@
 """The cache's record of a fetched model: FILE.json beside it, with what the file was when its SHA-256 was computed."""
 
 import json
+import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgedec.storage.whole_file import write_atomically
+from edgedec.gguf.places import standing, tiled_place
+from edgedec.storage.whole_file import publish, write_atomically
+from edgedec_runtimes.shared.file_lock import try_lock
+
+logger = logging.getLogger("edgedec.tiles")
 
 TILE_MAGIC = b"edgedec tiles\r\n\0"
 """The first bytes of a tile file."""
@@ -63,12 +68,41 @@ def write_record_of(path: Path, record: FileRecord) -> None:
 
 
 def is_tiled(path: Path) -> bool:
-    """Tell whether a tile file stands at a path; False where nothing can be read there."""
+    """Tell whether a tile file holds the model at a path; False where nothing can be read."""
+    return _has_magic(standing(path))
+
+
+def _has_magic(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(TILE_MAGIC)) == TILE_MAGIC
     except OSError:
         return False
+
+
+def rename_tiles(path: Path) -> None:
+    """Give a tile file that is called NAME.gguf, as earlier versions called it, its own name; leave any other file.
+
+    It is one renaming. Where it fails, as in a folder that is read-only, the file stays, and is read as it is.
+    """
+    if path.suffix.lower() != ".gguf" or not _has_magic(path):
+        return
+    try:
+        if (lock := try_lock(path)) is None:  # another process does it
+            return
+        with lock:
+            move_tiles(path)
+        logger.info("%s held tiles, which no other program reads: they are %s now", path, tiled_place(path))
+    except OSError as error:
+        logger.info("%s holds tiles, and can't get the name %s: %s", path, tiled_place(path), error)
+
+
+def move_tiles(path: Path) -> None:
+    """Rename a tile file that is called NAME.gguf; the caller holds its lock (OSError where it can't be renamed)."""
+    place = tiled_place(path)
+    if _has_magic(path):  # another process may have renamed it
+        place.parent.mkdir(exist_ok=True)
+        publish(path, place)
 
 
 def read_json(path: Path) -> dict[str, object]:

@@ -56,8 +56,8 @@ def load_head(path: str | os.PathLike[str]) -> Head:
     if not is_head(gguf):
         found, known = get_text(gguf, "general.architecture") or "unknown", " or ".join(map(repr, ARCHITECTURES))
         raise UnsupportedModelError(
-            f"{place}: the architecture is {found[:40]!r}, expected {known}; this is no trained draft head: a smaller "
-            "model that drafts is given as a draft model instead"
+            f"{place}: the architecture is {found[:40]!r}, expected {known}; this is no trained draft head: a "
+            "smaller model has an option of its own"
         )
     return read_gguf_head(gguf)
 

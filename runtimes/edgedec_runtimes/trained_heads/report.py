@@ -36,7 +36,7 @@ def head_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("name", document["name"]),
         ("file", document["path"]),
-        ("kind", f"a trained draft head ({_form(document)}): it drafts for one model, and is no model itself"),
+        ("kind", f"a trained draft head ({_form(document)}): it serves one model, and is no model itself"),
         ("trained for", "unknown: the file does not say" if target is None else _target(target)),
         ("size", f"{format_bytes(document['size_bytes'])}, {document['n_params'] / 1e6:.1f} million parameters"),
         ("types", _types(document["tensors"])),

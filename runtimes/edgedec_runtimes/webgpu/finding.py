@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
-from edgedec.errors import EdgedecError, RuntimeUnavailableError
+from edgedec.errors import EdgedecError, RuntimeAbsentError, RuntimeUnavailableError
 from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import Device
 from edgedec.plugins import install_command
@@ -45,19 +45,21 @@ class Found:
     Attributes:
         version: onnxruntime's version and the plug-in's; empty where they can't be used.
         refusal: Why no GPU can be used, and what to install; empty where one can.
+        absent: Whether a package or a GPU is lacking, rather than that one does not work.
         devices: What Vulkan has, the likeliest choice of the plug-in first; empty on systems without Vulkan.
     """
 
     version: str = ""
     refusal: str = ""
     devices: list[VulkanDevice] = field(default_factory=list)
+    absent: bool = False
 
 
 @cache
 def found() -> Found:
     """Return what a process of its own finds now; the first answer is kept for as long as this process runs."""
     if importlib.util.find_spec("onnxruntime") is None or importlib.util.find_spec(str(PROVIDER.plug_in)) is None:
-        return Found(refusal=f"the package {PROVIDER.package} is not installed; {install_command('gpu')}")
+        return Found(refusal=f"the package {PROVIDER.package} is not installed; {install_command('gpu')}", absent=True)
     if getattr(sys, "frozen", False):
         return Found(refusal="a frozen application has no Python to run a GPU's process with; use the cpu runtime")
     return look()
@@ -84,7 +86,8 @@ def require() -> Found:
     """Return what found() returns (RuntimeUnavailableError, with what to install, where no GPU can be used)."""
     told = found()
     if told.refusal:
-        raise RuntimeUnavailableError(f"no GPU can be used: {told.refusal}")
+        kind = RuntimeAbsentError if told.absent else RuntimeUnavailableError
+        raise kind(f"no GPU can be used: {told.refusal}")
     return told
 
 
@@ -108,7 +111,8 @@ def _look_here() -> Found:
         version = f"onnxruntime {ort.__version__}, {PROVIDER.package} {_version()}"
     except EdgedecError as error:
         is_missing = "finds no device" in str(error)
-        return Found(refusal=f"onnxruntime {ort.__version__} finds none; {_LOADER}" if is_missing else str(error))
+        refusal = f"onnxruntime {ort.__version__} finds none; {_LOADER}" if is_missing else str(error)
+        return Found(refusal=refusal, absent=is_missing)
     try:
         devices = vulkan_devices()
     except OSError as error:
@@ -117,7 +121,7 @@ def _look_here() -> Found:
     if os.environ.get(SOFTWARE) != "1":
         devices = [device for device in devices if device.kind != "software"]
     if VULKAN_ALONE and not devices:
-        return Found(version, f"Vulkan finds no GPU; {_LOADER}")
+        return Found(version, f"Vulkan finds no GPU; {_LOADER}", absent=True)
     return Found(version, devices=devices)
 
 

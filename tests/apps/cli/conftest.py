@@ -61,4 +61,3 @@ def plain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands in this process stop in their own time: how soon they do is the machine's, and not told then."""
     monkeypatch.setattr("edgedec_apps.cli.interrupts._PATIENCE_S", math.inf)
-    monkeypatch.setattr("edgedec_apps.cli.shown.progress._LINE_PATIENCE_S", math.inf)

@@ -19,7 +19,7 @@ from edgedec.api.engine import Engine
 from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.progress import CancelToken, Progress
-from edgedec_apps.bench import machine as bench_machine
+from edgedec_apps import machine_speed
 from edgedec_apps.bench.measure import (
     PLAIN,
     Rounds,
@@ -32,7 +32,7 @@ from edgedec_apps.bench.measure import (
     order,
     warm_up,
 )
-from edgedec_apps.bench.prompts import BenchRequest
+from edgedec_apps.bench.prompts import BenchRequest, one_of_each
 from edgedec_apps.cli.shown.progress import ProgressLine
 
 pytestmark = pytest.mark.usefixtures("drafting")
@@ -110,10 +110,13 @@ def test_tasks_end_on_their_own() -> None:
     )
     assert rounds_of(trials) == {"long": 1, "short": 5}
     ways = len(logged([], {}))
-    totals = [*[10 * ways] * (ways + 1), *[2 * ways] * (ways - 1), 2 * ways, *[6 * ways] * (4 * ways)]
+    totals = [*[10 * ways] * (ways + 1), *[6 * ways] * (5 * ways)]
     assert [(one.phase, one.done, one.total) for one in told] == [
         ("measuring the prompts", n, total) for n, total in zip(range(6 * ways + 1), totals, strict=True)
-    ], "until a task's first trial has ended, it counts like the longest of those that are known"
+    ], "until a task's first round has ended, it counts with all rounds"
+    left = [one.left_s for one in told if one.left_s is not None]
+    assert (len(left), left[-1]) == (6 * ways, 0.0)
+    assert left == sorted(left, reverse=True), "the time that is left only falls"
 
 
 def test_a_cancelled_trial_does_not_count() -> None:
@@ -150,7 +153,9 @@ class FakeEngine:
         """Note the prompt and the options, and answer."""
         options.pop("cancel")
         self.asked.append((list(prompt), options))
-        stats = SimpleNamespace(first_token_s=0.5, total_s=2.5, n_steps=2, n_accepted_tokens=1, reasons=["why"])
+        stats = SimpleNamespace(
+            first_token_s=0.5, total_s=2.5, n_steps=2, n_accepted_tokens=1, reasons=["why"], notes=[]
+        )
         return SimpleNamespace(token_ids=(5, 6, 7), finish_reason=self._finish_reason, stats=stats)
 
 
@@ -226,8 +231,8 @@ def test_a_prompt_run_twice_accepts_the_same(model: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the bandwidth with a small buffer, for time's sake."""
-    monkeypatch.setattr(bench_machine, "_READ_BYTES", 1 << 21)
+    """Do not measure the bandwidth, for time's sake."""
+    monkeypatch.setattr(machine_speed, "read_memory", lambda _: 1e10)
 
 
 @pytest.fixture
@@ -295,19 +300,49 @@ def test_against_our_own_runtime(model: Path, prompts: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_prints_what_was_measured(model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C after the first prompt ends with its figures, which say that they are not all, and exit code 130."""
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_signal_prints_what_was_measured(
+    model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, word: str
+) -> None:
+    """A signal after the first prompt ends with its figures, which say that they are not all, and a signal's status."""
     n_ways = 3  # with drafts, plainly, and plainly again
-    interrupt_after(monkeypatch, lambda one: (one.phase, one.done) == ("measuring the prompts", n_ways))
+    interrupt_after(monkeypatch, lambda one: (one.phase, one.done) == ("measuring the prompts", n_ways), number)
     result = run_here("bench", model, "--prompts", prompts, "-n", "4", "--json")
-    assert result.code == 130
-    assert result.err == "edgedec: interrupted\n"
+    assert (result.code, result.err) == (128 + number, f"edgedec: {word}\n")
     found = json.loads(result.out)
     assert (found["interrupted"], found["all"]["n_prompts"], list(found["tasks"])) == (True, 1, ["chat"])
 
 
-def interrupt_after(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Progress], bool]) -> None:
-    """Make this process get a Ctrl-C at a report of progress."""
+@pytest.mark.slow
+def test_a_table_comes_before_the_end(model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the time for it has passed, the tasks so far stand on standard error, one prompt of each task first."""
+    monkeypatch.setattr("edgedec_apps.bench.run._FIRST_TABLE_S", 0.0)
+    result = run_here("bench", model, "--prompts", prompts, "-n", "4")
+    assert [line.split()[0] for line in result.err.splitlines()] == ["task", "chat", "all"]
+    requests = [request(name, task) for name, task in ("au", "bu", "cv", "dw", "ew")]
+    assert [each.id for each in one_of_each(requests)] == ["a", "c", "d", "b", "e"]
+
+
+@pytest.mark.parametrize(
+    ("args", "lacking", "words"),
+    [
+        (("--against", "llamacpp"), "edgedec_runtimes.llamacpp.library.trial.choice", "pip install"),
+        (("--plot", "x.svg"), "edgedec_apps.plots.find_spec", "pip install"),
+    ],
+)
+def test_what_is_lacking_is_said_first(
+    model: Path, monkeypatch: pytest.MonkeyPatch, args: Sequence[str], lacking: str, words: str
+) -> None:
+    """A package that is not installed is named before anything is measured or loaded."""
+    monkeypatch.setattr(lacking, lambda *_: None)
+    monkeypatch.setattr("edgedec_apps.bench.run._measure", lambda *_: pytest.fail("it began to measure"))
+    run_here("bench", model, *args).failed(30, words)
+
+
+def interrupt_after(
+    monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Progress], bool], number: signal.Signals = signal.SIGINT
+) -> None:
+    """Make this process get a signal at a report of progress."""
     seen = threading.Event()
     cancel = CancelToken.cancel
 
@@ -319,7 +354,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Progress]
         if wanted(progress) and not seen.is_set():
             main = threading.main_thread().ident
             assert main is not None
-            signal.pthread_kill(main, signal.SIGINT)
+            signal.pthread_kill(main, number)
             assert seen.wait(PATIENCE_S)
 
     monkeypatch.setattr(ProgressLine, "report", report)

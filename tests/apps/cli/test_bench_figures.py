@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import edgedec
-from edgedec.errors import PromptTooLongError, RequestError, RuntimeUnavailableError, StorageError
-from edgedec_apps.bench import machine as bench_machine
+from edgedec.errors import PromptTooLongError, RequestError, StorageError
 from edgedec_apps.bench.measure import AGAIN, PLAIN, SPECULATIVE, Run, Trial
 from edgedec_apps.bench.prompts import BenchPrompt, BenchRequest, prepare, read_prompts
 from edgedec_apps.bench.summary import differing, figures, noise, summarize, worst_prompt
@@ -217,16 +216,3 @@ def test_prompts_go_through_the_chat_template_where_there_is_one(model: Path, pl
             prepare(engine, prompts, 2025)
     with edgedec.load(plain_model, runtime="reference") as engine:
         assert prepare(engine, prompts[:1], 16)[0].token_ids == tuple(engine.tokenizer.encode("abc"))
-
-
-def test_bandwidth_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the cpu runtime's library is absent there is no bandwidth, and no error."""
-
-    def absent(n_threads: int, n_bytes: int) -> float:
-        raise RuntimeUnavailableError("not installed")
-
-    monkeypatch.setattr(bench_machine, "read_bandwidth", absent)
-    assert bench_machine.bandwidths(1) == []
-    monkeypatch.setattr(bench_machine, "read_bandwidth", lambda n_threads, n_bytes: float(n_bytes))
-    assert bench_machine.bandwidths(1, cap_bytes=4_000_000_000) == [2**29 / 1e9] * 3
-    assert bench_machine.bandwidths(1, cap_bytes=400_000_000) == [0.2] * 3

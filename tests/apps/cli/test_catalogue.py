@@ -1,16 +1,22 @@
 """The catalogue at the command line: what fits, what to expect, what runs it; near names; searching a stub hub."""
 
 import json
+import re
+from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes.command_line import Terminal, run_here, run_process
+from support.processes.command_line import run_here, run_process
 from support.processes.servers import StubServer
 
+from edgedec.errors import PluginError, RuntimeAbsentError, RuntimeUnavailableError
 from edgedec.plugins import ARCHITECTURES, plugins
+from edgedec.runtime import RuntimeReport
 from edgedec.storage import probe_cache
-from edgedec_apps.cli.reports import bandwidth
+from edgedec_apps import machine_speed
+from edgedec_apps.cli.commands.list import command as list_command
 from edgedec_apps.cli.reports.expectations import of_entry
 from edgedec_models.catalogue import load_catalogue
 
@@ -28,7 +34,7 @@ FOUND = {
 
 @pytest.fixture(autouse=True)
 def _memory_of_ten_gigabytes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "read_memory", lambda _: 1e10)
+    monkeypatch.setattr(machine_speed, "read_memory", lambda _: 1e10)
 
 
 def pulled(*args: str) -> dict[str, dict[str, Any]]:
@@ -36,6 +42,23 @@ def pulled(*args: str) -> dict[str, dict[str, Any]]:
     result = run_here("list", "--json", *args)
     assert result.code == 0, result
     return {entry["name"]: entry for entry in json.loads(result.out)["to_pull"]}
+
+
+def rows_of(*command: str) -> dict[str, list[str]]:
+    """Return the words of each line of a report, by the first of them."""
+    return {words[0]: words[1:] for line in run_here(*command).text.splitlines() if (words := line.split())}
+
+
+def test_the_list_begins_with_what_was_tried() -> None:
+    """Models that nobody ran are left out, counted, and shown by --all under words that say so."""
+    entries = load_catalogue().values()
+    tried, others = ({entry.name for entry in entries if entry.tried is kind} for kind in (True, False))
+    short, everything = run_here("list").text, run_here("list", "--all").text
+    assert [name for name in others if re.search(rf"(?m)^{re.escape(name)} ", short)] == []
+    assert f"{len(others)} more models of the catalogue, not tried: edgedec list --all" in short
+    first, _, last = everything.partition("\nto download, not tried:\n")
+    assert {line.split()[0] for line in first.splitlines() if line.split()[:1] and line.split()[0] in tried} == tried
+    assert {line.split()[0] for line in last.splitlines() if line.split()[:1] and line.split()[0] in others} == others
 
 
 def test_the_list_says_what_to_expect() -> None:
@@ -47,12 +70,12 @@ def test_the_list_says_what_to_expect() -> None:
     assert found["qwen3-30b-a3b"] == (17_156_250_000, 1e10 / 1_856_250_000)
     assert found["smollm2-135m"] == (98_362_432, 1e10 / 98_362_432)
     assert found["qwen2.5-coder-1.5b"] == (1_117_320_768, 1e10 / 980_097_536)
-    text = run_here("list").text
-    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    rows = rows_of("list", "--all")
     assert rows["qwen3-30b-a3b"] == [
-        *("qwen3-30b-a3b", "30.5", "B", "from", "17.2", "GB", "up", "to", "5.4/s", "Apache-2.0"),
-        *f"{load_catalogue()['qwen3-30b-a3b'].note}; has a draft head".split(),
+        *("from", "17.2", "GB", "from", "17.2", "GB", "medium,", "up", "to", "5.4/s", "Apache-2.0"),
+        *f"{load_catalogue()['qwen3-30b-a3b'].note.partition(': ')[2]}; has a draft head".split(),
     ]
+    assert rows["smollm2-135m"][:8] == ["98.4", "MB", "324.0", "MB", "fast,", "up", "to", "102/s"]
     assert entries["lfm2-1.2b"]["draft_head"] is None
     assert entries["qwen3-4b"]["draft_head"] == {
         "name": "qwen3-4b.head",
@@ -74,7 +97,7 @@ def test_the_list_names_another_runtime(tmp_path: Path, monkeypatch: pytest.Monk
         '[[model]]\nname = "other"\nn_params = 1_000_000_000\nlicence = "MIT"\narchitecture = "mamba"\nnote = "Mamba"\n'
         'drafters = []\n[[model.source]]\nkind = "hub"\nhub = "hf:someone/other-GGUF:Q4_K_M"\n'
     )
-    lines = [line for line in run_here("list").text.splitlines() if "(needs the llamacpp runtime)" in line]
+    lines = [line for line in run_here("list", "--all").text.splitlines() if "(needs the llamacpp runtime)" in line]
     others = [name for name, entry in load_catalogue().items() if of_entry(entry, None).runtime != "cpu"]
     assert "other" in others
     assert sorted(line.split()[0] for line in lines) == sorted(others)
@@ -85,7 +108,8 @@ def test_what_does_not_fit_is_left_out(model: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("EDGEDEC_MODELS", str(model.parent))
     monkeypatch.setattr("edgedec_apps.base_memory.resident_bytes", lambda: 60_000_000)  # each command in a new process
     fitting = pulled("--fits", "2GB")
-    assert set(fitting) == {name for name, each in pulled().items() if each["least_memory_bytes"] <= 2_000_000_000}
+    needed = {name: each["chat_memory_bytes"] or each["least_memory_bytes"] for name, each in pulled().items()}
+    assert set(fitting) == {name for name, n_bytes in needed.items() if n_bytes <= 2_000_000_000}
     assert "qwen3-1.7b" in fitting
     assert "qwen3-4b" not in fitting
     (here,) = json.loads(run_here("list", "--json", "--fits", "2GB").out)["models"]
@@ -108,7 +132,9 @@ def test_every_architecture_has_a_runtime() -> None:
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the documents are not beside the tests")
 def test_the_page_lists_the_references() -> None:
-    """docs/models.md has a row for each, with its licence, its runtime and its repository."""
+    """docs/models.md has a row for each, with licence, runtime and repository; those before them are the tried ones."""
+    first, _, _ = PAGE.read_text("utf-8").partition("The other names are references")
+    assert set(re.findall(r"(?m)^\| `([^`]+)` ", first)) == {e.name for e in load_catalogue().values() if e.tried}
     rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in PAGE.read_text("utf-8").splitlines()]
     listed = {cells[0]: cells[2:] for cells in rows if len(cells) == 5}
     for name, entry in load_catalogue().items():
@@ -134,7 +160,7 @@ def test_info_of_a_reference() -> None:
     assert facts["parameters"] == "8.30 billion, of which a token reads 1.50 billion"
     assert facts["size"] == "known when it is pulled"
     assert facts["memory"] == "from 4668.8 MB, for the weights alone"
-    assert facts["speed"] == "up to 12/s without drafts, as memory is read at 10.0 GB/s here"
+    assert facts["speed"] == "medium, up to 12/s (tokens a second without drafts), as memory is read at 10.0 GB/s here"
     assert facts["runtime"] == "cpu"
     assert facts["draft"] == "head    none"
     document = json.loads(run_here("info", "lfm2-8b-a1b", "--json").out)
@@ -143,27 +169,53 @@ def test_info_of_a_reference() -> None:
 
 def test_the_best_reading_of_memory_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first calls measure, and the best of them is what counts; damaged readings are left out."""
-    readings = iter([2e9, 5e9, 3e9, 4e9, 1e9])
-    monkeypatch.setattr(bandwidth, "read_memory", lambda _: next(readings))
-    assert [bandwidth.memory_bandwidth() for _ in range(7)] == [2e9, *[5e9] * 6]
+    readings = iter([None, 2e9, 5e9, 3e9, 4e9, 1e9])
+    monkeypatch.setattr(machine_speed, "read_memory", lambda _: next(readings))
+    assert [machine_speed.memory_bandwidth() for _ in range(8)] == [None, 2e9, *[5e9] * 6]
     some: list[object] = [[5, "x", None, -1, 1e300], "x", {}]
     for damaged in some:
         monkeypatch.setattr(probe_cache, "get", lambda *_, kept=damaged: kept)
-        monkeypatch.setattr(bandwidth, "read_memory", lambda _: 4.0)
-        assert bandwidth.memory_bandwidth() == (5.0 if isinstance(damaged, list) else 4.0)
+        monkeypatch.setattr(machine_speed, "read_memory", lambda _: 4.0)
+        assert machine_speed.memory_bandwidth() == (5.0 if isinstance(damaged, list) else 4.0)
     monkeypatch.setattr(probe_cache, "get", lambda *_: None)
-    monkeypatch.setattr(bandwidth, "read_memory", lambda _: None)
-    assert bandwidth.memory_bandwidth() is None
+    monkeypatch.setattr(machine_speed, "read_memory", lambda _: None)
+    assert machine_speed.memory_bandwidth() is None
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "spent_s", "told"),
+    [(1.0, 1.5, 1e9), (1.0, 1.2, 1e9), (1.0, 0.9, None), (4.0, 1.5, None)],
+    ids=["quiet", "nearly", "one core busy", "both busy"],
+)
+def test_a_busy_machine_tells_no_bandwidth(
+    monkeypatch: pytest.MonkeyPatch, wall_s: float, spent_s: float, told: float | None
+) -> None:
+    """Two cores read for half a second here: without the processor time of both, other programs had the cores."""
+    monkeypatch.undo()
+    walls, spent = count(0.0, wall_s), count(0.0, spent_s)
+    monkeypatch.setattr(machine_speed, "monotonic", lambda: next(walls))
+    monkeypatch.setattr(machine_speed, "process_time", lambda: next(spent))
+    monkeypatch.setattr("edgedec_runtimes.cpu.library.read_bandwidth", lambda *_: 1e9)
+    monkeypatch.setattr(machine_speed, "available_bytes", lambda: 4_000_000_000)
+    assert machine_speed.read_memory(2) == told
 
 
 def test_the_bandwidth_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """By our library, where there is memory for it."""
     monkeypatch.undo()
-    found = bandwidth.read_memory(1)
+    monkeypatch.setattr(machine_speed, "_QUIET", 0.0)
+    found = machine_speed.read_memory(1)
     assert found is not None
     assert found > 1e8
-    monkeypatch.setattr(bandwidth, "available_bytes", lambda: 1_000_000)
-    assert bandwidth.read_memory(1) is None
+    monkeypatch.setattr(machine_speed, "available_bytes", lambda: 1_000_000)
+    assert machine_speed.read_memory(1) is None
+    monkeypatch.undo()
+
+    def absent(*_: object) -> float:
+        raise RuntimeUnavailableError("not installed")
+
+    monkeypatch.setattr("edgedec_runtimes.cpu.library.read_bandwidth", absent)
+    assert machine_speed.read_memory(1) is None
 
 
 def test_an_unknown_name_says_how_to_search() -> None:
@@ -182,7 +234,7 @@ def test_the_hub_is_searched() -> None:
     assert result.code == 0
     assert [line for line in result.err.splitlines() if not any(words in line for words in progress)] == []
     first, headings, row = result.text.splitlines()
-    assert first == "smollm3-3b: SmolLM3 3B: chat in six languages, thinks on demand (of the catalogue)"
+    assert first == "smollm3-3b: SmolLM3 3B: chat in six languages, thinks on demand (of the catalogue, not tried)"
     assert headings.split()[:2] == ["NAME", "PARAMETERS"]
     cells = ["hf:someone/tiny-GGUF", "1", "B", "from", "562.5", "MB", "12,345", "mit", "cpu,", "after"]
     assert row.split()[: len(cells)] == cells
@@ -195,11 +247,68 @@ def test_the_hub_is_searched() -> None:
     assert "HF_HUB_OFFLINE is set" in offline.err
 
 
-def test_the_list_fits_a_terminal() -> None:
-    """At a terminal the last column is cut; no line wraps."""
-    pytest.importorskip("termios", reason="no terminals of POSIX here")
-    with Terminal("list") as person:
-        assert person.end() == 0
-    lines = person.shown.decode().splitlines()
-    assert max(map(len, lines)) == 100
-    assert [line for line in lines if line.endswith("…")]
+ENTRY = """
+[[model]]
+name = "mine"
+n_params = 7_000_000
+size_bytes = {size}
+sha256 = "{sha256}"
+licence = "MIT"
+architecture = "llama"
+note = "Mine: for tests"
+drafters = []
+[[model.source]]
+kind = "url"
+url = "https://host/mine.gguf"
+"""
+
+
+@pytest.mark.usefixtures("drafting")
+def test_the_reports_agree(model: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Licence, parameters and speed are the same in list and info; the speed is what a run measured."""
+    data = model.read_bytes()
+    (tmp_path / "catalogue.toml").write_text(ENTRY.format(size=len(data), sha256=sha256(data).hexdigest()))
+    monkeypatch.setenv("EDGEDEC_CONFIG", str(tmp_path))
+    (cache / "models").mkdir(parents=True)
+    (cache / "models" / "mine.gguf").write_bytes(data)
+    told = []
+    for _ in range(2):
+        (listed,) = json.loads(run_here("list", "--json").out)["models"]
+        info = json.loads(run_here("info", "mine", "--json").out)
+        keys = ("name", "license", "n_params", "note", "tokens_per_s")
+        assert [listed[key] for key in keys] == [info[key] for key in keys]
+        assert [listed[key] for key in keys[:4]] == ["mine", "MIT", 7_000_000, "Mine: for tests"]
+        told.append(listed["tokens_per_s"])
+        assert run_here("run", "mine", "hi", "-n", "8").code == 0
+    assert told[0] is None
+    assert re.search(r"(?m)^speed +\w+, [\d.]+/s \(tokens a second without drafts\)$", run_here("info", "mine").text)
+
+
+def test_what_is_lacking_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optional runtime that is not installed is no fault; one that fails is."""
+    answers = {
+        "cpu": RuntimeReport("1", ("CPU",)),
+        "gpu": RuntimeAbsentError("the package gpu is not installed"),
+        "bad": PluginError("ImportError"),
+    }
+    monkeypatch.setattr("edgedec_apps.cli.commands.doctor.ask_runtimes", lambda _: answers)
+    monkeypatch.setattr("edgedec_apps.cli.commands.doctor._devices", dict)
+    facts = {line.split()[0]: line.split(maxsplit=1)[1] for line in run_here("doctor").text.splitlines()}
+    assert facts["runtimes"] == "cpu"
+    assert facts["optional"].startswith("gpu (not here;")
+    assert facts["not"] == "working  runtime bad"
+
+
+@pytest.mark.parametrize("columns", [80, 100, 140])
+def test_the_list_fits_a_terminal(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a terminal the last column wraps, and nothing is cut: the end of each use is there, and no line is wider."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    list_command(every=True)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns
+    words = " ".join(shown.split())
+    for entry in load_catalogue().values():
+        assert entry.note.partition(": ")[2].split()[-1] in words

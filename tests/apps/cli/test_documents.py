@@ -67,6 +67,72 @@ def test_what_is_too_long_is_searched_and_that_is_said(model: Path, book: Path) 
     assert "too long" not in run_here("run", model, "thing 441", "-f", book, *SHORT, "-q").err
 
 
+FACTS = {3: "Ingrid built the lighthouse.", 8: "The key lies under a stone."}
+
+
+@pytest.fixture
+def made_books(tmp_path: Path) -> dict[str, tuple[Path, list[str]]]:
+    """A book of twelve pages with a fact on some, as a PDF and as a text, with the place of each page."""
+    tale = ["The baker sold bread.", "The boats were late.", "The town slept well."]
+    pages = ["\n".join([*tale, FACTS.get(page, tale[0]), *tale]) for page in range(1, 13)]
+    pdf, text = tmp_path / "book.pdf", tmp_path / "book.txt"
+    pdf.write_bytes(pdf_of(*pages))
+    text.write_text("\n\n".join(pages), encoding="utf-8")
+    lines = text.read_text(encoding="utf-8").splitlines()
+    of_line = [str(lines.index(FACTS[page]) + 1) for page in FACTS]
+    return {"pdf": (pdf, ["page 3", "page 8"]), "txt": (text, of_line)}
+
+
+def is_at(place: str, wanted: str) -> bool:
+    """Return whether a place is that page, or lines with that line."""
+    first, *last = map(int, re.findall(r"\d+", place))
+    return place == wanted or (
+        place.startswith("line") and wanted.isdigit() and first <= int(wanted) <= (last or [first])[0]
+    )
+
+
+@pytest.mark.parametrize("kind", ["pdf", "txt"])
+@pytest.mark.parametrize("command", ["run", "chat", "extract"])
+def test_the_passages_that_matter_are_read_and_their_place_is_said(
+    model: Path, made_books: dict[str, tuple[Path, list[str]]], kind: str, command: str
+) -> None:
+    """For each question about a book with known places: the right one first, and at most a quarter of the context."""
+    path, places = made_books[kind]
+    for place, question in zip(places, ("Who built the lighthouse?", "Where lies the key?"), strict=True):
+        if command == "chat":
+            typed = f"/file {path}\n{question}\n".encode()
+            result = run_here("chat", model, *SHORT, stdin=typed)
+        elif command == "run":
+            result = run_here("run", model, question, "-f", path, *SHORT)
+        else:
+            result = run_here("extract", model, question, "-f", path, "-c", "600", "--span-tokens", "8")
+            assert all(line.endswith(")") for line in result.text.splitlines())
+        assert result.code == 0, result
+        said = re.findall(r"of \d+ passages \(([^)]*)\)", result.err)
+        assert len(said) == 1, result.err
+        assert any(is_at(each, place) for each in re.split(r"[,;] ", said[0])), (said, place)
+
+
+def test_at_most_a_quarter_of_the_context_is_read_unless_a_number_is_given(model: Path, book: Path) -> None:
+    """Where every passage matches; --passages has its number of them, and 0 is refused."""
+    question, long = "Line tells of the thing", ("-c", "1200")
+    short = document(run_here("run", model, question, "-f", book, *SHORT, *long, "--json"))
+    assert short["stats"]["n_prompt_tokens"] < 1200 // 4 + 100  # the question and the template are not counted
+    for n in (1, 4):
+        found = document(run_here("run", model, question, "-f", book, *SHORT, *long, "--passages", str(n), "--json"))
+        assert found["search"]["n_read"] == n
+    quoted = ("extract", model, question, "-f", book, "-c", "600", "--span-tokens", "8", "--passages", "2", "--json")
+    found = document(run_here(*quoted))
+    assert found["search"]["n_read"] == 2
+    for span in found["spans"]:
+        read = found["search"]["passages"][span["passage"]]
+        assert read["text"][span["start"] : span["end"]] == span["text"]
+        assert span["place"] == read["place"]
+    for command in ("run", "extract"):
+        wrong = run_here(command, model, question, "-f", book, "-c", "600", "--passages", "0")
+        wrong.failed(40, "--passages is 0; it must be at least 1")
+
+
 def test_answers_to_several_questions_are_those_to_each_alone(model: Path, book: Path, tmp_path: Path) -> None:
     """Of a document that fits, the later questions read what is new; of a longer one, each has passages of its own."""
     note = tmp_path / "note.txt"
@@ -108,7 +174,7 @@ def test_passages_may_be_ranked_by_an_embedding_model(model: Path, book: Path, t
 
     import edgedec
 
-    passages = passages_of([read_document(book)], (599 - 8) * 3 // 6)
+    passages = passages_of([read_document(book)], 80)  # of a quarter of the context
     with edgedec.load(bert) as embedder:
         best = passages[by_meaning(embedder, passages, "thing 441")[0]]
     assert len(passages) == read["n_passages"]

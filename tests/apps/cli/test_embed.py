@@ -8,14 +8,13 @@ import pytest
 from support.models.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
 from support.processes.command_line import run_here
 
-pytest.importorskip("llama_cpp")
-
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny BERT that pools by the mean."""
+    pytest.importorskip("llama_cpp")
     return TinyBert().write_gguf(tmp_path_factory.mktemp("embed") / "bert.gguf")
 
 
@@ -33,6 +32,13 @@ def test_a_vector_a_line(bert: Path) -> None:
     first = run_here("embed", bert, "a", "--json", "--dimensions", "3", "--pooling", "cls", "--runtime", "auto")
     document = json.loads(first.out)
     assert (len(document["vectors"][0]), document["n_tokens"]) == (3, 3)
+
+
+def test_a_model_that_writes(model: Path) -> None:
+    """Its states are pooled as the option says: a vector of length 1."""
+    result = run_here("embed", model, "a text", "--pooling", "mean", "--runtime", "cpu")
+    (vector,) = (json.loads(line) for line in result.out.splitlines())
+    assert np.linalg.norm(vector) == pytest.approx(1.0)
 
 
 def test_what_is_refused(bert: Path, model: Path) -> None:

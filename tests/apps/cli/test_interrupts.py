@@ -24,6 +24,7 @@ from support.processes.command_line import (
 )
 
 from edgedec.progress import CancelToken, Progress
+from edgedec_apps.cli.interrupts import TerminatedError, interruptible
 from edgedec_apps.cli.shown import progress as cli_progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="POSIX signals and FIFOs")]
@@ -71,7 +72,8 @@ def test_an_interrupted_generation_keeps_its_text(model: Path) -> None:
     result = finish(process)
     assert result.code == 130
     assert (first + result.out).endswith(b"\n")
-    note, summary, last = (line for line in result.err.splitlines() if line != STOPPING)
+    begun, note, summary, last = (line for line in result.err.splitlines() if line != STOPPING)
+    assert begun == f"loading {model}"
     assert note == f"edgedec: {TOO_LONG}"
     assert "(cancelled)" in summary
     assert last == "edgedec: interrupted"
@@ -87,7 +89,7 @@ def test_an_interrupted_prefill_ends_without_text(
     assert result.code == 130
     document = json.loads(result.out)
     assert (document["text"], document["finish_reason"]) == ("", "cancelled")
-    summary = f"0 tokens (cancelled) · nothing drafted · {TOO_LONG}"
+    summary = f"0 tokens (cancelled) · {TOO_LONG}"
     assert result.err == f"edgedec: {TOO_LONG}\n{summary}\nedgedec: interrupted\n"
 
 
@@ -216,6 +218,25 @@ def test_an_ignored_ctrl_c_stays_ignored(model: Path, tmp_path: Path) -> None:
     os.close(other_end)
     result = finish(process)
     assert (result.code, result.err) == (0, "")
+
+
+def test_a_doubled_signal_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout` sends SIGTERM twice, at once; work that ends with its results is not killed by the second."""
+    monkeypatch.setattr("edgedec_apps.cli.interrupts.os._exit", lambda code: pytest.fail(f"killed with {code}"))
+    told: list[bool] = []
+
+    def work(cancel: CancelToken) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        for _ in range(2):
+            signal.pthread_kill(main, signal.SIGTERM)
+            while not cancel.cancelled:
+                pass
+        told.append(cancel.cancelled)
+
+    with pytest.raises(TerminatedError):
+        interruptible(work)
+    assert told == [True]
 
 
 def test_handlers_are_restored(model: Path) -> None:

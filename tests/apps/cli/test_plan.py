@@ -8,6 +8,8 @@ import pytest
 from support.models.tiny_models import tiny_llama
 from support.processes.command_line import Result, run_here
 
+from edgedec_apps.cli.reports.plan import _step
+
 pytestmark = pytest.mark.usefixtures("drafting")
 
 MB = 1_000_000
@@ -60,7 +62,8 @@ def test_without_a_cap_the_wishes_are_chosen(tiny: Path) -> None:
     assert found["setting"]["context"] == 4096
     assert found["setting"]["drafters"] == ["suffix", "common"]
     first, *others = found["alternatives"]
-    assert first == {"given_up": [], "total_bytes": found["total_bytes"], "fits": True, "chosen": True}
+    said = {"context": 4096, "drafting": "suffix + common, at most 15 tokens", "step": ""}
+    assert first == {"given_up": [], "total_bytes": found["total_bytes"], "fits": True, "chosen": True} | said
     assert others
     assert all(other["total_bytes"] < first["total_bytes"] and not other["chosen"] for other in others)
 
@@ -132,8 +135,32 @@ def test_a_table_for_people(tiny: Path) -> None:
     """The terms, the setting, and the order of sacrifice with its mark at what is chosen."""
     result = plan(tiny)
     assert (result.code, result.err) == (0, "")
-    for words in ("KV cache", "context", "changed to fit", "What is changed to fit; each line", "-> "):
+    for words in ("KV cache", "context", "changed to fit", "What else could be held, a line for each", "-> "):
         assert words in result.text
+
+
+def test_each_line_is_one_state(tiny: Path) -> None:
+    """What each setting holds and costs, without another line; what is taken stands there as it stands above."""
+    cap = document(tiny)["total_bytes"] - 2 * MB
+    found = document(tiny, "--memory", cap)
+    states, chosen = found["alternatives"], next(each for each in found["alternatives"] if each["chosen"])
+    assert (chosen["context"], chosen["given_up"]) == (found["setting"]["context"], found["given_up"])
+    assert [each["total_bytes"] for each in states] == sorted((each["total_bytes"] for each in states), reverse=True)
+    lines = plan(tiny, "--memory", cap).text.split("What else could be held")[1].splitlines()[2:]
+    assert len(lines) == len(states)
+    for line, state in zip(lines, states, strict=True):
+        assert f" {state['context']} " in line
+        assert state["drafting"].replace("at most", "up to") in line
+        assert ("fits" if state["fits"] else "too much") in line
+        assert ("draft stores cut" in line) == any("draft stores" in phrase for phrase in state["given_up"])
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "said"), [(1.0, ""), (1.074, "1.07 times"), (float("inf"), "an unknown number of times")]
+)
+def test_a_line_says_what_it_costs_in_speed(slowdown: float, said: str) -> None:
+    """By measured rates, or that there are none."""
+    assert _step(slowdown) == said
 
 
 @pytest.mark.slow
@@ -161,7 +188,7 @@ def test_a_cap_too_small_is_refused_with_the_table(tiny: Path) -> None:
     """Exit code 50, what the smallest takes and what to do; the table is printed all the same."""
     result = plan(tiny, "--memory", "5MB")
     assert result.code == 50
-    assert "even the smallest setting needs" in result.err
+    assert "the model needs" in result.err
     assert "5.0 MB" in result.err
     assert "interpreter and libraries" in result.text
     found = json.loads(plan(tiny, "--memory", "5MB", "--json").out)

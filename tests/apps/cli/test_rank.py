@@ -10,8 +10,6 @@ from support.processes.command_line import run_here
 
 import edgedec
 
-pytest.importorskip("llama_cpp")
-
 pytestmark = pytest.mark.slow
 
 QUERY = "where is the cat"
@@ -21,6 +19,7 @@ AUTO = ("--runtime", "auto", "--threads", "1")
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny cross-encoder."""
+    pytest.importorskip("llama_cpp")
     return tiny_cross_encoder(tmp_path_factory.mktemp("rank") / "bert.gguf")
 
 
@@ -51,7 +50,7 @@ def test_documents_from_lines_and_files(bert: Path, tmp_path: Path) -> None:
 def test_what_is_refused(bert: Path, tmp_path: Path) -> None:
     """No documents, no query, a document that is too long unless it may be cut, and models that can't rank."""
     run_here("rank", bert, QUERY, *AUTO).failed(40, "there are no documents")
-    run_here("rank", bert, " ", *AUTO, stdin=b"a").failed(40, "the query is empty")
+    run_here("rank", bert, " ", *AUTO, stdin=b"a").failed(40, "query is ' '; it must have at least one character")
     run_here("rank", bert, QUERY, "--top", "0", *AUTO, stdin=b"a").failed(40, "--top is 0")
     run_here("rank", bert, QUERY, "--document-tokens", "0", *AUTO, stdin=b"a").failed(40, "--document-tokens is 0")
     run_here("rank", bert, QUERY, tmp_path / "none", *AUTO).failed(60, "can't be read")

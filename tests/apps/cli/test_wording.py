@@ -24,7 +24,7 @@ ONLY_PYTHON |= {"on_progress", "cancel"}
 CUTS = {CUT_TEXT, CUT_DOCUMENT}
 ONLY_ELSEWHERE = {"allow_requantize", "pooling", "max_document_tokens", *CUTS}
 BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_texts", "n_threads", "projector"}
-BY_ANOTHER_NAME |= {"runtime_options", "max_document_tokens", *CUTS}
+BY_ANOTHER_NAME |= {"runtime_options", "max_document_tokens", "numerics", *CUTS}
 
 
 def test_every_argument_has_its_option() -> None:

@@ -27,6 +27,20 @@ def few(chat_path: Path) -> Iterator[Running]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def patient(chat_path: Path) -> Iterator[Running]:
+    """A server of as many connections, for texts without an end; no time is up while this machine does other things."""
+    wait_s = 10 * PATIENCE_S
+    limits: dict[str, Any] = {
+        "n_connections": 8,
+        "n_per_address": 4,
+        "header_timeout_s": wait_s,
+        "body_timeout_s": wait_s,
+    }
+    with started(chat_path, api_key="sesame", load_options={"n_ctx": 100_000}, **limits) as running:
+        yield running
+
+
 @contextmanager
 def connected(running: Running, n: int = 1, source: str = "127.0.0.1") -> Iterator[list[socket.socket]]:
     """Open connections of an address of this machine."""
@@ -92,16 +106,16 @@ def test_a_second_header_that_does_not_come(few: Running) -> None:
     assert b"HTTP/1.1 408 " in answer
 
 
-def test_the_oldest_that_waits_makes_room(few: Running) -> None:
+def test_the_oldest_that_waits_makes_room(patient: Running) -> None:
     """A fifth connection of an address closes its oldest without a whole header, not one that was answered, or asks."""
-    few.client.get("/health")  # one that is between two requests
-    with connected(few, 2) as (first, second), connected(few) as (third,):
+    patient.client.get("/health")  # one that is between two requests
+    with connected(patient, 2) as (first, second), connected(patient) as (third,):
         first.sendall(HALF_HEADER)
-        wait_until(lambda: connections(few) == 4, "they are not there")
-        with connected(few) as (fourth,):
+        wait_until(lambda: connections(patient) == 4, "they are not there")
+        with connected(patient) as (fourth,):
             wait_until(lambda: is_closed(first), "the oldest is still there")
             assert (is_closed(second), is_closed(third), is_closed(fourth)) == (False, False, False)
-            assert few.client.get("/health").status_code == 200
+            assert patient.client.get("/health").status_code == 200
 
 
 def connections(running: Running) -> int:
@@ -112,15 +126,19 @@ def connections(running: Running) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback has one address")
-def test_other_addresses_have_places_of_their_own(few: Running) -> None:
+def test_other_addresses_have_places_of_their_own(patient: Running) -> None:
     """Where an address has all of its connections and each has a request, another one is answered still."""
     endless = request(body=json.dumps(ENDLESS | {"stream": False}).encode())
-    few.client.get("/health")
-    with started_requests(few, 3, endless), connected(few, source="127.0.0.2") as (other,), connected(few) as (fifth,):
+    patient.client.get("/health")
+    with (
+        started_requests(patient, 3, endless),
+        connected(patient, source="127.0.0.2") as (other,),
+        connected(patient) as (fifth,),
+    ):
         with suppress(
             httpx.ReadError, httpx.RemoteProtocolError
         ):  # the client's connection may be the idle one that gives way to the fifth
-            few.client.get("/health")
+            patient.client.get("/health")
         other.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert rest(other).startswith(b"HTTP/1.1 200 ")
         fifth.close()
@@ -222,13 +240,15 @@ def test_two_requests_and_then_the_end(server: Running) -> None:
 
 def test_half_a_request_and_the_end(server: Running) -> None:
     """A client that closes its half in the middle of its request gets no answer, and keeps nothing."""
+    queue = server.queue
+    wait_until(lambda: queue.n_running + queue.n_waiting == 0, "a test before left a text that goes on")
     before = server.service.room.n_taken  # by responses that are kept
     for part in (b"", HALF_HEADER, request()[:-5]):
         with connected(server) as (connection,):
             connection.sendall(part)
             connection.shutdown(socket.SHUT_WR)
             assert b"200 OK" not in rest(connection)
-    wait_until(lambda: server.service.room.n_taken == before, "it is not given back")
+    wait_until(lambda: server.service.room.n_taken <= before, "it is not given back")
 
 
 MALFORMED = (
@@ -269,7 +289,8 @@ def test_what_is_no_request_is_answered(server: Running, before: bytes, caplog: 
     for data in MALFORMED:
         with connected(server) as (connection,), suppress(ConnectionError):
             connection.sendall(before + data)
-            connection.shutdown(socket.SHUT_WR)
+            with suppress(OSError):  # the server may have closed it by then
+                connection.shutdown(socket.SHUT_WR)
             assert re.match(rb"HTTP/1\.1 [1-5][0-9]{2} ", rest(connection)) or data == b"\r\n\r\n", data
     assert server.client.get("/health").status_code == 200
     assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR" or record.exc_info]

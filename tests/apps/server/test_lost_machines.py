@@ -10,6 +10,8 @@ import pytest
 from support.processes.rpc_servers import RpcServer, rpc_servers
 from support.processes.running_server import Running, messages, started
 
+pytestmark = pytest.mark.slow
+
 CHAT: dict[str, Any] = {"messages": messages("Tell me a story."), "max_tokens": 60, "temperature": 0.0, "seed": 1}
 
 

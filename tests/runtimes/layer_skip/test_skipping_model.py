@@ -130,18 +130,15 @@ def test_it_says_that_it_is_lossy(path: Path, tmp_path: Path) -> None:
     read = f"a token reads {100 * share:.0f} % of the bytes"
     note = f"LOSSY: layers 2 3 left out, {read}; the text is not the whole model's"
     assert stats.lossy == note
-    assert stats.reasons == [note]
+    assert stats.notes == [note]
     assert stats.as_dict()["lossy"] == note
     result = run_here(
         *("run", path, TEXT, "--raw", "--runtime", "cpu", "-n", "3", "--explain-all", "--draft", "off"),
         *("--layer-skip", str(SKIP), "--layer-skip-force"),
     )
     assert result.code == 0, result.err
-    lines = result.err.splitlines()
-    (at,) = (i for i, line in enumerate(lines) if "nothing drafted" in line)
-    summary, explained = lines[at : at + 2]
-    assert note in summary
-    assert explained.strip() == note
+    (summary,) = (line for line in result.err.splitlines() if note in line)
+    assert summary.endswith(f"3 tokens (length) · {note}")
 
 
 @pytest.mark.slow
@@ -205,7 +202,7 @@ def test_the_set_that_was_tuned_is_found(path: Path, model: Model, tmp_path: Pat
 def test_wishes_that_are_refused(path: Path, tmp_path: Path) -> None:
     """Below 1 and out of reach always; what was not measured, and drafters of single layers, with what to do."""
     for speedup in (0.9, 0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(RequestError, match="is no speed-up; give a number from 1 on"):
+        with pytest.raises(RequestError, match=r"give a number from 1 on|it must be a number"):
             opened(path, tmp_path, speedup)
     with pytest.raises(RequestError, match="out of reach"):
         opened(path, tmp_path, 9.0)

@@ -5,7 +5,6 @@ Bounds are those of tests/runtimes/cpu/test_logits.py. llama.cpp evaluates the m
 
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -21,6 +20,8 @@ from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
 
 pytestmark = pytest.mark.slow
+
+llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python, of the extra `llamacpp`, is not installed")
 
 N = 40
 TOKENS = np.random.default_rng(1).integers(4, 260, N).astype(np.int32)

@@ -20,18 +20,21 @@ from support.processes.servers import StubServer
 import edgedec
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, StorageError
 from edgedec.gguf.file import read_gguf
+from edgedec.gguf.places import tiled_place
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import ResolveOptions
+from edgedec.loading.resolve import resolve as resolve_model
 from edgedec.progress import CancelToken, Progress
 from edgedec_models.fetching.verify import find_fault
 from edgedec_models.record import WantedFile, is_recorded
 from edgedec_models.resolve import pull, resolve
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.library import address, native
-from edgedec_runtimes.tile_files import keeping
+from edgedec_runtimes.shared.file_lock import FileLock, try_lock
+from edgedec_runtimes.tile_files import keeping, record
 from edgedec_runtimes.tile_files.form import tiles_of
 from edgedec_runtimes.tile_files.keeping import make_whole
-from edgedec_runtimes.tile_files.record import is_tiled
+from edgedec_runtimes.tile_files.record import is_tiled, rename_tiles
 from edgedec_runtimes.tile_files.untiled import UNTILED, untiled
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows renames no file that is mapped")
@@ -41,7 +44,7 @@ PATIENCE_S = 120
 LOAD = """
 import os, signal, sys
 import edgedec
-from edgedec_runtimes.tile_files import keeping
+from edgedec_runtimes.tile_files import keeping, record
 at = sys.argv[3]
 def die(*args):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -50,6 +53,14 @@ def report(progress):
         die()
 if at == "record":
     keeping.publish = die
+if at == "name":
+    keeping.move_tiles = die
+if at == "renamed":
+    record.publish = die
+    record.rename_tiles(__import__("pathlib").Path(sys.argv[1]))
+if at == "both":
+    keeping.tiled_place = die
+    keeping.make_whole(__import__("pathlib").Path(sys.argv[1]))
 if at == "restore":
     keeping.make_whole(__import__("pathlib").Path(sys.argv[1]), on_progress=report)
 with edgedec.load(sys.argv[1], runtime="cpu", n_ctx=64, cache_dir=sys.argv[2], on_progress=report) as engine:
@@ -87,6 +98,11 @@ class Fetched:
         """Load the model in another process, which is killed at a phase of its progress or of the change."""
         command = [sys.executable, "-c", LOAD, str(self.path), str(self.root), at]
         return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    @property
+    def tiles(self) -> Path:
+        """Where the tiles are that took the place of the GGUF."""
+        return tiled_place(self.path)
 
     def whole(self) -> bytes:
         """Return the bytes of the GGUF, which is made again where it has to be."""
@@ -134,7 +150,7 @@ def test_tiles_take_the_place_of_the_file(fetched: Fetched, data: bytes, tmp_pat
     own.write_bytes(data)
     first = fetched.text()
     assert is_tiled(fetched.path)
-    assert fetched.files() == ["tiny.gguf", "tiny.gguf.json"]
+    assert fetched.files() == ["tiny.gguf.json", "tiny.tiles"]
     assert fetched.text() == first
     assert fetched.text(runtime_options={"mmap": False}) == first
     assert fetched.text(runtime_options={"tile_cache": False}) == first
@@ -231,18 +247,69 @@ def test_a_file_that_tiles_do_not_stand_for_is_kept(tmp_path: Path, data: bytes)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ["tiles", "verify", "record", "restore"])
+@pytest.mark.parametrize("at", ["tiles", "verify", "record", "name", "renamed", "restore", "both"])
 def test_a_kill_loses_nothing(fetched: Fetched, data: bytes, at: str) -> None:
-    """Killed while tiles are written, compared, about to take the file's place, or turned back: all is there."""
-    expected = fetched.text() if at == "restore" else None
+    """Killed while tiles are written, compared, about to take the file's place, named, or turned back: all is there."""
+    expected = fetched.text() if at in ("renamed", "restore", "both") else None
+    if at == "renamed":
+        fetched.tiles.rename(fetched.path)
     assert fetched.run(at).returncode == -signal.SIGKILL
     found = fetched.text()
     assert expected in (None, found)
     assert resolve(fetched.url, ResolveOptions(fetched.root, offline=True)) == fetched.path
-    assert is_tiled(fetched.path)
+    if at != "both":
+        assert is_tiled(fetched.path)
+        assert not fetched.path.exists()
     assert fetched.whole() == data
     run_here("rm", fetched.url)
-    assert fetched.files() == []
+    assert [path.name for path in (fetched.root / "models").rglob("*")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["by name", "list", "read only", "full disk", "two at once", "a GGUF again"])
+def test_tiles_of_earlier_versions_get_their_name(
+    fetched: Fetched, data: bytes, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Tiles called NAME.gguf are known by their first bytes and renamed, whole or not at all; they work in both places.
+
+    What stands there by the time the lock is taken counts: another process may have renamed them, or made the GGUF.
+    """
+    first = fetched.text()
+    fetched.tiles.rename(fetched.path)
+    inode = fetched.path.stat().st_ino
+
+    def refused(*_: object) -> None:
+        raise OSError(30 if case == "read only" else 28, case)
+
+    def other(path: Path) -> FileLock | None:
+        (make_whole if case == "a GGUF again" else rename_tiles)(path)
+        return try_lock(path)
+
+    with monkeypatch.context() as patch:
+        if case in ("read only", "full disk"):
+            patch.setattr(record, "try_lock" if case == "read only" else "publish", refused)
+        elif case != "list" and case != "by name":
+            locks = iter((other, try_lock))
+            patch.setattr(record, "try_lock", lambda path: next(locks)(path))
+        listed = json.loads(run_here("list", "--json").out)["models"] if case == "list" else []
+        assert resolve(fetched.url, ResolveOptions(fetched.root, offline=True)) == fetched.path
+    there = fetched.path if case in ("read only", "full disk", "a GGUF again") else fetched.tiles
+    assert [path for path in (fetched.path, fetched.tiles) if path.exists()] == [there]
+    assert [(one["as_tiles"], one["path"]) for one in listed] == ([(True, str(there))] if listed else [])
+    assert (there.stat().st_ino == inode) == (case != "a GGUF again")
+    assert fetched.text() == first
+    assert fetched.whole() == data
+
+
+@pytest.mark.slow
+def test_both_paths_of_a_model_lead_to_it(fetched: Fetched) -> None:
+    """The path that its GGUF had, and that of its tiles, which a person sees there."""
+    first = fetched.text()
+    for path in (fetched.path, fetched.tiles):
+        assert resolve_model(path, fetched.options) == fetched.path
+        with edgedec.load(path, runtime="cpu", n_ctx=64, cache_dir=fetched.root) as engine:
+            assert tuple(engine.generate([1, 2, 3], max_tokens=8, temperature=0).token_ids) == first
+    assert not fetched.path.exists()
 
 
 @pytest.mark.slow
@@ -255,7 +322,7 @@ def test_processes_at_once(fetched: Fetched, data: bytes) -> None:
     assert len(set(texts)) == 1
     assert [child.returncode for child in started] == [0, 0, 0]
     fetched.text()  # where the last one found the lock held
-    assert fetched.files() == ["tiny.gguf", "tiny.gguf.json"]
+    assert fetched.files() == ["tiny.gguf.json", "tiny.tiles"]
     assert fetched.whole() == data
 
 
@@ -284,7 +351,7 @@ def test_a_full_disk_keeps_the_tiles(fetched: Fetched, monkeypatch: pytest.Monke
 
     with pytest.raises(StorageError, match="No space left"):
         make_whole(fetched.path, on_progress=full)
-    assert fetched.files() == ["tiny.gguf", "tiny.gguf.json"]
+    assert fetched.files() == ["tiny.gguf.json", "tiny.tiles"]
     assert fetched.text() == first
 
 
@@ -317,21 +384,21 @@ def test_damage_is_found_and_fetched_again(fetched: Fetched, data: bytes, where:
     assert tiles is not None
     places = tiles.places()
     at = {"head": 100, "matrix": places["blk.0.attn_q.weight"] + 5, "header": places[""] + 30, "end": -1}[where]
-    found = bytearray(fetched.path.read_bytes())
+    found = bytearray(fetched.tiles.read_bytes())
     found[at] ^= 1
-    fetched.path.write_bytes(found)
+    fetched.tiles.write_bytes(found)
     with pytest.raises(ModelFormatError, match=r"download the model again|is damaged|they are made anew"):
         fetched.load()
     with pytest.raises(EdgedecError):
         make_whole(fetched.path)
-    assert fetched.path.read_bytes() == bytes(found)
+    assert fetched.tiles.read_bytes() == bytes(found)
     with StubServer() as server:
         server.add("/tiny.gguf", data)
         port = fetched.url.split(":")[2].split("/")[0]
         assert port.isdigit()
-        record = json.loads(fetched.path.with_name("tiny.gguf.json").read_text())
-        assert record["sha256"] == hashlib.sha256(data).hexdigest()
-        fetched.path.unlink()
+        written = json.loads(fetched.path.with_name("tiny.gguf.json").read_text())
+        assert written["sha256"] == hashlib.sha256(data).hexdigest()
+        fetched.tiles.unlink()
         fetched.path = pull(f"{server.root}/tiny.gguf", fetched.options, force=True)
     assert fetched.text() == first
 
@@ -340,7 +407,7 @@ def test_damage_is_found_and_fetched_again(fetched: Fetched, data: bytes, where:
 def test_tiles_that_were_touched_are_read_once(fetched: Fetched) -> None:
     """A tile file with another time is compared with its checksums, and is known again afterwards."""
     first = fetched.text()
-    os.utime(fetched.path, ns=(5, 5))
+    os.utime(fetched.tiles, ns=(5, 5))
     phases: list[str] = []
     assert fetched.text(on_progress=lambda progress: phases.append(progress.phase)) == first
     assert "verify" in phases
@@ -360,7 +427,7 @@ def test_another_layout_is_made_from_the_old_tiles(
     found = tiles_of(read_gguf(fetched.path))
     assert found is not None
     assert found.layout == "another"
-    assert fetched.files() == ["tiny.gguf", "tiny.gguf.json"]
+    assert fetched.files() == ["tiny.gguf.json", "tiny.tiles"]
     assert fetched.whole() == data
 
 
@@ -368,14 +435,14 @@ def test_another_layout_is_made_from_the_old_tiles(
 def test_pull_compares_what_the_tiles_stand_for(fetched: Fetched, data: bytes) -> None:
     """`pull --force` finds right tiles to be right, and downloads nothing."""
     fetched.text()
-    before = fetched.path.stat().st_ino
+    before = fetched.tiles.stat().st_ino
     wanted = WantedFile("tiny", fetched.path, fetched.url, len(data), hashlib.sha256(data).hexdigest())
     assert find_fault(wanted, fetched.options, rehash=True) is None
     assert find_fault(replace(wanted, sha256="0" * 64), fetched.options, rehash=True) is not None
     fetched.path.with_name("tiny.gguf.json").unlink()
     assert find_fault(wanted, fetched.options) is None
     assert is_recorded(wanted)
-    assert fetched.path.stat().st_ino == before
+    assert fetched.tiles.stat().st_ino == before
 
 
 @pytest.mark.slow
@@ -383,11 +450,14 @@ def test_commands_say_what_is_on_the_disk(fetched: Fetched, data: bytes) -> None
     """`list` has the sum, `pull` says the sizes before it downloads, `--keep-file` makes the file again, `rm` all."""
     fetched.text()
     (model,) = json.loads(run_here("list", "--json").out)["models"]
-    assert (model["disk_bytes"], model["tiles_bytes"], model["as_tiles"]) == (fetched.path.stat().st_size, 0, True)
+    assert (model["disk_bytes"], model["tiles_bytes"], model["as_tiles"]) == (fetched.tiles.stat().st_size, 0, True)
     listed = run_here("list").text
-    assert "in the cache, as tiles alone" in listed
+    assert "stored as tiles" in " ".join(listed.split())
     assert "on the disk in all: " in listed
-    assert "(kept as tiles; --keep-file makes the GGUF again)" in run_here("pull", fetched.url, "--offline").err
+    assert (
+        "(tiles, which other programs can't read; --keep-file makes the GGUF again)"
+        in run_here("pull", fetched.url, "--offline").err
+    )
     assert run_here("pull", fetched.url, "--keep-file", "--offline").code == 0
     assert fetched.path.read_bytes() == data
     assert run_here("pull", fetched.url, "--no-keep-file", "--offline").code == 0
@@ -422,5 +492,5 @@ def test_a_real_model_is_made_again(tmp_path: Path) -> None:
     fetched = Fetched(tmp_path / "cache", data)
     fetched.text()
     assert is_tiled(fetched.path)
-    assert fetched.path.stat().st_size < 1.01 * len(data)
+    assert fetched.tiles.stat().st_size < 1.01 * len(data)
     assert fetched.whole() == data

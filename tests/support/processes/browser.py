@@ -122,6 +122,11 @@ class Browser:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
+    def touch(self, is_touched: bool) -> None:
+        """Let the screen be the one pointer, or the mouse."""
+        given = {"enabled": is_touched, "maxTouchPoints": 5 if is_touched else 1}
+        self.driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", given)
+
     def color_scheme(self, name: str) -> None:
         """Let the system prefer "light" or "dark"."""
         features = [

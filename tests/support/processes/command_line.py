@@ -7,6 +7,7 @@ with Terminal("chat", path) as person: # at a pty
 """
 
 import io
+import math
 import os
 import re
 import select
@@ -71,14 +72,19 @@ class Result:
             assert word in self.err
 
 
-def run_here(*args: Arg, stdin: bytes = b"", env: Mapping[str, str] | None = None) -> Result:
-    """Run a command in this process; standard input is a pipe that holds `stdin`."""
+def run_here(
+    *args: Arg, stdin: bytes = b"", env: Mapping[str, str] | None = None, tells_progress: bool = False
+) -> Result:
+    """Run a command in this process; standard input is a pipe that holds `stdin`. Progress is told if asked for."""
+    from edgedec_apps.cli.shown.progress import ProgressLine
+
     streams = [io.TextIOWrapper(io.BytesIO(stdin), "utf-8"), *(io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in "oe")]
     argv = ["edgedec", *(os.fsdecode(arg) for arg in args)]
     code: Any = None
     with (
         mock.patch.multiple(sys, argv=argv, stdin=streams[0], stdout=streams[1], stderr=streams[2]),
         mock.patch.dict(os.environ, dict(env or {})),
+        mock.patch.object(ProgressLine, "said_at", -math.inf if tells_progress else math.inf),
     ):
         try:
             main()

@@ -39,7 +39,7 @@ def facts(conversation: Conversation) -> Iterator[tuple[str, str]]:
     card, plan = engine.card, engine.plan
     trained = f", trained for {card.n_ctx_train}" if card.n_ctx_train else ""
     others = [f"{name} {value}" for name, value in options.items() if name not in SAMPLED and value is not False]
-    yield "model", f"{card.name or '-'} ({conversation.model})"
+    yield "model", conversation.model
     yield "architecture", f"{card.architecture}, {card.n_layer} layers of width {card.n_embd}, {card.n_vocab} tokens"
     yield "runtime", card.runtime
     yield "context", f"{engine.n_ctx} tokens{trained}"

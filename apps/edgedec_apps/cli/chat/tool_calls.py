@@ -169,9 +169,9 @@ def _ask(call: ToolCall) -> _Decision:
     question = "Run it? y: yes, a: always in this chat, n: no, s: show all of it, Ctrl-C: stop > "
     forget_typed()
     while True:
-        sys.stderr.write(question)
-        sys.stderr.flush()
-        try:
+        try:  # Ctrl-C may come as soon as the question is seen
+            sys.stderr.write(question)
+            sys.stderr.flush()
             line = sys.stdin.readline()
         except KeyboardInterrupt:
             line = ""

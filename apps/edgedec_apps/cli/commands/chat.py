@@ -70,7 +70,7 @@ def converse(job: ChatJob) -> None:
     from edgedec_apps.cli.chat.slash_commands import handle
     from edgedec_apps.cli.chat.templates import require_template
     from edgedec_apps.cli.chat.tool_servers import chat_tools, connect
-    from edgedec_apps.cli.opening import open_model, sampling_options, save_draft_store
+    from edgedec_apps.cli.opening import keep_learned, open_model, sampling_options
     from edgedec_apps.cli.sampling_options import grammar_options
 
     output = job.output
@@ -102,7 +102,7 @@ def converse(job: ChatJob) -> None:
         chat.reset(job.system)
         for message in _messages(chat, keep_history=job.keep_history):
             handle(chat, message)
-        save_draft_store(chat.engine)
+        keep_learned(chat.model, chat.engine)
 
 
 def _messages(conversation: "Conversation", *, keep_history: bool) -> Iterator[str]:
@@ -112,8 +112,7 @@ def _messages(conversation: "Conversation", *, keep_history: bool) -> Iterator[s
 
     engine = conversation.engine
     if conversation.typed and not conversation.quiet:
-        name = one_line(engine.card.name or conversation.model)
-        say(f"{name} · {engine.n_ctx} tokens of context · /help for help")
+        say(f"{one_line(conversation.model)} · {engine.n_ctx} tokens of context · /help for help")
     history = _history_file() if keep_history else None
     lines = typed_messages(history) if conversation.typed else piped_lines(engine.plan.process_cap_bytes)
     for text in lines:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import edgedec
 from edgedec import plugins
-from edgedec.errors import EdgedecError
+from edgedec.errors import EdgedecError, RuntimeAbsentError
 from edgedec.load_options import LoadOptions
 from edgedec.memory import system as system_memory
 from edgedec.memory_plan import devices_of, format_bytes
@@ -40,7 +40,7 @@ _FEATURES = (
 )
 
 _FAST = ("avx2", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
-_BROKEN, _NO_DEVICE, _HUGE_PAGES = "does not work: ", "none", "huge pages"
+_BROKEN, _ABSENT, _NO_DEVICE, _HUGE_PAGES = "does not work: ", "optional, not here: ", "none", "huge pages"
 
 
 def command(
@@ -74,6 +74,7 @@ def _summary(document: dict[str, Any]) -> list[tuple[str, str]]:
     cpu, memory = document["cpu"], document["memory"]
     idle = [name for name, state in document["runtimes"].items() if state.startswith(_BROKEN)]
     failed = [name for name, state in document["plug-ins"].items() if not state.startswith("ok")]
+    absent = [name for name, state in document["runtimes"].items() if state.startswith(_ABSENT)]
     broken = dict.fromkeys([*(f"runtime {name}" for name in idle), *failed])
     devices = [name for name in document["devices"] if name != _NO_DEVICE]
     return [
@@ -82,9 +83,10 @@ def _summary(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("cpu", f"{cpu['model']}, {cpu['cores usable']} cores usable, {_best(cpu['features'].split())}"),
         ("memory", ", ".join(f"{name} {size}" for name, size in memory.items() if name != _HUGE_PAGES)),
         ("models", document["models"]["cache"]),
-        ("runtimes", ", ".join(name for name in document["runtimes"] if name not in idle)),
+        ("runtimes", ", ".join(name for name in document["runtimes"] if name not in (*idle, *absent))),
+        *([("optional", f"{', '.join(absent)} (not here; how to get them: edgedec doctor --all)")] if absent else []),
         *([("not working", ", ".join(broken))] if broken else []),
-        ("devices", ", ".join(devices) or "none: layers run on the CPU"),
+        ("devices", ", ".join(devices) or "the CPU"),
         ("more", "edgedec doctor --all: reasons, features, plug-ins, versions of packages"),
     ]
 
@@ -145,7 +147,7 @@ def _huge_pages() -> str:
 def _summarize(answer: "RuntimeReport | EdgedecError") -> str:
     """Return a runtime's version, devices and notes, or why it does not work."""
     if isinstance(answer, EdgedecError):
-        return f"{_BROKEN}{answer}"
+        return f"{_ABSENT if isinstance(answer, RuntimeAbsentError) else _BROKEN}{answer}"
     devices = f"devices {', '.join(answer.devices)}" if answer.devices else ""
     return " · ".join(part for part in (answer.version, devices, *answer.notes) if part)
 

@@ -85,7 +85,7 @@ def command(job: EmbedJob) -> None:
     if job.texts:
         texts = [argument_text(text, "a text") or "" for text in job.texts]
     else:
-        texts = list(piped_lines(None if job.memory is None else parse_size(job.memory)))
+        texts = list(piped_lines(None if job.memory is None else parse_size(job.memory, "memory")))
     if not all(texts) or not texts:
         raise RequestError("there is no text, or an empty one; give texts as arguments or as lines of standard input")
     vectors, n_tokens = interruptible(lambda cancel: _embed(job, texts, cancel))

@@ -105,7 +105,7 @@ class ExportJob:
         str | None,
         option(
             "--for",
-            help="gguf of a draft head: the model that it drafts for.",
+            help="gguf of a draft head: the model that it belongs to.",
             metavar="MODEL",
             complete=completion.any_model,
             panel=_EXPORT,
@@ -123,7 +123,7 @@ class ExportJob:
         int | None,
         option(
             "--vocabulary",
-            help="gguf of a draft head: draft only the first N tokens of its list.",
+            help="gguf of a draft head: keep only the first N tokens of its list.",
             metavar="N",
             panel=_EXPORT,
         ),
@@ -163,7 +163,7 @@ def command(job: ExportJob) -> None:
     )
 
     def work(cancel: CancelToken) -> dict[str, Any]:
-        with ProgressLine(quiet=job.quiet) as on_progress:
+        with ProgressLine(f"exporting {job.model}", quiet=job.quiet) as on_progress:
             return make(job, on_progress, cancel)
 
     with warnings_of("edgedec.export") as warnings:
@@ -305,7 +305,7 @@ def _make_head(job: ExportJob, source: Path, on_progress: OnProgress, cancel: Ca
     from edgedec_runtimes.trained_heads.load import load_head
 
     if job.draft_for is None:
-        raise RequestError(f"{job.model} is a draft head; name the model that it drafts for with --for")
+        raise RequestError(f"{job.model} is a draft head; name the model that it belongs to with --for")
     target = resolve(job.draft_for, _resolving(job, on_progress, cancel))
     folder = source.parent if source.name == "config.json" else source
     head = load_head(source)

@@ -7,9 +7,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from edgedec.errors import EdgedecError, ModelNotFoundError, OfflineError
+from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli.options import AsJson, ModelName
+from edgedec_apps.cli.reports.expectations import Expectation, of_entry
 from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 Facts = list[tuple[str, str]]
 
+_WITHOUT = " (tokens a second without drafts)"
 _ALWAYS_SHOWN = ("temperature", "top_p")
 
 
@@ -54,7 +57,7 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
         write_json(head.document) if as_json else write_facts(list(head.rows))
         return
     with shown_at_a_terminal("reading the header, planning the memory"):
-        document = model_document(path, cap) | {"draft_head": _head_of(path)}
+        document = model_document(path, cap) | {"draft_head": _head_of(path)} | _known_of(path)
     write_json(document) if as_json else write_facts(_facts(document))
 
 
@@ -75,7 +78,7 @@ def _projector_facts(path: Path) -> Facts | None:
         ("kind", header.description),
         ("layers", f"{header.n_layers}, of {header.embedding_length} numbers"),
         ("picture size", f"{header.image_size} pixels, in patches of {header.patch_size}"),
-        ("file", f"{path}, {format_bytes(path.stat().st_size)}"),
+        ("file", f"{standing(path)}, {format_bytes(standing(path).stat().st_size)}"),
         ("used by", "the model that it lies beside, or that names it (--mmproj)"),
     ]
 
@@ -107,7 +110,19 @@ def _distant_document(model: str, cap: "Cap") -> dict[str, Any]:
             path = model_or_stand_in(model, ResolveOptions(), Path(folder))
         except ModelNotFoundError as error:
             raise OfflineError(f"{model} is not on this machine; download it with: edgedec pull {model}") from error
-        return model_document(path, cap) | {"path": None, "draft_head": None}
+        return model_document(path, cap) | {"name": model, "path": None, "draft_head": None, "tokens_per_s": None}
+
+
+def _known_of(path: Path) -> dict[str, Any]:
+    """Return what is known of a model on this machine beside its file: its speed, and what the catalogue says of it."""
+    from edgedec_apps.machine_speed import kept_speed
+    from edgedec_models.cache import entry_of
+
+    entry, facts = entry_of(path), {"tokens_per_s": kept_speed(path)}
+    if entry is None:
+        return facts
+    counted = {} if entry.n_params is None else {"n_params": entry.n_params}
+    return facts | counted | {"name": entry.name, "note": entry.note, "license": entry.licence}
 
 
 def _head_of(path: Path) -> str | None:
@@ -141,9 +156,8 @@ def _head(document: dict[str, Any]) -> str:
 
 def _catalogue_document(entry: "Entry") -> dict[str, Any]:
     """Return the JSON object of a model of the catalogue that is not on this machine."""
-    from edgedec_apps.cli.reports.bandwidth import memory_bandwidth
-    from edgedec_apps.cli.reports.expectations import of_entry
     from edgedec_apps.cli.reports.published_heads import head_document
+    from edgedec_apps.machine_speed import memory_bandwidth
 
     expected = of_entry(entry, memory_bandwidth())
     return {
@@ -165,15 +179,13 @@ def _catalogue_document(entry: "Entry") -> dict[str, Any]:
 
 
 def _catalogue_facts(entry: "Entry") -> Facts:
-    from edgedec_apps.cli.reports.bandwidth import memory_bandwidth
-    from edgedec_apps.cli.reports.expectations import of_entry
     from edgedec_apps.cli.reports.published_heads import head_line
+    from edgedec_apps.machine_speed import memory_bandwidth
 
     bandwidth = memory_bandwidth()
     expected = of_entry(entry, bandwidth)
-    speed = "unknown"
-    if bandwidth is not None and expected.most_tokens_per_s is not None:
-        speed = f"{expected.speed()} without drafts, as memory is read at {bandwidth / 1e9:.1f} GB/s here"
+    of_what = "with 4,096 tokens of context" if entry.chat_bytes else "for the weights alone"
+    why = "" if bandwidth is None else f", as memory is read at {bandwidth / 1e9:.1f} GB/s here"
     return [
         ("name", entry.name),
         ("file", f"not on this machine; download it with: edgedec pull {entry.name}"),
@@ -181,11 +193,11 @@ def _catalogue_facts(entry: "Entry") -> Facts:
         ("architecture", entry.architecture),
         ("parameters", _params(entry)),
         ("size", "known when it is pulled" if entry.size_bytes is None else format_bytes(entry.size_bytes)),
-        ("memory", f"{expected.memory()}, for the weights alone"),
-        ("speed", speed),
+        ("memory", f"{expected.memory()}, {of_what}"),
+        ("speed", f"{expected.speed()}{_WITHOUT}{why}"),
         ("runtime", expected.runtime or "unknown"),
         ("license", entry.licence),
-        ("note", entry.note),
+        ("note", f"{entry.note}{'' if entry.tried else ' (not tried)'}"),
         ("drafters", ", ".join(entry.drafters) or "none recommended"),
         ("draft head", head_line(entry) or "none"),
     ]
@@ -202,7 +214,8 @@ def _facts(document: dict[str, Any]) -> Facts:
     """Return the document of a model as names and values for a person."""
     trained = document["n_ctx_train"]
     rows = [
-        ("name", document["name"] or "-"),
+        ("name", document["name"]),
+        *([("note", document["note"])] if "note" in document else []),
         ("file", document["path"] or "not on this machine; download it with: edgedec pull"),
         ("architecture", _shape(document)),
         ("size", _size(document)),
@@ -212,6 +225,7 @@ def _facts(document: dict[str, Any]) -> Facts:
             f"{document['n_ctx_default']} tokens by default, trained for {'unknown' if trained is None else trained}",
         ),
         ("memory", _memory(document)),
+        ("speed", f"{Expectation(None, None, None, None, document['tokens_per_s']).speed()}{_WITHOUT}"),
         *_use(document),
         ("license", document["license"] or "-"),
     ]

@@ -1,96 +1,104 @@
 """edgedec list: the models on this machine, and those of the catalogue."""
 
 import os
-import shutil
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from edgedec.errors import EdgedecError
+from edgedec.errors import EdgedecError, counted
+from edgedec.gguf.places import standing
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec_apps.cli.options import AsJson, output_option
+from edgedec_apps.cli.reports.expectations import Expectation, of_entry
 from edgedec_apps.cli.reports.published_heads import head_document
-from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line
+from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, write_paragraph, write_table
+from edgedec_apps.machine_speed import kept_speed, memory_bandwidth
 from edgedec_models.cache import CachedModel, list_models
 from edgedec_models.catalogue import Entry, load_catalogue
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.tile_files.record import is_tiled
 
 if TYPE_CHECKING:
-    from edgedec_apps.cli.reports.expectations import Expectation
     from edgedec_models.presets import Preset
 
-_HEADINGS = ("NAME", "PARAMETERS", "MEMORY", "SPEED", "LICENCE", "WHAT IT IS")
+_HEADINGS, _LICENCE = ("NAME", "SIZE", "MEMORY", "SPEED", "LICENCE", "GOOD FOR"), 4
+_LEGEND = (
+    "memory: with 4,096 tokens of context; from: the weights alone. speed: tokens a second without drafts, as the "
+    "model ran here; up to: as often as its weights can be read here. fast: 20 and more; slow: under 5"
+)
 
 
 def command(
     *,
+    every: Annotated[
+        bool, output_option("--all", help="Also the models of the catalogue that nobody has tried with edgedec.")
+    ] = False,
     fits: Annotated[
         str | None,
         output_option("--fits", help="Only models that this much memory holds, such as 8GB.", metavar="SIZE"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the models on this machine, and those that the catalogue can download.
+    """List the models on this machine, and those to download that were tried with edgedec.
 
     With --fits, a model on this machine counts with the memory that edgedec plan tells for its default context. Of a
-    model that is not here only the least is known, its weights. The speed is the highest that the measured bandwidth
-    of memory allows without drafts. edgedec search finds more models.
+    model that is not here often only the least is known, its weights. edgedec search finds more models.
     """
     from edgedec_models.presets import list_presets
 
     limit = None if fits is None else parse_size(fits)
-    stored = list_models()
+    stored, bandwidth = list_models(), memory_bandwidth()
     here = {} if limit is None else _planned(stored)
     models = [model for model in stored if limit is None or (here[model.path] or 0) <= limit]
-    tiles = _tiles()
-    entries = _to_pull({model.name for model in stored}, limit)
+    catalogue, tiles = load_catalogue(), _tiles()
+    rows = [(model, _expected(catalogue.get(model.name), model, bandwidth)) for model in models]
+    here_names = {model.name for model in stored}
+    expected = [(entry, of_entry(entry, bandwidth)) for entry in catalogue.values() if entry.name not in here_names]
+    entries = [
+        (entry, each)
+        for entry, each in expected
+        if limit is None or (each.chat_bytes or each.least_bytes or 0) <= limit
+    ]
     if as_json:
         document = {
-            "models": [_document(model, tiles, here) for model in models],
-            "to_pull": [_entry_document(entry, expected) for entry, expected in entries],
+            "models": [_document(model, tiles, here) | _facts(catalogue.get(model.name), each) for model, each in rows],
+            "to_pull": [_entry_document(entry, each) for entry, each in entries],
             "presets": [{"name": preset.name, "model": preset.model} for preset in list_presets()],
         }
         write_json(document)
         return
-    _write_here(models, tiles, list_presets())
+    _write_here([(_model_row(model, tiles, catalogue, each)) for model, each in rows], list_presets())
     if models:
-        in_all = sum(_on_disk(model, tiles) for model in models)
-        write_line(f"\non the disk in all: {format_bytes(in_all)}")
-    if limit is None and (n_bytes := sum(n for path, n in tiles.items() if path not in {m.path for m in models})):
-        write_line(f"\ntiles of other models: {format_bytes(n_bytes)} (edgedec cache list shows them)")
-    if limit is None and (n_bytes := _graph_bytes()):
-        write_line(f"\ngraphs for GPUs: {format_bytes(n_bytes)} (edgedec cache list shows them)")
-    if entries:
-        write_line("\nto pull (memory: at least the weights; speed: what reading them allows here):")
-        write_table([_HEADINGS, *(_entry_row(entry, expected) for entry, expected in entries)])
+        write_line(f"\non the disk in all: {format_bytes(sum(_on_disk(model, tiles) for model in models))}")
+    others = sum(n for path, n in tiles.items() if path not in {model.path for model in stored})
+    for what, n_bytes in (("tiles of other models", others), ("graphs for GPUs", _graph_bytes())):
+        if n_bytes and limit is None:
+            write_line(f"{what}: {format_bytes(n_bytes)} (edgedec cache list shows them)")
+    _write_entries(entries, every=every)
+    if models or entries:
+        write_line("")
+        write_paragraph(_LEGEND)
 
 
-def write_table(rows: list[tuple[str, ...]]) -> None:
-    """Write rows as columns; at a terminal the last column is cut where the line would be too long."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for row in rows:
-        cells = [f"{cell:{width}}" for cell, width in zip(row[:-1], widths, strict=True)]
-        line = "  ".join([*cells, row[-1]]).rstrip()
-        cut = columns is not None and len(line) > columns and sum(widths) + 2 * len(widths) < columns - 1
-        write_line(line[: columns - 1] + "…" if cut and columns is not None else line)
-
-
-def _write_here(models: list[CachedModel], tiles: Mapping[Path, int], presets: "list[Preset]") -> None:
+def _write_here(rows: list[tuple[str, ...]], presets: "list[Preset]") -> None:
     """Write the models on this machine, and the presets."""
-    if not models:
+    if not rows:
         write_line("no models on this machine yet")
-    names = [*(model.name for model in models), *(preset.name for preset in presets)]
-    width = max((len(one_line(name)) for name in names), default=0)
-    for model in models:
-        place = _place(model, tiles)
-        whole = f"{place}, as {one_line(model.address)}" if model.address else place
-        write_line(f"{one_line(model.name):{width}}  {format_bytes(_on_disk(model, tiles)):>9}  {whole}")
-    for preset in presets:
-        write_line(f"{one_line(preset.name):{width}}  a preset of {one_line(preset.model)}")
+    further = [(one_line(each.name), "", "", "", "", f"a preset of {one_line(each.model)}") for each in presets]
+    if rows or further:
+        write_table([_HEADINGS, *rows, *further], dropped=_LICENCE)
+
+
+def _write_entries(entries: list[tuple[Entry, Expectation]], *, every: bool) -> None:
+    """Write the models of the catalogue that are not here: the tried ones, and the others with `every`."""
+    for is_tried, heading in ((True, "to download (edgedec pull NAME)"), (False, "to download, not tried")):
+        rows = [_entry_row(entry, expected) for entry, expected in entries if entry.tried == is_tried]
+        if rows and (every or is_tried):
+            write_line(f"\n{heading}:")
+            write_table([_HEADINGS, *rows], dropped=_LICENCE)
+        elif rows:
+            write_line(f"\n{counted(len(rows), 'more model')} of the catalogue, not tried: edgedec list --all")
 
 
 def _tiles() -> dict[Path, int]:
@@ -112,17 +120,6 @@ def _graph_bytes() -> int:
     return sum(graph.n_bytes for graph in list_graphs(cache_folder()))
 
 
-def _to_pull(here: set[str], limit: int | None) -> "list[tuple[Entry, Expectation]]":
-    """Return the models of the catalogue that are not here, within a limit of memory, with what to expect of them."""
-    from edgedec_apps.cli.reports.bandwidth import memory_bandwidth
-    from edgedec_apps.cli.reports.expectations import of_entry
-
-    bandwidth = memory_bandwidth()
-    entries = [entry for entry in load_catalogue().values() if entry.name not in here]
-    expected = [(entry, of_entry(entry, bandwidth)) for entry in entries]
-    return [(entry, each) for entry, each in expected if limit is None or (each.least_bytes or 0) <= limit]
-
-
 def _planned(models: list[CachedModel]) -> dict[Path, int | None]:
     """Return the memory of each model with a full default context; None where nobody can plan it."""
     from edgedec.memory.setting import Cap
@@ -138,12 +135,36 @@ def _planned(models: list[CachedModel]) -> dict[Path, int | None]:
     return planned
 
 
-def _entry_row(entry: Entry, expected: "Expectation") -> tuple[str, ...]:
+def _expected(entry: Entry | None, model: CachedModel, bandwidth: float | None) -> Expectation:
+    """Return what to expect of a model on this machine."""
+    speed = kept_speed(model.path)
+    return (
+        Expectation(None, model.size_bytes, None, None, speed) if entry is None else of_entry(entry, bandwidth, speed)
+    )
+
+
+def _model_row(
+    model: CachedModel, tiles: Mapping[Path, int], catalogue: Mapping[str, Entry], expected: Expectation
+) -> tuple[str, ...]:
+    entry = catalogue.get(model.name)
+    uses = [] if entry is None else [_use(entry)]
+    uses += [place for place in (_place(model, tiles), f"as {model.address}" if model.address else "") if place]
+    size = format_bytes(_on_disk(model, tiles))
+    licence = "" if entry is None else entry.licence
+    return tuple(map(one_line, (model.name, size, expected.memory(), expected.speed(), licence, "; ".join(uses))))
+
+
+def _use(entry: Entry) -> str:
+    """Return what a model is good for: its note without the title that begins it."""
+    return entry.note.partition(": ")[2] or entry.note
+
+
+def _entry_row(entry: Entry, expected: Expectation) -> tuple[str, ...]:
     needs = "" if expected.runtime == "cpu" else f" (needs the {expected.runtime} runtime)"
-    n_params = "-" if entry.n_params is None else billions(entry.n_params)
-    note = f"{entry.note}{needs}{'; has a draft head' * (entry.head is not None)}"
-    cells = (entry.name, n_params, expected.memory(), expected.speed(), entry.licence, note)
-    return tuple(map(one_line, cells))
+    size = f"from {format_bytes(expected.least_bytes)}" if expected.least_bytes else "-"
+    size = size if entry.size_bytes is None else format_bytes(entry.size_bytes)
+    note = f"{_use(entry)}{needs}{'; has a draft head' * (entry.head is not None)}"
+    return tuple(map(one_line, (entry.name, size, expected.memory(), expected.speed(), entry.licence, note)))
 
 
 def billions(n_params: int) -> str:
@@ -156,14 +177,12 @@ def billions(n_params: int) -> str:
 
 
 def _place(model: CachedModel, tiles: Mapping[Path, int]) -> str:
-    """Return where a model lies, and what its tiles take."""
+    """Return what is special about how a model lies on the disk."""
     if not model.complete:
         return "incomplete; edgedec pull continues the download"
-    place = "in the cache" if model.origin == "cache" else "in EDGEDEC_MODELS"
-    n_bytes = tiles.get(model.path, 0)
-    if n_bytes:
-        return f"{place}: {format_bytes(model.size_bytes)} and {format_bytes(n_bytes)} of tiles, which make starts fast"
-    return f"{place}, as tiles alone" if is_tiled(model.path) else place
+    if n_bytes := tiles.get(model.path, 0):
+        return f"{format_bytes(n_bytes)} of its size are tiles, which make starts fast"
+    return "stored as tiles" if is_tiled(model.path) else "" if model.origin == "cache" else "in EDGEDEC_MODELS"
 
 
 def _on_disk(model: CachedModel, tiles: Mapping[Path, int]) -> int:
@@ -175,7 +194,7 @@ def _document(model: CachedModel, tiles: Mapping[Path, int], planned: Mapping[Pa
     return {
         "name": model.name,
         "address": model.address or None,
-        "path": os.fspath(model.path),
+        "path": os.fspath(standing(model.path)),
         "size_bytes": model.size_bytes,
         "tiles_bytes": tiles.get(model.path, 0),
         "disk_bytes": _on_disk(model, tiles),
@@ -186,18 +205,28 @@ def _document(model: CachedModel, tiles: Mapping[Path, int], planned: Mapping[Pa
     }
 
 
-def _entry_document(entry: Entry, expected: "Expectation") -> dict[str, Any]:
+def _entry_document(entry: Entry, expected: Expectation) -> dict[str, Any]:
     return {
         "name": entry.name,
         "size_bytes": entry.size_bytes,
-        "n_params": entry.n_params,
         "n_active_params": entry.n_active_params,
-        "license": entry.licence,
         "architecture": entry.architecture,
         "runtime": expected.runtime,
-        "least_memory_bytes": expected.least_bytes,
-        "most_tokens_per_s": expected.most_tokens_per_s,
         "source": entry.reference,
-        "note": entry.note,
         "draft_head": head_document(entry),
+        **_facts(entry, expected),
+    }
+
+
+def _facts(entry: Entry | None, expected: Expectation) -> dict[str, Any]:
+    """Return what the JSON object of a model has whether the model is here or not."""
+    return {
+        "n_params": None if entry is None else entry.n_params,
+        "license": None if entry is None else entry.licence,
+        "note": None if entry is None else entry.note,
+        "tried": entry is not None and entry.tried,
+        "least_memory_bytes": expected.least_bytes,
+        "chat_memory_bytes": expected.chat_bytes,
+        "most_tokens_per_s": expected.most_tokens_per_s,
+        "tokens_per_s": expected.tokens_per_s,
     }

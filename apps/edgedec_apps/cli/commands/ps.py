@@ -6,7 +6,7 @@ from typing import Any
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli.options import AsJson
 from edgedec_apps.cli.server_client import DEFAULT_URL, Address, ServerCa, ServerKey, ServerUrl, ask
-from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line
+from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, write_table
 
 
 def command(
@@ -27,10 +27,7 @@ def command(
     if not models:
         write_line("no model is loaded")
         return
-    rows = [("NAME", "MEMORY", "CONTEXT", "REQUESTS", "UNTIL"), *map(_row, models)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        write_line("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    write_table([("NAME", "MEMORY", "CONTEXT", "REQUESTS", "UNTIL"), *map(_row, models)])
 
 
 def _row(model: dict[str, Any]) -> tuple[str, str, str, str, str]:

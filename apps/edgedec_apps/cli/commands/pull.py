@@ -4,9 +4,11 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 from edgedec.errors import ModelError, PullError, RequestError, StorageError
+from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
@@ -67,10 +69,10 @@ def command(
 
     path, found, note = interruptible(work)
     if as_json:
-        write_json({"model": model, "path": os.fspath(path), "head": found and os.fspath(found)})
+        write_json({"model": model, "path": os.fspath(standing(path)), "head": found and os.fspath(found)})
     elif not quiet:
-        kept = " (kept as tiles; --keep-file makes the GGUF again)" if is_tiled(path) else ""
-        say(f"{model}: {path}{kept}")
+        kept = " (tiles, which other programs can't read; --keep-file makes the GGUF again)" if is_tiled(path) else ""
+        say(f"{model}: {standing(path)}{kept}")
     if note and not quiet:
         say(one_line(f"{model}: {note}"))
 
@@ -125,3 +127,4 @@ def _say_size(model: str, keep_file: bool, said: set[str], progress: Progress) -
     if not keep_file:
         later = "as much again for a moment when it first runs on the cpu runtime, until tiles take its place"
     say(f"{model}: {format_bytes(progress.total)} on the disk, and {later}")
+    ProgressLine.said_at = monotonic()  # a pipe gets no other line at the beginning

@@ -95,7 +95,7 @@ def command(job: RankJob) -> None:
     if job.top is not None and job.top < 1:
         raise RequestError(f"--top is {job.top}; it must be 1 or more")
     query = argument_text(job.query, "the query") or ""
-    documents = _documents(job, None if job.memory is None else parse_size(job.memory))
+    documents = _documents(job, None if job.memory is None else parse_size(job.memory, "memory"))
     if not documents:
         raise RequestError("there are no documents; name files, or pipe one document a line in")
     found = interruptible(lambda cancel: _rank(job, query, [each.text for each in documents], cancel))

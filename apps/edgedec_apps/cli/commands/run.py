@@ -19,6 +19,7 @@ from edgedec_apps.cli.options import (
     LoadFlags,
     ModelName,
     OutputFlags,
+    Passages,
     System,
     SystemFile,
     prompt_option,
@@ -90,6 +91,7 @@ class RunJob:
             further=True,
         ),
     ] = None
+    passages: Passages = None
     image: Annotated[
         list[Path] | None,
         prompt_option("--image", "-i", help="A picture that the prompt is about. Repeatable.", metavar="FILE"),
@@ -153,7 +155,7 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
         NotPassedError: No text passed the check; the best one is printed.
         EdgedecError: As edgedec.load and Engine.stream.
     """
-    from edgedec_apps.cli.opening import open_model, sampling_options, save_draft_store
+    from edgedec_apps.cli.opening import keep_learned, open_model, sampling_options
     from edgedec_apps.cli.sampling_options import grammar_options
 
     _require_complete(job, asked)
@@ -174,7 +176,7 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
         one = len(asked.questions) == 1
         with open_model(job.model, job.load, job.output, cancel, one_request=one, **plan) as engine:
             _answer_all(engine, writing, answers, cancel)
-            save_draft_store(engine)
+            keep_learned(job.model, engine)
             return cancel.cancelled
 
     try:
@@ -299,11 +301,19 @@ def _prompt(
         system = [{"role": "system", "content": job.system}] if job.system is not None else []
         text, found = question or "", None
         if documents:
-            from edgedec_apps.cli.about import rank_by_model, say_found, text_about
+            from edgedec_apps.cli.about import rank_by_model, say_found
+            from edgedec_apps.documents.asking import ANSWER, Asking
 
-            rank = rank_by_model(job.embedding_model, job.load, job.output)
-            content = partial(with_pictures, pictures)
-            text, found = text_about(engine, documents, question, content, system, options, rank)
+            asking = Asking(
+                engine,
+                partial(with_pictures, pictures),
+                system,
+                n_answer=options.get("max_tokens") or ANSWER,
+                named=len(documents) > 1,
+                rank=rank_by_model(job.embedding_model, job.load, job.output),
+                n_passages=job.passages,
+            )
+            text, found = asking.about(documents, question, options["cancel"], options["on_progress"])
             if found is not None and not job.output.quiet:
                 say_found(documents, found, engine.n_ctx)
         return [*system, {"role": "user", "content": with_pictures(pictures, text)}], found

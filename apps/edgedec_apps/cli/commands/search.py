@@ -7,17 +7,17 @@ import typer
 
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken
-from edgedec_apps.cli.commands.list import billions, write_table
+from edgedec_apps.cli.commands.list import billions
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Offline, Quiet, output_option
 from edgedec_apps.cli.shown.progress import shown
-from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line
+from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, write_paragraph, write_table
 from edgedec_models.catalogue import Entry, load_catalogue
 
 if TYPE_CHECKING:
     from edgedec_models.hubs.search import FoundModel
 
-_HEADINGS = ("NAME", "PARAMETERS", "MEMORY", "DOWNLOADS", "LICENCE", "WHAT RUNS IT")
+_HEADINGS, _DOWNLOADS = ("NAME", "PARAMETERS", "MEMORY", "DOWNLOADS", "LICENCE", "WHAT RUNS IT"), 3
 
 
 def command(
@@ -39,7 +39,8 @@ def command(
 
     known = [entry for entry in load_catalogue().values() if _has(entry, words)]
     for entry in [] if as_json else known:
-        write_line(f"{entry.name}: {one_line(entry.note)} (of the catalogue)")
+        state = "of the catalogue" if entry.tried else "of the catalogue, not tried"
+        write_paragraph(f"{entry.name}: {one_line(entry.note)} ({state})", hanging="    ")
 
     def work(cancel: CancelToken) -> "list[FoundModel]":
         with shown("searching the hub", quiet=quiet):
@@ -52,7 +53,7 @@ def command(
     if not found:
         write_line("the hub has no repository with a GGUF model of such a name")
         return
-    write_table([_HEADINGS, *map(_row, found)])
+    write_table([_HEADINGS, *map(_row, found)], dropped=_DOWNLOADS)
 
 
 def _has(entry: Entry, words: list[str]) -> bool:

@@ -136,7 +136,7 @@ def command(job: TrainJob) -> None:
     """
 
     def work(cancel: CancelToken) -> dict[str, Any]:
-        with ProgressLine(quiet=job.quiet) as on_progress:
+        with ProgressLine(f"training a drafter for {job.model}", quiet=job.quiet) as on_progress:
             return _document(job, _train(job, on_progress, cancel))
 
     require_writable(job.json_out)

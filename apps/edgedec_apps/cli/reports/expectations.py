@@ -1,6 +1,6 @@
-"""What to expect here of a model that is not on this machine: its runtime, the least memory, the highest speed."""
+"""What to expect here of a model: its runtime, its memory, its speed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgedec.memory_plan import format_bytes
 from edgedec.plugins import ARCHITECTURES, plugins
@@ -8,6 +8,8 @@ from edgedec_models.catalogue import Entry
 from edgedec_models.estimates import bytes_of_params, least_read_bytes, least_weight_bytes
 from edgedec_models.hubs.hub_spec import DEFAULTS
 from edgedec_models.hubs.search import FoundModel
+
+_FAST, _MEDIUM = 20, 5  # tokens a second; people read about seven
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,29 +21,48 @@ class Expectation:
         least_bytes: The least memory: its weights.
         most_tokens_per_s: The highest speed without drafts: as often as memory is read fast enough for the weights that
             one token reads.
+        chat_bytes: The memory with 4,096 tokens of context, where the catalogue has it.
+        tokens_per_s: The speed without drafts that was measured here.
     """
 
     runtime: str | None
     least_bytes: int | None
     most_tokens_per_s: float | None
+    chat_bytes: int | None = None
+    tokens_per_s: float | None = None
 
     def memory(self) -> str:
         """Return the memory for a person."""
+        if self.chat_bytes is not None:
+            return format_bytes(self.chat_bytes)
         return "-" if self.least_bytes is None else f"from {format_bytes(self.least_bytes)}"
 
     def speed(self) -> str:
-        """Return the speed for a person.
+        """Return the speed for a person: its class, and tokens a second.
 
-        >>> Expectation("cpu", None, 12.34).speed(), Expectation("cpu", None, 6.54).speed()
-        ('up to 12/s', 'up to 6.5/s')
+        >>> Expectation("cpu", None, 12.34).speed(), Expectation("cpu", None, 6.54, tokens_per_s=3.21).speed()
+        ('medium, up to 12/s', 'slow, 3.2/s')
+        >>> Expectation("cpu", None, None).speed()
+        'not measured'
         """
-        most = self.most_tokens_per_s
-        return "-" if most is None else f"up to {most:.0f}/s" if most >= 10 else f"up to {most:.1f}/s"
+        told = self.tokens_per_s or self.most_tokens_per_s
+        if told is None:
+            return "not measured"
+        name = "fast" if told >= _FAST else "medium" if told >= _MEDIUM else "slow"
+        bound = "" if self.tokens_per_s else "up to "
+        return f"{name}, {bound}{told:.0f}/s" if told >= 10 else f"{name}, {bound}{told:.1f}/s"
 
 
-def of_entry(entry: Entry, bandwidth: float | None) -> Expectation:
-    """Return what to expect of a model of the catalogue, where memory is read at `bandwidth` bytes per second."""
-    return _expected(entry.architecture, least_weight_bytes(entry), least_read_bytes(entry), bandwidth)
+def of_entry(entry: Entry, bandwidth: float | None, tokens_per_s: float | None = None) -> Expectation:
+    """Return what to expect of a model of the catalogue.
+
+    Args:
+        entry: The model.
+        bandwidth: Bytes per second that are read from memory here; None where that was not measured.
+        tokens_per_s: The speed of the model that was measured here; None before it ran.
+    """
+    expected = _expected(entry.architecture, least_weight_bytes(entry), least_read_bytes(entry), bandwidth)
+    return replace(expected, chat_bytes=entry.chat_bytes, tokens_per_s=tokens_per_s)
 
 
 def of_found(found: FoundModel) -> Expectation:

@@ -3,8 +3,9 @@
 What a machine has free is its memory less what is assumed for its system; what drivers take is assumed as well.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from edgedec.load_options import LoadOptions, own_options
 from edgedec.memory_plan import Device, IsOver, MemoryPlan, MemoryTerm, Split
 from edgedec.model import Model
 from edgedec.runtime import Runtime
+from edgedec_models.names import did_you_mean
 from edgedec_runtimes.shared.device_account import with_measured_drivers
 from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 
 _GB, _MIB = 10**9, 2**20
+_VIDEO = 70_000_000  # that the firmware of a Raspberry Pi keeps
 _BASE_BYTES = 60_000_000  # of Python with edgedec's packages on Linux
-_NO_DESKTOP, _DESKTOP, _BOTH = 500_000_000, 1_500_000_000, 2_500_000_000
+_LITE, _NO_DESKTOP, _DESKTOP, _BOTH = 150_000_000, 500_000_000, 1_500_000_000, 2_500_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,19 @@ class Machine:
         system_bytes: What its system is assumed to hold.
         devices: Its GPUs.
         base_bytes: What Python and edgedec's packages are assumed to hold before a model is loaded.
+        tokens_per_s: Tokens per second by the model's name, of models that were measured on such a machine.
     """
 
     total_bytes: int
     system_bytes: int
     devices: tuple[Device, ...] = ()
     base_bytes: int = _BASE_BYTES
+    tokens_per_s: Mapping[str, float] = field(default_factory=dict)
+
+    def speed(self, model: str) -> str:
+        """Return how fast a model is there, for a person; only what was measured there is told."""
+        rate = self.tokens_per_s.get(model)
+        return "not measured on that machine" if rate is None else f"{rate:g} tokens/s, measured"
 
     @property
     def free_bytes(self) -> int:
@@ -65,9 +75,10 @@ def _mac(n_gb: int, name: str) -> Machine:
 
 
 MACHINES: Mapping[str, Machine] = {
-    "raspberry-pi-4gb": Machine(4 * _GB, _NO_DESKTOP),
-    "raspberry-pi-8gb": Machine(8 * _GB, _NO_DESKTOP),
-    "raspberry-pi-16gb": Machine(16 * _GB, _NO_DESKTOP),
+    "raspberry-pi-zero-2": Machine(_GB // 2 - _VIDEO, _LITE),
+    "raspberry-pi-3": Machine(_GB - _VIDEO, _LITE),
+    **{f"raspberry-pi-4-{n}gb": Machine(n * _GB - _VIDEO, min(_NO_DESKTOP, n * _LITE)) for n in (1, 2, 4, 8)},
+    **{f"raspberry-pi-5-{n}gb": Machine(n * _GB - _VIDEO, min(_NO_DESKTOP, n * _LITE)) for n in (2, 4, 8, 16)},
     "jetson-orin-nano-4gb": _jetson(4, "Orin Nano"),
     "jetson-orin-nano-8gb": _jetson(8, "Orin Nano"),
     "jetson-orin-nx-16gb": _jetson(16, "Orin NX"),
@@ -81,7 +92,8 @@ MACHINES: Mapping[str, Machine] = {
 def machine_of(name: str) -> Machine:
     """Return the machine of that name (RequestError where there is none)."""
     if name not in MACHINES:
-        raise RequestError(f"{name!r} is no machine that is known; it must be one of {', '.join(MACHINES)}")
+        like = did_you_mean(name, MACHINES) or f"; it must be one of {', '.join(MACHINES)}"
+        raise RequestError(f"{name!r} is no machine that is known{like}")
     return MACHINES[name]
 
 
@@ -115,8 +127,13 @@ class RuntimeThere:
         return plan
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        """Return the terms, which the runtime finds without the devices."""
-        return self.runtime.plan(path, options)
+        """Return the terms, which the runtime finds without the devices; this machine's disk says nothing there."""
+        return tuple(
+            term
+            if term.slowdown == 1
+            else replace(term, slowdown=math.inf, detail=f"{term.detail.partition(':')[0]}; its disk was not measured")
+            for term in self.runtime.plan(path, options)
+        )
 
     def load(self, path: Path, options: LoadOptions) -> Model:
         """Refuse: nothing can be loaded there."""

@@ -10,11 +10,13 @@ from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.gguf.file import GGUF, is_onnx, read_header_of
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder, is_ranker
+from edgedec.gguf.places import standing
 from edgedec.load_options import default_n_ctx
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import plan_wishes
 from edgedec.memory.setting import Cap, Planned
 from edgedec.memory.system import available_bytes
+from edgedec.runtime import Runtime
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.opening import application_of, engine_options
 from edgedec_apps.cli.options import LoadFlags
@@ -34,7 +36,7 @@ def model_document(path: Path, cap: Cap) -> dict[str, Any]:
     found, choice = describe(gguf), _choose_by_default(path)
     document = {
         "name": found.name,
-        "path": str(path),
+        "path": str(standing(path)),
         "architecture": found.architecture,
         "n_params": found.n_params,
         "size_bytes": found.n_bytes,
@@ -54,7 +56,7 @@ def model_document(path: Path, cap: Cap) -> dict[str, Any]:
         "embeds": is_embedder(gguf) and not is_ranker(gguf),
         "ranks": is_ranker(gguf),
         "license": found.license,
-        "runtimes": _refusals(path, gguf),
+        "runtimes": _refusals(path, gguf, choice),
         "runtime_chosen": None if choice is None else choice.runtime.name,
         "runtime_reason": "" if choice is None else choice.reason,
     }
@@ -107,9 +109,16 @@ def _planned(choice: Choice, n_ctx: int | None, cap: Cap) -> Planned:
     return plan_wishes(choice, wishes.setting, cap)
 
 
-def _refusals(path: Path, gguf: GGUF) -> dict[str, str | None]:
-    """Return for each runtime why it does not run the file, without the file's name; None where it does."""
-    answers = ask_runtimes(lambda runtime: runtime.accepts(path)).items()
+def _refusals(path: Path, gguf: GGUF, choice: Choice | None) -> dict[str, str | None]:
+    """Return for each runtime why it does not run the file here, without the file's name; None where it does."""
+
+    def refusal(runtime: Runtime) -> str | None:
+        refused = runtime.accepts(path)
+        if refused is None and (choice is None or runtime.name != choice.runtime.name):
+            runtime.report()  # as edgedec doctor asks: a library or a device may be lacking
+        return refused
+
+    answers = ask_runtimes(refusal).items()
     prefix = f"{gguf.paths[0]}: "
     return {name: None if answer is None else str(answer).removeprefix(prefix) for name, answer in answers}
 

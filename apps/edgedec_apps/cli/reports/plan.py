@@ -1,5 +1,6 @@
 """edgedec plan: the memory that a model would hold, what is given up to fit, and what else would fit."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +28,10 @@ from edgedec_apps.cli.reports.memory_report import plan_document, planned_range
 from edgedec_apps.cli.reports.plan_plot import write_plot
 from edgedec_apps.cli.reports.stand_ins import stand_ins
 from edgedec_apps.cli.shown.progress import ProgressLine
-from edgedec_apps.cli.shown.terminal import one_line, write_facts, write_json, write_line
+from edgedec_apps.cli.shown.terminal import one_line, write_facts, write_json, write_line, write_table
 from edgedec_apps.plots import require_picture
+
+_COLUMNS = ("context", "rows", "drafting", "draft model", "head", "common", "weights")  # changes with a column
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ def print_plan(model: str, wanted: PlannedUse, *, plot: Path | None, as_json: bo
     if plot is not None:
         write_plot(plot, document)
     if not chosen.plan.fits:
-        raise MemoryCapError(f"even the smallest setting needs {_shortage(chosen.plan)}")
+        raise MemoryCapError(f"the model needs {chosen.plan.shortage}")
 
 
 def _chosen(
@@ -84,17 +87,21 @@ def _chosen(
 ) -> tuple[dict[str, Any], Planned, list[Planned]]:
     """Return the plan's document, the setting that is chosen, and all settings."""
     found = best_of(planned)
-    chosen = with_peak(found, cap) if wanted.machine is None else found
+    chosen = with_peak(found, cap) if wanted.machine is None and found.plan.fits else found
     planned = [chosen if other is found else other for other in planned]
-    free = available_bytes() if wanted.machine is None else machine_of(wanted.machine).free_bytes
-    return _document(model, chosen, planned, free), chosen, planned
+    # A line of the table for each state, from the one that holds most to the one that holds least.
+    planned = sorted(planned, key=lambda each: -each.plan.total_bytes)
+    there = None if wanted.machine is None else machine_of(wanted.machine)
+    free, step = available_bytes() if there is None else there.free_bytes, _step(chosen.plan.slowdown)
+    speed = there.speed(model) if there else step and f"a step takes {step} as long as with all weights in memory"
+    return _document(model, chosen, planned, free) | {"speed": speed}, chosen, planned
 
 
 def _cap(wanted: PlannedUse) -> Cap:
     """Return the cap of the plan, with what this process holds, or what is assumed for the machine that is named."""
     memory, gpu_memory = wanted.flags.memory, wanted.flags.gpu_memory
-    n_bytes = None if memory is None else parse_size(memory)
-    gpu_bytes = None if gpu_memory is None else parse_size(gpu_memory)
+    n_bytes = None if memory is None else parse_size(memory, "memory")
+    gpu_bytes = None if gpu_memory is None else parse_size(gpu_memory, "gpu_memory")
     left = 0 if wanted.n_parallel is None else LEFT_BYTES  # of a server
     if wanted.machine is None:  # measured before the model's file is looked at
         return Cap(n_bytes, base_bytes() + left, whole_process=True, gpu_bytes=gpu_bytes)
@@ -103,25 +110,6 @@ def _cap(wanted: PlannedUse) -> Cap:
     name = "allowed" if most == n_bytes else "free"
     base = machine.base_bytes + left
     return Cap(most, base, whole_process=True, name=name, beside="assumed", gpu_bytes=gpu_bytes)
-
-
-def _shortage(plan: MemoryPlan) -> str:
-    """Return what a plan that does not fit needs and what is allowed, for the host and the devices, and what to do."""
-    more = "more than " if plan.partial else ""
-    host = [] if plan.cap_bytes is None else [(plan.total_bytes, plan.cap_bytes, plan.cap_name, "")]
-    of_devices = [
-        (plan.device_bytes(cap.device.name), cap.cap_bytes, cap.cap_name, f" on {cap.device.name}")
-        for cap in plan.devices
-    ]
-    parts = [
-        f"{more}{format_bytes(needed)}{where}, and {format_bytes(most)} are {name}"
-        for needed, most, name, where in host + of_devices
-        if needed > most or (plan.partial and not where)
-    ]
-    advice = (
-        "; put fewer layers there, or" if any(need > most for need, most, _, _ in of_devices) else "; allow more, or"
-    )
-    return f"{'; '.join(parts)}{advice} take a smaller model"
 
 
 def _settings(
@@ -179,6 +167,9 @@ def _document(model: str, chosen: Planned, planned: list[Planned], free: int | N
                     "total_bytes": other.plan.total_bytes,
                     "fits": other.plan.fits,
                     "chosen": other is chosen,
+                    "context": other.setting.options.n_ctx,
+                    "drafting": _drafting(other),
+                    "step": _step(other.plan.slowdown),
                 }
                 for other in planned
             ],
@@ -227,17 +218,14 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
     write_line(plan.table())
     setting = document["setting"]
     why = f"; {setting['runtime_reason']}" if setting["runtime_reason"] else ""
-    n_most = setting["max_rows"] - 1
-    drafters = (
-        f"{' + '.join(setting['drafters'])}, at most {counted(n_most, 'token')}" if setting["drafters"] else "off"
-    )
     write_line("")
     write_facts(
         [
             ("runtime", setting["runtime"] + why),
             *([("layers", _layers(setting["layers"], setting["n_layers"]))] if setting["layers"] is not None else []),
             ("context", f"{counted(setting['context'], 'token')}, KV cache as {setting['kv_type']}"),
-            ("drafting", drafters),
+            ("drafting", _drafting(chosen)),
+            *([("speed", document["speed"])] if document["speed"] else []),
             ("memory", planned_range(plan)),
             ("changed to fit", ", ".join(document["given_up"]) or "nothing"),
             *(("picture", line.removeprefix("picture ")) for line in pictures_lines(document.get("pictures", []))),
@@ -248,9 +236,34 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
     if plan.partial:
         write_line("\nFinding out what else is needed takes more memory than is free; close programs and ask again.")
     elif len(planned) > 1:
-        write_line("\nWhat is changed to fit; each line also has the changes of the lines above it:")
-        for other in planned:
-            mark = "->" if other is chosen else "  "
-            verdict = "" if plan.cap_bytes is None else ("  fits" if other.plan.fits else "  too much")
-            last = other.plan.given_up[-1] if other.plan.given_up else "nothing"
-            write_line(f"{mark} {format_bytes(other.plan.total_bytes):>9}{verdict:10}  {last}")
+        _write_states(document["alternatives"], planned)
+
+
+def _write_states(states: Sequence[dict[str, Any]], planned: Sequence[Planned]) -> None:
+    """Write a line for each setting: what it holds and what it costs, whatever stands on the other lines."""
+    write_line("\nWhat else could be held, a line for each; an arrow is at what is taken:")
+    rows = [("", "memory", "", "context", "step", "drafts", "also changed")]
+    for state, each in zip(states, planned, strict=True):
+        verdict = "" if each.plan.cap_bytes is None else "fits" if state["fits"] else "too much"
+        others = [phrase for kind, phrase in each.setting.given_up.items() if kind not in _COLUMNS]
+        size, mark = format_bytes(state["total_bytes"]), "->" if state["chosen"] else ""
+        context, drafts = f"{state['context']:>7}", state["drafting"].replace(", at most", ", up to")
+        rows.append((mark, f"{size:>9}", verdict, context, state["step"], drafts, ", ".join(others)))
+    write_table(rows)
+
+
+def _drafting(planned: Planned) -> str:
+    """Return what drafts, and how many tokens at the most."""
+    drafters, n_most = planned.setting.drafters, planned.setting.options.max_rows - 1
+    return f"{' + '.join(drafters)}, at most {counted(n_most, 'token')}" if drafters else "off"
+
+
+def _step(slowdown: float) -> str:
+    """Return how much longer a step takes than with all weights in memory; "" where they are in memory.
+
+    >>> _step(1.0), _step(1.074), _step(math.inf)
+    ('', '1.07 times', 'an unknown number of times')
+    """
+    if not math.isfinite(slowdown):
+        return "an unknown number of times"
+    return "" if slowdown == 1 else f"{slowdown:.2f} times"

@@ -38,12 +38,17 @@ def explained(stats: DecodeStats, detail: Detail, further: Sequence[str] = ()) -
 def speed_compared(stats: DecodeStats) -> str | None:
     """Return how a text with drafts compares with plain decoding, such as "1.3 times as fast as without drafts".
 
-    None where nothing was drafted, or the text has too few plain steps to know.
+    None where nothing was drafted, or no forward was timed.
     """
     if stats.speedup is None or not stats.n_drafts:
         return None
     shown = f"{stats.speedup:.1f}"
     return _PLAIN if shown == "1.0" else f"{shown} times {_PLAIN}"
+
+
+def gain(stats: DecodeStats) -> str | None:
+    """Return how many times as fast the drafts made a text, or None where they made it less than 1.05 times as fast."""
+    return speed_compared(stats) if (stats.speedup or 0.0) >= 1.05 else None
 
 
 def sampling_line(engine: "LoadedModel", options: dict[str, Any]) -> str:
@@ -60,13 +65,10 @@ def sampling_line(engine: "LoadedModel", options: dict[str, Any]) -> str:
 
 def _short_explanation(stats: DecodeStats) -> list[str]:
     """Return a few lines for a person: what drafting did and whether it helped, times, and what the text cost."""
-    lines = [stats.lossy] if stats.lossy else []
-    if (gain := speed_compared(stats)) is not None:
-        seconds = abs(stats.saved_s or 0.0)
-        verb = "saved" if (stats.saved_s or 0.0) >= 0 else "cost"
-        lines.append(f"drafting: {gain}; it {verb} about {seconds:.2f} s after the first token")
-    elif stats.n_drafts:
-        lines.append("drafting: too few steps without a draft to compare the speed with")
+    lines = list[str]()
+    if (speed := speed_compared(stats)) is not None:
+        saved_s = ((stats.speedup or 1.0) - 1) * (stats.total_s - stats.first_token_s)
+        lines.append(f"{speed}: about {abs(saved_s):.2f} s {'saved' if saved_s >= 0 else 'lost'} after the first token")
     if stats.n_drafts:
         each = stats.n_draft_tokens / stats.n_drafts
         lines.append(f"drafts: {each:.1f} tokens each, {stats.mean_accepted:.2f} of them accepted")
@@ -75,15 +77,14 @@ def _short_explanation(stats: DecodeStats) -> list[str]:
     if right:
         lines.append(f"right guesses: {right}")
     lines += stats.explanation[:1]  # how often drafting promised to pay; which of two models wrote
-    lines.append(_phases(stats))
-    return lines + _constraint(stats)
+    return [*lines, *stats.reasons, _phases(stats), *_constraint(stats)]
 
 
 def _explanation(stats: DecodeStats) -> list[str]:
     """Return all lines of the explanation: times, the cost of forwards, each drafter, the drafts, and the reasons."""
-    lines = [stats.lossy, _phases(stats)] if stats.lossy else [_phases(stats)]
-    if (gain := speed_compared(stats)) is not None:
-        lines.append(f"speed after the first token: {gain} ({stats.speedup:.3f}), by the plain steps of this text")
+    lines = [_phases(stats)]
+    if (speed := speed_compared(stats)) is not None:
+        lines.append(f"speed after the first token: {speed} ({stats.speedup:.3f}), by the cost curve")
     if stats.curve:
         base = stats.curve.get(1)
         points = [f"{n}: {1000 * seconds:.1f} ms{_steps(seconds, base)}" for n, seconds in stats.curve.items()]
@@ -102,7 +103,7 @@ def _explanation(stats: DecodeStats) -> list[str]:
             f"verified: {counted(stats.n_drafts, 'draft')} of {stats.n_draft_tokens / stats.n_drafts:.1f} tokens, "
             f"{stats.mean_accepted:.2f} accepted of each{_positions(stats)}"
         )
-    lines += [*stats.explanation, *_constraint(stats)]
+    lines += [*dict.fromkeys([*stats.explanation, *stats.reasons]), *_constraint(stats)]
     if stats.runtime_reason:
         lines.append(f"runtime {stats.runtime}: {stats.runtime_reason}")
     return [*lines, f"seed: {stats.seed}"]

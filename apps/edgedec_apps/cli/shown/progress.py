@@ -1,20 +1,21 @@
-"""Progress on standard error: a bar at a terminal, lines elsewhere. Work without reports is shown with its time."""
+"""Progress on standard error: a bar at a terminal, a line elsewhere. Work without reports is shown with its time."""
 
+import math
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from edgedec.progress import OnProgress, Progress, stage
 from edgedec_apps.cli.shown.terminal import neutral, one_line, say
 from edgedec_apps.reading_pace import ReadingPace
 
 _PATIENCE_S = 0.5  # before work is shown at a terminal
-_LINE_PATIENCE_S = 1.0  # before work is shown elsewhere
-_LINE_EVERY_S = 10.0  # between two lines on work without progress
+_LINE_PATIENCE_S = 1.0  # before work is shown elsewhere that has no name for all of it
+_LINE_EVERY_S = 300.0  # between two lines elsewhere; programs that run others end those that are silent for longer
 _PACE_AFTER_S = 10.0  # before a line says how fast tokens come
 _TICK_S = 0.25
 _PROMPT = "prefill"
@@ -31,8 +32,6 @@ class _Work:
     n_before: int = 0  # what was done before it began: a run that goes on where another one stopped
     pace: ReadingPace | None = None  # of a prompt
     task: Any = None
-    tenth: int = -1
-    said_at: float | None = None
 
     @property
     def label(self) -> str:
@@ -41,14 +40,21 @@ class _Work:
 
 
 class ProgressLine:
-    """Shows progress inside a `with` block. Work that is over in half a second shows nothing.
+    """Shows progress inside a `with` block. At a terminal, work that is over in half a second shows nothing.
+
+    Elsewhere a command says one line when its first work begins, and one more every five minutes.
 
     Attributes:
         quiet: Whether nothing is shown at all.
+        said_at: When the process said its latest line elsewhere than at a terminal.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    said_at: ClassVar[float] = -math.inf
+
+    def __init__(self, what: str = "", *, quiet: bool = False) -> None:
+        """`what` names all of the work in a first line elsewhere; else the first piece of work is named."""
         self.quiet = quiet
+        self._what = what
         self._bar: Any = None
         self._works: dict[Key, _Work] = {}
         self._lock = threading.Lock()  # between reports and the thread of _watch
@@ -106,15 +112,17 @@ class ProgressLine:
     def _show(self, work: _Work, now: float) -> None:
         if sys.stderr.isatty():
             self._draw(work, now)
-        elif work.latest.unit == "bytes" and work.latest.total:  # a download is long enough for lines in a log
-            self._say_bytes(work)
-        elif now - work.started >= _LINE_PATIENCE_S:
+        elif (
+            now - ProgressLine.said_at >= _LINE_EVERY_S
+            and (self._what or now - work.started >= _LINE_PATIENCE_S)
+            and not _is_over(work.latest)
+        ):
             self._say(work, now)
 
     def _draw(self, work: _Work, now: float) -> None:
         latest = work.latest
         if work.task is not None:
-            pace = "" if work.pace is None else _reading(work.pace, latest)
+            pace = _foreseen(work)
             self._bar.update(work.task, completed=latest.done, total=latest.total, unit=latest.unit, pace=pace)
         elif now - work.started >= _PATIENCE_S and not _is_over(latest):
             if self._bar is None:
@@ -123,25 +131,13 @@ class ProgressLine:
             label = neutral(work.label)
             work.task = self._bar.add_task(label, completed=latest.done, total=latest.total, unit=latest.unit, pace="")
 
-    def _say_bytes(self, work: _Work) -> None:
-        """Print a line for each tenth of a download."""
-        latest, total = work.latest, work.latest.total or 0
-        tenth = latest.done * 10 // total
-        if tenth > work.tenth:
-            work.tenth = tenth
-            say(f"{work.label}: {tenth * 10} % of {total / 1e6:.0f} MB")
-
     def _say(self, work: _Work, now: float) -> None:
-        """Print a line for each tenth of countable work and every few seconds, and one with the duration at the end."""
-        latest, said_at, seconds = work.latest, work.said_at, now - work.started
-        if _is_over(latest):
-            if said_at is not None:
-                say(f"{work.label}: done in {seconds:.0f} s")
-            return
-        tenth = -1 if latest.total is None else latest.done * 10 // max(latest.total, 1)
-        patience = _LINE_PATIENCE_S if tenth > work.tenth else _LINE_EVERY_S
-        if said_at is None or now - said_at >= patience:
-            work.tenth, work.said_at = tenth, now
+        """Print a line: what is begun, or how far it is."""
+        latest, seconds = work.latest, now - work.started
+        is_first, ProgressLine.said_at = ProgressLine.said_at == -math.inf, now
+        if is_first and (self._what or latest.unit != "bytes"):
+            say(one_line(self._what) or work.label)
+        else:
             say(f"{work.label}: {_amount(latest) or f'{seconds:.0f} s so far'}{_pace(work, seconds)}")
 
 
@@ -170,9 +166,13 @@ def _amount(progress: Progress) -> str:
     ('3 of 20 runs', '3 sets')
     >>> _amount(Progress("load", 40, 100, "%")), _amount(Progress("load", 0, None, ""))
     ('40 %', '')
+    >>> _amount(Progress("download", 30_200_000, 98_000_000, "bytes"))
+    '30 of 98 MB'
     """
     if not progress.unit:
         return ""
+    if progress.unit == "bytes":
+        return f"{progress.done / 1e6:.0f} of {(progress.total or 0) / 1e6:.0f} MB"
     of = "" if progress.total is None or progress.unit == "%" else f" of {progress.total}"
     return f"{progress.done}{of} {progress.unit}"
 
@@ -188,8 +188,8 @@ def _pace(work: _Work, seconds: float) -> str:
     ' (5 min left)'
     """
     latest = work.latest
-    if work.pace is not None:
-        return _reading(work.pace, latest)
+    if told := _foreseen(work):
+        return told
     rate = (latest.done - work.n_before) / max(seconds, 1e-9)
     if latest.unit not in ("tokens", "runs") or latest.total is None or seconds < _PACE_AFTER_S or rate <= 0:
         return ""
@@ -197,10 +197,17 @@ def _pace(work: _Work, seconds: float) -> str:
     return f" ({rate:.0f} tokens/s, {left} left)" if latest.unit == "tokens" else f" ({left} left)"
 
 
-def _reading(pace: ReadingPace, latest: Progress) -> str:
-    """Return how fast a prompt is read, and how long its rest will take, as its later tokens take longer."""
-    left_s = pace.left_s(latest.total or 0)
-    return "" if left_s is None else f" ({pace.per_s or 0:.0f} tokens/s, {_duration(left_s)} left)"
+def _foreseen(work: _Work) -> str:
+    """Return how fast a prompt is read and how long its rest will take, or what other work foresees; else "".
+
+    >>> _foreseen(_Work(Progress("measuring", 3, 60, "runs", left_s=57.4), 0.0))
+    ' (at most 57 s left)'
+    """
+    latest, pace = work.latest, work.pace
+    if latest.left_s is not None:
+        return f" (at most {_duration(latest.left_s)} left)"
+    left_s = None if pace is None else pace.left_s(latest.total or 0)  # later tokens of a prompt take longer
+    return "" if pace is None or left_s is None else f" ({pace.per_s or 0:.0f} tokens/s, {_duration(left_s)} left)"
 
 
 def _duration(seconds: float) -> str:
@@ -222,7 +229,7 @@ def _bar() -> Any:
             unit, total = task.fields["unit"], None if task.total is None else round(task.total)
             if unit == "bytes":
                 speed = f" {task.speed / 1e6:5.1f} MB/s" if task.speed else ""
-                return Text(f"{task.completed / 1e6:.0f} of {(total or 0) / 1e6:.0f} MB{speed}")
+                return Text(_amount(Progress("", round(task.completed), total, unit)) + speed)
             if unit == "%":
                 return Text("")
             seconds, pace = f"{task.elapsed or 0:.0f} s", task.fields["pace"]
@@ -246,4 +253,6 @@ def _bar() -> Any:
         Amount(table_column=Column(no_wrap=True)),
         Left(compact=True, table_column=Column(no_wrap=True)),
     )
-    return Bar(*columns, console=Console(stderr=True, emoji=False, highlight=False), transient=True, expand=True)
+    console = Console(stderr=True, emoji=False, highlight=False)
+    at_terminal = sys.stdout.isatty()  # else rich would write above the bar what belongs into a file
+    return Bar(*columns, console=console, transient=True, expand=True, redirect_stdout=at_terminal)

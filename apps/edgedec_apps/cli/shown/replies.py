@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgedec.errors import CutTextError, counted
 from edgedec.progress import Progress, stage
 from edgedec_apps.cli.chat.echo import without_echo
-from edgedec_apps.cli.shown.explain import Detail, explained, speed_compared
+from edgedec_apps.cli.shown.explain import Detail, explained, gain
 from edgedec_apps.cli.shown.log import telling_of_losses
 from edgedec_apps.cli.shown.progress import ProgressLine
-from edgedec_apps.cli.shown.terminal import say, write_text
+from edgedec_apps.cli.shown.terminal import say, write_text, writes_a_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,10 +66,13 @@ def print_stream(
 ) -> None:
     """Show the tokens of a stream as they come, and close the stream; those of several texts are only counted.
 
-    Where `show` is None nothing is printed, and the tokens are counted as progress, out of `n_most`. `hidden` has the
-    texts of tokens, by id, that `show` is to get although they add nothing to the text.
+    Where `show` is None nothing is printed. There, and where standard output is a file, the tokens are counted as
+    progress, out of `n_most`. `hidden` has the texts of tokens, by id, that `show` is to get although they add nothing
+    to the text.
     """
     from edgedec.sequence import TokenOutput
+
+    is_unseen = show is None or writes_a_file()
 
     def make_room() -> None:
         progress.stop()
@@ -81,10 +84,13 @@ def print_stream(
             with stage(on_progress, "prefill"):
                 first = next(stream, None)
             for n, token in enumerate(chain([] if first is None else [first], stream), start=1):
-                if show is None:
+                if is_unseen:
                     on_progress(Progress("generating", n, n_most, "tokens"))
-                elif isinstance(token, TokenOutput) and (text := token.text + (hidden or {}).get(token.token_id, "")):
-                    progress.stop()
+                if show is None or not isinstance(token, TokenOutput):
+                    continue
+                if text := token.text + (hidden or {}).get(token.token_id, ""):
+                    if not is_unseen:
+                        progress.stop()
                     show.write(text)
     except BaseException:
         if show is not None:
@@ -117,20 +123,18 @@ def say_summary(generation: "Generation", detail: Detail = "none", further: "Seq
 
 
 def summary(generation: "Generation") -> str:
-    """Return one line on a reply: latency, speed, length, drafting and its use, reused tokens, why drafting was off."""
+    """Return one line on a reply: latency, speed, length, what drafts gained if they did, reused tokens, and notes."""
     stats = generation.stats
     n = stats.n_generated_tokens
     parts = [f"first token {stats.first_token_s:.2f} s"] if stats.first_token_s else []
     if stats.tokens_per_s:
         parts.append(f"{stats.tokens_per_s:.1f} tokens/s")
     parts.append(f"{counted(n, 'token')} ({generation.finish_reason})")
-    drafted = f"drafted {stats.n_draft_tokens}, accepted {stats.n_accepted_tokens}"
-    parts.append(drafted if stats.n_drafts else "nothing drafted")
-    if (gain := speed_compared(stats)) is not None:
-        parts.append(gain)
+    if (faster := gain(stats)) is not None:
+        parts.append(faster)
     if stats.n_reused_tokens:
-        parts.append(f"reused {stats.n_reused_tokens} of {stats.n_prompt_tokens}")
-    return " · ".join([*parts, *stats.reasons])
+        parts.append(f"reused {stats.n_reused_tokens} of {counted(stats.n_prompt_tokens, 'prompt token')}")
+    return " · ".join([*parts, *stats.notes])
 
 
 def cut_text(generation: "Generation") -> CutTextError | None:

@@ -7,8 +7,10 @@ write escape sequences to a terminal or lines into a log; pipes and files get ge
 import json
 import os
 import shutil
+import stat
 import sys
 import textwrap
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +21,7 @@ _VISIBLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in _KEP
 _VISIBLE |= {0x7F: 0x2421}
 _OTHERS = (range(0x80, 0xA0), range(0x202A, 0x202F), range(0x2066, 0x206A), range(0xD800, 0xE000))
 _VISIBLE |= {code: 0xFFFD for codes in _OTHERS for code in codes}
+_LEAST_COLUMNS = 40  # of the last column of a table, where another can be left out for it
 _ONE_LINE = _VISIBLE | {0x0A: 0x240A, 0x2028: 0xFFFD, 0x2029: 0xFFFD}
 
 
@@ -74,6 +77,14 @@ def say(message: str) -> None:
         print(neutral(message), file=sys.stderr, flush=True)
 
 
+def writes_a_file() -> bool:
+    """Return whether standard output is a file: what reads a pipe, as tee does, may write to the same terminal."""
+    with suppress(OSError, ValueError):
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+        return not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or sys.stdout.isatty())
+    return False
+
+
 def write_text(text: str) -> None:
     """Write generated text to standard output, as it is unless that is a terminal, and flush it."""
     sys.stdout.write(neutral(text) if sys.stdout.isatty() else text)
@@ -94,10 +105,38 @@ def write_json(document: Any) -> None:
 def write_facts(rows: list[tuple[str, str]], *, indent: str = "") -> None:
     """Write names and values in two columns to standard output; at a terminal a long value wraps inside its column."""
     width = max((len(name) for name, _ in rows), default=0)
-    columns = max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else 0
     for name, value in rows:
-        line = f"{indent}{name:{width}}  {one_line(value)}".rstrip()
-        hanging = " " * (len(indent) + width + 2)
-        if len(line) > columns > len(hanging) + 20:
-            line = textwrap.fill(line, columns, subsequent_indent=hanging, break_on_hyphens=False)
+        write_paragraph(one_line(value), f"{indent}{name:{width}}  ", " " * (len(indent) + width + 2))
+
+
+def write_table(rows: Sequence[tuple[str, ...]], *, dropped: int | None = None) -> None:
+    """Write rows as columns.
+
+    At a terminal the last column wraps, below the others where it has no room beside them. Where it is narrow, the
+    column `dropped` is left out.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    if dropped is not None and columns and columns - sum(widths) - 2 * len(widths) < _LEAST_COLUMNS:
+        rows, widths = [row[:dropped] + row[dropped + 1 :] for row in rows], widths[:dropped] + widths[dropped + 1 :]
+    hanging = " " * (sum(widths) + 2 * len(widths))
+    if columns and columns - len(hanging) < _LEAST_COLUMNS // 2:
+        hanging = "    "
+    for row in rows:
+        beside = "".join(f"{cell:{width}}  " for cell, width in zip(row[:-1], widths, strict=True))
+        if columns and len(beside) > len(hanging):
+            write_line(beside.rstrip())
+            beside = hanging
+            if not row[-1]:
+                continue
+        write_paragraph(row[-1], beside, hanging)
+
+
+def write_paragraph(text: str, beside: str = "", hanging: str = "") -> None:
+    """Write a text behind `beside`; at a terminal it wraps, and later lines begin with `hanging`."""
+    columns = max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else 0
+    if not len(hanging) + 20 <= columns < len(beside + text):
+        write_line(f"{beside}{text}".rstrip())
+        return
+    for line in textwrap.wrap(text, columns, initial_indent=beside, subsequent_indent=hanging, break_on_hyphens=False):
         write_line(line)

@@ -287,7 +287,7 @@ def _refined(engine: Engine, request: TextRequest, how: RefineBy, options: dict[
         raise ApiError("refine and pictures exclude each other; leave one out", param="refine")
     found = refined(engine, messages, how, **options)
     stats = found.generation.stats
-    stats.add_reason(f"refined: text {found.place + 1} of {len(found.texts)}: {found.why}")
+    stats.add_note(f"refined: text {found.place + 1} of {len(found.texts)}: {found.why}")
     stats.explanation += found.lines()
     return Finished(0, found.generation)
 

@@ -55,6 +55,7 @@ def _explained(generation: Generation) -> dict[str, Any]:
         "finish_reason": generation.finish_reason,
         "chance_right": stats.chance_right,
         "constraint_logprob": stats.constraint_logprob,
+        "speedup": stats.speedup,
         "n_drafts": stats.n_drafts,
         "accepted_by_position": stats.accepted_by_position,
         "drafters": stats.drafters,
@@ -65,7 +66,7 @@ def _explained(generation: Generation) -> dict[str, Any]:
             "draft": 1000 * stats.draft_s,
         },
         "explanation": stats.explanation,
-        "reasons": stats.reasons,
+        "reasons": [*stats.notes, *stats.reasons],
     }
 
 

@@ -6,6 +6,7 @@ They take names, never paths or addresses. A model is deleted after its requests
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from edgedec_models.presets import has_preset, save_preset
 from edgedec_models.resolve import pull
 
 _EVERY_BYTES = 1 << 20
+_REPEAT_S = 1.0  # without news, after which the last line is sent again: a client that is gone is noticed by a send
 _OF_FILES = ("files", "adapters", "quantize", "quantization", "modelfile", "path", "messages")
 
 
@@ -181,9 +183,11 @@ class _Pulling:
 
         with self.service.running(cancel):
             threading.Thread(target=work, name="edgedec-pull", daemon=True).start()
+            document: dict[str, Any] | None = {"status": "pulling manifest"}
             try:
-                yield {"status": "pulling manifest"}
-                while (document := await queue.get()) is not None:
+                while document is not None:
                     yield document
+                    with suppress(TimeoutError):
+                        document = await asyncio.wait_for(queue.get(), _REPEAT_S)
             finally:
                 cancel.cancel()

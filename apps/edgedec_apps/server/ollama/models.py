@@ -14,6 +14,7 @@ import edgedec
 from edgedec.chat import may_think
 from edgedec.errors import ModelNotFoundError
 from edgedec.gguf.model_info import ModelInfo
+from edgedec.gguf.places import standing
 from edgedec.sampling import SamplingParams
 from edgedec_apps.infill import can_infill
 from edgedec_apps.server.core.bodies import read_fields
@@ -23,6 +24,7 @@ from edgedec_apps.server.shelf.model_files import with_files
 from edgedec_apps.server.shelf.models import Loaded, ModelFile
 from edgedec_apps.server.shelf.names import Named
 from edgedec_apps.server.shelf.shelf import ShelfPlace
+from edgedec_models.cache import entry_of
 from edgedec_runtimes.pictures.finding import find_projector
 from edgedec_runtimes.tile_files.record import read_record
 
@@ -96,8 +98,8 @@ async def show(request: Request, service: Service) -> Response:
             "parameters": _parameters(named, file, loaded),
             "template": template,
             "system": named.system,
-            "license": (file.info and file.info.license) or "",
-            "details": _details(named, file.info),
+            "license": _licence(file),
+            "details": _details(named, file),
             "model_info": _facts(file.info, loaded),
             "capabilities": capabilities(file, loaded),
             "modified_at": timestamp(file.modified_s),
@@ -122,18 +124,26 @@ def _listed(named: Named, file: ModelFile) -> dict[str, Any]:
         "name": named.name,
         "model": named.name,
         "modified_at": timestamp(file.modified_s),
-        "size": file.path.stat().st_size if file.info is None else file.info.n_bytes,
+        "size": standing(file.path).stat().st_size if file.info is None else file.info.n_bytes,
         "digest": sha256(str(file.path).encode()).hexdigest() if record is None else record.sha256,
-        "details": _details(named, file.info),
+        "details": _details(named, file),
     }
 
 
-def _details(named: Named, info: ModelInfo | None) -> dict[str, Any]:
+def _licence(file: ModelFile) -> str:
+    """Return the licence that the catalogue has for a model, else the one that its file names; "" without any."""
+    entry = entry_of(file.path)
+    return (file.info and file.info.license) or "" if entry is None else entry.licence
+
+
+def _details(named: Named, file: ModelFile) -> dict[str, Any]:
+    info, entry = file.info, entry_of(file.path)
     details: dict[str, Any] = {"parent_model": named.base, "format": "", "family": "", "families": []}
     if info is None:
         return details | {"parameter_size": "", "quantization_level": ""}
     family = {"format": "gguf", "family": info.architecture, "families": [info.architecture]}
-    return details | family | {"parameter_size": _count(info.n_params), "quantization_level": info.quantization_label}
+    n_params = (entry and entry.n_params) or info.n_params  # a file may hold a matrix twice
+    return details | family | {"parameter_size": _count(n_params), "quantization_level": info.quantization_label}
 
 
 def _facts(info: ModelInfo | None, loaded: Loaded | None) -> dict[str, Any]:
@@ -142,7 +152,7 @@ def _facts(info: ModelInfo | None, loaded: Loaded | None) -> dict[str, Any]:
     if info is not None:
         facts |= {
             "general.architecture": info.architecture,
-            "general.name": info.name or "",
+            "general.name": info.name,
             f"{info.architecture}.context_length": info.n_ctx_train,
             f"{info.architecture}.embedding_length": info.n_embd,
             f"{info.architecture}.block_count": info.n_layer,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgedec.gguf.places import standing
 from edgedec.memory.shedding import give_back
 from edgedec.memory.system import resident_bytes
 from edgedec_apps.base_memory import LEFT_BYTES
@@ -76,6 +77,6 @@ def planning_need(path: Path) -> int:
     They grow with the vocabulary, whose size is not known before; but a file is larger than its vocabulary, and more
     than 262,144 tokens are not expected.
     """
-    if not path.is_file():  # the folder of an export
+    if not standing(path).is_file():  # the folder of an export
         return _MOST_PLANNING_BYTES
-    return min(_PLANNING_BYTES + path.stat().st_size // 2, _MOST_PLANNING_BYTES)
+    return min(_PLANNING_BYTES + standing(path).stat().st_size // 2, _MOST_PLANNING_BYTES)

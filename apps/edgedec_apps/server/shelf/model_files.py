@@ -10,6 +10,7 @@ from edgedec.gguf.file import read_header_of
 from edgedec.gguf.metadata import get_text
 from edgedec.gguf.model_info import read_model_info
 from edgedec.gguf.model_kinds import embeds_only
+from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec_apps.server.shelf.models import ModelFile, Recipe
@@ -27,7 +28,7 @@ def model_file(recipe: Recipe) -> ModelFile | None:
     """Return what the header of a model's file says, or None where the file is not on this machine."""
     try:
         path = resolve(recipe.model, ResolveOptions(offline=True))
-        stat = path.stat()
+        stat = standing(path).stat()
     except (EdgedecError, OSError):
         return None
     file = _read(path, stat.st_mtime_ns, stat.st_size)

@@ -19,6 +19,7 @@ from edgedec_apps.server.shelf.models import Recipe
 from edgedec_apps.server.shelf.shelf import FOREVER_S
 from edgedec_models.cache import list_models
 from edgedec_models.catalogue import find_model
+from edgedec_models.names import did_you_mean
 from edgedec_models.presets import Preset, find_preset, list_presets
 
 _SCHEMES = ("hf:", "ollama:")
@@ -90,8 +91,9 @@ class Names:
                 return found
         if name.removesuffix(":latest") == DEFAULT:
             return self._first(only)
+        hint = did_you_mean(name[:200], [named.name for named in self.all()])
         raise ApiError(
-            f"there is no model {name!r:.200} here; GET /v1/models lists the models, and edgedec pull or "
+            f"there is no model {name!r:.200} here{hint or ';'} GET /v1/models lists the models, and edgedec pull or "
             "POST /api/pull fetches another",
             status=404,
             code="model_not_found",

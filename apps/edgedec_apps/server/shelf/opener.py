@@ -1,7 +1,7 @@
 """Plans and loads the models of a server, each within the memory that the server has for all of them."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from edgedec.errors import EdgedecError, MemoryCapError
 from edgedec.gguf.file import FileState, file_states
 from edgedec.gguf.model_info import read_model_info, trained_context
 from edgedec.gguf.model_kinds import embeds_only
+from edgedec.gguf.places import standing
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import plan_wishes, plan_within
@@ -25,6 +26,7 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.adapter_names import adapter
 from edgedec_apps.base_memory import LEFT_BYTES, base_bytes
 from edgedec_apps.fit_first import require_fit
+from edgedec_apps.machine_speed import keep_speed
 from edgedec_apps.server.shelf.account import Account, planning_need
 from edgedec_apps.server.shelf.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
 
@@ -103,7 +105,8 @@ class Opener:
             if account.others and cap.n_bytes is not None and cap.n_bytes - held_bytes < planning_need(path):
                 raise self._crowded(recipe, n_ctx, path)
             room = planning_bytes(replace(cap, beside_bytes=held_bytes))
-            choice = find_model(path, options, room)
+            writes = account.others and not at_rest  # a text may be written meanwhile
+            choice = find_model(path, options, room, measure=not writes)
             setting = engine_wishes(choice, options, application, room).setting
             planned = plan_wishes(choice, setting, cap)
             if not planned.plan.fits:
@@ -155,7 +158,7 @@ class Opener:
         try:
             template = engine.card.chat_template if options.chat_template is None else options.chat_template
             path = choice.path
-            file = ModelFile(path, read_model_info(path), path.stat().st_mtime, template, embeds_only(path))
+            file = ModelFile(path, read_model_info(path), standing(path).stat().st_mtime, template, embeds_only(path))
         except BaseException:
             engine.close()
             raise
@@ -168,14 +171,16 @@ class Opener:
 
         def close() -> None:
             try:
-                self._close(engine)
+                self._close(path, engine)
             finally:
                 self._account.close(model)
 
         return Loaded(engine, file, close, planned[0] if planned else None)
 
-    def _close(self, engine: Engine) -> None:
-        """Save the draft store, and free the model; a failure to save is only reported."""
+    def _close(self, path: Path, engine: Engine) -> None:
+        """Save the draft store and the model's speed, and free the model; a failure to save is only reported."""
+        with suppress(EdgedecError):  # the file is gone
+            keep_speed(path, engine)
         try:
             engine.save_draft_store()
         except EdgedecError as error:

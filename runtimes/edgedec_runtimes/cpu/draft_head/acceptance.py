@@ -31,7 +31,7 @@ def accepts_too_little(card: HeadCard, n_drafted: Sequence[int], n_accepted: Seq
     >>> accepts_too_little(card, [199, 100], [0, 0]), accepts_too_little(card, [200, 100], [25, 5])
     (None, None)
     >>> print(accepts_too_little(card, [200, 100], [24, 5]))
-    the draft head h rests: 29 of its 300 tokens in 200 drafts were accepted, where its card promises 120
+    the draft head h rests: 29 of its 300 tokens in 200 steps were accepted, where its card promises 120
     """
     if not n_drafted or n_drafted[0] < N_DRAFTS:
         return None
@@ -43,6 +43,6 @@ def accepts_too_little(card: HeadCard, n_drafted: Sequence[int], n_accepted: Seq
         return None
     said = "its card promises" if card.promise is not None else "a sound head has about"
     return (
-        f"the draft head {card.name} rests: {accepted} of its {drafted} tokens in {n_drafted[0]} drafts were accepted, "
+        f"the draft head {card.name} rests: {accepted} of its {drafted} tokens in {n_drafted[0]} steps were accepted, "
         f"where {said} {round(expected)}"
     )

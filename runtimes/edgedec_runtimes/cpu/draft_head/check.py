@@ -47,5 +47,5 @@ def require_runnable(head: Head) -> None:
 
 def _refuse(head: Head, why: str) -> None:
     raise UnsupportedModelError(
-        f"the draft head {head.card.name} can't run on the cpu runtime: {why}; take another head, or draft without one"
+        f"the draft head {head.card.name} can't run on the cpu runtime: {why}; take another head, or none"
     )

@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,8 +17,8 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.cpu.draft_head.layers import bytes_of_token, read_layers
 from edgedec_runtimes.cpu.draft_head.parts import is_read_by_tokens, is_read_once, native_config, place_of
 from edgedec_runtimes.cpu.library import address, check, native
-from edgedec_runtimes.cpu.tiles.cache import Tiles, open_tiles
-from edgedec_runtimes.cpu.weights import config_of, set_weights
+from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, open_tiles
+from edgedec_runtimes.cpu.weights import LAYOUT, config_of, set_weights
 from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.target import Fitted
@@ -43,6 +44,8 @@ _EXACT = (
 _BLOCK = 32
 _WIDEST = 256  # columns of the largest blocks
 _PIECE_BYTES = 8 << 20
+ROUNDING = "head 1"
+"""Version of how borrowed rows are rounded: rows that another version rounded are made again."""
 
 U8 = NDArray[np.uint8]
 
@@ -70,6 +73,7 @@ class CpuDraftHead:
         *,
         n_ctx: int = 1,
         shared_output: GGMLType | None = None,
+        of_target: Job | None = None,
     ) -> None:
         """Arrange a head's weights for a native model.
 
@@ -82,6 +86,8 @@ class CpuDraftHead:
             n_ctx: Tokens of a session, which the rotations of a head's layers may depend on.
             shared_output: The type of the target's output matrix, where a head that joins pairs reads its rows there;
                 None: such a head borrows them, too.
+            of_target: The job of the target's tiles, in whose cache the borrowed rows are kept as the head reads them;
+                None: they are made in memory.
 
         Raises:
             SessionError: The native library refuses a shape.
@@ -109,19 +115,20 @@ class CpuDraftHead:
         self._token_bytes = token_bytes
         self._bytes_once = self._bytes_of_token = 0  # of the weights that a draft reads, and each of its tokens
         self._tiles: list[U8] = []
-        self._of_layers: Tiles | None = None
+        self._opened: list[Tiles] = []
         self._set_tensors(head)
         if "output" not in head.tensors:
             if layers is not None and shared_output is not None:
                 self._bytes_of_token += native().ec_tile_bytes(int(shared_output), len(self.token_ids), card.n_embd)
             else:
-                self._set_matrix("output", stored("output", output_rows(self.token_ids), borrowed=True))
+                self._borrow_output(output_rows, of_target)
         if layers is not None:
-            self._of_layers = open_tiles(layers.job)
-            set_weights(native().ec_draft_head_layers(self.handle), layers.gguf, layers.network, self._of_layers, n_ctx)
+            of_layers = open_tiles(layers.job)
+            self._opened.append(of_layers)
+            set_weights(native().ec_draft_head_layers(self.handle), layers.gguf, layers.network, of_layers, n_ctx)
             self._bytes_of_token += bytes_of_token(layers.network)
         check(native().ec_draft_head_finish(self.handle), f"the draft head {card.name}")
-        self.n_bytes = sum(tiles.nbytes for tiles in self._tiles) + (self._of_layers.n_bytes if self._of_layers else 0)
+        self.n_bytes = sum(tiles.nbytes for tiles in self._tiles) + sum(tiles.n_bytes for tiles in self._opened)
 
     def _set_tensors(self, head: Head) -> None:
         for name, tensor in head.tensors.items():
@@ -135,15 +142,34 @@ class CpuDraftHead:
         check(native().ec_draft_head_set_vector(self.handle, which, layer, address(values), len(values)), name)
 
     def _set_matrix(self, name: str, tensor: HeadTensor) -> None:
-        place = place_of(name, self.card)
-        n_rows, n_cols = tensor.shape
-        tiles = np.empty(native().ec_tile_bytes(int(tensor.type), n_rows, n_cols), np.uint8)
-        data = np.ascontiguousarray(tensor.data)
-        rows = (int(tensor.type), n_rows, n_cols, 0, n_rows)
-        check(native().ec_tile_pack(*rows, address(data), data.nbytes, address(tiles), tiles.nbytes), name)
-        what = (place.which, place.layer, int(tensor.type), n_rows, n_cols)
-        check(native().ec_draft_head_set_matrix(self.handle, *what, address(tiles), tiles.nbytes), name)
+        tiles = np.empty(_tile_bytes(tensor.type, tensor.shape), np.uint8)
+        _pack(tensor, tiles)
         self._tiles.append(tiles)
+        self._place(name, tensor.type, tensor.shape, tiles)
+
+    def _borrow_output(self, output_rows: Callable[[NDArray[np.int32]], HeadTensor], of_target: Job | None) -> None:
+        """Set the rows of the target's output matrix, which are rounded once and then read from the tile cache."""
+        if of_target is None:
+            self._set_matrix("output", stored("output", output_rows(self.token_ids), borrowed=True))
+            return
+        shape = (len(self.token_ids), self.card.n_embd)
+        type = _stored_type("output", output_type(of_target.gguf), self.card.n_embd, True)
+
+        def fill(_: str, tiles: U8, start: int) -> None:
+            _pack(stored("output", output_rows(self.token_ids), borrowed=True), tiles)
+
+        tensors = (TileTensor("output of a draft head", _tile_bytes(type, shape)),)
+        layout = f"{LAYOUT} {ROUNDING} {hashlib.sha256(self.token_ids.tobytes()).hexdigest()}"
+        opened = open_tiles(
+            replace(of_target, tensors=tensors, layout=layout, fill=fill, plain=(), rows_only=frozenset())
+        )
+        self._opened.append(opened)
+        self._place("output", type, shape, opened[tensors[0].name])
+
+    def _place(self, name: str, type: GGMLType, shape: tuple[int, ...], tiles: U8) -> None:
+        place = place_of(name, self.card)
+        what = (place.which, place.layer, int(type), *shape)
+        check(native().ec_draft_head_set_matrix(self.handle, *what, address(tiles), tiles.nbytes), name)
         self._bytes_once += tiles.nbytes * is_read_once(name, self.card)
         self._bytes_of_token += tiles.nbytes * is_read_by_tokens(name, self.card)
 
@@ -157,8 +183,8 @@ class CpuDraftHead:
         """Free the weights, which no session may follow then; calling it again does nothing."""
         self._finalizer()
         self._tiles.clear()
-        if self._of_layers is not None:
-            self._of_layers.close()
+        for opened in self._opened:
+            opened.close()
         self.n_bytes = 0
         self.closed = True
 
@@ -207,6 +233,18 @@ def _stored_type(name: str, type: GGMLType, n_cols: int, borrowed: bool) -> GGML
     if not whole or not (type in _FLOATS or (borrowed and is_large)):
         return type
     return GGMLType.Q8_0 if name.rpartition(".")[2] in _EXACT else GGMLType.Q4_0
+
+
+def _tile_bytes(type: GGMLType, shape: tuple[int, ...]) -> int:
+    n_bytes: int = native().ec_tile_bytes(int(type), *shape)
+    return n_bytes
+
+
+def _pack(tensor: HeadTensor, tiles: U8) -> None:
+    """Write the tiles of a matrix."""
+    data, (n_rows, n_cols) = np.ascontiguousarray(tensor.data), tensor.shape
+    rows = (int(tensor.type), n_rows, n_cols, 0, n_rows)
+    check(native().ec_tile_pack(*rows, address(data), data.nbytes, address(tiles), tiles.nbytes), "a head's matrix")
 
 
 def _row_bytes(type: GGMLType, n_cols: int) -> int:

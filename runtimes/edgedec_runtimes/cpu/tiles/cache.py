@@ -26,6 +26,7 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import file_states, read_gguf, storage_error
+from edgedec.gguf.places import standing
 from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.tiles.build import (
     CacheUnusableError,
@@ -92,7 +93,7 @@ def open_tiles(job: Job) -> Tiles:
 def known_tile_file(job: Job) -> Path | None:
     """Return a sound tile file that may be this model's, as the header is the same; None where there is none."""
     if _is_in_the_model(job):
-        return job.gguf.paths[0]
+        return standing(job.gguf.paths[0])
     if job.cache_dir is None:
         return None
     try:
@@ -163,13 +164,15 @@ def _replace_model(job: Job, tiles: Tiles, tile_path: Path) -> None:
         undo.pop_all()
     if not placed:
         return
-    tiles.path = path
+    tiles.path = standing(path)
     with suppress(OSError):
         sources_path(tile_path).unlink()
     _announce(
-        "%s: kept as tiles alone, %s on the disk (edgedec pull --keep-file makes the file again)",
+        "%s: kept as tiles alone, %s on the disk in %s; other programs can't read them, and edgedec pull --keep-file "
+        "makes the GGUF again",
         job.label,
         format_bytes(job.n_file_bytes),
+        tiles.path,
     )
 
 
@@ -202,8 +205,8 @@ def _in_the_model(job: Job) -> Tiles | None:
     path = job.gguf.paths[0]
     with ExitStack() as undo:
         try:
-            tiles = undo.enter_context(map_tiles(path, job.label))
-            _require_sound_model(job, tiles)
+            tiles = undo.enter_context(map_tiles(standing(path), job.label))
+            _require_sound_model(job, path, tiles)
             opened = in_huge_pages(job, tiles) if job.mapped else copy_to_memory(job, tiles)
         except ModelFormatError as error:
             raise damaged_model(path, str(error).removesuffix(f"; {REMEDY}")) from error
@@ -214,8 +217,8 @@ def _in_the_model(job: Job) -> Tiles | None:
     return opened
 
 
-def _require_sound_model(job: Job, tiles: Tiles) -> None:
-    """Read a model's tile file that will be mapped if it may have been written to since it was sound.
+def _require_sound_model(job: Job, path: Path, tiles: Tiles) -> None:
+    """Read the tile file of the model at `path` that will be mapped if it may have been written to since it was sound.
 
     Raises:
         ModelFormatError: The file is damaged.
@@ -223,12 +226,12 @@ def _require_sound_model(job: Job, tiles: Tiles) -> None:
     """
     assert tiles.path is not None, "they are in a file"
     mtime_ns = tiles.path.stat().st_mtime_ns
-    record = read_record(tiles.path)
+    record = read_record(path)
     if job.mapped and (record is None or record.tiles_mtime_ns != mtime_ns):
         tiles.verify(on_progress=job.on_progress, cancel=job.cancel)
         if record is not None and record.sha256 == tiles.header.model_sha256:
             with suppress(OSError):  # a folder that is read-only: each start reads the tiles
-                write_record_of(tiles.path, replace(record, tiles_mtime_ns=mtime_ns))
+                write_record_of(path, replace(record, tiles_mtime_ns=mtime_ns))
 
 
 def _find(job: Job, folder: Path, source: Source, *, discard: bool = False) -> Tiles | None:

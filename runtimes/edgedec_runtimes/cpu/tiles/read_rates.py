@@ -5,6 +5,7 @@ import os
 import random
 import statistics
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,15 +14,18 @@ from pathlib import Path
 from time import perf_counter
 
 from edgedec.errors import StorageError
+from edgedec.storage import probe_cache
 from edgedec_runtimes.cpu.library import read_bandwidth
 from edgedec_runtimes.cpu.tiles.paged_file import HUGE_PAGE_BYTES, PAGE_BYTES, PagedFile, page_buffer
 from edgedec_runtimes.shared.pages import is_mostly_hole
+from edgedec_runtimes.shared.processor import machine_name
 
 _READ_BYTES = 4 << 20
 _EXPERT_READERS = 4  # threads, as in native/forward/expert_store.cpp
 _SCATTERED_BYTES = 512 << 20  # of a file, that pieces at random places are read from
 _LEAST_BURSTS = 2  # the first one also starts the threads
 _N_MEMORY_READS = 3
+_KIND, _N_READINGS = "read rate", 5
 _memory_rates: dict[int, float] = {}  # by the number of threads, in this process
 
 
@@ -97,8 +101,10 @@ def scattered_rate(path: Path, piece_bytes: int, n_pieces: int, *, most_s: float
         return max(1, n_pieces * piece_bytes) / max(1e-9, statistics.median(seconds))
 
 
-def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1) -> float:
+def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1, cache_dir: Path | None = None) -> float:
     """Return the rate at which a file is read, measured once in this process as long as the file does not change.
+
+    It is the median of the readings of this disk that the cache holds: of the first starts, so that plans agree.
 
     The rate is infinite where most of the file is a hole: it stands in for a model that is not on this machine.
 
@@ -106,6 +112,7 @@ def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1) -> floa
         path: The file.
         piece_bytes: Pieces of so many bytes are read at random places (scattered_rate); 0: all in order (read_rate).
         n_pieces: How many of them at a time.
+        cache_dir: The cache's root; None for no cache.
 
     Raises:
         StorageError: The file can't be read, or is empty.
@@ -116,24 +123,53 @@ def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1) -> floa
         raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
     if is_mostly_hole(found):
         return math.inf
-    return _rate(path, found.st_size, found.st_mtime_ns, piece_bytes, n_pieces)
+    of_disk = cache_dir, f"{found.st_dev} {piece_bytes} {n_pieces}"
+    return _rate(path, found.st_size, found.st_mtime_ns, piece_bytes, n_pieces, of_disk)
 
 
 @lru_cache(maxsize=16)
-def _rate(path: Path, _n_bytes: int, _mtime_ns: int, piece_bytes: int, n_pieces: int) -> float:
-    return scattered_rate(path, piece_bytes, n_pieces) if piece_bytes else read_rate(path)
+def _rate(
+    path: Path, _n_bytes: int, _mtime_ns: int, piece_bytes: int, n_pieces: int, of_disk: tuple[Path | None, str]
+) -> float:
+    def read() -> float:
+        return scattered_rate(path, piece_bytes, n_pieces) if piece_bytes else read_rate(path)
+
+    return statistics.median_low(_readings(*of_disk, read) or [read()])
 
 
-def memory_rate(n_threads: int, most_bytes: int) -> float:
-    """Return how many bytes per second `n_threads` threads read from memory; the best of three, measured once.
+def _readings(cache_dir: Path | None, what: str, read: Callable[[], float]) -> list[float]:
+    """Return the kept readings of a rate on this machine, with a new one where there are not yet five.
+
+    What is read while other programs keep the machine busy is left out, as it says nothing of the machine.
+    """
+    key = f"{machine_name()} {what}"
+    kept = probe_cache.get(cache_dir, _KIND, key)
+    readings = [float(each) for each in kept if isinstance(each, int | float)] if isinstance(kept, list) else []
+    if len(readings) < _N_READINGS:
+        reading, is_quiet = probe_cache.quietly(read)
+        if reading and is_quiet:
+            readings.append(reading)
+            probe_cache.put(cache_dir, _KIND, key, readings)
+    return readings
+
+
+def memory_rate(n_threads: int, most_bytes: int, cache_dir: Path | None = None) -> float:
+    """Return how many bytes per second `n_threads` threads read from memory; measured once in this process.
+
+    It is the best of this reading and of those that the cache holds, as other programs only slow readings down.
 
     Args:
         n_threads: The threads.
-        most_bytes: As much memory may be taken to measure. Where that is less than a megabyte, a rate that was not
-            measured before is infinite.
+        most_bytes: As much memory may be taken to measure. Where that is less than a megabyte, and while the machine is
+            busy, a rate that was not measured before is infinite.
+        cache_dir: The cache's root; None for no cache.
     """
     if n_threads not in _memory_rates:
-        found = max(read_bandwidth(n_threads, most_bytes) for _ in range(_N_MEMORY_READS))
+
+        def read() -> float:
+            return max(read_bandwidth(n_threads, most_bytes) for _ in range(_N_MEMORY_READS))
+
+        found = max(_readings(cache_dir, f"memory {n_threads}", read), default=0.0)
         if not found:
             return math.inf
         _memory_rates[n_threads] = found

@@ -18,6 +18,7 @@ from typing import Any
 
 from edgedec.errors import ModelNotFoundError, StorageError
 from edgedec.gguf.file import FileState, file_states
+from edgedec.gguf.places import standing
 from edgedec.storage.whole_file import write_atomically
 
 _BLOCK_BYTES = 1 << 20
@@ -45,7 +46,7 @@ def is_current(source: Source) -> bool:
 
 def exists(source: Source) -> bool:
     """Return whether all files of a source are there, changed or not."""
-    return all(os.path.exists(file.path) for file in source)
+    return all(os.path.exists(standing(Path(file.path))) for file in source)
 
 
 def sources_path(tile_path: Path) -> Path:

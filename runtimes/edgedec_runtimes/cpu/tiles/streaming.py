@@ -135,18 +135,18 @@ class StreamPlan:
         of_experts = 0 if self.experts is None else self.experts.n * self.experts.slot_bytes
         return self.staying_bytes + self.ring_bytes + self.kept_bytes + of_experts
 
-    def pace(self, path: Path, n_threads: int, most_bytes: int) -> Pace:
+    def pace(self, path: Path, n_threads: int, most_bytes: int, cache_dir: Path | None = None) -> Pace:
         """Return how fast the parts or experts of a file, and memory, are read; measured once in this process.
 
-        At most `most_bytes` of memory are taken to measure how fast memory is read.
+        At most `most_bytes` of memory are taken to measure how fast memory is read; `cache_dir` keeps readings.
         """
         pieces = (0, 1) if self.experts is None else (self.experts.read_bytes, self.experts.n_missing)
-        disk = remembered_rate(path, *pieces)
-        return Pace(disk, self.memory_rate(n_threads, most_bytes))
+        disk = remembered_rate(path, *pieces, cache_dir=cache_dir)
+        return Pace(disk, self.memory_rate(n_threads, most_bytes, cache_dir))
 
-    def memory_rate(self, n_threads: int, most_bytes: int = MEASURED_BYTES) -> float:
+    def memory_rate(self, n_threads: int, most_bytes: int = MEASURED_BYTES, cache_dir: Path | None = None) -> float:
         """Return how fast memory is read, measured with no more memory than the weights take (read_rates.py)."""
-        return memory_rate(n_threads, min(MEASURED_BYTES, self.resident_bytes, most_bytes))
+        return memory_rate(n_threads, min(MEASURED_BYTES, self.resident_bytes, most_bytes), cache_dir)
 
     def seconds_per_token(self, pace: Pace) -> float:
         """Return the seconds that a token is expected to take, of which computing is as long as memory is read.
@@ -174,12 +174,16 @@ class StreamPlan:
         if self.experts is not None:
             missing = f"about {missing} where it chooses all experts alike, and less where it has favourites"
         if not math.isfinite(pace.disk):  # of a model that is not here
-            return MemoryTerm("weights (streamed)", self.resident_bytes, f"{missing}; its disk was not measured")
+            detail = f"{missing}; its disk was not measured"
+            return MemoryTerm("weights (streamed)", self.resident_bytes, detail, slowdown=math.inf)
         rates = f"{format_bytes(int(pace.disk))}/s from the disk"
         if math.isfinite(pace.memory):
             rates = f"{format_bytes(int(pace.memory))}/s from memory and {rates}"
         detail = f"{missing}: {seconds:.3g} s with {rates}, measured on {measured_on}"
-        return MemoryTerm("weights (streamed)", self.resident_bytes, detail)
+        n_all = sum(part.n_bytes for part in self.parts) + self.kept_bytes
+        n_all += 0 if self.experts is None else self.experts.token_bytes
+        slowdown = max(1.0, seconds * pace.memory / n_all)
+        return MemoryTerm("weights (streamed)", self.resident_bytes, detail, slowdown=slowdown)
 
 
 def plan_streaming(network: Network, offsets: Mapping[str, int], resident_bytes: int) -> StreamPlan:

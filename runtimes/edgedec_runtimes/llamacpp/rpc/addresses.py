@@ -63,7 +63,7 @@ def require_no_layers_here(*, layer_skip: bool, draft_head: bool) -> None:
         raise RequestError(
             f"{argument('draft_head')} needs a runtime that returns hidden states, and {where}; leave "
             f"{argument('draft_head')} or {argument('rpc')} out, or give a draft model ({argument('draft_model')}), "
-            "which drafts on this machine"
+            "which runs on this machine"
         )
 
 

@@ -8,7 +8,7 @@ from support.processes.command_line import run_here
 
 from edgedec.sequence import Generation
 from edgedec.stats import DecodeStats
-from edgedec_apps.cli.shown.explain import explained, speed_compared
+from edgedec_apps.cli.shown.explain import explained
 from edgedec_apps.cli.shown.replies import summary
 
 _LONG = "a sentence of many words that goes on and on, " * 5
@@ -23,7 +23,7 @@ def full() -> DecodeStats:
     for _ in range(900):
         stats.count_draft(8, 5)
     stats.n_generated_tokens, stats.n_steps, stats.first_token_s, stats.total_s = 5401, 901, 1.0, 11.0
-    stats.saved_s, stats.constraint_logprob = 3.0, -123.456
+    stats.plain_s, stats.saved_s, stats.constraint_logprob = 13.0, 3.0, -123.456
     stats.curve = {n: 0.01 * n for n in range(1, 65)}
     stats.explanation = [_LONG, "head: " + _LONG, "the head x does not say by a hash which model it was trained for"]
     return stats
@@ -35,7 +35,7 @@ def test_the_short_form_fits_a_screen() -> None:
     short, whole = explained(full(), "short", further), explained(full(), "all", further)
     assert len(short) <= 22
     assert max(map(len, short)) <= 78  # it is indented by two
-    assert "drafting: 1.3 times as fast as without drafts; it saved about 3.00 s after the" in short
+    assert "1.3 times as fast as without drafts: about 3.00 s saved after the first token" in short
     assert not [line for line in short if "hash" in line]
     assert [line for line in whole if "hash" in line]
     assert any("64: 640.0 ms (64.00 steps)" in line for line in whole)
@@ -43,25 +43,38 @@ def test_the_short_form_fits_a_screen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved_s", "words"),
+    ("saved_s", "in_line", "in_explanation"),
     [
-        (3.0, "1.3 times as fast as without drafts"),
-        (0.4, "as fast as without drafts"),
-        (-0.4, "as fast as without drafts"),
-        (-2.0, "0.8 times as fast as without drafts"),
-        (None, None),
+        (3.0, "1.3 times as fast as without drafts", "1.3 times as fast as without drafts: about 3.00 s saved"),
+        (90.0, "6.0 times as fast as without drafts", "6.0 times as fast as without drafts: about 49.9"),
+        (0.4, None, "as fast as without drafts: about 0.40 s saved"),
+        (-0.4, None, "as fast as without drafts: about 0.40 s lost"),
+        (-2.0, None, "0.8 times as fast as without drafts: about 2.00 s lost"),
+        (None, None, None),
     ],
 )
-def test_the_last_line_says_whether_drafts_helped(saved_s: float | None, words: str | None) -> None:
-    """In tenths, and nothing where it is not known or nothing was drafted."""
+def test_the_last_line_says_what_drafts_gained(
+    saved_s: float | None, in_line: str | None, in_explanation: str | None
+) -> None:
+    """In tenths, never over tokens over steps (5401 over 901), and not a word on drafts where they gained nothing."""
     stats = full()
-    stats.saved_s = saved_s
-    assert speed_compared(stats) == words
+    stats.plain_s, stats.saved_s = 10.0 + (saved_s or 0.0), saved_s
+    stats.add_reason("drafting off in a context of this length")
+    stats.add_note("the text ends because the KV cache is full")
     line = summary(Generation("text", (1, 2), "stop", stats))
-    assert ("without drafts" in line) == (words is not None)
-    assert words is None or f"accepted 4500 · {words}" in line
+    assert ("draft" in line) == (in_line is not None)
+    gained = "" if in_line is None else f"{in_line} · "
+    assert line.endswith(f"5401 tokens (stop) · {gained}the text ends because the KV cache is full")
+    for detail in ("short", "all"):
+        text = explained(stats, detail)
+        assert "drafting off in a context of this length" in text
+        if detail == "short":
+            assert [row for row in text if "without drafts" in row] == [
+                row for row in text if in_explanation is not None and row.startswith(in_explanation)
+            ]
+            assert any(row.startswith(in_explanation or "") for row in text)
     stats.n_drafts = 0
-    assert speed_compared(stats) is None
+    assert "draft" not in summary(Generation("text", (1, 2), "stop", stats))
 
 
 def test_explain_and_explain_all(model: Path) -> None:

@@ -14,8 +14,6 @@ from support.processes.servers import StubServer, sha256
 
 from edgedec_apps.server.core.fields import IGNORED_HEADER
 
-ollama = pytest.importorskip("ollama")
-
 pytestmark = pytest.mark.slow
 
 
@@ -40,7 +38,7 @@ def running(home: Path) -> Iterator[Running]:
 @pytest.fixture
 def client(running: Running) -> Iterator[Any]:
     """ollama's client, pointed at the server."""
-    client = ollama.Client(host=running.url, timeout=60)
+    client = pytest.importorskip("ollama").Client(host=running.url, timeout=60)
     yield client
     client.close()
 
@@ -103,7 +101,7 @@ def test_copies_and_templates(client: Any, running: Running) -> None:
         ({"model": "x", "from_": "ape", "quantize": "q4_0"}, "quantize is 'q4_0', which is not supported"),
     ]
     for given, words in refused:
-        with pytest.raises(ollama.ResponseError, match=words):
+        with pytest.raises(pytest.importorskip("ollama").ResponseError, match=words):
             client.create(**given)
     assert {model.model for model in client.list().models} == {"ape", "plain", "other"}
     made = {"model": "typo", "from": "ape", "parameters": {"tempreature": 1}, "stream": False}
@@ -120,7 +118,7 @@ def test_deleting(client: Any, running: Running, home: Path) -> None:
     client.delete("ape:latest")
     assert running.service.shelf.loaded == []
     assert not (home / "models" / "ape.gguf").exists()
-    with pytest.raises(ollama.ResponseError) as caught:
+    with pytest.raises(pytest.importorskip("ollama").ResponseError) as caught:
         client.delete("ape")
     assert caught.value.status_code == 404
 
@@ -136,7 +134,7 @@ def test_the_model_of_the_command_line_is_not_deleted(home: Path) -> None:
 def test_a_pulled_model_is_usable_at_once(client: Any, home: Path) -> None:
     """The next request after a pull can name the model."""
     data = tiny_llama(home / "new.gguf", seed=3, n_layer=1, chat_template=CHAT).read_bytes()
-    with pytest.raises(ollama.ResponseError, match="there is no model 'new' here"):
+    with pytest.raises(pytest.importorskip("ollama").ResponseError, match="there is no model 'new' here"):
         client.chat("new", messages("x"))
     with StubServer() as stub:
         stub.add("/m.gguf", data)

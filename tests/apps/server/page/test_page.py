@@ -1,14 +1,19 @@
 """The web chat: what is sent. What the page does is in test_page_in_browser.py."""
 
 import re
+import threading
+from pathlib import Path
 
-from support.processes.running_server import Running
+import pytest
+from support.processes.running_server import Running, wait_until
+from support.processes.servers import StubServer, model_bytes, sha256
 
 from edgedec_apps.server.app import STATIC
+from edgedec_models.fetching.partial import partial_path
 
 SCRIPTS = (
     *("api", "app", "attachments", "conversation", "dom", "drafting", "files"),
-    *("highlight", "keys", "markdown", "messages", "models", "pictures", "store", "tools"),
+    *("highlight", "keys", "markdown", "messages", "models", "pictures", "start", "store", "tools"),
 )
 FILES = (*(f"{name}.js" for name in SCRIPTS), "style.css", "icon.svg")
 TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
@@ -28,6 +33,41 @@ def test_the_page_and_its_files_are_sent(server: Running) -> None:
         assert reply.headers["content-type"].startswith(TYPES[file.rpartition(".")[2]])
         assert reply.headers["x-content-type-options"] == "nosniff"
     assert sorted(path.name for path in STATIC.iterdir()) == sorted([*FILES, "index.html"])
+
+
+def test_models_that_can_be_fetched(server: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the catalogue that were tried; of one whose download was cut off, how much is there; offline, none.
+
+    A pull whose client leaves while the network stalls ends, and keeps what it has.
+    """
+    data = model_bytes(100_000)
+    for variable in ("EDGEDEC_CACHE", "EDGEDEC_CONFIG"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    monkeypatch.delenv("EDGEDEC_OFFLINE", raising=False)
+    with StubServer() as stub:
+        served = stub.add("/m.gguf", data)
+        facts = {"name": "half", "size_bytes": len(data), "sha256": sha256(data), "licence": "MIT", "note": "of tests"}
+        lines = [*(f"{name} = {value!r}" for name, value in facts.items()), "architecture = 'llama'", "tried = true"]
+        source = f"[[model.source]]\nkind = 'url'\nurl = '{stub.root}/m.gguf'\n"
+        (tmp_path / "catalogue.toml").write_text("[[model]]\n" + "\n".join(lines) + "\n" + source)
+        fetched = server.client.get("/page/models").json()["models"]
+        assert {"name": "half", "note": "of tests", "n_bytes": 100_000, "n_there": 0} in fetched
+        assert {"smollm2-135m", "qwen2.5-coder-1.5b"} < {each["name"] for each in fetched}
+        assert "qwen3-4b" not in {each["name"] for each in fetched}, "no file of a hub was tried"
+        served.gate = threading.Event()
+        with server.client.stream("POST", "/api/pull", json={"model": "half"}) as reply:
+            told = reply.iter_lines()
+            assert next(told) == next(told) == '{"status": "pulling manifest"}', "a line comes while nothing does"
+        wait_until(lambda: not server.service._running, "the pull goes on without its client")
+        served.gate.set()
+    partial_path(tmp_path / "models" / "half.gguf").write_bytes(data[:40_000])
+    (half,) = [each for each in server.client.get("/page/models").json()["models"] if each["name"] == "half"]
+    assert half["n_there"] == 40_000
+    monkeypatch.setenv("EDGEDEC_OFFLINE", "1")
+    assert server.client.get("/page/models").json() == {"models": []}
+    for headers in ({"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}, {"host": "evil.example"}):
+        assert server.client.get("/page/models", headers=headers).status_code == 403
+        assert server.client.post("/api/pull", json={"model": "half"}, headers=headers).status_code == 403
 
 
 def test_nothing_is_asked_of_other_hosts() -> None:

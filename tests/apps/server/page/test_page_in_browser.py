@@ -136,16 +136,40 @@ def test_what_drafting_did_is_said_and_drawn(page: Browser, server: Running) -> 
     page.ask("Once.")
     page.find("#new").click()
     page.ask("Once.")
-    found = re.fullmatch(r"(\d+) tokens · .*drafted (\d+), accepted (\d+).*", page.text(".note"))
-    assert found is not None, page.text(".note")
+    words = page.text(".why p")
+    found = re.fullmatch(
+        r"(\d+) tokens · .*Drafting guessed (\d+) tokens, and the model agreed with (\d+) of them.*",
+        page.text(".note") + words,
+    )
+    assert found is not None, words
     n, drafted, accepted = map(int, found.groups())
     assert 0 < accepted <= drafted
-    words = page.text("figcaption")
-    assert f"Drafting guessed {drafted} tokens, and the model agreed with {accepted} of them" in words
     assert f"it ran about {max(1, n - accepted)} times for {n} tokens. The text is the same as without drafts." in words
-    assert page.text(".about").count("suffix: ") >= 1
-    assert page.find(".chart").tag_name == "details"
-    assert page.find(".chart").get_property("open") is False, "the chart is folded until somebody wants it"
+    assert page.text(".why ul").count("suffix: ") >= 1
+    assert page.find(".why").get_property("open") is False, "what explains the speed is folded until somebody wants it"
+    assert page.text(".why summary") == "Why this speed"
+    for sentence in re.split(r"[.:;]", page.text(".note") + "." + words):
+        assert len(re.findall("draft", sentence, re.IGNORECASE)) < 2, sentence
+
+
+LINES = [
+    (
+        {"predicted_n": 20, "speed": 31.25, "gain": 2.44},
+        "20 tokens · 31.3 tokens/s · 2.4 times as fast as without drafts",
+    ),
+    ({"predicted_n": 20, "speed": 31.25, "gain": 1.04, "draft_n": 9}, "20 tokens · 31.3 tokens/s"),
+    ({"predicted_n": 20, "speed": 31.25, "gain": 0.8, "draft_n": 9}, "20 tokens · 31.3 tokens/s"),
+    ({"predicted_n": 20, "gain": None, "reason": "length"}, "20 tokens · cut off at the limit"),
+    ({"predicted_n": 1, "reason": "stopped"}, "1 token · stopped"),
+    ({"reason": "stopped"}, "stopped"),
+    ({}, ""),
+]
+
+
+def test_one_line_says_what_an_answer_took(page: Browser) -> None:
+    """Tokens, speed, and the gain of drafts where there was one; where there was none nothing is said of drafts."""
+    script = "args[0].map((meta) => m.summary(meta))"
+    assert page.module("/static/messages.js", script, [meta for meta, _ in LINES]) == [line for _, line in LINES]
 
 
 def test_drafting_that_is_off_says_so(page: Browser) -> None:
@@ -156,7 +180,7 @@ def test_drafting_that_is_off_says_so(page: Browser) -> None:
     record_requests(page)
     page.ask("Once.")
     assert sent(page)[0]["speculative"] == {"draft": "off"}
-    assert page.text("figcaption").endswith("the model ran once for each token. Drafting is off in the settings.")
+    assert page.text(".why p").endswith("the model ran once for each token. Drafting is off in the settings.")
 
 
 def test_the_graph_is_of_the_samples(page: Browser) -> None:
@@ -168,13 +192,13 @@ def test_the_graph_is_of_the_samples(page: Browser) -> None:
         {"from": 0, "to": 0.5, "speed": 20, "accepted": 0.5},
         {"from": 0.5, "to": 1, "speed": 80, "accepted": None},
     ]
-    svg = page.module("/static/drafting.js", "m.graph(args[0]).outerHTML", meta)
+    svg = page.module("/static/drafting.js", "m.graph(args[0])[0].outerHTML", meta)
     assert (
         'aria-label="80.0 tokens per second at the end, at most 80.0; 50 % of the drafted tokens were accepted"' in svg
     )
     assert 'points="58.0,58.0 58.0,45.0 166.0,45.0 166.0,6.0 274.0,6.0 274.0,58.0"' in svg  # 20 is a quarter of 80
     assert ">80 tok/s<" in svg
-    assert page.module("/static/drafting.js", "m.graph({samples: [[0, 1, 0, 0], [1, 2, 0, 0]]})") is None
+    assert page.module("/static/drafting.js", "m.graph({samples: [[0, 1, 0, 0], [1, 2, 0, 0]]})") == []
     many = "args[0].forEach((i) => m.sample(Object.assign(meta, {predicted_n: i}), 300 * i))"
     kept = page.module(
         "/static/drafting.js", f"{{ const meta = {{}}; {many}; return meta.samples; }}", list(range(1, 500))
@@ -188,7 +212,7 @@ def test_an_answer_is_stopped_by_escape(page: Browser, server: Running) -> None:
     pick(page, ENDLESS)
     page.find("#prompt").send_keys("Go", "\ue007")
     page.wait(lambda: len(page.text(".answer .text")) > 40, "no text comes")
-    page.wait(lambda: page.shown(".chart summary"), "no folded chart is there while text comes")
+    page.wait(lambda: page.shown(".why summary"), "nothing explains the speed while text comes")
     page.press("\ue00c")
     page.wait_idle()
     assert "stopped" in page.text(".note")
@@ -206,13 +230,19 @@ def pick(page: Browser, name: str) -> None:
     assert page.find("#model").get_property("value") == name
 
 
+def load(page: Browser, name: str) -> None:
+    """Press the button of a model's row, by keyboard."""
+    page.wait(lambda: page.all(f'#models [value="{name}"]'), "no list")
+    page.run('document.querySelector(`#models [value="${arguments[0]}"]`).focus()', name)
+    page.press("\n")
+
+
 # Several answers
 
 
 def test_answers_side_by_side(page: Browser) -> None:
     """Three answers stand in columns of one width; the chosen one is what the conversation goes on with."""
-    page.set(model="random", max_tokens="30", temperature="1", seed="1")
-    page.run("document.querySelector('#count').value = '3'")
+    page.set(model="random", max_tokens="30", temperature="1", seed="1", count="3")
     record_requests(page)
     page.ask("Say something.")
     assert sent(page)[0]["n"] == 3
@@ -226,19 +256,20 @@ def test_answers_side_by_side(page: Browser) -> None:
     pressed = [node.get_attribute("aria-pressed") for node in page.all(".choose")]
     assert pressed == ["false", "true", "false"]
     answers = json.loads(page.run("return localStorage['edgedec.conversations']"))[0]["messages"][1]
-    page.run("document.querySelector('#count').value = '1'")
+    page.set(model="random", max_tokens="30", count="1")
+    record_requests(page)
     page.ask("Go on.")
-    assert sent(page)[1]["messages"][1] == {"role": "assistant", "content": answers["answers"][1]["content"]}
-    assert "n" not in sent(page)[1]
+    assert sent(page)[0]["messages"][1] == {"role": "assistant", "content": answers["answers"][1]["content"]}
+    assert "n" not in sent(page)[0]
     page.resize(*SIZES["phone"])
     assert len({node.rect["x"] for node in page.all(".answers.several .answer")}) == 1  # one below the other
 
 
 def test_an_answer_is_refined_by_a_check_of_the_server(page: Browser) -> None:
     """The page names the check and knows no command; the answer comes whole, with what the check said of each text."""
-    page.set(model="random", max_tokens="5", temperature="1", seed="1")
+    page.set(model="random", max_tokens="5", temperature="1", seed="1", count="3")
     assert page.run("return [...document.querySelector('#check').options].map((each) => each.value)") == ["", "never"]
-    page.run("document.querySelector('#count').value = '3'; document.querySelector('#check').value = 'never'")
+    page.run("document.querySelector('#check').value = 'never'")
     record_requests(page)
     page.ask("Say something.")
     assert sent(page)[0]["refine"] == {"check": "never", "n": 4}
@@ -247,7 +278,7 @@ def test_an_answer_is_refined_by_a_check_of_the_server(page: Browser) -> None:
     (answer,) = json.loads(page.run("return localStorage['edgedec.conversations']"))[0]["messages"][1]["answers"]
     assert answer["content"] == page.text(".answer .text")
     assert any(line.startswith("refined: text 1 of 17") for line in answer["meta"]["explanation"])
-    page.run("document.querySelector('#check').value = ''; document.querySelector('#count').value = '1'")
+    page.run("document.querySelector('#check').value = ''")
     page.ask("Go on.")
     assert sent(page)[1]["stream"]
 
@@ -256,18 +287,17 @@ def test_an_answer_is_refined_by_a_check_of_the_server(page: Browser) -> None:
 
 
 def test_a_model_is_loaded_on_demand(page: Browser, server: Running) -> None:
-    """The list has all models; "Load now" loads one, and a message loads one that is not loaded."""
+    """The list has all models; "Load" loads one, and a message loads one that is not loaded."""
     server.client.post("/api/generate", json={"model": "random", "keep_alive": 0})
     page.open(server.url)
     names = page.run("return [...document.querySelector('#model').options].map((each) => each.value)")
-    assert names == ["known", BROKEN, ENDLESS, "random"]
-    assert page.text("#model option") == "known · loaded"
-    assert not page.shown("#load")
+    assert names == ["known", BROKEN, ENDLESS, "random", ""]
+    assert page.text("#model option") == "known"
     pick(page, "random")
     assert page.text("#state") == "It is loaded when you write."
-    page.find("#load").click()
+    load(page, "random")
     page.wait(lambda: page.text("#state") == "4,096 tokens of context", "not loaded")
-    assert not page.shown("#load")
+    page.wait(lambda: page.text('#models [value="random"]') == "In use", "the list does not say so")
     assert "random" in server.loaded
     server.client.post("/api/generate", json={"model": "random", "keep_alive": 0})
     page.set(model="random", max_tokens="9")
@@ -280,7 +310,7 @@ def test_a_model_is_loaded_on_demand(page: Browser, server: Running) -> None:
 
 
 def test_a_load_is_cancelled(chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a model loads, the page counts the seconds; the same button ends the load, in the server, too."""
+    """While a model loads, its row counts the seconds; the same button ends the load, in the server, too."""
     (tmp_path / "models").mkdir()
     tiny_llama(tmp_path / "models" / "slow.gguf", n_layer=1, chat_template=CHAT)
     monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path))
@@ -298,21 +328,31 @@ def test_a_load_is_cancelled(chromium: Browser, tmp_path: Path, monkeypatch: pyt
         chromium.resize(*SIZES["wide"])
         chromium.open(running.url)
         chromium.wait(lambda: chromium.text("#state") == "It is loaded when you write.", "no model")
-        chromium.find("#load").click()
-        chromium.wait(lambda: chromium.text("#state") == "Loading slow: 1 s", "no seconds")
-        assert chromium.text("#load") == "Cancel"
-        chromium.find("#load").click()
-        chromium.wait(lambda: chromium.text("#state") == "Loading slow was cancelled.", "not cancelled")
-        assert chromium.text("#load") == "Load now"
+        chromium.find("#prompt").send_keys("Hi")
+        chromium.press("\n")
+        counted = re.compile(r"(waiting for the model:|loading,) [1-9][0-9]* s")
+        chromium.wait(lambda: counted.fullmatch(chromium.text(".message .note")), "no seconds of an answer")
+        chromium.press("\ue00c")  # Escape
+        chromium.wait_idle()
+        assert chromium.text(".message .note") == "stopped"
+        assert ended.wait(PATIENCE_S)
+        ended.clear()
+        chromium.find("#new").click()
+        load(chromium, "slow")
+        chromium.wait(lambda: counted.fullmatch(chromium.text(".how-far")), "no seconds of a load")
+        assert chromium.text('#models [value="slow"]') == "Cancel"
+        chromium.press("\n")
+        chromium.wait(lambda: chromium.text("#announce") == "slow was not loaded: cancelled", "not cancelled")
+        chromium.wait(lambda: chromium.text('#models [value="slow"]') == "Load", "it can't be loaded again")
         assert ended.wait(PATIENCE_S)
     chromium.problems()
 
 
 def test_a_model_that_cannot_be_loaded_says_why(page: Browser) -> None:
-    """A damaged file: the reason stands beside the list, and in the answer of who asks it all the same."""
-    pick(page, BROKEN)
-    page.find("#load").click()
-    page.wait(lambda: "broken.gguf" in page.text("#state"), "no reason")
+    """A damaged file: the reason stands in the list, and in the answer of who asks it all the same."""
+    load(page, BROKEN)
+    page.wait(lambda: page.all("#models .error"), "no reason")
+    assert "broken.gguf" in page.text("#models .error")
     page.ask("Hello")
     assert "broken.gguf" in page.text(".answer .error")
 
@@ -440,7 +480,7 @@ def test_a_conversation_is_exported(page: Browser, tmp_path: Path) -> None:
         "# Write: a function!\n\n## You\n\nFile a.md:\n\n````\n```\ncode\n```\n````\n\nWrite: a function!\n\n"
         f"## known\n\n> They want code.\n\n{answer}\n"
     )
-    page.find("#export summary").click()
+    page.find("#export").click()
     page.find("#export-json").click()
     saved = page.downloads / "write-a-function.json"
     page.wait(saved.exists, "nothing saved")
@@ -559,10 +599,10 @@ def test_the_page_is_used_by_keyboard_alone(page: Browser) -> None:
         page.press("\ue004")
         seen.append(page.focused)
     assert seen == [
-        *("skip", "new", "title", "×", "open-settings", "open-keys", "toggle-side", "model"),
-        *("Export", "log", "Copy", "Edit", "Thoughts"),
-        *("copy-code", 'def square(x):\n    # a "comment"\n    return x * 12', "Copy", "About this answer"),
-        *("regenerate", "prompt"),
+        *("skip", "title", "×", "open-settings", "open-keys", "toggle-side", "model"),
+        *("export", "new", "log", "Copy", "Edit", "Thoughts"),
+        *("copy-code", 'def square(x):\n    # a "comment"\n    return x * 12', "Copy", "regenerate", "Why this speed"),
+        "prompt",
     ]
     page.press("m", alt=True)
     assert page.focused == "model"
@@ -629,7 +669,10 @@ def test_the_layout_holds(page: Browser, size: str) -> None:
     for scheme in ("light", "dark"):
         page.color_scheme(scheme)
         pairs = page.run(_CONTRASTS)
-        assert len(pairs) >= 14
+        page.run("document.querySelector('#new').click()")
+        pairs += page.run(_CONTRASTS)
+        page.run("document.querySelector('#conversations .title').click()")
+        assert len({name for name, _ in pairs}) >= 18
         assert {name: ratio for name, ratio in pairs if ratio < 4.5} == {}
         brightness = mean_brightness(page.screenshot())
         assert brightness > 0.8 if scheme == "light" else brightness < 0.25
@@ -668,8 +711,9 @@ const behind = (node) => {
   }
   return [255, 255, 255];
 };
-const names = ["#state", "#send", "#attach", ".who", ".message.user .text", ".answer .text", ".note", "figcaption",
-  ".code-head", ".copy-code", "code .keyword", "code .call", "code .comment", "code .number", "summary", "#model"];
+const names = ["#state", "#send", "#attach", ".who", ".message.user .text", ".answer .text", ".note", ".why p",
+  ".code-head", ".copy-code", "code .keyword", "code .call", "code .comment", "code .number", "summary", "#model",
+  "#start .hint", "#tries strong", "#tries span", "#models .facts", "#models button", "#models [aria-disabled=true]"];
 return names.filter((name) => document.querySelector(name)?.getClientRects().length).map((name) => {
   const node = document.querySelector(name);
   const [a, b] = [light(parse(getComputedStyle(node).color)), light(behind(node))];

@@ -24,5 +24,7 @@ def test_an_alias_is_the_model_that_is_here(tmp_path: Path, monkeypatch: pytest.
     for name in ("llama3.2:1b", "qwen3:4b", "nothing"):
         with pytest.raises(ApiError, match="there is no model"):
             names.find(name)
+    with pytest.raises(ApiError, match=r"there is no model 'llama3' here; did you mean llama3\.2-3b\? GET /v1/models"):
+        names.find("llama3")
     served = Names(Settings(models=("qwen3-4b",)))
     assert served.find("qwen3:4b") is served.served[0]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from edgedec_methods.sliding_window import SlidingSession
 from edgedec_runtimes.cpu.draft_head.check import require_runnable
 from edgedec_runtimes.cpu.draft_head.weights import borrowed_rows, stored
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.cpu.tiles.listing import list_tiles, remove_tiles_of
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
@@ -153,6 +155,43 @@ def test_rounded_weights_give_about_the_same_scores(tmp_path: Path) -> None:
         taps = np.concatenate([hidden[tap] for tap in (1, 2, 3)], axis=1)
         found, expected = np.stack(scores(session, n)), oracle(tmp_path, taps, n)
     assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
+
+
+def test_borrowed_rows_are_rounded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second start reads the stored rows: it reads no row of the target's output matrix, and drafts the same bits.
+
+    Another target's rows are others, a damaged file is made again, and the rows go with the model's tiles.
+    """
+    write_head(tmp_path / "head", OF_INTEGERS)
+    cache, path = tmp_path / "cache", write_tiny(tmp_path / "m.gguf", INTEGERS)
+    n_read = 0
+
+    def counted(*given: Any) -> HeadTensor:
+        nonlocal n_read
+        n_read += 1
+        return borrowed_rows(*given)
+
+    monkeypatch.setattr("edgedec_runtimes.cpu.runtime.borrowed_rows", counted)
+
+    def start(model_path: Path = path) -> list[NDArray[np.float32]]:
+        options = LoadOptions(n_ctx=256, draft_head=tmp_path / "head", cache_dir=cache)
+        with Cpu().load(model_path, options) as model:
+            session = model.session(200)
+            read(session, TEXT[:30])
+            return scores(session, 30)
+
+    first = start()
+    assert same(first, start())
+    assert n_read == 1
+    rows = [entry for entry in list_tiles(cache) if " head " in entry.layout]
+    assert [entry.models for entry in rows] == [(path,)]
+    rows[0].path.write_bytes(rows[0].path.read_bytes()[:-1])
+    assert same(first, start())
+    assert n_read == 2
+    assert not same(first, start(write_tiny(tmp_path / "other.gguf", replace(INTEGERS, seed=7))))
+    assert n_read == 3
+    remove_tiles_of(cache, path)
+    assert [entry.models[0].name for entry in list_tiles(cache) if " head " in entry.layout] == ["other.gguf"]
 
 
 def test_a_chain_is_the_best_tokens_until_its_path_is_unlikely(tmp_path: Path) -> None:

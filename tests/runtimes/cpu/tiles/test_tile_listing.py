@@ -170,8 +170,8 @@ def test_cache_prune(maker: Maker) -> None:
 def test_cache_verify(maker: Maker) -> None:
     """`cache verify` finds a changed bit, deletes that file and leaves the sound ones."""
     maker.open().close()
-    assert command(maker, "cache", "verify", "-q").stderr == b"1 of 1 tile files are sound\n"
-    assert b"verify tiles of m.gguf: 100 % of 0 MB\n" in command(maker, "cache", "verify").stderr
+    for flags in ((), ("-q",)):
+        assert command(maker, "cache", "verify", *flags).stderr.endswith(b"1 of 1 tile files are sound\n")
     path = maker.tile_file()
     data = bytearray(path.read_bytes())
     data[-4] ^= 1
@@ -235,7 +235,8 @@ def test_list_says_what_tiles_take(maker: Maker) -> None:
     maker.path = maker.path.replace(folder / "mine.gguf")
     maker.open().close()
     (line,) = [line for line in command(maker, "list").stdout.decode().splitlines() if line.startswith("mine ")]
-    assert line.endswith("  46.8 kB  in the cache: 26.3 kB and 20.5 kB of tiles, which make starts fast")
+    assert line.startswith("mine  46.8 kB  ")
+    assert line.endswith("  20.5 kB of its size are tiles, which make starts fast")
     (entry,) = json.loads(command(maker, "list", "--json").stdout)["models"]
     assert (entry["name"], entry["tiles_bytes"]) == ("mine", maker.tile_file().stat().st_size)
 
@@ -258,6 +259,6 @@ def test_models_are_called_by_their_names(maker: Maker) -> None:
     maker.open().close()
     path.with_suffix(".json").unlink()
     shown += [command(maker, "cache", "list").stdout, command(maker, "cache", "prune").stderr]
-    assert [b"mine" in text for text in shown] == [True, True, True, True, True, False, False]
+    assert [b"mine" in text for text in shown] == [True, False, True, True, True, False, False]
     assert all(path.stem.split(".")[0].encode() not in text for text in shown)
     assert b"an unknown model (the model is gone)\n" in shown[-2]

@@ -1,5 +1,7 @@
 // The server's interface, as far as the page uses it.
 
+const CUT = "The connection ended early.";
+
 function headers(settings, type = "application/json") {
   const base = { "content-type": type };
   return settings.key ? { ...base, authorization: `Bearer ${settings.key}` } : base;
@@ -23,6 +25,25 @@ async function post(path, body, settings, signal, type) {
   return response;
 }
 
+async function get(path, settings, signal) {
+  const response = await fetch(path, { headers: headers(settings), cache: "no-store", signal });
+  if (!response.ok) throw await failure(response);
+  return response.json();
+}
+
+// The parts of a response, each of which ends with the separator, as they come.
+async function* pieces(response, separator) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const whole = (rest + value).split(separator);
+    rest = whole.pop();
+    yield* whole;
+  }
+}
+
 export async function isReady() {
   const response = await fetch("/health", { cache: "no-store" });
   if (response.ok) return { ready: true, message: "" };
@@ -31,10 +52,21 @@ export async function isReady() {
 }
 
 // The cards of all models, loaded or not; those of the command line first.
-export async function modelCards(settings) {
-  const response = await fetch("/v1/models", { headers: headers(settings), cache: "no-store" });
-  if (!response.ok) throw await failure(response);
-  return (await response.json()).data;
+export const modelCards = async (settings) => (await get("/v1/models", settings)).data;
+
+// The models of the catalogue: {name, note, n_bytes, n_there}.
+export const offeredModels = async (settings) => (await get("/page/models", settings)).models;
+
+// Fetch a model; a request that is aborted ends that, and the next one goes on. Calls onPart({status, total, completed}).
+export async function fetchModel(model, settings, signal, onPart) {
+  const response = await post("/api/pull", JSON.stringify({ model }), settings, signal);
+  for await (const line of pieces(response, "\n")) {
+    const part = JSON.parse(line);
+    if (part.error) throw new Error(part.error);
+    if (part.status === "success") return;
+    onPart(part);
+  }
+  throw new Error(CUT);
 }
 
 // Load a model; a request that is aborted ends the load.
@@ -56,11 +88,7 @@ export async function passages(messages, files, question, settings, signal) {
 }
 
 // The tools that the server has for this page: {definition, server, ask}.
-export async function listTools(settings, signal) {
-  const response = await fetch("/page/tools", { headers: headers(settings), cache: "no-store", signal });
-  if (!response.ok) throw await failure(response);
-  return (await response.json()).tools;
-}
+export const listTools = async (settings, signal) => (await get("/page/tools", settings, signal)).tools;
 
 // Run a tool: {text, failed, note}.
 export async function callTool(name, given, settings, signal) {
@@ -94,33 +122,26 @@ export async function answer({ messages, settings, count, tools, check }, signal
   const body = JSON.stringify(request(messages, settings, count, tools, check));
   const response = await post("/v1/chat/completions", body, settings, signal);
   if (check) return onPart(wholePart(await response.json()));
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const events = (held + value).split("\n\n");
-    held = events.pop();
-    for (const event of events) {
-      if (!event.startsWith("data: ")) continue; // a comment: the server is at work
-      const data = event.slice(6);
-      if (data === "[DONE]") return;
-      const part = JSON.parse(data);
-      if (part.error) throw new Error(part.error.message);
-      const choice = part.choices[0];
-      if (!choice) continue;
-      onPart({
-        index: choice.index,
-        text: choice.delta?.content ?? "",
-        reasoning: choice.delta?.reasoning_content ?? "",
-        calls: (choice.delta?.tool_calls ?? []).map(({ id, function: { name, arguments: given } }) => ({ id, name, arguments: given })),
-        reason: choice.finish_reason ?? null,
-        timings: part.timings,
-        reading: part.prompt_progress,
-        edgedec: part.edgedec,
-      });
-    }
+  for await (const event of pieces(response, "\n\n")) {
+    if (!event.startsWith("data: ")) continue; // a comment: the server is at work
+    const data = event.slice(6);
+    if (data === "[DONE]") return;
+    const part = JSON.parse(data);
+    if (part.error) throw new Error(part.error.message);
+    const choice = part.choices[0];
+    if (!choice) continue;
+    onPart({
+      index: choice.index,
+      text: choice.delta?.content ?? "",
+      reasoning: choice.delta?.reasoning_content ?? "",
+      calls: (choice.delta?.tool_calls ?? []).map(({ id, function: { name, arguments: given } }) => ({ id, name, arguments: given })),
+      reason: choice.finish_reason ?? null,
+      timings: part.timings,
+      reading: part.prompt_progress,
+      edgedec: part.edgedec,
+    });
   }
+  throw new Error(CUT);
 }
 
 function wholePart({ choices: [{ index, message, finish_reason: reason }], timings, edgedec }) {

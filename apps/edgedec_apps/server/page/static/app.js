@@ -3,20 +3,22 @@
 import { answer, passages } from "/static/api.js";
 import { Attachments } from "/static/attachments.js";
 import * as conversing from "/static/conversation.js";
-import { copy, element, find } from "/static/dom.js";
+import { button, copy, element, find } from "/static/dom.js";
 import { sample } from "/static/drafting.js";
 import { bindKeys, stepMessages } from "/static/keys.js";
 import { messageNode, show } from "/static/messages.js";
 import { Models, problem, tell } from "/static/models.js";
+import { Start } from "/static/start.js";
 import { MOST_ROUNDS, Tools } from "/static/tools.js";
 import { loadConversations, loadSettings, saveConversations, saveSettings } from "/static/store.js";
 
 const { newAnswer, newConversation, titleOf } = conversing;
 const [log, prompt, send, stop, announce] = ["log", "prompt", "send", "stop", "announce"].map(find);
-const [settingsDialog, keysDialog, exportMenu] = ["settings", "keys", "export"].map(find);
+const [settingsDialog, keysDialog, exportMenu] = ["settings", "keys", "export-menu"].map(find);
 
 const LEAST_SEARCHED = 2000; // characters of files; what is shorter is always sent whole
 const small = matchMedia("(max-width: 44rem)");
+const touch = matchMedia("(pointer: coarse)");
 
 let settings = loadSettings();
 let conversations = loadConversations();
@@ -25,13 +27,18 @@ let running = null; // {controller, conversation} of the answers that come
 
 const attachments = new Attachments(() => settings);
 const tools = new Tools(() => settings);
-const models = new Models(
-  () => settings,
-  (name) => {
+const models = new Models(() => settings, {
+  onPick: (name) => {
     settings.model = name;
     saveSettings(settings);
+    start.draw();
   },
-);
+  onMore: () => open(newConversation()),
+  onChange: () => start.refresh(),
+});
+const start = new Start(() => settings, models, (text) => ask(text, [], 0, { temperature: 0 }));
+
+const write = () => touch.matches || prompt.focus(); // a keyboard on the screen would cover what is to be read
 
 function save() {
   const kept = saveConversations(conversations.filter((each) => each.messages.length));
@@ -43,14 +50,11 @@ function drawConversations() {
   const list = find("conversations");
   list.replaceChildren();
   for (const conversation of conversations) {
-    const title = element("button", "title", titleOf(conversation));
-    title.type = "button";
+    const title = button(titleOf(conversation), () => open(conversation));
+    title.className = "title";
     title.setAttribute("aria-current", String(conversation === current));
-    title.addEventListener("click", () => open(conversation));
-    const remove = element("button", "", "×");
-    remove.type = "button";
+    const remove = button("×", () => removeConversation(conversation));
     remove.setAttribute("aria-label", `Delete ${titleOf(conversation)}`);
-    remove.addEventListener("click", () => removeConversation(conversation));
     list.append(element("li", "", title, remove));
   }
 }
@@ -72,7 +76,8 @@ function drawMessages() {
       return node;
     }),
   );
-  exportMenu.hidden = !current.messages.length;
+  log.hidden = find("export").hidden = !current.messages.length;
+  find("start").hidden = !log.hidden;
   scrollToEnd();
 }
 
@@ -85,7 +90,7 @@ function open(conversation) {
   current = conversation;
   if (small.matches) showSide(false); // it covers the conversation
   draw();
-  prompt.focus();
+  write();
 }
 
 function removeConversation(conversation) {
@@ -94,14 +99,14 @@ function removeConversation(conversation) {
   if (current === conversation) current = conversations[0] ?? newConversation();
   save();
   draw();
-  prompt.focus();
+  write();
 }
 
-// Ask, in place of message `at` and what followed it where one is given.
-function ask(text, files = [], at = current.messages.length) {
+// Ask, in place of message `at` and what followed it where one is given; `how` are settings of this message alone.
+function ask(text, files = [], at = current.messages.length, how = undefined) {
   if (!(text.trim() || files.length) || running) return;
   current.messages.splice(at);
-  current.messages.push({ role: "user", content: text, ...(files.length && { files }) });
+  current.messages.push({ role: "user", content: text, ...(files.length && { files }), ...(how && { how }) });
   if (!conversations.includes(current)) conversations.unshift(current);
   void generate(current);
 }
@@ -142,8 +147,10 @@ function take(answer, part) {
   if (part.reason) meta.reason = part.reason;
   const told = part.edgedec?.generations?.[0];
   if (!told) return;
-  meta.explanation = [...told.explanation, ...told.reasons, ...drafters(told), `seed ${told.seed}`];
-  if (!meta.draft_n) meta.noDraft = settings.draft === "off" ? "Drafting is off in the settings" : told.reasons[0];
+  const reused = meta.cache_n ? [`${meta.cache_n} tokens of the prompt were read before`] : [];
+  meta.gain = told.speedup;
+  meta.explanation = [...told.explanation, ...told.reasons, ...drafters(told), ...reused, `seed ${told.seed}`];
+  meta.isOff = settings.draft === "off";
 }
 
 // Answer the last message of the user; where the model calls tools, it goes on with what they answered.
@@ -163,7 +170,7 @@ async function generate(conversation) {
   redraw(conversation);
   drawConversations();
   announce.textContent = spoken(answers); // read out once, whole
-  prompt.focus();
+  write();
   if (save()) await models.after(); // else it would take away what save says
 }
 
@@ -178,7 +185,7 @@ function redraw(conversation) {
 async function generateOne(conversation, signal) {
   const earlier = [...conversation.messages];
   const check = find("check").value;
-  const count = check ? 1 : Number(find("count").value);
+  const count = check ? 1 : Number(settings.count || 1);
   const answers = Array.from({ length: count }, () => newAnswer(settings.model));
   conversation.messages.push({ role: "assistant", answers, chosen: 0 });
   save();
@@ -188,13 +195,15 @@ async function generateOne(conversation, signal) {
     due = false;
     redraw(conversation);
   };
-  redraw(conversation);
+  for (const { meta } of answers) meta.askedMs = performance.now();
+  const clock = setInterval(onFrame, 1000);
+  onFrame();
   try {
     await search(earlier, signal);
     redraw(conversation);
     const messages = conversing.sentMessages(earlier);
     const offered = check ? [] : await tools.definitions(models.card, signal); // a checked answer calls none
-    const wanted = { messages, settings, count, check, tools: offered };
+    const wanted = { messages, settings: { ...settings, ...earlier.at(-1).how }, count, check, tools: offered };
     await answer(wanted, signal, (part) => {
       take(answers[part.index], part);
       if (!due) requestAnimationFrame(onFrame);
@@ -206,10 +215,8 @@ async function generateOne(conversation, signal) {
       else each.error = problem(error);
     }
   }
-  for (const { meta } of answers) {
-    delete meta.begunMs; // a time of this page's own clock
-    delete meta.reading;
-  }
+  clearInterval(clock);
+  for (const { meta } of answers) for (const name of ["askedMs", "begunMs", "reading"]) delete meta[name]; // times of this page's clock
   return answers;
 }
 
@@ -260,20 +267,11 @@ function closeSettings() {
 }
 
 function saveAs(ending, type, text) {
-  exportMenu.open = false;
+  exportMenu.hidePopover();
   conversing.download(text, conversing.fileName(current, ending), type);
-  exportMenu.querySelector("summary").focus();
 }
 
-function copyLastCode() {
-  const blocks = log.querySelectorAll(".copy-code");
-  blocks[blocks.length - 1]?.click();
-}
-
-function editLast() {
-  const users = log.querySelectorAll(".message.user");
-  users[users.length - 1]?.querySelector(".tools button:last-child").click();
-}
+const pressLast = (selector) => [...log.querySelectorAll(selector)].at(-1)?.click();
 
 find("composer").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -284,20 +282,16 @@ find("composer").addEventListener("submit", (event) => {
   ask(text, attachments.take());
 });
 prompt.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !touch.matches) {
     event.preventDefault();
     find("composer").requestSubmit();
   } else if (event.key === "ArrowUp" && !prompt.value && !running) {
     event.preventDefault();
-    editLast();
+    pressLast(".message.user .tools button:last-child");
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
-  if (exportMenu.open) {
-    exportMenu.open = false;
-    exportMenu.querySelector("summary").focus();
-  } else running?.controller.abort();
+  if (event.key === "Escape" && !document.querySelector("dialog[open], :popover-open")) running?.controller.abort();
 });
 log.addEventListener("click", (event) => {
   const pressed = event.target.closest?.(".copy-code");
@@ -335,11 +329,11 @@ bindKeys([
   ["N", "New conversation", () => open(newConversation())],
   ["M", "Choose the model", () => find("model").focus()],
   ["P", "Write a message", () => prompt.focus()],
-  ["U", "Attach files", () => attachments.choose()],
+  ["U", "Attach files", () => find("attach").click()],
   ["K", "The message before", () => stepMessages(log, -1)],
   ["J", "The message after", () => stepMessages(log, 1)],
-  ["C", "Copy the last block of code", copyLastCode],
-  ["X", "Export the conversation", () => ((exportMenu.open = true), find("export-markdown").focus())],
+  ["C", "Copy the last block of code", () => pressLast(".copy-code")],
+  ["X", "Export the conversation", () => current.messages.length && (exportMenu.showPopover(), find("export-markdown").focus())],
   ["S", "Settings", openSettings],
   ["H", "These keys", () => keysDialog.showModal()],
 ]);
@@ -349,4 +343,4 @@ showSide(!small.matches);
 applyTheme();
 draw();
 void models.connect();
-prompt.focus();
+write();

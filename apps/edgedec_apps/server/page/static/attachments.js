@@ -10,7 +10,7 @@ export class Attachments {
     this.settings = settings;
     this.files = [];
     this.reading = 0; // calls of add that have not ended
-    find("attach").addEventListener("click", () => this.choose());
+    find("attach").addEventListener("click", () => input.click());
     input.addEventListener("change", () => {
       void this.add([...input.files]);
       input.value = "";
@@ -26,10 +26,6 @@ export class Attachments {
       event.preventDefault();
       void this.add([...event.clipboardData.files]);
     });
-  }
-
-  choose() {
-    input.click();
   }
 
   async add(files) {

@@ -35,10 +35,10 @@ function shape(name, attributes, text = "") {
 }
 
 // Tokens per second (filled, the scale on the left) and the share of accepted drafts (a line, 0 to 100 % on the right),
-// in steps from sample to sample; null for fewer than two steps.
+// in steps from sample to sample, as a list of one picture; empty for fewer than two steps.
 export function graph(meta) {
   const points = rates(meta.samples ?? []);
-  if (points.length < 2) return null;
+  if (points.length < 2) return [];
   const end = points.at(-1).to;
   const most = Math.max(...points.map(({ speed }) => speed), 1);
   const x = (seconds) => (LEFT + (seconds / end) * (WIDTH - LEFT - RIGHT)).toFixed(1);
@@ -59,21 +59,17 @@ export function graph(meta) {
   svg.append(shape("text", { x: LEFT - 4, y: base, "text-anchor": "end" }, "0"));
   svg.append(shape("text", { x: LEFT, y: HEIGHT + 10 }, "0 s"));
   svg.append(shape("text", { x: WIDTH - RIGHT, y: HEIGHT + 10, "text-anchor": "end" }, `${end.toFixed(1)} s`));
-  return svg;
+  return [svg];
 }
 
 function acceptance({ draft_n: drafted, draft_n_accepted: accepted }) {
   return drafted ? `${Math.round((100 * accepted) / drafted)} % of the drafted tokens were accepted` : "nothing was drafted";
 }
 
-// What drafting did, in a sentence or two.
-export function whatDraftingDid(meta) {
-  const { predicted_n: n, draft_n: drafted, draft_n_accepted: accepted } = meta;
+// What drafting did, in sentences.
+export function whatDraftingDid({ predicted_n: n, draft_n: drafted, draft_n_accepted: accepted, isOff }) {
   if (!n) return "";
-  if (!drafted) {
-    const why = meta.noDraft ? ` ${meta.noDraft}.` : "";
-    return `Nothing was drafted, so the model ran once for each token.${why}`;
-  }
+  if (!drafted) return `Nothing was drafted, so the model ran once for each token.${isOff ? " Drafting is off in the settings." : ""}`;
   return (
     `Drafting guessed ${drafted} tokens, and the model agreed with ${accepted} of them (${Math.round((100 * accepted) / drafted)} %): ` +
     `it ran about ${Math.max(1, n - accepted)} times for ${n} tokens. The text is the same as without drafts.`

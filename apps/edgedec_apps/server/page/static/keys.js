@@ -28,6 +28,5 @@ export function bindKeys(keys) {
 export function stepMessages(log, by) {
   const messages = [...log.querySelectorAll(".message")];
   const at = messages.indexOf(document.activeElement.closest?.(".message"));
-  const next = at < 0 ? messages.at(-1) : messages[Math.min(messages.length - 1, Math.max(0, at + by))];
-  next?.focus();
+  (at < 0 ? messages.at(-1) : messages[at + by])?.focus();
 }

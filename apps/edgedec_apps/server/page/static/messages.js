@@ -6,21 +6,17 @@ import { graph, whatDraftingDid } from "/static/drafting.js";
 import { render } from "/static/markdown.js";
 import { visible } from "/static/tools.js";
 
-// What an answer tells of itself, in a line.
-export function summary(meta) {
-  if (meta?.predicted_n === undefined) return meta?.reason === "stopped" ? "stopped" : "";
-  const parts = [`${meta.predicted_n} tokens`];
-  if (meta.speed) parts.push(`${meta.speed.toFixed(1)} tokens/s`);
-  parts.push(meta.draft_n ? `drafted ${meta.draft_n}, accepted ${meta.draft_n_accepted}` : "nothing drafted");
-  if (meta.cache_n) parts.push(`${meta.cache_n} tokens of the prompt reused`);
-  if (meta.reason === "length") parts.push("cut off at the limit");
-  if (meta.reason === "stopped") parts.push("stopped");
-  return parts.join(" · ");
+// What an answer tells of itself, in a line; of drafts where they gained something.
+export function summary({ predicted_n: n, speed, gain, reason }) {
+  const ends = { length: "cut off at the limit", stopped: "stopped" };
+  const parts = n === undefined ? [] : [`${n} ${n === 1 ? "token" : "tokens"}`, speed && `${speed.toFixed(1)} tokens/s`, gain > 1.05 && `${gain.toFixed(1)} times as fast as without drafts`];
+  return [...parts, ends[reason]].filter((part) => part).join(" · ");
 }
 
 // What an answer waits for.
-function waiting({ reading }) {
-  if (!reading) return "waiting for the model";
+function waiting({ reading, askedMs }) {
+  const seconds = Math.floor((performance.now() - askedMs) / 1000);
+  if (!reading) return `waiting for the model${seconds ? `: ${seconds} s` : ""}`;
   const { total, processed, left } = reading;
   const rest = left > 500 ? `, ${Math.round(left / 1000)} s left` : "";
   return `reading the prompt: ${processed} of ${total} tokens${rest}`;
@@ -29,8 +25,7 @@ function waiting({ reading }) {
 // A message as a node. `actions` has onEdit(text), onRegenerate() and onChoose(index).
 export function messageNode(message, actions) {
   const isUser = message.role === "user";
-  const who = isUser ? "You" : chosenOf(message).meta.model ?? "Model";
-  const node = element("article", `message ${message.role}`, element("p", "who", who));
+  const node = element("article", `message ${message.role}`);
   node.tabIndex = -1;
   node.setAttribute("aria-label", isUser ? "You" : "Answer");
   if (isUser) {
@@ -47,15 +42,13 @@ export function messageNode(message, actions) {
   message.answers.forEach((answer, i) => answers.append(answerNode(answer, i, message, actions)));
   const again = button("Regenerate", actions.onRegenerate);
   again.className = "regenerate";
-  node.append(answers, element("div", "tools", again));
+  node.append(element("p", "who", chosenOf(message).meta.model ?? "Model"), answers);
+  (several ? node.appendChild(element("div", "tools")) : answers.querySelector(".tools")).append(again);
   show(node, message, false);
   return node;
 }
 
-function copyButton(text) {
-  const node = button("Copy", () => void copy(text(), node));
-  return node;
-}
+const copyButton = (text) => button("Copy", ({ currentTarget }) => void copy(text(), currentTarget));
 
 function fileNode(file) {
   const { name, text, note, thumbnail } = file;
@@ -72,7 +65,7 @@ function answerNode(answer, index, message, { onChoose }) {
   const node = element("section", "answer");
   if (message.answers.length > 1) node.setAttribute("aria-label", `Answer ${index + 1} of ${message.answers.length}`);
   const thoughts = element("details", "thinking", element("summary", "", "Thinking"), element("div", "thoughts"));
-  const about = element("details", "about", element("summary", "", "About this answer"), element("ul"));
+  const why = element("details", "why", element("summary", "", "Why this speed"), element("p"), element("figure"), element("ul"));
   const tools = element("div", "tools", element("span", "note"), copyButton(() => answer.content));
   if (message.answers.length > 1) {
     const choose = button("Go on with this one", () => onChoose(index));
@@ -80,8 +73,7 @@ function answerNode(answer, index, message, { onChoose }) {
     tools.append(choose);
   }
   const error = element("p", "error");
-  const chart = element("details", "chart", element("summary", "", "Speed and acceptance"), element("div"));
-  node.append(thoughts, element("div", "text"), element("div", "tool-calls"), error, element("figure", "drafting", element("figcaption"), chart), tools, about);
+  node.append(thoughts, element("div", "text"), element("div", "tool-calls"), error, tools, why);
   return node;
 }
 
@@ -113,14 +105,10 @@ function showAnswer(node, { content, reasoning, calls = [], meta, error }, isRun
   patch(part(".tool-calls"), element("div", "", ...calls.map(callNode)));
   part(".error").textContent = error ?? "";
   part(".note").textContent = isRunning && meta.predicted_n === undefined ? waiting(meta) : summary(meta);
-  const drawn = graph(meta);
-  part(".drafting").hidden = !meta.predicted_n;
-  part(".chart").hidden = !drawn;
-  part(".chart div").replaceChildren(...(drawn ? [drawn] : []));
-  part("figcaption").textContent = whatDraftingDid(meta);
-  const lines = meta.explanation ?? [];
-  part(".about").hidden = !lines.length;
-  part(".about ul").replaceChildren(...lines.map((line) => element("li", "", line)));
+  part(".why").hidden = !meta.predicted_n;
+  part(".why p").textContent = whatDraftingDid(meta);
+  part(".why figure").replaceChildren(...graph(meta));
+  part(".why ul").replaceChildren(...(meta.explanation ?? []).map((line) => element("li", "", line)));
 }
 
 function edit(node, message, onEdit) {

@@ -1,24 +1,22 @@
-// The model picker: all models of the server, which of them are loaded, and loading one before it is asked.
+// The model picker: all models of the server; start.js loads and fetches them.
 
-import { isReady, loadModel, modelCards } from "/static/api.js";
-import { element, find } from "/static/dom.js";
+import { isReady, modelCards } from "/static/api.js";
+import { find } from "/static/dom.js";
 
 const UNREACHABLE = "The server can't be reached.";
-const [picker, load, state, check] = ["model", "load", "state", "check"].map(find);
+const [picker, state, check] = ["model", "state", "check"].map(find);
 
 export const tell = (text) => (state.textContent = text);
 export const problem = (error) => (error instanceof TypeError ? UNREACHABLE : error.message);
 
-// `settings` is asked for the settings; onPick(name) is called when another model is picked, `prompt` then has the focus.
+// `settings` is asked for the settings; onPick(name) is called when another model is picked, onMore() for one that is not
+// here, and onChange() where the server may have other models.
 export class Models {
-  constructor(settings, onPick) {
-    this.settings = settings;
-    this.onPick = onPick;
+  constructor(settings, { onPick, onMore, onChange }) {
+    Object.assign(this, { settings, onPick, onMore, onChange });
     this.cards = [];
     this.attempts = 0; // of connect, so that only the latest goes on asking
-    this.loading = null; // {controller, name}
-    picker.addEventListener("change", () => this.pick(picker.value));
-    load.addEventListener("click", () => (this.loading ? this.loading.controller.abort() : void this.load()));
+    picker.addEventListener("change", () => (picker.value ? this.pick(picker.value) : (this.draw(), this.onMore())));
   }
 
   get card() {
@@ -44,10 +42,10 @@ export class Models {
 
   async refresh() {
     this.cards = await modelCards(this.settings());
-    if (!this.cards.length) return tell("No model is on this machine yet: edgedec pull NAME fetches one.");
-    if (!this.card) this.onPick(this.cards[0].id);
-    this.drawChecks(this.cards[0].checks ?? []);
+    if (!this.card && this.cards.length) this.onPick(this.cards[0].id);
+    this.drawChecks(this.cards[0]?.checks ?? []);
     this.draw();
+    await this.onChange();
   }
 
   // The checks that the server was started with, the same for all models.
@@ -58,48 +56,18 @@ export class Models {
   }
 
   pick(name) {
-    this.loading?.controller.abort();
     this.onPick(name);
     this.draw();
   }
 
   draw() {
     const { card } = this;
-    picker.replaceChildren(
-      ...this.cards.map(({ id, ready }) => {
-        const option = element("option", "", ready ? `${id} · loaded` : id);
-        option.value = id;
-        return option;
-      }),
-    );
+    picker.replaceChildren(...this.cards.map(({ id }) => new Option(id, id)), new Option("More models …", ""));
+    if (!card) return tell("No model is on this machine yet: fetch one, here or by edgedec pull NAME.");
     picker.value = card.id;
     document.title = `${card.id} · edgedec`;
-    load.hidden = card.ready && !this.loading;
-    load.textContent = this.loading ? "Cancel" : "Load now";
-    if (this.loading) return;
     const loaded = card.ready ? `${card.meta.n_ctx.toLocaleString("en")} tokens of context` : "It is loaded when you write.";
     tell(card.meta.chat === false ? "This model has no chat template." : loaded);
-  }
-
-  async load() {
-    const controller = new AbortController();
-    const name = this.card.id;
-    const begun = performance.now();
-    const count = () => tell(`Loading ${name}: ${((performance.now() - begun) / 1000).toFixed(0)} s`);
-    this.loading = { controller, name };
-    this.draw();
-    count();
-    const clock = setInterval(count, 1000);
-    let wrong = "";
-    try {
-      await loadModel(name, this.settings(), controller.signal);
-    } catch (error) {
-      wrong = error.name === "AbortError" ? `Loading ${name} was cancelled.` : problem(error);
-    }
-    clearInterval(clock);
-    this.loading = null;
-    await this.after();
-    if (wrong) tell(wrong);
   }
 
   // After a load or an answer other models may be loaded.
@@ -108,6 +76,7 @@ export class Models {
       await this.refresh();
     } catch (error) {
       tell(problem(error));
+      if (error instanceof TypeError) void this.connect();
     }
   }
 }

@@ -37,7 +37,7 @@ export function saveConversations(conversations) {
 }
 
 export function loadSettings() {
-  return { system: "", draft: "auto", theme: "", ...read(localStorage, SETTINGS, {}), key: read(sessionStorage, KEY, "") };
+  return { system: "", draft: "auto", theme: "", count: "1", ...read(localStorage, SETTINGS, {}), key: read(sessionStorage, KEY, "") };
 }
 
 export function saveSettings({ key, ...settings }) {

@@ -13,6 +13,7 @@ namespace edgedec {
 namespace {
 
 constexpr int BLOCK = 32;
+constexpr float ROUND = 12582912;  // 1.5 * 2^23
 // Scales that are also tried, as multiples of the one that gives the largest number of a block the level -8.
 constexpr float FACTORS[] = {0.88f, 0.91f, 0.94f, 0.97f, 1.03f, 1.06f, 1.09f, 1.12f};
 
@@ -28,7 +29,8 @@ Rounded round_with(const float *x, float wanted) {
   const float scale = half_to_float(found.scale), inverse = scale != 0 ? 1 / scale : 0;
   float errors[BLOCK];
   for (int i = 0; i < BLOCK; ++i) {
-    const float level = std::min(std::max(-8.0f, rintf(x[i] * inverse)), 7.0f);  // -8 of NaN
+    // The sum has no fractional bits left, so it is rounded to the nearest whole number without a call. -8 of NaN.
+    const float level = std::min(std::max(-8.0f, x[i] * inverse), 7.0f) + ROUND - ROUND;
     errors[i] = (level * scale - x[i]) * (level * scale - x[i]);
     found.levels[i] = (uint8_t)(level + 8);
   }

@@ -1,6 +1,6 @@
-"""Draw the README's picture, docs/tokens_per_second.svg, from a committed result.
+"""Draw the picture of docs/faster.md, docs/tokens_per_second.svg, from a committed result.
 
-    python benchmarks/speed/readme_picture.py
+    python benchmarks/speed/tokens_per_second_picture.py
 
 The result has the form that tokens_per_second.py writes: tokens per second by task and way. A way that was
 measured apart from the others has no bars: its speed stands under "apart", and is drawn as a dashed line. The same JSON

@@ -1,0 +1,31 @@
+"""Where a model's file lies: a GGUF, or in its place a file of tiles, which no other program reads.
+
+    models/NAME.gguf            the GGUF
+    models/tiles/NAME.tiles     the tiles that took its place
+
+The model keeps the path of its GGUF, where no file is then. Whoever looks at the file asks `standing` which one it is.
+"""
+
+import os
+from pathlib import Path
+
+_GGUF = ".gguf"
+
+
+def tiled_place(path: Path) -> Path:
+    """Return where the tiles lie that take the place of a model's GGUF."""
+    return path.parent / "tiles" / f"{path.stem}.tiles"
+
+
+def standing(path: Path) -> Path:
+    """Return the file that holds the model at a path: its tiles where the GGUF is not there, else the path itself."""
+    if path.suffix.lower() != _GGUF or os.path.lexists(path):
+        return path
+    tiled = tiled_place(path)
+    return tiled if os.path.lexists(tiled) else path
+
+
+def model_place(path: Path) -> Path:
+    """Return the path of the model that a file holds: that of its GGUF for tiles that took its place."""
+    place = path.parent.with_name(f"{path.stem}{_GGUF}")
+    return place if path == tiled_place(place) and standing(place) == path else path
