@@ -109,6 +109,7 @@ def test_a_second_header_that_does_not_come(few: Running) -> None:
 def test_the_oldest_that_waits_makes_room(patient: Running) -> None:
     """A fifth connection of an address closes its oldest without a whole header, not one that was answered, or asks."""
     patient.client.get("/health")  # one that is between two requests
+    wait_until(lambda: connections(patient) == 1, "those of the test before are still there")
     with connected(patient, 2) as (first, second), connected(patient) as (third,):
         first.sendall(HALF_HEADER)
         wait_until(lambda: connections(patient) == 4, "they are not there")
