@@ -1,7 +1,7 @@
 """What callers pass and see: arguments are checked by their annotations, results are shown as one line.
 
-A wrong argument is an OptionError. An annotation in quotes, of a type that is imported only when it is needed, is not
-looked at; neither is what a mapping holds, or a sequence of numbers. Scalars of numpy become Python's.
+A wrong argument raises an OptionError. Three things are not checked: an annotation in quotes (its type is imported only
+when it is needed), what a mapping holds, and the numbers of a sequence. A scalar of numpy becomes a number of Python.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -9,7 +9,7 @@ from edgedec.progress import OnProgress, Progress
 
 @contextmanager
 def shown_progress(on_progress: OnProgress | None, what: str) -> Iterator[OnProgress | None]:
-    """Yield what takes the reports of loading `what`: `on_progress`, or a bar where that is None in a notebook."""
+    """Yield the function that load() reports to: `on_progress`, or in a notebook a bar where that is None."""
     shell = sys.modules["IPython"].get_ipython() if on_progress is None and "IPython" in sys.modules else None
     if getattr(shell, "kernel", None) is None:  # of a notebook; a terminal has none
         yield on_progress

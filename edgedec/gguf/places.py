@@ -3,7 +3,7 @@
     models/NAME.gguf            the GGUF
     models/tiles/NAME.tiles     the tiles that took its place
 
-The model keeps the path of its GGUF, where no file is then. Whoever looks at the file asks `standing` which one it is.
+A model keeps the name of its GGUF's path after tiles took the GGUF's place. `standing` returns the file that is there.
 """
 
 import os

@@ -180,10 +180,14 @@ def test_embeddings_and_branches_have_the_adapters_of_the_engine(folder: Path) -
 def test_wrong_scales_are_refused(engine: edgedec.Engine, folder: Path) -> None:
     """So many finite numbers as there are adapters; an engine without adapters takes none."""
     for wrong in ((1.0,), (1.0, float("nan")), (1.0, float("inf")), "ab", 1.0, (1.0, "x"), ((1.0, 2.0), (1.0, 2.0))):
-        with pytest.raises(OptionError, match=r"it must be (2 numbers, one for each adapter|a sequence or None)"):
+        says = "a sequence or None" if wrong in ("ab", 1.0) else "2 numbers, one for each adapter"
+        with pytest.raises(OptionError, match=f"it must be {says}"):
             engine.generate(PROMPT, lora=wrong, max_tokens=1)  # type: ignore[arg-type]
     for scale in (float("inf"), float("nan"), True, "x"):
-        with pytest.raises(RequestError, match=r"scale must be a number|it must be a text, a path or a tuple"):
+        says = (
+            "an adapter's scale must be a number" if scale == float("inf") else "it must be a text, a path or a tuple"
+        )
+        with pytest.raises(RequestError, match=says):
             opened(folder, lora=[(folder / "a.gguf", scale)])
     with opened(folder, lora=()) as bare:
         assert bare.lora == ()

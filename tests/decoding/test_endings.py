@@ -53,6 +53,7 @@ def test_a_stop_string_within_a_draft_ends_what_is_counted_and_learned(
     n_drafts = 0
     for engine in pair:
         futures = Futures()
+        engine.generate(PROMPT, **WARM, grammar=Grammar.regex("(abc|abd)*x"))  # so that there is something to propose
         texts = [
             engine.generate(
                 PROMPT, **{**WARM, "seed": seed}, stop=stop, grammar=Grammar.regex("(abc|abd)*x"), futures=futures
@@ -61,7 +62,7 @@ def test_a_stop_string_within_a_draft_ends_what_is_counted_and_learned(
         ]
         n_drafts = sum(text.stats.n_accepted_tokens for text in texts)
         found.append([*map(seen, texts), len(futures)])
-    assert n_drafts > 0 or stop == ("b",)  # such short texts may end before the drafter has learned from any
+    assert n_drafts > 0
     assert found[0] == found[1]
 
 

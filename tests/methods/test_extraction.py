@@ -97,8 +97,9 @@ def test_no_quotation_goes_from_one_passage_to_the_next(engine: edgedec.Engine) 
     assert {span.start > len(parts[0]) for span in found.spans} == {True, False}
     whole = engine.extract("Who built the tower?", joined, n=100, max_tokens=4)
     assert any("\n\n" in span.text for span in whole.spans)
-    for wrong in ([], ["x", ""], ["x", 3]):
-        with pytest.raises(RequestError, match=r"the passage is empty|passage\[1\] is 3; it must be a text"):
+    empty = "the passage is empty or no text"
+    for wrong, says in (([], empty), (["x", ""], empty), (["x", 3], r"passage\[1\] is 3; it must be a text")):
+        with pytest.raises(RequestError, match=says):
             engine.extract("Who?", wrong)  # type: ignore[arg-type]
 
 
@@ -153,8 +154,12 @@ def test_the_room_behind_the_prompt_bounds_a_quotation(tmp_path: Path) -> None:
 
 def test_what_can_not_be_extracted_is_refused(engine: edgedec.Engine) -> None:
     """Empty texts, numbers out of range, a passage that does not fit, a search that is cancelled."""
-    for question, passage in ((" ", PASSAGE), (QUESTION, ""), (3, PASSAGE)):
-        with pytest.raises(RequestError, match=r"is empty or no text|is 3; it must be a text"):
+    for question, passage, says in (
+        (" ", PASSAGE, "is empty or no"),
+        (QUESTION, "", "is empty or no"),
+        (3, PASSAGE, "is 3;"),
+    ):
+        with pytest.raises(RequestError, match=says):
             engine.extract(question, passage)  # type: ignore[arg-type]
     for name, value in (("n", 0), ("n", 101), ("max_tokens", 0), ("max_tokens", True), ("n", 1.5)):
         with pytest.raises(OptionError, match=name):
