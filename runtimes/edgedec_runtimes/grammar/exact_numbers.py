@@ -12,6 +12,7 @@ from typing import Any
 
 from edgedec.errors import RequestError
 from edgedec.exact_json import decimal_of, dumps, exact_float
+from edgedec_runtimes.grammar.keywords import is_well_formed
 from edgedec_runtimes.grammar.negation import ANNOTATIONS, TYPES, Lookup, TooManyPartsError
 from edgedec_runtimes.grammar.references import MAPS, moved
 
@@ -57,8 +58,8 @@ def lark_of_inexact(source: str, style: Mapping[str, Any]) -> str | None:
         return None
     schema = json.loads(source, parse_float=exact_float)
     try:
-        if not _is_inexact(schema, Lookup(schema)):
-            return None
+        if not is_well_formed(schema) or not _is_inexact(schema, Lookup(schema)):
+            return None  # llguidance takes it, or refuses a keyword's form
         _require(schema, *_KEYWORDS - {"x-guidance"})
         rules = _Rules(schema, style)
         start = rules.of(schema)

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgedec.exact_json import exact_float
 from edgedec.grammar import Grammar, Predicate
+from edgedec_runtimes.grammar.keywords import is_well_formed
 from edgedec_runtimes.grammar.negation import Lookup, TooManyPartsError, all_of, any_of, negated
 from edgedec_runtimes.grammar.unique import UniqueItems, asks_for_unique, without_unique
 
@@ -21,11 +22,13 @@ Words = tuple[Grammar, Predicate | None]
 def other_words(grammar: Grammar, n_most: int) -> Words | None:
     """Return the same JSON schema in words that llguidance may take; None where there are no others.
 
-    There are none for a schema of over `n_most` characters.
+    There are none for a schema of over `n_most` characters, or with a keyword of a wrong form: llguidance refuses it.
     """
     if grammar.kind != "json_schema" or len(grammar.source) > n_most:
         return None
     schema = json.loads(grammar.source, parse_float=exact_float)
+    if not is_well_formed(schema):
+        return None
     try:
         unique = UniqueItems(schema) if asks_for_unique(schema) else None
         said = rewritten(without_unique(schema) if unique else schema)

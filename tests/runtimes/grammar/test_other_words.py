@@ -198,6 +198,36 @@ def test_a_schema_in_other_words_is_remembered(grammars: Grammars, monkeypatch: 
     assert (first.allowed() == again.allowed()).all()
 
 
+ODD: tuple[Any, ...] = (None, True, -1, 2.5, "a", [], ["a"], [1], [{}], {}, {"a": 1}, {"a": [{}]})
+KEYWORDS = (
+    *("type", "enum", "required", "properties", "anyOf", "allOf", "oneOf", "not", "if", "items", "prefixItems", "$ref"),
+    *("minItems", "maxItems", "uniqueItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum"),
+    *("exclusiveMinimum", "exclusiveMaximum", "multipleOf", "propertyNames", "minProperties", "maxProperties"),
+    *("patternProperties", "additionalProperties", "dependencies", "dependentRequired", "dependentSchemas"),
+)
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_a_keyword_with_a_value_of_a_wrong_form_is_refused(grammars: Grammars, keyword: str) -> None:
+    """Each value is alone, and where a schema is said in other words: a grammar comes out, or a RequestError."""
+    n_refused = 0
+    for value in ODD:
+        part = {keyword: value}
+        for schema in (
+            part,
+            {"not": part},
+            {"if": part, "then": {"maxItems": 1}},
+            {"oneOf": [part, {"type": "string"}]},
+            {"propertyNames": part, "minimum": 1234567890123456789},
+            {"not": {"$ref": "#/$defs/a"}, "$defs": {"a": part}},
+        ):
+            try:
+                grammars.open(Grammar.json_schema(schema))
+            except RequestError:
+                n_refused += 1
+    assert n_refused >= 12
+
+
 def test_words_that_would_be_too_many_are_cut_short() -> None:
     """Each case of a oneOf must say that the others are not there: with many cases that is refused, and at once."""
     cases = [{"required": [f"a{i}"], "properties": {f"b{i}": {"const": "x"}}} for i in range(400)]

@@ -16,9 +16,6 @@ from support.processes.command_line import (
     wait_for_reader,
 )
 
-from edgedec_apps.cli.commands import plan
-from edgedec_apps.cli.options import LoadFlags
-
 pytest.importorskip("termios", reason="no terminals of POSIX here")
 
 pytestmark = pytest.mark.slow
@@ -152,14 +149,11 @@ def test_help_fits_the_terminal(columns: int) -> None:
         assert text.isascii()
 
 
-def test_a_plan_fits_80_columns(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The table of its terms and all below, at a terminal."""
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    plan.command(str(model), load=LoadFlags(memory="1GB", runtime="cpu", draft="auto"), quiet=True)
-    lines = capsys.readouterr().out.splitlines()
+def test_a_plan_fits_80_columns(model: Path) -> None:
+    """The table of its terms and all below, in a process of its own, whose memory the plan counts."""
+    with Terminal("plan", model, "--memory", "1GB", *("--runtime", "cpu"), env={"COLUMNS": "80"}) as person:
+        assert person.end() == 0
+    lines = person.shown.decode().splitlines()
     assert len(lines) > 15
     assert max(map(len, lines)) <= 80
 
