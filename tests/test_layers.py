@@ -35,6 +35,7 @@ ROOMS = (
     "decoding",
     "choosing",
     "api",
+    "testing",
 )
 
 pytestmark = pytest.mark.skipif(not (ROOT / "edgedec").is_dir(), reason="the sources are not beside the tests")

@@ -11,6 +11,6 @@ target. edgedec.drafters.draft_builder builds the draft: a tree (grow_tree) or a
 `AUTO` in edgedec.scheduler.drafter_factories decides whether `--draft auto` uses the drafter. What a drafter keeps
 between requests it declares in `shedding`, and what it needs at load in `demands` (edgedec.drafter_traits). The drafter
 gets a row in docs/methods.md and a line in the list of tests/decoding/test_same_text.py; the command `python -m
-edgedec_apps.conformance drafter NAME MODEL.gguf` checks the contract. The policy (edgedec.scheduler) decides whether a
+edgedec.testing NAME MODEL.gguf` checks the contract. The policy (edgedec.scheduler) decides whether a
 draft pays, not the drafter.
 """

@@ -20,7 +20,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Model
 from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
-from edgedec_apps.conformance import check_drafter
+from edgedec.testing import check_drafter
 from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prompts_are_read_whole")]

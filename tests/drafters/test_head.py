@@ -38,9 +38,9 @@ from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request
 from edgedec.stats import DecodeStats
+from edgedec.testing import check_drafter, raise_failures
 from edgedec.verification.rules import rule_names
 from edgedec_apps.bench.recorder import Evaluated, Recorder
-from edgedec_apps.conformance import check_drafter, raise_failures
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.trained_heads import nextn

@@ -26,7 +26,7 @@ from edgedec.model import Model
 from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
-from edgedec_apps.conformance import check_drafter
+from edgedec.testing import check_drafter
 from edgedec_methods.universal import UniversalDraftModel
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.conformance.runtime import check_runtime
 from support.models.onnx_exports import load
 from support.models.optimum_checkpoints import write_config
 
 import edgedec
 from edgedec.gguf.file import DATA
-from edgedec_apps.conformance import check_runtime, raise_failures
+from edgedec.testing import raise_failures
 from edgedec_export.optimum.environment import ensure_environment, environment_folder
 from edgedec_export.optimum.export import export_via_optimum
 from edgedec_models.folders import cache_folder

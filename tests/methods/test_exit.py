@@ -17,7 +17,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import LayerSet, Model
 from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
-from edgedec_apps.conformance import check_drafter
+from edgedec.testing import check_drafter
 from edgedec_methods import exit as exit_drafter
 from edgedec_methods.exit import Agreement, ExitDrafter, exits_of
 from edgedec_runtimes.cpu.runtime import Cpu

@@ -24,8 +24,8 @@ from edgedec.model import Forward, Model
 from edgedec.sampling import Noise, SamplingParams
 from edgedec.scheduler import plugin_guard
 from edgedec.sequence import Generation
+from edgedec.testing import check_drafter
 from edgedec_apps.cli.shown.explain import explained
-from edgedec_apps.conformance import check_drafter
 from edgedec_methods.overlapped import THREAD_NAME, OverlappedDrafter, OverlappedModel
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.conformance.runtime import check_runtime
 from support.models.tiny_models import tiny_llama
 
 import edgedec
@@ -16,7 +17,6 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.outer_session import OuterModel, OuterSession
-from edgedec_apps.conformance import check_runtime
 from edgedec_methods.padded_steps import PaddedModel, with_padded_steps
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.shared.invariance import measured_invariance

@@ -28,7 +28,7 @@ from edgedec.scheduler.drafter_factories import PromisedGain, promised_gains
 from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
-from edgedec_apps.conformance import check_drafter
+from edgedec.testing import check_drafter
 from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_methods import exit as exit_drafter
 from edgedec_methods.skip import SkipDrafter

@@ -21,8 +21,8 @@ from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import open_draft_model, same_tokenizer
+from edgedec.testing import check_drafter
 from edgedec.tokenizer import Tokenizer, added_around
-from edgedec_apps.conformance import check_drafter
 from edgedec_methods.alignment import Aligned, continuation, encode_aligned, whole_characters
 from edgedec_methods.universal import UniversalDraftModel
 from edgedec_runtimes.tokenizer import open_tokenizer

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.conformance.runtime import check_runtime
 from support.models.tiny_models import tiny_llama
 from support.processes.hosted import child_of_a_killed_parent, hosted
 
@@ -19,7 +20,7 @@ from edgedec.errors import CancelledError, RequestError, RuntimeLostError, Runti
 from edgedec.load_options import LoadOptions
 from edgedec.model import Session
 from edgedec.progress import CancelToken, Progress
-from edgedec_apps.conformance import check_runtime, raise_failures
+from edgedec.testing import raise_failures
 from edgedec_runtimes.child import process
 from edgedec_runtimes.child.model import ChildModel
 

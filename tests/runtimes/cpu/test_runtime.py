@@ -3,7 +3,6 @@
 import os
 import select
 import signal
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.conformance.memory_reading import probe_of
+from support.conformance.runtime import check_runtime
 from support.models.code_paths import CODE_PATHS, each_architecture
 from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, write_tiny
 from support.models.tiny_runs import bits
@@ -28,7 +29,7 @@ from edgedec.errors import (
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, LayerSet, Model
 from edgedec.progress import Progress
-from edgedec_apps.conformance import check_runtime, raise_failures
+from edgedec.testing import raise_failures
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference
@@ -57,7 +58,7 @@ def load(path: Path, **options: Any) -> Model:
 
 def conform(path: Path, *, is_measured: bool = True, **options: Any) -> None:
     """Run the conformance suite, with the memory of a process of its own where it is measured."""
-    probe = [sys.executable, "-m", "edgedec_apps.conformance", "memory", "cpu", str(path)]
+    probe = probe_of("cpu", path)
     results = check_runtime(lambda: load(path, **options), memory_probe=probe if is_measured else None)
     raise_failures(results)
     skipped = {result.name for result in results if result.status == "skipped"}

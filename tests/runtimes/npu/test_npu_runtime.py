@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.conformance.runtime import check_runtime
 from support.models.cut_files import cut_in_a_forward
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 from support.models.tiny_runs import extend, one_by_one
@@ -32,7 +33,7 @@ from edgedec.loading.runtime_choice import Choice
 from edgedec.model import LayerSet, Model
 from edgedec.progress import Progress
 from edgedec.runtime import Runtime
-from edgedec_apps.conformance import check_runtime, raise_failures
+from edgedec.testing import raise_failures
 from edgedec_export.calibration_text import bundled_text
 from edgedec_export.npu.export import export_npu
 from edgedec_runtimes.cpu.runtime import Cpu

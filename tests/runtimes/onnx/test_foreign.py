@@ -1,13 +1,14 @@
 """The onnx runtime runs graphs as optimum exports them: exactly, within the contract, and nothing outside of it."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.conformance.memory_reading import probe_of
+from support.conformance.runtime import check_runtime
 from support.models.foreign_graphs import N_CTX, counting_graph, counting_logits, write_foreign
 from support.models.onnx_exports import copied, load, manifest, rewritten
 from support.processes.command_line import run_here
@@ -15,7 +16,7 @@ from support.processes.command_line import run_here
 import edgedec
 from edgedec.errors import CancelledError, CapabilityError, ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.model import Model, Session
-from edgedec_apps.conformance import check_runtime, raise_failures
+from edgedec.testing import raise_failures
 from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.foreign.contract import Contract, Port, read_contract
 from edgedec_runtimes.onnx.foreign.model import ForeignModel
@@ -36,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_it_conforms(folder: Path) -> None:
     """Every check that applies passes, memory as counted in another process among them."""
-    probe = [sys.executable, "-m", "edgedec_apps.conformance", "memory", "onnx", str(folder)]
+    probe = probe_of("onnx", folder)
     results = check_runtime(lambda: load(folder), memory_probe=probe)
     raise_failures(results)
     skipped = {result.name for result in results if result.status == "skipped"}

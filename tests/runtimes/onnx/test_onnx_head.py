@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.conformance.runtime import check_runtime
 from support.heads.loaded_blocks import of_integers
 from support.heads.tiny_blocks import tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, write_head
@@ -24,7 +25,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules, HeadState
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model, Session
-from edgedec_apps.conformance import check_drafter, check_runtime, raise_failures
+from edgedec.testing import check_drafter, raise_failures
 from edgedec_export.target_rows import read_rows
 from edgedec_models.draft_heads import HEADS
 from edgedec_runtimes.cpu.runtime import Cpu

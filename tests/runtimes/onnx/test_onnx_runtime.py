@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.conformance.memory_reading import probe_of
+from support.conformance.runtime import check_runtime
 from support.models.onnx_exports import Exporter, copied, load, rewritten
 from support.models.tiny_quantized import EXPORTED
 from support.models.tiny_runs import bits, one_by_one
@@ -27,7 +29,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Forward, ForwardItem, LayerSet, Model
 from edgedec.progress import OnProgress
 from edgedec.runtime import Runtime
-from edgedec_apps.conformance import check_runtime, raise_failures
+from edgedec.testing import raise_failures
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.onnx.feeds import CHUNK, Padding
 from edgedec_runtimes.onnx.graph_model import Opened
@@ -46,7 +48,7 @@ PARENTS = np.array([-1, 0, 0, 1, 2, 2, 5, -1], np.int32)
 def test_it_conforms(exported: Exporter) -> None:
     """Every check passes, memory as counted in another process among them."""
     folder = exported(types=("Q4_K", "Q6_K"), n_ctx_train=4096).folder
-    probe = [sys.executable, "-m", "edgedec_apps.conformance", "memory", "onnx", str(folder)]
+    probe = probe_of("onnx", folder)
     results = check_runtime(lambda: load(folder), memory_probe=probe)
     raise_failures(results)
     skipped = {result.name for result in results if result.status == "skipped"}

@@ -2,8 +2,10 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -40,6 +42,11 @@ def measure_memory(load: Callable[[LoadOptions], Model]) -> MemoryReading:
         held = held_bytes(processes_of(model)) if len(logits) == n_rows else None
         planned = sum(term.n_bytes for term in model.memory(_N_CTX, n_rows) if term.device == HOST)
     return MemoryReading(planned, held)
+
+
+def probe_of(runtime: str, model: Path) -> list[str]:
+    """Return the command that measures the memory of a model on an installed runtime."""
+    return [sys.executable, str(Path(__file__).parent), runtime, str(model), "--memory"]
 
 
 def to_json(reading: MemoryReading) -> str:

@@ -8,8 +8,8 @@ from edgedec.draft import Draft
 from edgedec.drafter import DrafterFactory, DrafterNeeds
 from edgedec.model import Model
 from edgedec.sampling import SamplingParams
-from edgedec_apps.conformance.drafting import GREEDY, SEED, DrafterSubject, Proposal, Recorder
-from edgedec_apps.conformance.results import CheckResult, OnCheck, require, run_checks
+from edgedec.testing.drafting import GREEDY, SEED, DrafterSubject, Proposal, Recorder
+from edgedec.testing.results import CheckResult, OnCheck, require, run_checks
 
 # The seconds by which a deadline may be missed, and the tries in which one must be kept, as the machine may be busy.
 _SLACK_S, _N_TRIES = 0.25, 3

@@ -7,8 +7,9 @@ import numpy as np
 
 from edgedec.errors import CapabilityError, ContextFullError, EdgedecError, RequestError, SessionError
 from edgedec.model import Rows
-from edgedec_apps.conformance.results import NotApplicableError, require, require_equal, require_raises
-from edgedec_apps.conformance.subject import MOST_ROWS, N_PREFIX, Subject, Tokens, chain, extend
+from edgedec.testing.results import NotApplicableError, require
+from support.conformance.requirements import require_equal, require_raises
+from support.conformance.subject import MOST_ROWS, N_PREFIX, Subject, Tokens, chain, extend
 
 _TEXTS = ("Hello, world!", "def f(x):\n    return x + 1\n", "naïve 東京 🙂")
 

@@ -7,8 +7,9 @@ import numpy as np
 
 from edgedec.errors import CapabilityError, EdgedecError, RequestError, SessionError
 from edgedec.model import ForwardItem, LayerSet, Session
-from edgedec_apps.conformance.results import NotApplicableError, require, require_equal, require_raises
-from edgedec_apps.conformance.subject import N_PREFIX, Floats, Subject, Tokens, chain, extend
+from edgedec.testing.results import NotApplicableError, require
+from support.conformance.requirements import require_equal, require_raises
+from support.conformance.subject import N_PREFIX, Floats, Subject, Tokens, chain, extend
 
 # Two roots; below the first, branches of several depths whose rows are not neighbours.
 _PARENTS = (-1, 0, 0, 1, 2, 2, 5, -1)

@@ -1,5 +1,6 @@
 """The conformance suite for runtimes: the reference passes it, and each kind of fault fails its check."""
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -9,16 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.conformance.memory_reading import probe_of
+from support.conformance.runtime import RUNTIME_CHECKS, check_runtime
+from support.conformance.subject import Subject
 from support.models.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, ConformanceError, ModelFormatError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Forward, ForwardItem, Model
 from edgedec.model_card import Capabilities
-from edgedec_apps.conformance import CheckResult, check_runtime, raise_failures
-from edgedec_apps.conformance.results import run_checks
-from edgedec_apps.conformance.runtime import RUNTIME_CHECKS
-from edgedec_apps.conformance.subject import Subject
+from edgedec.testing import CheckResult, raise_failures
+from edgedec.testing.results import run_checks
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference import model as reference
 from edgedec_runtimes.reference import network
@@ -61,13 +63,23 @@ def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Model]:
 def test_the_reference_passes_every_check(load: Callable[[], Model], path: Path) -> None:
     """Nothing fails, and only what it can't be asked is skipped; its memory is counted in another process."""
     told: list[CheckResult] = []
-    probe = [sys.executable, "-m", "edgedec_apps.conformance", "memory", "reference", str(path)]
+    probe = probe_of("reference", path)
     results = check_runtime(load, on_check=told.append, memory_probe=probe)
     raise_failures(results)
     assert [result.name for result in results if result.status == "skipped"] == ["undeclared_capabilities_raise"]
     assert told == results
     assert [result.name for result in results] == list(RUNTIME)
     assert all(result.holds.endswith(".") for result in results)
+
+
+@pytest.mark.slow
+def test_the_command_line_prints_a_line_a_check(path: Path) -> None:
+    """A check of a runtime by its name, with the memory of a process of its own."""
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "conformance"), "reference", str(path)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "ok    memory_is_as_planned" in lines
+    assert "skip  undeclared_capabilities_raise: the model declares every capability" in lines
+    assert [line.split()[1].removesuffix(":") for line in lines] == list(RUNTIME)
 
 
 @pytest.mark.slow

@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.model import Model, Session
-from edgedec_apps.conformance.results import NotApplicableError, require_close, require_equal
+from edgedec.testing.drafting import HeldSessions
+from edgedec.testing.results import NotApplicableError
+from support.conformance.requirements import require_close, require_equal
 
 N_PREFIX = 24
 MOST_ROWS = 16
@@ -18,24 +20,6 @@ _TEXT = (
     'woman with two children and a goat was waiting. "How much for all of us?" she asked.'
 )
 Floats = NDArray[np.float32]
-
-
-class HeldSessions:
-    """The sessions that a check opened, which are closed after it."""
-
-    def __init__(self) -> None:
-        self._sessions: list[Session] = []
-
-    def adopt(self, session: Session) -> Session:
-        """Return a session that is closed when the check is over."""
-        self._sessions.append(session)
-        return session
-
-    def close_sessions(self) -> None:
-        """Close every session adopted so far."""
-        sessions, self._sessions = self._sessions, []
-        for session in sessions:
-            session.close()
 
 
 class Subject(HeldSessions):

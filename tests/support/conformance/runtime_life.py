@@ -8,9 +8,10 @@ from time import perf_counter
 
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, SessionError
 from edgedec.model import Session
-from edgedec_apps.conformance.memory_reading import read_memory
-from edgedec_apps.conformance.results import NotApplicableError, require, require_equal, require_raises
-from edgedec_apps.conformance.subject import N_PREFIX, Subject, Tokens, chain, extend
+from edgedec.testing.results import NotApplicableError, require
+from support.conformance.memory_reading import read_memory
+from support.conformance.requirements import require_equal, require_raises
+from support.conformance.subject import N_PREFIX, Subject, Tokens, chain, extend
 
 _PATIENCE_S = 0.25
 _MEMORY_SHARE, _MEMORY_BYTES = 0.05, 16_000_000

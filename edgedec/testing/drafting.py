@@ -19,8 +19,7 @@ from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
-from edgedec_apps.conformance.results import NotApplicableError, require
-from edgedec_apps.conformance.subject import HeldSessions
+from edgedec.testing.results import NotApplicableError, require
 
 SEED = 11
 GREEDY = SamplingParams(temperature=0, seed=SEED)
@@ -74,6 +73,24 @@ class Recorder:
     def memory_bytes(self) -> int:
         """Return the memory that the drafter holds."""
         return self.drafter.memory_bytes()
+
+
+class HeldSessions:
+    """The sessions that a check opened, which are closed after it."""
+
+    def __init__(self) -> None:
+        self._sessions: list[Session] = []
+
+    def adopt(self, session: Session) -> Session:
+        """Return a session that is closed when the check is over."""
+        self._sessions.append(session)
+        return session
+
+    def close_sessions(self) -> None:
+        """Close every session adopted so far."""
+        sessions, self._sessions = self._sessions, []
+        for session in sessions:
+            session.close()
 
 
 class DrafterSubject(HeldSessions):

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from edgedec.model import Model
-from edgedec_apps.conformance import runtime_basics, runtime_life, runtime_structure
-from edgedec_apps.conformance.results import CheckResult, OnCheck, run_checks
-from edgedec_apps.conformance.subject import Subject
+from edgedec.testing.results import CheckResult, OnCheck, run_checks
+from support.conformance import runtime_basics, runtime_life, runtime_structure
+from support.conformance.subject import Subject
 
 RUNTIME_CHECKS = runtime_basics.CHECKS + runtime_structure.CHECKS + runtime_life.CHECKS
 
@@ -23,9 +23,8 @@ def check_runtime(
     Args:
         load: Loads the model, for at least 3 sessions of `n_ctx` tokens at once (LoadOptions.n_parallel).
         on_check: Called with each result as it comes.
-        memory_probe: A command that loads the model in a process of its own and prints
-            `to_json(measure_memory(load))`, such as `python -m edgedec_apps.conformance memory NAME MODEL` for a
-            runtime that has an entry point. Without a command the check of the memory is skipped.
+        memory_probe: The command of memory_reading.probe_of, for a runtime that has an entry point. Without a command
+            the check of the memory is skipped.
         n_ctx: Tokens of most sessions, at least 64; sessions of a model that was trained for fewer are shorter.
         tolerance: By how much rows may differ that need not have equal bits, as a share of the spread of a row's
             logits. Rounding changes up to 0.05 (a 4-bit Gemma 3 270M), a wrong token 12 tokens ago 0.06 and most often
