@@ -228,11 +228,9 @@ def test_the_hub_is_searched() -> None:
     with StubServer() as server:
         server.add("/api/models", json.dumps([FOUND]).encode(), Content_Type="application/json")
         env = {"HF_ENDPOINT": server.root, "HF_HUB_OFFLINE": "", "NO_PROXY": "*"}
-        result = run_process("search", "smollm3", env=env)
+        result = run_process("search", "smollm3", "--quiet", env=env)  # no progress, which a busy machine would show
         document = json.loads(run_process("search", "smollm3", "3b", "--json", "--limit", "5", env=env).out)
-    progress = ("so far", "done in")  # of a search that took over a second on a busy machine
-    assert result.code == 0
-    assert [line for line in result.err.splitlines() if not any(words in line for words in progress)] == []
+    assert (result.code, result.err) == (0, "")
     first, headings, row = result.text.splitlines()
     assert first == "smollm3-3b: SmolLM3 3B: chat in six languages, thinks on demand (of the catalogue, not tried)"
     assert headings.split()[:2] == ["NAME", "PARAMETERS"]
