@@ -10,16 +10,21 @@ import typer
 from edgedec import errors
 from edgedec_apps.cli.app import app
 from edgedec_apps.cli.exit_codes import OWN
-from edgedec_apps.cli.help_text import describe, flags_of, name_of, param_group, usage_pieces, visible_commands
+from edgedec_apps.cli.help_text import FURTHER, describe, flags_of, name_of, param_group, usage_pieces, visible_commands
 
+_EXPLAINED = ("run", "chat", "serve")
+"""The commands whose options the page explains; for the others it has the names."""
+_MOST_NAMES = 6
 _STREAMS = """# The command line
 
 This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`); a test compares it with the commands.
+It explains the options of run, chat and serve; `edgedec COMMAND --help` explains those of the others, and `--help-all`
+the further ones.
 
 ## Streams
 
-- Standard output gets the generated text and nothing else; with `--json` it gets one JSON object in ASCII. `info`,
-  `list` and `doctor` print their reports there.
+- Standard output gets the generated text and nothing else, or with `--json` one JSON object in ASCII. `info`, `list`
+  and `doctor` print their reports there.
 - Standard error gets progress, the summary after a reply, and errors. `-q` leaves out progress and summary. Progress is
   a bar at a terminal, also while the text goes to a file. Elsewhere it is one line at the beginning, and one more every
   five minutes.
@@ -101,39 +106,38 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _command(name: str, command: Any, seen: set[str]) -> Iterator[str]:
-    """Yield the section of a command; what is in `seen`, as an earlier command has it, is not explained again."""
+    """Yield the section of a command; an option that is in `seen`, as an earlier command has it, is left out."""
     yield f"### edgedec {' '.join([name, *usage_pieces(command)])}\n"
-    yield inspect.cleandoc(command.help) + "\n"
+    yield inspect.cleandoc(command.help).partition("\n\n")[0] + "\n"
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    new = [line for param in arguments if (line := f"- `{name_of(param)}`: {param.help}") not in seen]
-    if new:
+    if new := [line for param in arguments if (line := f"- `{name_of(param)}`: {param.help}") not in seen]:
         yield "\n".join(new) + "\n"
     seen.update(new)
-    options = [param for param in command.params if param.param_type_name == "option"]
-    old = []
-    for title in dict.fromkeys(param_group(param) for param in options):
-        text = _options(title, [param for param in options if param_group(param) == title], seen)
-        if text is None:
-            old.append(title)
-        else:
-            yield text
-    further = ", further"
-    shown = [title for title in old if title != "Options" and title.removesuffix(further) not in {*old} - {title}]
-    if shown:
-        yield f"As above: {'; '.join(shown)}.\n"
+    options = [param for param in command.params if param.param_type_name == "option" and param.name != "help_all"]
+    new_options = [param for param in options if _line(param) not in seen]
+    seen.update(map(_line, options))
+    explained = [param for param in new_options if name in _EXPLAINED and not param_group(param).endswith(FURTHER)]
+    for title in dict.fromkeys(map(param_group, explained)):
+        lines = [_line(param) for param in explained if param_group(param) == title]
+        yield "\n".join([f"{title}:\n", *lines]) + "\n"
+    if named := ", ".join(f"`{flags_of(param)}`" for param in new_options if param not in explained):
+        yield f"{'Further' if explained else 'Options'}: {named}.\n"
+    if shared := list(_shared([param for param in options if param not in new_options])):
+        yield f"As above: {', '.join(shared)}.\n"
 
 
-def _options(title: str, options: list[Any], seen: set[str]) -> str | None:
-    """Return a group of a command's options, None for a group in `seen`; lines in `seen` are named, not repeated."""
-    lines = [f"- `{flags_of(param)}`: {describe(param)}" for param in options]
-    content = "\n".join([title, *lines])
-    if content in seen:
-        return None
-    new = [line for line in lines if line not in seen]
-    old = [f"`{max(param.opts, key=len)}`" for param, line in zip(options, lines, strict=True) if line in seen]
-    seen.update([content, *lines])
-    above = [f"- as above: {', '.join(old)}"] if old else []
-    return "\n".join([f"{title}:\n", *new, *above]) + "\n"
+def _shared(options: list[Any]) -> Iterator[str]:
+    """Yield the names of options that an earlier command has; of many options of a group, the group's title."""
+    groups: dict[str, list[str]] = {}
+    for param in options:
+        groups.setdefault(param_group(param).removesuffix(FURTHER), []).append(f"`{max(param.opts, key=len)}`")
+    for title, names in groups.items():
+        yield from [title] if len(names) > _MOST_NAMES else names
+
+
+def _line(param: Any) -> str:
+    """Return the line that explains an option."""
+    return f"- `{flags_of(param)}`: {describe(param)}"
 
 
 def _exit_codes() -> str:
