@@ -18,7 +18,7 @@ Plan = Callable[[str], dict[str, Any]]
 """Returns the document of `edgedec plan` for its arguments, the model's name first."""
 
 _SMALL, _MIDDLE, _LARGE = "smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
-_PI = [f"raspberry-pi-{name}" for name in ("zero-2", "3", "4-2gb", "4-4gb", "5-8gb")]
+_PI = [f"raspberry-pi-{name}" for name in ("zero-2", "3", "4-2gb")]
 _JETSON = ["jetson-orin-nano-4gb", "jetson-orin-nano-8gb"]
 
 

@@ -63,9 +63,9 @@ def row(path: Path) -> tuple[str, str]:
     assert tuple(found) == FIELDS, f"{path}: the fields are {', '.join(found)}; they must be {', '.join(FIELDS)}"
     assert found["Status"] in ("study", "opt-in"), f"{path}: the status must be study or opt-in"
     link = f"[{system}](../methods/edgedec_methods/{path.relative_to(PACKAGE).as_posix()})"
-    cells = [link, found["Option"], found["For"]]
+    cells = [link, found["Option"].partition(", with ")[0], found["For"]]
     assert "|" not in "".join(cells), f"{path}: a cell of a table has no |"
-    line = f"| {' | '.join(cells)} |\n" if found["Status"] == "opt-in" else f"- {link}: {found['Option']}\n"
+    line = f"| {' | '.join(cells)} |\n" if found["Status"] == "opt-in" else f"{link} {cells[1]};\n"
     return found["Status"], line
 
 
@@ -74,7 +74,7 @@ def test_every_method_has_a_row() -> None:
     """The table and the list are what the docstrings say."""
     rows = [row(path) for path in methods()]
     opt_ins, studies = ("".join(line for its, line in rows if its == status) for status in ("opt-in", "study"))
-    made = f"{HEAD}{opt_ins}\nStudies:\n\n{studies}"
+    made = f"{HEAD}{opt_ins}\nStudies:\n\n{studies}\n"
     text = DOCUMENT.read_text(encoding="utf-8")
     before, begun, rest = text.partition(BEGIN)
     _, ended, after = rest.partition(END)
