@@ -1,4 +1,4 @@
-# An image that serves a model: see docs/docker.md.
+# An image that serves a model: see docs/installing.md.
 FROM python:3.11-slim-bookworm AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++
 COPY . /src

@@ -49,7 +49,7 @@ def require_infill(tokenizer: Tokenizer) -> None:
     if not can_infill(tokenizer):
         raise RequestError(
             "the model has no tokens for filling in the middle; use one that was trained for it, "
-            "such as qwen2.5-coder-0.5b (docs/code-completion.md)"
+            "such as qwen2.5-coder-0.5b (docs/better-answers.md)"
         )
 
 

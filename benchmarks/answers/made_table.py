@@ -1,7 +1,7 @@
 """The table and the picture of benchmarks/answers/better_answers.py: accuracy with intervals, and what each way costs.
 
 Costs are in plain steps: the time of a forward over one row is 1. They are computed from the rows of the forwards that
-a way makes and the measured curve T(n) of docs/cpu-kernels.md, so that they don't depend on what else the machine did.
+a way makes and the measured curve T(n) of docs/figures.md, so that they don't depend on what else the machine did.
 """
 
 import math
@@ -20,7 +20,7 @@ from edgedec_methods.first_finish import first_finished
 from edgedec_methods.sample_count import another_is_wanted, n_agreeing
 
 Row = Mapping[str, Any]
-# T(n) / T(1) of the 1.5B, one thread, from the figures in docs/cpu-kernels.md; 32 rows and more as a prompt is read.
+# T(n) / T(1) of the 1.5B, one thread, from the figures in docs/figures.md; 32 rows and more as a prompt is read.
 CURVE = {1: 1.0, 4: 1.03, 8: 1.49, 16: 2.82, 32: 4.73}
 SIZES = (1, 4, 8, 16)
 MARKS = ("o", "s", "^", "v")
@@ -116,7 +116,7 @@ def of_search(name: str, lines: Sequence[Row], lengths: Callable[[str], int]) ->
         rows = {int(n): count for n, count in line["forwards"].items()}
         spent = sum(cost(n) * count for n, count in rows.items())
         small = line.get("small_forwards", {})
-        spent += 0.41 * sum(cost(int(n)) * count for n, count in small.items())  # the 0.5B: docs/switching.md
+        spent += 0.41 * sum(cost(int(n)) * count for n, count in small.items())  # the 0.5B: docs/figures.md
         n_tokens = sum(n * count for n, count in rows.items())
         entries.append((line["right"], spent, lengths(line["text"]), n_tokens))
     return summed(*sized(name), entries)

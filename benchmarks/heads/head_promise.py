@@ -5,7 +5,7 @@
 The model writes each answer greedily on the cpu runtime, one token at a time, and before each token the head drafts a
 chain of 6. A chain counts where a step would begin one: after the token that follows an accepted draft. The line
 of each kind is tokens a step and the chance that a draft is right up to its first, second, ... token, which is what the
-record's `reach` means (docs/files.md). HEAD is a GGUF or a checkpoint's folder; `edgedec export --to gguf` copies the
+record's `reach` means (docs/heads.md). HEAD is a GGUF or a checkpoint's folder; `edgedec export --to gguf` copies the
 record from the folder of a checkpoint into the GGUF.
 """
 

@@ -18,9 +18,8 @@ Plan = Callable[[str], dict[str, Any]]
 """Returns the document of `edgedec plan` for its arguments, the model's name first."""
 
 _SMALL, _MIDDLE, _LARGE = "smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
-_PI = [f"raspberry-pi-{name}" for name in ("zero-2", "3", "4-2gb", "4-4gb", "5-8gb")]
+_PI = [f"raspberry-pi-{name}" for name in ("zero-2", "3", "4-2gb")]
 _JETSON = ["jetson-orin-nano-4gb", "jetson-orin-nano-8gb"]
-_ROW = re.compile(r"\| (?:board|model) \|.*?\n\n", re.DOTALL)
 
 
 def tables(plan: Plan, *, only_llamacpp: bool | None = None) -> Iterator[tuple[str, str]]:
@@ -29,8 +28,7 @@ def tables(plan: Plan, *, only_llamacpp: bool | None = None) -> Iterator[tuple[s
         yield "apps/jetson/README.md", _table(_JETSON, [(_LARGE, ""), (_LARGE, f"--draft-model {_MIDDLE}")], plan)
     if only_llamacpp:
         return
-    yield "apps/raspberry_pi/README.md", _table(_PI[2:], [(_MIDDLE, ""), (_LARGE, "")], plan)
-    yield "docs/boards.md", _table(_PI, [(name, "") for name in (_SMALL, _MIDDLE, _LARGE)], plan)
+    yield "docs/which-model.md", _table(_PI, [(name, "") for name in (_SMALL, _MIDDLE, _LARGE)], plan)
     yield "docs/which-model.md", _by_context(plan)
 
 
@@ -73,9 +71,10 @@ def _mb(n_bytes: int) -> str:
     return f"{round(n_bytes / 1e6):,} MB"
 
 
-def _first_table(text: str) -> str:
-    match = _ROW.search(text)
-    return match[0] if match else ""
+def _with_table(text: str, table: str) -> str:
+    """Return the text of a page with this table in place of the one of the same heading."""
+    heading = re.escape(table.partition("\n")[0])
+    return re.sub(rf"{heading}\n(?:\|.*\n)*", lambda _: f"{table}\n", text, count=1)
 
 
 @cache
@@ -96,8 +95,7 @@ def main() -> None:
         print(f"{page}\n\n{table}\n", flush=True)
         if arguments.write:
             path = Path(__file__).parents[2] / page
-            text = path.read_text(encoding="utf-8")
-            path.write_text(text.replace(_first_table(text), f"{table}\n\n"), encoding="utf-8")
+            path.write_text(_with_table(path.read_text(encoding="utf-8"), table), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ Paper: Xia et al. 2024, arXiv:2410.06161; Draft & Verify, Zhang et al. 2023, arX
 Option: `--draft skip`, after `edgedec tune-skip MODEL`
 For: large models without a draft model or a head
 Measured: 1.03 times as fast on qwen2.5-coder-1.5b (`python benchmarks/speed/layer_skip.py qwen2.5-coder-1.5b`;
-    docs/layer-skip.md)
+    docs/faster.md)
 Status: opt-in
 """
 

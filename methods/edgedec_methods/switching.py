@@ -13,7 +13,7 @@ Paper: Simonds 2025, arXiv:2502.06833
 Option: `--small-model MODEL --entropy 0.75`
 For: long easy texts, where other words than the large model's do
 Measured: 1.40 times as fast at 0.75 bits, one of three answers wrong (`python benchmarks/answers/switching.py
-    qwen2.5-coder-1.5b qwen2.5-coder-0.5b --prompts FILE --entropies 0.75`; docs/switching.md)
+    qwen2.5-coder-1.5b qwen2.5-coder-0.5b --prompts FILE --entropies 0.75`; docs/faster.md)
 Status: opt-in
 """
 
@@ -40,7 +40,7 @@ LARGE, SMALL = 0, 1
 WINDOW = 5
 """How many tokens the mean entropy is taken over; also the fewest tokens that a writer writes."""
 MOST_ENTROPY = 1.5
-"""The highest threshold that was measured, in bits (docs/switching.md)."""
+"""The highest threshold that was measured, in bits (docs/faster.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Switching:
         if self.entropy > MOST_ENTROPY and not self.entropy_force:
             raise RequestError(
                 f"{argument('entropy')} is {self.entropy:g} bits; thresholds up to {MOST_ENTROPY:g} were measured "
-                "(docs/switching.md): "
+                "(docs/faster.md): "
                 f"give a lower one, or force it ({argument('entropy_force')})"
             )
 

@@ -8,7 +8,7 @@ Paper: Sun et al. 2024, arXiv:2401.09964, whose trained classifier is a logistic
 Option: `--stop-unsure 0.7`
 For: completions of code, where a wrong token is worth less than none
 Measured: of lines shown by the 0.5B with P = 0.5, 0.67 are right instead of 0.17, and half are shown (`python
-    benchmarks/answers/stop_unsure.py`; docs/code-completion.md)
+    benchmarks/answers/stop_unsure.py`; docs/better-answers.md)
 Status: opt-in
 """
 

@@ -1,6 +1,6 @@
-"""The table of docs/methods.md is made of the docstrings of the files of methods/edgedec_methods.
+"""The tables of opt-ins and studies of docs/methods.md are made of the docstrings of the files of edgedec_methods.
 
-EDGEDEC_WRITE_TABLE=1 has the test write the table instead of comparing it.
+EDGEDEC_WRITE_TABLE=1 has the test write both instead of comparing them.
 """
 
 import ast
@@ -19,7 +19,7 @@ DOCUMENT = ROOT / "docs/methods.md"
 BEGIN, END = "<!-- table of tests/methods/test_method_table.py -->\n", "<!-- end of the table -->\n"
 PACKAGE = Path(edgedec_methods.__file__).parent
 FIELDS = ("Paper", "Option", "For", "Measured", "Status")
-HEAD = ("system", "paper", "option", "for", "measured", "status")
+HEAD = "| an opt-in | option | for |\n|---|---|---|\n"
 
 pytestmark = pytest.mark.skipif(not DOCUMENT.exists(), reason="the documents are not beside the tests")
 
@@ -50,8 +50,8 @@ def methods() -> Iterator[Path]:
             yield path
 
 
-def row(path: Path) -> str:
-    """Return the row of a method, after a look at its docstring's form."""
+def row(path: Path) -> tuple[str, str]:
+    """Return the status and the row of a method, after a look at its docstring's form; paper and figures stay there."""
     text = docstring(path)
     summary = text.splitlines()[0]
     system, colon, what = summary.partition(": ")
@@ -63,15 +63,18 @@ def row(path: Path) -> str:
     assert tuple(found) == FIELDS, f"{path}: the fields are {', '.join(found)}; they must be {', '.join(FIELDS)}"
     assert found["Status"] in ("study", "opt-in"), f"{path}: the status must be study or opt-in"
     link = f"[{system}](../methods/edgedec_methods/{path.relative_to(PACKAGE).as_posix()})"
-    cells = [link, *(found[name] for name in FIELDS)]
+    cells = [link, found["Option"].partition(", with ")[0], found["For"]]
     assert "|" not in "".join(cells), f"{path}: a cell of a table has no |"
-    return f"| {' | '.join(cells)} |\n"
+    line = f"| {' | '.join(cells)} |\n" if found["Status"] == "opt-in" else f"{link} {cells[1]};\n"
+    return found["Status"], line
 
 
 @pytest.mark.slow
 def test_every_method_has_a_row() -> None:
-    """The table is what the docstrings say."""
-    made = f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}\n" + "".join(map(row, methods()))
+    """The table and the list are what the docstrings say."""
+    rows = [row(path) for path in methods()]
+    opt_ins, studies = ("".join(line for its, line in rows if its == status) for status in ("opt-in", "study"))
+    made = f"{HEAD}{opt_ins}\nStudies:\n\n{studies}\n"
     text = DOCUMENT.read_text(encoding="utf-8")
     before, begun, rest = text.partition(BEGIN)
     _, ended, after = rest.partition(END)

@@ -10,48 +10,46 @@ import typer
 from edgedec import errors
 from edgedec_apps.cli.app import app
 from edgedec_apps.cli.exit_codes import OWN
-from edgedec_apps.cli.help_text import describe, flags_of, name_of, param_group, usage_pieces, visible_commands
+from edgedec_apps.cli.help_text import FURTHER, describe, flags_of, name_of, param_group, usage_pieces, visible_commands
 
+_EXPLAINED = ("run", "chat", "serve")
+"""The commands whose options the page explains; for the others it has the names."""
 _STREAMS = """# The command line
 
 This page is generated (`python -m edgedec_apps.cli.reference > docs/cli.md`); a test compares it with the commands.
+It explains the options of run, chat and serve, and names what the other commands have beside them;
+`edgedec COMMAND --help` explains all of a command's options, with `--help-all` the further ones too.
 
 ## Streams
 
-- Standard output gets the generated text and nothing else; with `--json` it gets one JSON object in ASCII. `info`,
-  `list` and `doctor` print their reports there.
-- Standard error gets progress, the summary after a reply, and errors. `-q` leaves out progress and summary. Progress is
-  a bar at a terminal, also while the text goes to a file. Elsewhere it is one line at the beginning, and one more every
-  five minutes.
-- Control characters and direction overrides in foreign texts are made visible, and a log record is one line. Pipes and
-  files get generated text unchanged, in UTF-8 unless PYTHONIOENCODING says otherwise.
+- Standard output gets the generated text and nothing else, or with `--json` one JSON object in ASCII. `info`, `list`
+  and `doctor` print their reports there.
+- Standard error gets progress, the summary after a reply, and errors. `-q` leaves out progress and summary.
+- At a terminal, control characters in foreign texts are made visible. Pipes and files get generated text unchanged, in
+  UTF-8 unless PYTHONIOENCODING says otherwise.
 - A prompt from a file or a pipe is UTF-8. A byte order mark at its start and one line end at its end are dropped.
-- PROMPT together with a file or a pipe is one prompt: the content, an empty line, PROMPT. Such a command reads its pipe
-  to the end; inside a shell loop that reads lines itself, give the command `</dev/null`.
-- A reader that closes the pipe ends the command with exit code 0. Ctrl-C stops the work, reports the results so far and
-  ends the command with 130 (in a chat at a terminal it stops the answer); a second Ctrl-C ends at once. SIGTERM ends a
-  command with 143, and a server with 0.
-- Output files are written whole or not at all.
+- PROMPT together with a file or a pipe is one prompt: the content, an empty line, PROMPT. Inside a shell loop that reads
+  lines itself, give the command `</dev/null`.
+- Ctrl-C stops the work, reports the results so far and ends the command with 130 (in a chat at a terminal it stops the
+  answer); a second Ctrl-C ends at once.
 """
 
-_CHAT = """In a chat, `/help` lists the commands, which work from a pipe too. Any other line that begins with a slash is refused (from
-a pipe with exit code 40); `//` begins a text with one slash. When the context is full, the oldest turns are left out,
-and the chat says so.
+_CHAT = """In a chat, `/help` lists the commands, which work from a pipe too. Any other line that begins with a slash is refused; `//`
+begins a text with one slash. When the context is full, the oldest turns are left out, and the chat says so.
 
 - `/set NAME VALUE` changes an option of sampling (`/set temperature 0.2`) or the system message for the answers that
   follow. Without a value it restores the default; `/set` alone lists everything. `/system TEXT` forgets the
   conversation.
 - `/save FILE` writes the messages as JSON to a file that only you can read; `/load FILE` goes on with them, with any
-  model. `/save` replaces a saved chat, and no other file.
+  model.
 - `/file FILE` puts a text or a PDF before the next message, or searches it for each message where it is longer than the
   context. `/model NAME` changes the model and keeps the conversation. `/show` shows model, context, memory and
   sampling. `/stats` explains the last answer as `--explain` does, `/stats all` as `--explain-all` does.
 - At a terminal, answers are shown as Markdown while they come. `/set markdown off` shows the text itself, as pipes,
   files, grammars and `TERM=dumb` get it; `NO_COLOR=1` leaves out the colours.
-- A paste of several lines is one message, which Enter sends. Alt-Enter begins a new line, Tab completes commands, and
-  the arrow up brings back earlier lines.
-- A script whose lines come from others must put `/` before each line that begins with a slash, or those lines are
-  commands.
+- A paste of several lines is one message. Alt-Enter begins a new line, Tab completes commands, the arrow up brings back
+  earlier lines.
+- A script whose lines come from others must put `/` before each line that begins with a slash.
 """
 
 _VARIABLES = """## Environment variables
@@ -74,8 +72,7 @@ Further variables:
 _COMPLETION = """## Tab completion
 
 `edgedec --install-completion` sets up the shell that calls it: bash, zsh, fish or PowerShell (untested). In a new shell
-Tab completes commands, options, and the names of models, presets, drafters, runtimes and types.
-`edgedec --show-completion` prints the script.
+Tab completes commands, options and names. `edgedec --show-completion` prints the script.
 """
 
 
@@ -101,39 +98,27 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _command(name: str, command: Any, seen: set[str]) -> Iterator[str]:
-    """Yield the section of a command; what is in `seen`, as an earlier command has it, is not explained again."""
+    """Yield the section of a command; what is in `seen`, as an earlier command has it, is left out."""
     yield f"### edgedec {' '.join([name, *usage_pieces(command)])}\n"
-    yield inspect.cleandoc(command.help) + "\n"
+    yield inspect.cleandoc(command.help).partition("\n\n")[0] + "\n"
     arguments = [param for param in command.params if param.param_type_name == "argument"]
-    new = [line for param in arguments if (line := f"- `{name_of(param)}`: {param.help}") not in seen]
-    if new:
+    if new := [line for param in arguments if (line := f"- `{name_of(param)}`: {param.help}") not in seen]:
         yield "\n".join(new) + "\n"
     seen.update(new)
-    options = [param for param in command.params if param.param_type_name == "option"]
-    old = []
-    for title in dict.fromkeys(param_group(param) for param in options):
-        text = _options(title, [param for param in options if param_group(param) == title], seen)
-        if text is None:
-            old.append(title)
-        else:
-            yield text
-    further = ", further"
-    shown = [title for title in old if title != "Options" and title.removesuffix(further) not in {*old} - {title}]
-    if shown:
-        yield f"As above: {'; '.join(shown)}.\n"
+    options = [param for param in command.params if param.param_type_name == "option" and param.name != "help_all"]
+    new_options = [param for param in options if _line(param) not in seen]
+    seen.update(map(_line, options))
+    explained = [param for param in new_options if name in _EXPLAINED and not param_group(param).endswith(FURTHER)]
+    for title in dict.fromkeys(map(param_group, explained)):
+        lines = [_line(param) for param in explained if param_group(param) == title]
+        yield "\n".join([f"{title}:\n", *lines]) + "\n"
+    if named := ", ".join(f"`{max(param.opts, key=len)}`" for param in new_options if param not in explained):
+        yield f"{'Further' if explained else 'Options'}: {named}.\n"
 
 
-def _options(title: str, options: list[Any], seen: set[str]) -> str | None:
-    """Return a group of a command's options, None for a group in `seen`; lines in `seen` are named, not repeated."""
-    lines = [f"- `{flags_of(param)}`: {describe(param)}" for param in options]
-    content = "\n".join([title, *lines])
-    if content in seen:
-        return None
-    new = [line for line in lines if line not in seen]
-    old = [f"`{max(param.opts, key=len)}`" for param, line in zip(options, lines, strict=True) if line in seen]
-    seen.update([content, *lines])
-    above = [f"- as above: {', '.join(old)}"] if old else []
-    return "\n".join([f"{title}:\n", *new, *above]) + "\n"
+def _line(param: Any) -> str:
+    """Return the line that explains an option."""
+    return f"- `{flags_of(param)}`: {describe(param)}"
 
 
 def _exit_codes() -> str:

@@ -2,8 +2,8 @@
 
     folder = export_npu("model.gguf", "model-npu", contexts=(128, 512, 1024))
 
-Matrices are int8, activations have 16 bits, cached keys and values have two parts of 8 bits. docs/npu.md describes the
-folder.
+Matrices are int8, activations have 16 bits, cached keys and values have two parts of 8 bits. docs/export.md describes
+the folder.
 """
 
 from collections.abc import Sequence

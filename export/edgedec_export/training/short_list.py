@@ -9,7 +9,7 @@ LEAST_TOKENS, MOST_TOKENS = 1024, 32768
 COVERAGE = 0.9
 """The share of the answers' tokens that a head can draft, unless the number of tokens is given.
 
-Rare tokens are hardly ever drafted right, and each one's row is read for every draft (docs/training-heads.md).
+Rare tokens are hardly ever drafted right, and each one's row is read for every draft (docs/heads.md).
 """
 
 

@@ -161,7 +161,7 @@ class Cpu:
 
     @property
     def is_fastest(self) -> bool:
-        """Whether the kernels are those of AVX2 or AVX-512, which docs/cpu-kernels.md compares with llama.cpp's."""
+        """Whether the kernels are those of AVX2 or AVX-512, which docs/figures.md compares with llama.cpp's."""
         return (forced_instruction_set() or instruction_sets()[0].encode()).startswith(b"avx")
 
     def report(self) -> RuntimeReport:

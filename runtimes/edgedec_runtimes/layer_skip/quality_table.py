@@ -5,7 +5,7 @@ of the whole model. The rows come from
 
     edgedec eval MODEL --runtime cpu --layer-skip 1.05 --layer-skip 1.1 ...
 
-on the default text, with evenly spaced layers (no tuned set on the disk). docs/layer-skip.md has the further rows.
+on the default text, with evenly spaced layers (no tuned set on the disk). docs/findings.md has what they bring.
 """
 
 from collections.abc import Mapping

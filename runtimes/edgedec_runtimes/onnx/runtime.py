@@ -1,6 +1,6 @@
 """The onnx runtime: ONNX Runtime runs what `edgedec export --to onnx` made, directly or by way of optimum.
 
-docs/onnx.md is the user's guide.
+docs/export.md is the user's guide.
 """
 
 import hashlib

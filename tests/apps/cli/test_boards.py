@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[3]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("drafting"),
-    pytest.mark.skipif(not (ROOT / "docs" / "boards.md").is_file(), reason="the documents are not beside the tests"),
+    pytest.mark.skipif(
+        not (ROOT / "docs" / "which-model.md").is_file(), reason="the documents are not beside the tests"
+    ),
     pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the tables were made on x86-64"),
 ]
 

@@ -131,15 +131,12 @@ def test_every_architecture_has_a_runtime() -> None:
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the documents are not beside the tests")
-def test_the_page_lists_the_references() -> None:
-    """docs/models.md has a row for each, with licence, runtime and repository; those before them are the tried ones."""
-    first, _, _ = PAGE.read_text("utf-8").partition("The other names are references")
+def test_the_page_names_the_references() -> None:
+    """docs/models.md names each; those of the table before them are the tried ones."""
+    first, _, others = PAGE.read_text("utf-8").partition("The other names are references")
     assert set(re.findall(r"(?m)^\| `([^`]+)` ", first)) == {e.name for e in load_catalogue().values() if e.tried}
-    rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in PAGE.read_text("utf-8").splitlines()]
-    listed = {cells[0]: cells[2:] for cells in rows if len(cells) == 5}
-    for name, entry in load_catalogue().items():
-        if entry.reference is not None:
-            assert listed[name] == [entry.licence, of_entry(entry, None).runtime, entry.reference]
+    named = set(re.findall(r"`([^`\s]+)`", others.partition("The four above")[0]))
+    assert named >= {name for name, entry in load_catalogue().items() if entry.reference is not None}
 
 
 def test_info_tells_of_a_published_head() -> None:
