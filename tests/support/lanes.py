@@ -105,11 +105,17 @@ def is_quick_lane(config: pytest.Config) -> bool:
     return config.option.markexpr == QUICK and [Path(arg).resolve() for arg in config.args] == [ROOT / "tests"]
 
 
+def _leaves_slow_out(config: pytest.Config) -> bool:
+    """Return whether no slow tests but guards are asked for; a test that is named must be there to be deselected."""
+    marks = config.option.markexpr
+    return ("guard" in marks or marks == "not slow") and not any("::" in argument for argument in config.args)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out a file that is slow as a whole and has no guards, where no other slow tests are asked for."""
-    marks = config.option.markexpr
-    if not ("guard" in marks or marks == "not slow") or collection_path.suffix != ".py":
+    if not _leaves_slow_out(config) or collection_path.suffix != ".py":
         return None
+    marks = config.option.markexpr
     if "guard" in marks and collection_path.relative_to(ROOT).as_posix() in _forms():
         return None
     return True if SLOW_FILE.search(collection_path.read_text(encoding="utf-8")) else None
@@ -120,9 +126,9 @@ def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, name: str, obj: object
 ) -> list[pytest.Item] | None:
     """Make no tests of a function that is slow and no guard, where no other slow tests are asked for."""
-    marks = collector.config.option.markexpr
-    if not ("guard" in marks or marks == "not slow"):
+    if not _leaves_slow_out(collector.config):
         return None
+    marks = collector.config.option.markexpr
     whole = getattr(collector.obj, "pytestmark", [])
     marked = [*(whole if isinstance(whole, list) else [whole]), *getattr(obj, "pytestmark", ())]
     if not name.startswith("test_") or not any(mark.name == "slow" for mark in marked):

@@ -1,5 +1,7 @@
 """A server in this process, on a free port, and how tests talk to it."""
 
+import faulthandler
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -103,7 +105,9 @@ def started(
     finally:
         cancel.cancel()
         thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+        if thread.is_alive():
+            faulthandler.dump_traceback(sys.__stderr__)
+        assert not thread.is_alive(), "the server does not end; where its threads are was written to stderr"
     assert not failures
 
 
