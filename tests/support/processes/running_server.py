@@ -1,7 +1,6 @@
 """A server in this process, on a free port, and how tests talk to it."""
 
 import faulthandler
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -106,7 +105,7 @@ def started(
         cancel.cancel()
         thread.join(PATIENCE_S)
         if thread.is_alive():
-            faulthandler.dump_traceback(sys.__stderr__)
+            faulthandler.dump_traceback(2)
         assert not thread.is_alive(), "the server does not end; where its threads are was written to stderr"
     assert not failures
 
