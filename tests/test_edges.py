@@ -25,8 +25,8 @@ EDGES = {
     f"{RUNTIMES}/shared/native.py": "names of native libraries, the library of C",
     f"{RUNTIMES}/shared/pages.py": "private memory, mapped files, the cache of files",
     f"{RUNTIMES}/shared/processes.py": "processes that started others",
-    f"{RUNTIMES}/shared/processor.py": "what the processor is",
     "edgedec/memory/system.py": "how much memory there is and is held",
+    "edgedec/processor.py": "what the processor is",
     "edgedec/storage/probe_cache.py": "how often other programs took the processor",
     "export/edgedec_export/training/torch_library.py": "where torch comes from",
 }

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from edgedec.errors import EdgedecError, RuntimeUnavailableError
 from edgedec.memory.system import available_bytes
+from edgedec.processor import machine_name
 from edgedec.storage import probe_cache
 from edgedec_models.folders import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.processor import machine_name
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine

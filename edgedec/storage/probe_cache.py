@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from edgedec import plugins
 from edgedec.load_options import LoadOptions
+from edgedec.processor import machine_name
 from edgedec.storage.whole_file import write_atomically
 
 T = TypeVar("T")
@@ -73,7 +74,7 @@ def machine_key(options: LoadOptions) -> str:
 
     That is the machine, the threads, the device, and the runtime's own options.
     """
-    machine = f"{plugins.load_plugin(plugins.OWN, 'machine_name')()} {os.cpu_count()}"
+    machine = f"{machine_name()} {os.cpu_count()}"
     key = f"{machine} {options.n_threads} {options.n_gpu_layers} {options.device}"
     if options.layer_split is not None:
         key = f"{key} {options.layer_split} {options.machines}"

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from edgedec import processor
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.memory.system import available_bytes
 from edgedec.storage import probe_cache
 from edgedec_runtimes.llamacpp.binding import RELEASES, Release
-from edgedec_runtimes.shared import processor
 from edgedec_runtimes.shared.child_environment import child_environment
 
 logger = logging.getLogger("edgedec.llamacpp")
