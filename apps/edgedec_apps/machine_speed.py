@@ -8,7 +8,7 @@ from edgedec.errors import EdgedecError, RuntimeUnavailableError
 from edgedec.memory.system import available_bytes
 from edgedec.processor import machine_name
 from edgedec.storage import probe_cache
-from edgedec_models.folders import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 if TYPE_CHECKING:

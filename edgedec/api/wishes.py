@@ -31,7 +31,7 @@ from edgedec.scheduler.drafter_factories import (
     used_draft_model,
 )
 from edgedec.sessions.text_pages import require_count
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 
 LossyChange = Callable[[Model, Path | None], Model]
 """(the loaded model, the cache folder) -> the model that takes its place, and closes it."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
-from edgedec import plugins
 from edgedec.load_options import LoadOptions
 from edgedec.processor import machine_name
 from edgedec.storage.whole_file import write_atomically
@@ -81,12 +80,6 @@ def machine_key(options: LoadOptions) -> str:
     if options.runtime_options:
         key = f"{key} {sorted(options.runtime_options.items())}"
     return key if options.resident_bytes is None else f"{key} {options.resident_bytes}"
-
-
-def cache_folder(cache_dir: Path | None) -> Path:
-    """Return the root of the cache: `cache_dir`, or for None this installation's default."""
-    root: Path = plugins.load_plugin(plugins.OWN, "cache_folder")() if cache_dir is None else cache_dir
-    return root
 
 
 def _path(cache_dir: Path, kind: str, key: str) -> Path:
