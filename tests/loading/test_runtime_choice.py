@@ -13,7 +13,9 @@ import edgedec
 from edgedec.errors import CancelledError, PluginError, RequestError, RuntimeUnavailableError
 from edgedec.gguf.file import GGUFForm, read_gguf
 from edgedec.load_options import LoadOptions
+from edgedec.loading import comparison as comparing
 from edgedec.loading import runtime_choice as choosing
+from edgedec.loading.comparison import Measured, is_faster
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model
 from edgedec.progress import CancelToken
@@ -21,8 +23,6 @@ from edgedec.runtime import Runtime, RuntimeReport
 from edgedec.storage import probe_cache
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
-from edgedec_runtimes.shared import comparison as comparing
-from edgedec_runtimes.shared.comparison import Measured, is_faster
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
+from edgedec.loading import comparison as comparing
+from edgedec.loading.comparison import Measured
 from edgedec.loading.runtime_choice import Choice, choose_runtime
 from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import Cap, Setting
 from edgedec_export.cached import graph_bytes, make_graph
-from edgedec_runtimes.shared import comparison as comparing
-from edgedec_runtimes.shared.comparison import Measured
 from edgedec_runtimes.webgpu import finding
 from edgedec_runtimes.webgpu import runtime as webgpu
 from edgedec_runtimes.webgpu.finding import Found
