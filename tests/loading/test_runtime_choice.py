@@ -11,7 +11,8 @@ from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import CancelledError, PluginError, RequestError, RuntimeUnavailableError
-from edgedec.gguf.file import GGUFForm, read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.tile_form import TiledForm
 from edgedec.load_options import LoadOptions
 from edgedec.loading import comparison as comparing
 from edgedec.loading import runtime_choice as choosing
@@ -177,7 +178,7 @@ def test_what_is_known_is_not_measured(model: Path, tmp_path: Path, monkeypatch:
             assert choosing.choose_runtime(model, "auto", options, measure=True).runtime.name == expected
             assert measured == ([] if expected == "cpu" else ["cpu", "llamacpp"])
             devices.insert(0, "Vulkan0")
-    tiled = replace(read_gguf(model), form=cast(GGUFForm, object()))
+    tiled = replace(read_gguf(model), form=cast(TiledForm, object()))
     monkeypatch.setattr(choosing, "read_header_of", lambda path: tiled)
     choice = choosing.choose_runtime(model, "auto", LoadOptions(cache_dir=tmp_path / "tiled"), measure=True)
     assert (choice.runtime.name, measured) == ("cpu", ["cpu", "llamacpp"])
