@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Unpack
 
-from edgedec import plugins
 from edgedec.api.requests import RequestOptions, SamplingOptions
 from edgedec.callers import check_fields
 from edgedec.chat import Message
 from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among
 from edgedec.choosing.choosers import require_logprobs
 from edgedec.choosing.partial_texts import AskedPrompt, BranchingEngine
+from edgedec.choosing.sample_count import is_enough
 from edgedec.choosing.scorer import SCORER_S, Scorer, require_scorer, scores_of
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
 from edgedec.errors import CancelledError, OptionError, argument
@@ -144,7 +144,7 @@ def _written(engine: ManyTexts, asked: AskedPrompt, how: BestOf, options: Reques
         texts += write(len(texts), ROUND, lambda ended: False)
         answers = [answer_of(text.text, how.answer) for text in texts]
         is_cancelled = any(text.finish_reason == "cancelled" for text in texts)
-        if is_cancelled or plugins.load_plugin(plugins.OWN, "enough_texts")(answers, EPS, MOST_AUTO):
+        if is_cancelled or is_enough(answers, EPS, MOST_AUTO):
             return texts
 
 
