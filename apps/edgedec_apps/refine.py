@@ -23,12 +23,12 @@ from edgedec.api.engine import Engine
 from edgedec.callers import check_fields, one_line
 from edgedec.chat import Chat, messages_of
 from edgedec.choosing.choice import ChosenText
-from edgedec.choosing.scorer import SCORER_S, checked_scores, in_time
+from edgedec.choosing.command_scorer import SCORER_S, CommandScorer
+from edgedec.choosing.scorer import checked_scores, in_time
 from edgedec.errors import CancelledError, MemoryCapError, OptionError, PluginError, PromptTooLongError, ScorerError
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sampling import SEED_LIMIT
 from edgedec.sequence import Generation
-from edgedec_apps.command_scorer import CommandScorer
 
 ROUNDS = 4
 """Rounds after the first text, where the caller does not say how many texts are allowed."""

@@ -10,9 +10,10 @@ from edgedec.callers import check_fields
 from edgedec.chat import Message
 from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among
 from edgedec.choosing.choosers import require_logprobs
+from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.partial_texts import AskedPrompt, BranchingEngine
 from edgedec.choosing.sample_count import is_enough
-from edgedec.choosing.scorer import SCORER_S, Scorer, require_scorer, scores_of
+from edgedec.choosing.scorer import Scorer, require_scorer, scores_of
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
 from edgedec.errors import CancelledError, OptionError, argument
 from edgedec.model_card import ModelCard
