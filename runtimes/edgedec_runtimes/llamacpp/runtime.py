@@ -54,7 +54,8 @@ from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.pages import with_mappings
 from edgedec_runtimes.tile_files.keeping import header_file, make_whole
-from edgedec_runtimes.weights.adapters import adapter_bytes, content_hash
+from edgedec_runtimes.weights.adapter_pairs import content_hash
+from edgedec_runtimes.weights.adapters import adapter_bytes
 
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150
