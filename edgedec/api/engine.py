@@ -17,7 +17,7 @@ from edgedec.decoding.generate import TokenStream, finished
 from edgedec.drafter import ProposalLog
 from edgedec.errors import CancelledError, RequestError, argument
 from edgedec.gguf.model_kinds import Pooling
-from edgedec.progress import CancelToken, OnProgress, report_progress
+from edgedec.progress import CancelToken, report_progress
 from edgedec.sequence import Generation, Until
 
 if TYPE_CHECKING:  # what few texts need is imported when it is asked for
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # what few texts need is imported when it is asked for
     from edgedec.choosing.choice import ChosenText
     from edgedec.choosing.search_by import SearchBy
     from edgedec.decoding.samples import SampleStream
-    from edgedec.sequence import Extraction
 
 
 @checks_methods
@@ -235,43 +234,6 @@ class Engine(RankingModel):
         if isinstance(how, SearchBy):
             return searched(self, asked, how, options)
         return best_of(self, asked, BestOf() if how is None else how, options)
-
-    def extract(
-        self,
-        question: str,
-        passage: str | Sequence[str],
-        *,
-        n: int = 3,
-        max_tokens: int = 64,
-        cancel: CancelToken | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> "Extraction":
-        """Return the stretches of a passage that the model most probably answers a question with, found exactly.
-
-        A stretch begins and ends where one of its tokens does. Its probability is that of its tokens followed by the
-        end of the answer, at temperature 1; so those of all stretches sum to at most 1, and a low sum says that the
-        model would answer in other words.
-
-        Args:
-            question: What to look for.
-            passage: The text to quote from. Of several, no quotation goes from one to the next, and places count in
-                these texts with two line ends between them.
-            n: How many stretches, 1 to 100.
-            max_tokens: Most tokens of a stretch, 1 to 512.
-            cancel: Stops the work, from any thread.
-            on_progress: Called while the prompt is read.
-
-        Raises:
-            RequestError: The question or the passage is empty, or a number is out of range.
-            PromptTooLongError: Passage and question with `max_tokens` do not fit the context.
-            CapabilityError: The runtime can't go back in a text, or the model has no end token.
-            CancelledError: `cancel` stopped the work.
-        """
-        task = plugins.load_plugin(plugins.OWN, "extract")
-        return cast(
-            "Extraction",
-            task(self, question, passage, n=n, max_tokens=max_tokens, cancel=cancel, on_progress=on_progress),
-        )
 
     def infill_ids(self, before: str, after: str, *, files: Sequence[tuple[str, str]] = ()) -> list[int]:
         """Return a prompt, as token ids, that makes the model write what belongs between two texts.

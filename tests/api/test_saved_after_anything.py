@@ -13,6 +13,7 @@ from edgedec.api.best_text import BestOf
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken, Progress
+from edgedec_apps.extraction import extract
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +37,7 @@ def cancelled_extraction(engine: edgedec.Engine) -> None:
     """Cancel an extraction while its prompt is read."""
     cancel = CancelToken()
     with pytest.raises(CancelledError):
-        engine.extract("a?", PROMPT, on_progress=lambda _: cancel.cancel(), cancel=cancel)
+        extract(engine, "a?", PROMPT, on_progress=lambda _: cancel.cancel(), cancel=cancel)
 
 
 def failed(engine: edgedec.Engine) -> None:
@@ -67,7 +68,7 @@ ACTS: dict[str, Callable[[edgedec.Engine], object]] = {
     "samples": lambda engine: engine.samples(PROMPT, 3, max_tokens=5, seed=1, ignore_end=True),
     "best": lambda engine: engine.best(PROMPT, BestOf(2, "likely"), max_tokens=5, seed=1),
     "search": lambda engine: engine.best(PROMPT, SearchBy("beam"), max_tokens=5),
-    "extract": lambda engine: engine.extract("a?", PROMPT, max_tokens=4),
+    "extract": lambda engine: extract(engine, "a?", PROMPT, max_tokens=4),
     "cancelled": cancelled,
     "cancelled_extraction": cancelled_extraction,
     "failed": failed,

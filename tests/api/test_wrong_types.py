@@ -20,6 +20,7 @@ from edgedec.errors import EdgedecError, RequestError
 from edgedec.grammar import Grammar
 from edgedec.load_options import LoadOptions
 from edgedec.sampling import SamplingParams
+from edgedec_apps.extraction import extract
 from edgedec_apps.refine import RefineBy, refined
 
 
@@ -169,13 +170,15 @@ GOOD: dict[str, dict[str, Any]] = {  # arguments with which each method works, o
     **{name: {"path": "none/there"} for name in ("save_prompt_cache", "load_prompt_cache")},
     **dict.fromkeys(("rank", "arank"), RANKS),
     "embed": {"texts": ["a"], "pooling": "mean"},
-    "extract": {"question": "a", "passage": "ab"},
     "fit_messages": {"messages": CHAT, "n_reserved": 2},
     "infill_ids": {"before": "a", "after": "b"},
     "picture_rows": {"pictures": ()},
     "record": {"prompt": "Hi", "log": None},
     "require_room": {"n": 1, "n_prompt": 1, "max_tokens": 2},
 }
+OF_ENGINES: list[tuple[Callable[..., Any], dict[str, Any]]] = [  # functions that take an engine, and what else they take
+    (extract, {"question": "a", "passage": "ab"}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -281,6 +284,22 @@ def test_each_argument_of_a_method_refuses_rubbish(
     """By an EdgedecError that names the argument; numbers of numpy are numbers."""
     monkeypatch.chdir(tmp_path)  # where a prompt cache is written
     assert not faults(getattr(engine, name), GOOD[name], options=name == "stream", later=LATER.get(name, ""))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("function", "good"), OF_ENGINES, ids=lambda each: getattr(each, "__qualname__", ""))
+def test_each_argument_beside_an_engine_refuses_rubbish(
+    engine: edgedec.Engine,
+    function: Callable[..., Any],
+    good: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of an engine's methods; so does the engine itself."""
+    monkeypatch.chdir(tmp_path)  # where a prompt cache is written
+    assert not faults(partial(function, engine), good)
+    with pytest.raises(RequestError, match=r"engine is 5; it must be an edgedec\.Engine"):
+        function(5, **good)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/methods.md"
 BEGIN, END = "<!-- table of tests/methods/test_method_table.py -->\n", "<!-- end of the table -->\n"
 PACKAGE = ROOT / "methods/edgedec_methods"
-ELSEWHERE = (ROOT / "edgedec/choosing/sample_count.py",)
+ELSEWHERE = (ROOT / "apps/edgedec_apps/extraction.py", ROOT / "edgedec/choosing/sample_count.py")
 """Methods that are no guests, as a part of the core or a command is made of them."""
 FIELDS = ("Paper", "Option", "For", "Measured", "Status")
 HEAD = ("system", "paper", "option", "for", "measured", "status")
