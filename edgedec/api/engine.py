@@ -235,20 +235,6 @@ class Engine(RankingModel):
             return searched(self, asked, how, options)
         return best_of(self, asked, BestOf() if how is None else how, options)
 
-    def infill_ids(self, before: str, after: str, *, files: Sequence[tuple[str, str]] = ()) -> list[int]:
-        """Return a prompt, as token ids, that makes the model write what belongs between two texts.
-
-        Args:
-            before: The text before the gap.
-            after: The text after the gap.
-            files: Names and texts of other files that the model may look at.
-
-        Raises:
-            RequestError: The model has no tokens for filling in the middle.
-            PromptTooLongError: The prompt does not fit the context.
-        """
-        return cast(list[int], plugins.load_plugin(plugins.OWN, "infill")(self, before, after, files))
-
     @cached_property
     def _embedder(self) -> Any:
         return plugins.load_plugin(plugins.OWN, "embedder")(

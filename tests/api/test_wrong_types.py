@@ -21,6 +21,7 @@ from edgedec.grammar import Grammar
 from edgedec.load_options import LoadOptions
 from edgedec.sampling import SamplingParams
 from edgedec_apps.extraction import extract
+from edgedec_apps.infill import infill_ids
 from edgedec_apps.refine import RefineBy, refined
 
 
@@ -171,13 +172,15 @@ GOOD: dict[str, dict[str, Any]] = {  # arguments with which each method works, o
     **dict.fromkeys(("rank", "arank"), RANKS),
     "embed": {"texts": ["a"], "pooling": "mean"},
     "fit_messages": {"messages": CHAT, "n_reserved": 2},
-    "infill_ids": {"before": "a", "after": "b"},
     "picture_rows": {"pictures": ()},
     "record": {"prompt": "Hi", "log": None},
     "require_room": {"n": 1, "n_prompt": 1, "max_tokens": 2},
 }
-OF_ENGINES: list[tuple[Callable[..., Any], dict[str, Any]]] = [  # functions that take an engine, and what else they take
+OF_ENGINES: list[
+    tuple[Callable[..., Any], dict[str, Any]]
+] = [  # functions that take an engine, and what else they take
     (extract, {"question": "a", "passage": "ab"}),
+    (infill_ids, {"before": "a", "after": "b"}),
 ]
 
 
