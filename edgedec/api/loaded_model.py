@@ -1,12 +1,9 @@
 """A loaded model with its sessions: what it is, prompts for it, and forwards of one's own."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from edgedec import plugins
 from edgedec.api.open_model import OpenModel
 from edgedec.api.requests import (
     ChatPrompts,
@@ -276,21 +273,3 @@ class LoadedModel(OpenModel):
                 branches, ids, is_end=is_end, decode=decode, max_tokens=room, stop=stop, cancel=cancel
             ) as texts:
                 yield texts
-
-    def save_prompt_cache(self, path: str | os.PathLike[str]) -> None:
-        """Write the KV cache of the last request to a file; load_prompt_cache goes on from it in another process.
-
-        Raises:
-            StorageError: The file can't be written, or another file has its name.
-            CapabilityError: The session can't be saved.
-        """
-        plugins.load_plugin(plugins.OWN, "save_prompt_cache")(self, Path(path))
-
-    def load_prompt_cache(self, path: str | os.PathLike[str]) -> int:
-        """Restore the KV cache from a file of save_prompt_cache; return how many tokens it holds.
-
-        Raises:
-            ModelFormatError: The file is damaged, or was made with another model, release or options.
-            StorageError: The file can't be read.
-        """
-        return int(plugins.load_plugin(plugins.OWN, "load_prompt_cache")(self, Path(path)))

@@ -14,6 +14,7 @@ from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.extraction import extract
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
 pytestmark = pytest.mark.slow
 
@@ -91,12 +92,12 @@ def test_the_file_can_be_read(path: Path, tmp_path: Path, act: str) -> None:
         expected = engine.generate(NEXT, temperature=0, max_tokens=6, ignore_end=True).token_ids
     with edgedec.load(path, **options) as engine:
         ACTS[act](engine)
-        engine.save_prompt_cache(file)
+        save_prompt_cache(engine, file)
     with edgedec.load(path, **options) as engine:
-        n = engine.load_prompt_cache(file)
+        n = load_prompt_cache(engine, file)
         assert act in ("nothing", "failed", "cancelled", "cancelled_extraction") or n > 0
         again = engine.generate(NEXT, temperature=0, max_tokens=6, ignore_end=True)
         assert again.token_ids == expected
         assert again.stats.n_reused_tokens <= n
-        engine.save_prompt_cache(file)
-        assert engine.load_prompt_cache(file) > 0
+        save_prompt_cache(engine, file)
+        assert load_prompt_cache(engine, file) > 0

@@ -22,6 +22,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.sampling import SamplingParams
 from edgedec_apps.extraction import extract
 from edgedec_apps.infill import infill_ids
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 from edgedec_apps.refine import RefineBy, refined
 
 
@@ -168,7 +169,6 @@ GOOD: dict[str, dict[str, Any]] = {  # arguments with which each method works, o
     **{name: {"prompt": "Hi"} for name in ("branches", "prompt_read", "prompt_ids")},
     **{name: {} for name in ("constraint_opener", "session", "sampling")},
     **{name: {"text": "Hi"} for name in ("cut_ids", "rendered_ids")},
-    **{name: {"path": "none/there"} for name in ("save_prompt_cache", "load_prompt_cache")},
     **dict.fromkeys(("rank", "arank"), RANKS),
     "embed": {"texts": ["a"], "pooling": "mean"},
     "fit_messages": {"messages": CHAT, "n_reserved": 2},
@@ -176,11 +176,11 @@ GOOD: dict[str, dict[str, Any]] = {  # arguments with which each method works, o
     "record": {"prompt": "Hi", "log": None},
     "require_room": {"n": 1, "n_prompt": 1, "max_tokens": 2},
 }
-OF_ENGINES: list[
-    tuple[Callable[..., Any], dict[str, Any]]
-] = [  # functions that take an engine, and what else they take
+OF_ENGINES: list[tuple[Callable[..., Any], dict[str, Any]]] = [  # good arguments beside an engine
     (extract, {"question": "a", "passage": "ab"}),
     (infill_ids, {"before": "a", "after": "b"}),
+    (save_prompt_cache, {"path": "none/there"}),
+    (load_prompt_cache, {"path": "none/there"}),
 ]
 
 

@@ -41,6 +41,7 @@ from edgedec.stats import DecodeStats
 from edgedec.verification.rules import rule_names
 from edgedec_apps.bench.recorder import Evaluated, Recorder
 from edgedec_apps.conformance import check_drafter, raise_failures
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.trained_heads import nextn
@@ -519,10 +520,10 @@ def test_a_prompt_cache_carries_the_head(files: tuple[Path, Path], tmp_path: Pat
     for restored in (False, True):
         with edgedec.load(files[0], n_ctx=128, **keywords) as engine:  # type: ignore[arg-type]
             if restored:
-                engine.load_prompt_cache(tmp_path / "cache")
+                load_prompt_cache(engine, tmp_path / "cache")
             else:
                 engine.generate(PROMPT, max_tokens=1, temperature=0)
-                engine.save_prompt_cache(tmp_path / "cache")
+                save_prompt_cache(engine, tmp_path / "cache")
             made = engine.generate(PROMPT + "log", max_tokens=20, temperature=0, ignore_end=True)
             counts.append((made.token_ids, made.stats.drafters["head"]["nodes"], made.stats.n_reused_tokens))
     assert counts[0] == counts[1]

@@ -26,6 +26,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.memory.shedding import margin_bytes
 from edgedec.model import EncoderSession
 from edgedec.progress import CancelToken
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 from edgedec_runtimes.llamacpp.encoder import typed_rows
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
@@ -112,8 +113,8 @@ def test_cancelling_and_closing(model: Path, tmp_path: Path) -> None:
     with edgedec.load(model) as engine:
         with pytest.raises(CancelledError):
             engine.embed(["a"], cancel=cancel)
-        engine.save_prompt_cache(tmp_path / "cache")
-        assert engine.load_prompt_cache(tmp_path / "cache") == 0
+        save_prompt_cache(engine, tmp_path / "cache")
+        assert load_prompt_cache(engine, tmp_path / "cache") == 0
         session = engine.session()
     with pytest.raises(SessionError):
         engine.embed(["a"])
