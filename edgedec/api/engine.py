@@ -1,22 +1,16 @@
-"""The engine that an application holds: a loaded model that generates, streams, chats, embeds and ranks."""
+"""The engine that an application holds: a loaded model that generates, streams and chats."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeGuard, Unpack, cast
+from typing import TYPE_CHECKING, TypeGuard, Unpack, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgedec import plugins
-from edgedec.api.ranking import RankingModel
+from edgedec.api.loaded_model import LoadedModel
 from edgedec.api.requests import Prompt, RequestOptions, SamplingOptions
 from edgedec.callers import checked_value, checks_methods
 from edgedec.chat import Chat, Message, thinking_variables
 from edgedec.decoding.generate import TokenStream, finished
 from edgedec.drafter import ProposalLog
 from edgedec.errors import CancelledError, RequestError, argument
-from edgedec.gguf.model_kinds import Pooling
 from edgedec.progress import CancelToken, report_progress
 from edgedec.sequence import Generation, Until
 
@@ -29,7 +23,7 @@ if TYPE_CHECKING:  # what few texts need is imported when it is asked for
 
 
 @checks_methods
-class Engine(RankingModel):
+class Engine(LoadedModel):
     """A loaded model that writes texts, as edgedec.load returns it: whole or token by token, several, or the best."""
 
     def generate(
@@ -234,46 +228,6 @@ class Engine(RankingModel):
         if isinstance(how, SearchBy):
             return searched(self, asked, how, options)
         return best_of(self, asked, BestOf() if how is None else how, options)
-
-    @cached_property
-    def _embedder(self) -> Any:
-        return plugins.load_plugin(plugins.OWN, "embedder")(
-            self.pool,
-            self.card,
-            self._path,
-            partial(self.prompt_ids, as_said=True, continued=False),
-            lambda: self.lora,
-        )
-
-    def embed(
-        self,
-        texts: Sequence[Prompt],
-        *,
-        pooling: Pooling | None = None,
-        dimensions: int | None = None,
-        cancel: CancelToken | None = None,
-    ) -> NDArray[np.float32]:
-        """Return f32[n_texts, n_dimensions]: a vector of length 1 for each text.
-
-        A vector depends on its text alone. Each text is read from its beginning, so the KV cache of an earlier request
-        is lost.
-
-        Args:
-            texts: Texts, or their token ids.
-            pooling: "mean", "cls" or "last"; None for what the model was trained for. A model that was not trained to
-                embed needs it: its hidden states say something of a text, but less than an embedding model's.
-            dimensions: Keep only so many numbers of each vector, the first ones; None for all.
-            cancel: Stops the work, from any thread.
-
-        Raises:
-            RequestError: `pooling` or `dimensions` is out of range, a text is empty, or the model was not trained to
-                embed and `pooling` is None.
-            PromptTooLongError: A text does not fit the context.
-            CapabilityError: The runtime has no hidden states.
-            CancelledError: `cancel` stopped the work.
-        """
-        found = self._embedder.vectors(texts, pooling, dimensions, CancelToken() if cancel is None else cancel)
-        return cast(NDArray[np.float32], found)
 
     def record(
         self,

@@ -59,6 +59,7 @@ class OpenModel(Closeable):
         model: The runtime's model, for forwards without sampling.
         card: The facts of the model.
         tokenizer: The model's tokenizer.
+        path: The model's file.
         plan: The memory plan that the model was loaded under; without terms where nothing was planned.
         held_bytes: Bytes that count against the caps of models loaded later; 0 once the engine is closed.
         gpu_held_bytes: The same of the device that holds most.
@@ -71,7 +72,8 @@ class OpenModel(Closeable):
         self.tokenizer: Tokenizer = parts.model.tokenizer
         self.plan = parts.plan
         self.held_bytes, self.gpu_held_bytes = parts.held_bytes, parts.gpu_held_bytes
-        self._companion, self._template, self._path = parts.companion, parts.template, parts.path
+        self.path = parts.path
+        self._companion, self._template = parts.companion, parts.template
         self._pictures = parts.pictures
         self.pool = SessionPool(parts.slots)
         self._slot = parts.slots[0]
@@ -80,7 +82,7 @@ class OpenModel(Closeable):
 
     def __repr__(self) -> str:
         held = format_bytes(self.held_bytes) if self.held_bytes else "closed"
-        return f"<Engine {self._path.stem}: {self.card.runtime}, {self.n_ctx} tokens of context, {held}>"
+        return f"<Engine {self.path.stem}: {self.card.runtime}, {self.n_ctx} tokens of context, {held}>"
 
     @property
     def processes(self) -> tuple[int, ...]:

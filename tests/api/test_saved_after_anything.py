@@ -13,6 +13,7 @@ from edgedec.api.best_text import BestOf
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken, Progress
+from edgedec_apps.embedding import embed
 from edgedec_apps.extraction import extract
 from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
@@ -60,9 +61,9 @@ def closed(engine: edgedec.Engine) -> None:
 
 ACTS: dict[str, Callable[[edgedec.Engine], object]] = {
     "nothing": lambda engine: None,
-    "embed": lambda engine: engine.embed(["x" * 10, PROMPT], pooling="mean"),
+    "embed": lambda engine: embed(engine, ["x" * 10, PROMPT], pooling="mean"),
     "embed_and_generate": lambda engine: (
-        engine.embed([PROMPT], pooling="last"),
+        embed(engine, [PROMPT], pooling="last"),
         engine.generate(PROMPT, max_tokens=3, reuse="longest"),
     ),
     "generate": lambda engine: engine.generate(PROMPT, max_tokens=5, seed=1, ignore_end=True),

@@ -20,9 +20,11 @@ from edgedec.errors import EdgedecError, RequestError
 from edgedec.grammar import Grammar
 from edgedec.load_options import LoadOptions
 from edgedec.sampling import SamplingParams
+from edgedec_apps.embedding import embed
 from edgedec_apps.extraction import extract
 from edgedec_apps.infill import infill_ids
 from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
+from edgedec_apps.ranking import rank
 from edgedec_apps.refine import RefineBy, refined
 
 
@@ -160,7 +162,6 @@ SAY = {  # what an error may say in place of an argument's name
 CHAT = [{"role": "user", "content": "Hi"}]
 ASKS: dict[str, Any] = {"messages": CHAT, "max_tokens": 2}
 GOES_ON: dict[str, Any] = {"prompt": "Hi", "max_tokens": 2}
-RANKS: dict[str, Any] = {"query": "q", "documents": ["a"]}
 GOOD: dict[str, dict[str, Any]] = {  # arguments with which each method works, or says why it can't
     **dict.fromkeys(("chat", "chat_stream", "achat", "achat_stream"), ASKS),
     **dict.fromkeys(("generate", "stream", "best", "partial_texts", "agenerate", "astream"), GOES_ON),
@@ -169,8 +170,6 @@ GOOD: dict[str, dict[str, Any]] = {  # arguments with which each method works, o
     **{name: {"prompt": "Hi"} for name in ("branches", "prompt_read", "prompt_ids")},
     **{name: {} for name in ("constraint_opener", "session", "sampling")},
     **{name: {"text": "Hi"} for name in ("cut_ids", "rendered_ids")},
-    **dict.fromkeys(("rank", "arank"), RANKS),
-    "embed": {"texts": ["a"], "pooling": "mean"},
     "fit_messages": {"messages": CHAT, "n_reserved": 2},
     "picture_rows": {"pictures": ()},
     "record": {"prompt": "Hi", "log": None},
@@ -179,6 +178,8 @@ GOOD: dict[str, dict[str, Any]] = {  # arguments with which each method works, o
 OF_ENGINES: list[tuple[Callable[..., Any], dict[str, Any]]] = [  # good arguments beside an engine
     (extract, {"question": "a", "passage": "ab"}),
     (infill_ids, {"before": "a", "after": "b"}),
+    (embed, {"texts": ["a"], "pooling": "mean"}),
+    (rank, {"query": "q", "documents": ["a"]}),
     (save_prompt_cache, {"path": "none/there"}),
     (load_prompt_cache, {"path": "none/there"}),
 ]

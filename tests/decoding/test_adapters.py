@@ -14,6 +14,7 @@ from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import ModelFormatError, OptionError, RequestError
+from edgedec_apps.embedding import embed
 from edgedec_apps.prompt_cache import load_prompt_cache, read_prompt_cache, save_prompt_cache, write_prompt_cache
 
 pytestmark = pytest.mark.slow
@@ -170,7 +171,7 @@ def test_embeddings_and_branches_have_the_adapters_of_the_engine(folder: Path) -
     for before in ((0.0, 0.0), (1.0, 0.5)):
         with opened(folder, draft="off") as engine:
             engine.generate(PROMPT, lora=before, temperature=0.0, **WISH)
-            vector = engine.embed(["some text"], pooling="mean")[0].tobytes()
+            vector = embed(engine, ["some text"], pooling="mean")[0].tobytes()
             engine.generate(PROMPT, lora=before, temperature=0.0, **WISH)
             with engine.prompt_read(PROMPT) as read:
                 found.append((vector, read.forward.logits.tobytes()))
