@@ -20,7 +20,7 @@ import numpy as np
 from edgedec.api.engine import Engine
 from edgedec.callers import checks_arguments, one_line
 from edgedec.decoding.prompt_length import too_long
-from edgedec.decoding.reading import PromptRead
+from edgedec.decoding.reading import PromptRead, prompt_read
 from edgedec.errors import CancelledError, CapabilityError, OptionError, RequestError
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.tokenizer import Tokenizer
@@ -178,7 +178,7 @@ def extract(
     starts = _starts(tokenizer, wanted, engine.n_ctx)
     if cancel.cancelled:
         raise CancelledError("the extraction was cancelled")
-    with engine.prompt_read(prompt_ids, cancel=cancel, on_progress=on_progress) as prompt:
+    with prompt_read(engine.pool, engine.requests.plain(prompt_ids, {}), cancel, on_progress) as prompt:
         return _searched(prompt, wanted, starts, np.array(end_ids, np.int64), began)
 
 

@@ -76,10 +76,10 @@ def keep_speed(path: Path, engine: "Engine") -> None:
     Raises:
         EdgedecError: The file can't be read any more.
     """
-    step_s = engine.curve.seconds(1)
+    step_s = engine.pool.slots[0].curve.seconds(1)
     if step_s and not (engine.plan.given_up or engine.card.lossy or engine.card.adapters):
         key = _speed_key(path)
-        speeds = [*_kept(_WRITING, key), 1 / (step_s + engine.curve.beside_s[0])]
+        speeds = [*_kept(_WRITING, key), 1 / (step_s + engine.pool.slots[0].curve.beside_s[0])]
         probe_cache.put(cache_folder(), _WRITING, key, speeds[-_N_KEPT:])
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgedec.api.engine import Engine
 from edgedec.callers import checks_arguments, one_line
+from edgedec.decoding.reading import prompt_read
 from edgedec.decoding.text_room import tokens_behind
 from edgedec.errors import CapabilityError, ModelFormatError, OptionError, PromptTooLongError
 from edgedec.gguf.file import GGUF, read_header_of
@@ -294,7 +295,8 @@ def _read(work: _Work, take: Callable[[int, NDArray[np.float32]], None]) -> None
                     branches.drop(name)
                     take(i, found[name][0])
     for i in alone:
-        with engine.prompt_read(prompts[i], cancel=work.cancel, on_progress=work.on_progress) as prompt:
+        request = engine.requests.plain(prompts[i], {})
+        with prompt_read(engine.pool, request, work.cancel, work.on_progress) as prompt:
             take(i, prompt.forward.logits[0])
 
 

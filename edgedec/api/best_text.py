@@ -15,6 +15,7 @@ from edgedec.choosing.partial_texts import AskedPrompt, BranchingEngine
 from edgedec.choosing.sample_count import is_enough
 from edgedec.choosing.scorer import Scorer, require_scorer, scores_of
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.errors import CancelledError, OptionError, argument
 from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken
@@ -69,7 +70,13 @@ class BestOf:
 
 
 class ManyTexts(BranchingEngine, Protocol):
-    """What choosing and searching need of an engine."""
+    """What choosing and searching need of an engine.
+
+    Attributes:
+        pool: The sessions that the texts are written on.
+    """
+
+    pool: SessionPool[SessionSlot]
 
     @property
     def card(self) -> ModelCard:
@@ -88,9 +95,6 @@ class ManyTexts(BranchingEngine, Protocol):
         **options: Unpack[RequestOptions],
     ) -> tuple[Generation, ...]:
         """Generate n texts of a prompt; text k draws with the seed plus k."""
-
-    def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
-        """Raise MemoryCapError unless the memory plan has room for n texts of a prompt."""
 
 
 def best_of(engine: ManyTexts, asked: AskedPrompt, how: BestOf, options: RequestOptions) -> ChosenText:

@@ -1,15 +1,13 @@
 """The engine that an application holds: a loaded model that generates, streams and chats."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard, Unpack, cast
 
 from edgedec.api.loaded_model import LoadedModel
-from edgedec.api.requests import Prompt, RequestOptions, SamplingOptions
+from edgedec.api.requests import Prompt, RequestOptions
 from edgedec.callers import checked_value, checks_methods
 from edgedec.chat import Chat, Message, thinking_variables
 from edgedec.decoding.generate import TokenStream, finished
-from edgedec.drafter import ProposalLog
 from edgedec.errors import CancelledError, RequestError, argument
 from edgedec.progress import CancelToken, report_progress
 from edgedec.sequence import Generation, Until
@@ -53,7 +51,7 @@ class Engine(LoadedModel):
                 supported, or json_close finds no text of the grammar within max_tokens.
         """
         on_progress = options.pop("on_progress", None)
-        request, open_constraint = self._requests.wanted(prompt, options)
+        request, open_constraint = self.requests.wanted(prompt, options)
         return TokenStream(self.pool, request, cancel, on_progress, open_constraint())
 
     def chat(
@@ -185,7 +183,7 @@ class Engine(LoadedModel):
         options.setdefault("logprobs", 0)
         if len(options.get("resume", ())):
             raise RequestError(f"several texts can't be resumed: leave {argument('resume')} out, or ask for one text")
-        request, open_constraint = self._requests.wanted(cast(Prompt, prompt), options)
+        request, open_constraint = self.requests.wanted(cast(Prompt, prompt), options)
         return SampleStream(self.pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress)
 
     def best(
@@ -228,21 +226,6 @@ class Engine(LoadedModel):
         if isinstance(how, SearchBy):
             return searched(self, asked, how, options)
         return best_of(self, asked, BestOf() if how is None else how, options)
-
-    def record(
-        self,
-        prompt: Prompt,
-        log: ProposalLog,
-        **options: Unpack[SamplingOptions],
-    ) -> Generation:
-        """Generate plainly, and tell `log` what the drafters propose after every token.
-
-        Args:
-            prompt: The text or the token ids to go on from.
-            log: Notes the proposals, and the forwards that drafting makes.
-            **options: The fields of SamplingParams.
-        """
-        return finished(TokenStream(self.pool, replace(self._requests.plain(prompt, options), record=log)))
 
     async def asamples(
         self,

@@ -12,20 +12,16 @@ from edgedec.api.requests import (
 )
 from edgedec.callers import checks_methods
 from edgedec.chat import Chat, Message, messages_of
-from edgedec.constraint import OpenConstraint
 from edgedec.control_tokens import SaidTemplate
 from edgedec.errors import OptionError, RequestError, TemplateError, argument
-from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
 from edgedec.pictures import Pictures, has_pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
-from edgedec.sequence import Request
 from edgedec.sessions.text_pages import MOST_FORKS
 
 if TYPE_CHECKING:  # what few texts need is imported when it is asked for
     from edgedec.choosing.partial_texts import PartialTexts
     from edgedec.decoding.branches import Branches
-    from edgedec.decoding.reading import PromptRead
 
 
 @checks_methods
@@ -42,7 +38,7 @@ class LoadedModel(OpenModel):
         Raises:
             RequestError: An option is unknown or out of range.
         """
-        return self._requests.sampling(options)
+        return self.requests.sampling(options)
 
     def prompt_ids(self, prompt: Prompt, *, as_said: bool = False, continued: bool = True) -> tuple[int, ...]:
         """Return a prompt's token ids.
@@ -56,11 +52,11 @@ class LoadedModel(OpenModel):
             PromptTooLongError: The prompt is a text that does not fit the context.
             RequestError: The prompt is neither a text nor a sequence of whole numbers.
         """
-        return self._requests.prompt_ids(prompt, as_said=as_said, continued=continued)
+        return self.requests.prompt_ids(prompt, as_said=as_said, continued=continued)
 
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
-        return self._requests.cut_ids(text)
+        return self.requests.cut_ids(text)
 
     @property
     def can_chat(self) -> bool:
@@ -167,36 +163,13 @@ class LoadedModel(OpenModel):
         return [given[id(mark)] for mark in kept], n_left_out
 
     def _chats(self) -> ChatPrompts:
-        self._requests.require_writer()
+        self.requests.require_writer()
         if self._template is None:
             raise TemplateError(
                 f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
                 f"use generate() (--raw), or load it with {argument('chat_template')}"
             )
         return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max, self.card.n_ctx_train, self._pictures)
-
-    def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
-        """Raise MemoryCapError unless the memory plan has room for `n` texts of a prompt (decoding/text_room.py)."""
-        from edgedec.decoding.text_room import require_room
-
-        require_room(self._slot, n, n_prompt, max_tokens, rows_each=rows_each)
-
-    def constraint_opener(
-        self,
-        *,
-        grammar: Grammar | None = None,
-        json_schema: JsonSchema | None = None,
-        predicate: Predicate | None = None,
-    ) -> OpenConstraint:
-        """Return what opens the constraint of one text, as searches under a constraint take it.
-
-        Raises:
-            RequestError: Both a grammar and a schema are given, or one of them is invalid.
-        """
-        chosen = chosen_grammar(grammar, json_schema)
-        methods = {} if predicate is None else {"predicate": predicate}
-        request = Request((), SamplingParams(), 0, methods=methods)
-        return lambda: self._grammars.open(chosen, request)
 
     def branches(
         self,
@@ -225,16 +198,8 @@ class LoadedModel(OpenModel):
         """
         from edgedec.decoding.branches import branches_on
 
-        request, stop = self._requests.plain(prompt, {}), cancel or CancelToken()
+        request, stop = self.requests.plain(prompt, {}), cancel or CancelToken()
         return branches_on(self.pool, request, stop, most=most, on_progress=on_progress)
-
-    def prompt_read(
-        self, prompt: Prompt, *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
-    ) -> "AbstractContextManager[PromptRead]":
-        """Read a prompt, and hold its session inside the block, for forwards of one's own; raises as branches()."""
-        from edgedec.decoding.reading import prompt_read
-
-        return prompt_read(self.pool, self._requests.plain(prompt, {}), cancel or CancelToken(), on_progress)
 
     @contextmanager
     def partial_texts(

@@ -9,7 +9,6 @@ from edgedec.api.requests import Requests, adapter_scales
 from edgedec.callers import checks_methods
 from edgedec.closeable import Closeable
 from edgedec.control_tokens import SaidTemplate
-from edgedec.cost_curve import CostCurve
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.memory_plan import MemoryPlan, format_bytes
@@ -64,6 +63,7 @@ class OpenModel(Closeable):
         held_bytes: Bytes that count against the caps of models loaded later; 0 once the engine is closed.
         gpu_held_bytes: The same of the device that holds most.
         pool: The sessions that requests are generated on, each with what a generation on it must know.
+        requests: Makes the requests of texts, for generations of one's own.
     """
 
     def __init__(self, parts: EngineParts) -> None:
@@ -78,7 +78,7 @@ class OpenModel(Closeable):
         self.pool = SessionPool(parts.slots)
         self._slot = parts.slots[0]
         self._grammars = Grammars(self.tokenizer, parts.grammar_bytes, self.card.fingerprint)
-        self._requests = Requests(self.model, self._slot, self._grammars, parts.scales)
+        self.requests = Requests(self.model, self._slot, self._grammars, parts.scales)
 
     def __repr__(self) -> str:
         held = format_bytes(self.held_bytes) if self.held_bytes else "closed"
@@ -92,11 +92,11 @@ class OpenModel(Closeable):
     @property
     def lora(self) -> tuple[float, ...]:
         """The scale of each adapter (ModelCard.adapters) in requests that name none; it may be set at any time."""
-        return self._requests.scales
+        return self.requests.scales
 
     @lora.setter
     def lora(self, scales: Sequence[float]) -> None:
-        self._requests.scales = adapter_scales(scales, len(self.card.adapters))
+        self.requests.scales = adapter_scales(scales, len(self.card.adapters))
 
     @property
     def n_ctx(self) -> int:
@@ -104,17 +104,12 @@ class OpenModel(Closeable):
         return self._slot.session.n_ctx
 
     @property
-    def curve(self) -> CostCurve:
-        """The measured cost of forwards."""
-        return self._slot.curve
-
-    @property
     def n_prompt_max(self) -> int:
         """Most tokens of a prompt: one fewer than a text may have, or as many where the model writes none.
 
         A text may have as many as the context, unless that slides.
         """
-        return self._requests.n_prompt_max
+        return self.requests.n_prompt_max
 
     def forget(self) -> None:
         """Forget what the drafters keep between requests, and what was measured of their acceptance.

@@ -268,6 +268,23 @@ class Requests:
         request = replace(request, pictures=pictures, scales=scales or request.scales)
         return request, lambda: self._grammars.open(grammar, request)
 
+    def constraint_opener(
+        self,
+        *,
+        grammar: Grammar | None = None,
+        json_schema: JsonSchema | None = None,
+        predicate: Predicate | None = None,
+    ) -> OpenConstraint:
+        """Return what opens the constraint of one text, as searches under a constraint take it.
+
+        Raises:
+            RequestError: Both a grammar and a schema are given, or one of them is invalid.
+        """
+        chosen = chosen_grammar(grammar, json_schema)
+        methods = {} if predicate is None else {"predicate": predicate}
+        request = Request((), SamplingParams(), 0, methods=methods)
+        return lambda: self._grammars.open(chosen, request)
+
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""
         self.require_writer()

@@ -20,6 +20,7 @@ from edgedec.errors import EdgedecError, RequestError
 from edgedec.grammar import Grammar
 from edgedec.load_options import LoadOptions
 from edgedec.sampling import SamplingParams
+from edgedec_apps.bench.recorder import record_text
 from edgedec_apps.embedding import embed
 from edgedec_apps.extraction import extract
 from edgedec_apps.infill import infill_ids
@@ -143,7 +144,7 @@ _NAMES_BY_KINDS = {  # the names of arguments by what of the rubbish is none to 
     "dict mapping list texts Nones": "pictures",  # picture_rows() made them
 }
 TAKES = {name: kinds.split() for kinds, names in _NAMES_BY_KINDS.items() for name in names.split()}
-LATER = {"require_room": "None -1 0 huge", "mark_pictures": "list"}
+LATER = {"mark_pictures": "list"}
 SAY = {  # what an error may say in place of an argument's name
     "json_schema": ("JSON schema",),
     "check": ("scorer is",),
@@ -167,19 +168,18 @@ GOOD: dict[str, dict[str, Any]] = {  # arguments with which each method works, o
     **dict.fromkeys(("generate", "stream", "best", "partial_texts", "agenerate", "astream"), GOES_ON),
     **{name: GOES_ON | {"n": 2} for name in ("samples", "samples_stream", "asamples", "asamples_stream")},
     **{name: {"messages": CHAT} for name in ("chat_ids", "render", "mark_pictures")},
-    **{name: {"prompt": "Hi"} for name in ("branches", "prompt_read", "prompt_ids")},
-    **{name: {} for name in ("constraint_opener", "session", "sampling")},
+    **{name: {"prompt": "Hi"} for name in ("branches", "prompt_ids")},
+    **{name: {} for name in ("session", "sampling")},
     **{name: {"text": "Hi"} for name in ("cut_ids", "rendered_ids")},
     "fit_messages": {"messages": CHAT, "n_reserved": 2},
     "picture_rows": {"pictures": ()},
-    "record": {"prompt": "Hi", "log": None},
-    "require_room": {"n": 1, "n_prompt": 1, "max_tokens": 2},
 }
 OF_ENGINES: list[tuple[Callable[..., Any], dict[str, Any]]] = [  # good arguments beside an engine
     (extract, {"question": "a", "passage": "ab"}),
     (infill_ids, {"before": "a", "after": "b"}),
     (embed, {"texts": ["a"], "pooling": "mean"}),
     (rank, {"query": "q", "documents": ["a"]}),
+    (record_text, {"prompt": "Hi", "log": None}),
     (save_prompt_cache, {"path": "none/there"}),
     (load_prompt_cache, {"path": "none/there"}),
 ]

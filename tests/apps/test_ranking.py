@@ -252,8 +252,11 @@ def test_cancelling_and_progress(on_cpu: edgedec.Engine, tmp_path: Path) -> None
                 with pytest.raises(CancelledError):
                     rank(engine, QUERY, DOCUMENTS, cancel=cancel, on_progress=stop)
                 assert rank(engine, QUERY, DOCUMENTS).scores == expected.scores
-            beside = in_thread(lambda cancel, engine=engine: rank(engine, QUERY, DOCUMENTS, cancel=cancel))
-            assert asyncio.run(beside).scores == expected.scores
+
+            def ranked(cancel: CancelToken, engine: edgedec.Engine = engine) -> Ranking:
+                return rank(engine, QUERY, DOCUMENTS, cancel=cancel)
+
+            assert asyncio.run(in_thread(ranked)).scores == expected.scores
 
 
 def test_a_cap_changes_no_score(qwen: Path, on_cpu: edgedec.Engine) -> None:

@@ -13,7 +13,9 @@ from support.models.tiny_adapters import tiny_adapter
 from support.models.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.decoding.reading import prompt_read
 from edgedec.errors import ModelFormatError, OptionError, RequestError
+from edgedec.progress import CancelToken
 from edgedec_apps.embedding import embed
 from edgedec_apps.prompt_cache import load_prompt_cache, read_prompt_cache, save_prompt_cache, write_prompt_cache
 
@@ -173,7 +175,7 @@ def test_embeddings_and_branches_have_the_adapters_of_the_engine(folder: Path) -
             engine.generate(PROMPT, lora=before, temperature=0.0, **WISH)
             vector = embed(engine, ["some text"], pooling="mean")[0].tobytes()
             engine.generate(PROMPT, lora=before, temperature=0.0, **WISH)
-            with engine.prompt_read(PROMPT) as read:
+            with prompt_read(engine.pool, engine.requests.plain(PROMPT, {}), CancelToken()) as read:
                 found.append((vector, read.forward.logits.tobytes()))
     assert found[0] == found[1]
 

@@ -39,7 +39,7 @@ from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request
 from edgedec.stats import DecodeStats
 from edgedec.verification.rules import rule_names
-from edgedec_apps.bench.recorder import Evaluated, Recorder
+from edgedec_apps.bench.recorder import Evaluated, Recorder, record_text
 from edgedec_apps.conformance import check_drafter, raise_failures
 from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
@@ -201,7 +201,7 @@ def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Pa
     }
     with edgedec.load(files[0], draft_head=files[1], n_ctx=128, **keywords) as engine:  # type: ignore[arg-type]
         recorder = Recorder()
-        made = engine.record(PROMPT, recorder, max_tokens=20, temperature=temperature, ignore_end=True)
+        made = record_text(engine, PROMPT, recorder, max_tokens=20, temperature=temperature, ignore_end=True)
         head = engine.session(64).draft_head
         assert isinstance(head, CpuDraftHeadState)
         price, n_rows = head.price, 1 if head.head.card.block is None else 6

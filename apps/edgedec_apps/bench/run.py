@@ -144,7 +144,7 @@ def _measure(
             runners |= others
         measure(requests, runners, cancel, on_progress=on_progress, on_trial=keep)
         outcome.interrupted = cancel.cancelled
-        outcome.curve = engine.curve.table()
+        outcome.curve = engine.pool.slots[0].curve.table()
         if job.rows is not None and not outcome.interrupted:
             resolving = ResolveOptions(cache_folder(), job.load.offline)
             path = resolve(job.model, resolving)

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
-from edgedec.gguf.file import GGUF, HEADER_NAME, read_gguf
+from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.places import standing
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.gguf.tile_form import UNTILED
+from edgedec.gguf.tile_header import HEADER_NAME
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.architectures.architecture import Recurrence
