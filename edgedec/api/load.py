@@ -13,7 +13,6 @@ from dataclasses import replace
 from edgedec.api.engine import Engine
 from edgedec.api.notebook import shown_progress
 from edgedec.api.open_drafters import Drafts, open_drafters
-from edgedec.api.open_model import EngineParts
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.wishes import Wishes, find_model, plain_wishes
 from edgedec.callers import checks_arguments
@@ -161,19 +160,17 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         n_tokens = len(slots) * sessions[0].n_ctx
         held = planned.plan if is_planned else MemoryPlan(model.memory(n_tokens, planned.setting.options.max_rows))
         engine = Engine(
-            EngineParts(
-                model,
-                slots,
-                _template(model, choice.path.name, options.chat_template),
-                planned.plan,
-                choice.path,
-                companion,
-                sessions[0].scales,
-                planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES),
-                held.own_bytes,
-                max((held.device_bytes(cap.device.name) for cap in held.devices), default=0),
-                wishes.pictures if planned.setting.picture_terms or not is_planned else None,
-            )
+            model=model,
+            slots=slots,
+            template=_template(model, choice.path.name, options.chat_template),
+            plan=planned.plan,
+            path=choice.path,
+            companion=companion,
+            scales=sessions[0].scales,
+            grammar_bytes=planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES),
+            held_bytes=held.own_bytes,
+            gpu_held_bytes=max((held.device_bytes(cap.device.name) for cap in held.devices), default=0),
+            pictures=wishes.pictures if planned.setting.picture_terms or not is_planned else None,
         )
         HELD.add(engine)
         undo.pop_all()

@@ -55,7 +55,7 @@ class RequestOptions(SamplingOptions, total=False):
 
     Attributes:
         lora: The scale of each adapter that the model was loaded with, in their order; 0 leaves one out. The default is
-            what LoadedModel.lora says.
+            what Engine.lora says.
         reuse: How much of the KV cache of earlier requests is used: "exact" (the default) only what has the bits of a
             cold start, "longest" all that the prompts share. A chat's default is "longest".
         draft: Whether drafts may be verified (the default); the text is the same either way.
@@ -308,7 +308,7 @@ class Requests:
         return tuple(ids) if len(ids) <= most else (*ids[: most - len(ends)], *ends)
 
     def prompt_ids(self, prompt: Prompt, *, as_said: bool = False, continued: bool = True) -> tuple[int, ...]:
-        """Return a prompt's token ids; LoadedModel.prompt_ids says what the options are, and what is raised."""
+        """Return a prompt's token ids; Engine.prompt_ids says what the options are, and what is raised."""
         if isinstance(prompt, str):
             is_continued = continued and writes_texts(self._model)
             n_most, cut = (self.n_prompt_max, "") if is_continued else (self._slot.session.n_ctx, CUT_TEXT)
