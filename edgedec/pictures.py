@@ -92,7 +92,7 @@ def placed(token_ids: Sequence[int], pictures: Pictures) -> Iterator[PlacedRows]
 
 
 class PictureReader(Protocol):
-    """Makes prompts and rows of messages with pictures (`picture_reader` of edgedec.own; edgedec_runtimes.pictures).
+    """Makes prompts and rows of messages with pictures (edgedec_runtimes.pictures).
 
     Between its calls a picture is a value with `marker`, `name`, `width`, `height`, `layout` and `n_rows`.
     """

@@ -47,16 +47,13 @@ GROUPS = (
     *(DRAFT_MODELS, PREPARED_DRAFTERS, DENOISING_RULES),
 )
 
-OWN = "edgedec.own"
-"""What the core takes from the packages above it, such as the cache's folder: no plug-in, as only ours is asked."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
     """An installed plug-in, which may or may not import.
 
     Attributes:
-        group: One of GROUPS, or OWN.
+        group: One of GROUPS.
         name: The name by which users choose the plug-in.
         target: The object that it is, as "module:attribute".
         package: The distribution that it comes from, with its version; DISTRIBUTION for edgedec's own.

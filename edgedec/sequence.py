@@ -1,6 +1,5 @@
 """A request, the state of its generation, and what is returned of it."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -14,10 +13,6 @@ from edgedec.stats import DecodeStats
 FinishReason = Literal["stop", "length", "unsure", "cancelled"]
 COUPLED = "coupled"
 """The default verification rule, edgedec.verification.coupled; edgedec.verification.rules finds the others."""
-MOST_SPANS = 100
-"""Most quotations of a passage that are asked for at a time."""
-MOST_SPAN_TOKENS = 512
-"""Most tokens of a quotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,58 +188,3 @@ def n_common(held: Sequence[int], prompt: Sequence[int], limit: int) -> int:
     while n < min(len(held), len(prompt), limit) and held[n] == prompt[n]:
         n += 1
     return n
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of a passage: a quotation that answers a question.
-
-    Attributes:
-        text: Its text.
-        start, end: The positions in the passage of its first character and of the character behind its last one. Where
-            the same text stands several times, these are those of its first place.
-        logprob: The log-probability that the model answers with this and ends.
-        token_ids: Its tokens.
-    """
-
-    text: str
-    start: int
-    end: int
-    logprob: float
-    token_ids: tuple[int, ...]
-
-    __repr__ = one_line
-
-    @property
-    def probability(self) -> float:
-        """exp(logprob)."""
-        return math.exp(self.logprob)
-
-
-@dataclass(frozen=True, slots=True)
-class Extraction:
-    """The most probable quotations of a passage, and what finding them took.
-
-    Attributes:
-        spans: The quotations, the most probable first. There are fewer than wanted where the passage has fewer.
-        n_prompt_tokens: Tokens of the prompt: the passage, the question and the instruction.
-        n_reused_tokens: Tokens of the prompt that the KV cache held already.
-        n_starts: Places of the passage where a span may begin.
-        n_span_tokens: Tokens of the longest spans from all these places: the rows that scoring every span would take.
-        n_forwards: Forwards after the prompt's.
-        n_rows: Their rows.
-        prompt_s: Seconds until the prompt was read.
-        total_s: Seconds of everything.
-    """
-
-    spans: tuple[Span, ...]
-    n_prompt_tokens: int
-    n_reused_tokens: int
-    n_starts: int
-    n_span_tokens: int
-    n_forwards: int
-    n_rows: int
-    prompt_s: float
-    total_s: float
-
-    __repr__ = one_line

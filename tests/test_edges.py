@@ -24,9 +24,9 @@ EDGES = {
     f"{RUNTIMES}/shared/file_lock.py": "locks on files",
     f"{RUNTIMES}/shared/native.py": "names of native libraries, the library of C",
     f"{RUNTIMES}/shared/pages.py": "private memory, mapped files, the cache of files",
-    f"{RUNTIMES}/shared/processes.py": "processes that started others",
-    f"{RUNTIMES}/shared/processor.py": "what the processor is",
     "edgedec/memory/system.py": "how much memory there is and is held",
+    "edgedec/processes.py": "processes that started others",
+    "edgedec/processor.py": "what the processor is",
     "edgedec/storage/probe_cache.py": "how often other programs took the processor",
     "export/edgedec_export/training/torch_library.py": "where torch comes from",
 }

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# What each package may import of ours; `edgedec` alone stands on the standard library and numpy.
+# What each package may import of ours; `edgedec` alone stands on the standard library, numpy, and two small libraries.
 ALLOWED = {
     "edgedec": {"edgedec"},
     "runtimes/edgedec_runtimes": {"edgedec", "edgedec_runtimes"},
@@ -19,7 +20,9 @@ ALLOWED = {
     # Only the training of methods imports the export.
     "methods/edgedec_methods": {"edgedec", "edgedec_methods", "edgedec_runtimes", "edgedec_export"},
 }
-CORE_MAY_IMPORT = {"numpy"}
+CORE_MAY_IMPORT = {"numpy", "platformdirs", "psutil"}
+COMPOSES = "edgedec/api/load.py"  # the one exception: it imports, within functions, what it composes an engine of
+NAMES_ALL = "apps/edgedec_apps/pyinstaller/hook-edgedec.py"  # for PyInstaller, which looks for each package
 
 # The rooms of the core: a file imports its own room and those before it. "top" is the files of edgedec/ itself.
 ROOMS = (
@@ -104,12 +107,49 @@ def test_no_two_files_import_each_other(package: str) -> None:
     assert not waiting, f"in or before a cycle: {waiting}"
 
 
-def test_no_environment_reads_in_the_core() -> None:
-    """The core takes its settings as arguments, never from the environment."""
+def strings(path: Path) -> set[str]:
+    """Return the strings of a file, those within f-strings too, but no docstrings: nothing is found by these."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in said)
+    return {node.value for node in constants if isinstance(node.value, str)}
+
+
+def above(package: str) -> set[str]:
+    """Return the packages that a package may not import."""
+    return {each.rpartition("/")[2] for each in ALLOWED} - ALLOWED[package]
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_a_package_names_none_above_it(package: str) -> None:
+    """Neither by an import nor in a string, by which it could import it; one file composes, within functions."""
+    names = re.compile(rf"\b({'|'.join(sorted(above(package)))})\b") if above(package) else None
+    for path in sorted((ROOT / package).rglob("*.py")):
+        place = path.relative_to(ROOT).as_posix()
+        wrong = {text for text in strings(path) if names is not None and names.search(text)}
+        assert not wrong or place == NAMES_ALL, f"{place} names what is above it: {wrong}"
+        wrong = imports(path) & above(package)
+        if place == COMPOSES:
+            head = path.read_text(encoding="utf-8").partition("\ndef ")[0]
+            wrong = {name for name in wrong if re.search(rf"(?m)^ *(import|from) {name}\b", head)}
+        assert not wrong, f"{place} imports {wrong}"
+
+
+def test_the_core_imports_few_libraries() -> None:
+    """Others would be a part of each start, and of each package that is built on the core."""
+    for path in sorted((ROOT / "edgedec").rglob("*.py")):
+        others = imports(path) - sys.stdlib_module_names - {each.rpartition("/")[2] for each in ALLOWED}
+        assert others <= CORE_MAY_IMPORT, f"{path} imports {others - CORE_MAY_IMPORT}"
+
+
+def test_the_core_reads_one_variable_of_the_environment() -> None:
+    """It names the cache's root. The core takes all other settings as arguments."""
+    reads = {}
     for path in sorted((ROOT / "edgedec").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        assert "os.environ" not in text, path
-        assert "getenv" not in text, path
+        if found := re.findall(r"(?:os\.environ|getenv).*", text):
+            reads[path.relative_to(ROOT).as_posix()] = found
+    assert reads == {"edgedec/storage/cache_files.py": ['os.environ.get("EDGEDEC_CACHE"):']}
 
 
 def test_only_the_training_imports_torch() -> None:

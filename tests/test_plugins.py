@@ -26,12 +26,11 @@ ASKED: list[str] = []
 def test_own_plug_ins_are_the_entry_points_of_the_distribution() -> None:
     """Group by group; each imports, those apart that need a library of another project."""
     own = [entry for entry in metadata.distribution(DISTRIBUTION).entry_points if entry.group.startswith("edgedec.")]
-    assert {entry.group for entry in own} <= {*plugins.GROUPS, plugins.OWN}
+    assert {entry.group for entry in own} <= {*plugins.GROUPS}
     for entry in own:
         assert plugins.is_own(entry.group, entry.name)
-        if entry.group in plugins.GROUPS:
-            found = plugins.plugins(entry.group)[entry.name]
-            assert (found.target, found.package) == (entry.value, DISTRIBUTION)
+        found = plugins.plugins(entry.group)[entry.name]
+        assert (found.target, found.package) == (entry.value, DISTRIBUTION)
         assert plugins.load_plugin(entry.group, entry.name) is not None
 
 

@@ -1,18 +1,19 @@
-"""Embeddings: one vector for a text, of the hidden states that a model has after its last layer.
+"""Embeddings: one vector for a text, of the hidden states that a model has after its last layer."""
 
-`Engine.embed` finds this by the entry point `embedder` of `edgedec.own`.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.api.engine import Engine
+from edgedec.api.requests import Prompt
+from edgedec.callers import checks_arguments
 from edgedec.decoding.prompt_length import CUT_TEXT, too_long
-from edgedec.decoding.session_pool import SessionPool, SessionSlot
+from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import CancelledError, CapabilityError, OptionError, RequestError, SessionError, argument
 from edgedec.gguf.file import floats, read_header_of
 from edgedec.gguf.metadata import get_float, get_text
@@ -23,70 +24,63 @@ from edgedec.progress import CancelToken
 
 _ROWS = 64  # of one forward: always the same cuts, so that a vector does not depend on what else is embedded
 _NO_ROWS = np.empty(0, np.int32)
+_norms = WeakKeyDictionary[Engine, "FinalNorm"]()
 _NORMS = ("output_norm.weight", "token_embd_norm.weight")  # LFM2 calls its last norm so
 
 
-class Embedder:
-    """Makes vectors of texts with the hidden states of a model.
+@checks_arguments
+def embed(
+    engine: Engine,
+    texts: Sequence[Prompt],
+    *,
+    pooling: Pooling | None = None,
+    dimensions: int | None = None,
+    cancel: CancelToken | None = None,
+) -> NDArray[np.float32]:
+    """Return f32[n_texts, n_dimensions]: a vector of length 1 for each text.
+
+    A vector depends on its text alone. Each text is read from its beginning, so the KV cache of an earlier request
+    is lost.
 
     Args:
-        pool: The sessions, which requests for texts share.
-        card: The facts of the model.
-        path: The model's file, or None where there is none.
-        prompt_ids: `(text or ids)` -> token ids.
-        scales: `()` -> the scales of the model's adapters.
+        engine: The loaded model.
+        texts: Texts, or their token ids.
+        pooling: "mean", "cls" or "last"; None for what the model was trained for. A model that was not trained to
+            embed needs it: its hidden states say something of a text, but less than an embedding model's.
+        dimensions: Keep only so many numbers of each vector, the first ones; None for all.
+        cancel: Stops the work, from any thread.
+
+    Raises:
+        RequestError: `pooling` or `dimensions` is out of range, a text is empty, or the model was not trained to
+            embed and `pooling` is None.
+        PromptTooLongError: A text does not fit the context.
+        CapabilityError: The runtime has no hidden states.
+        CancelledError: `cancel` stopped the work.
     """
+    chosen, card, stop = require_pooling(engine.card, pooling), engine.card, cancel or CancelToken()
+    require_dimensions(card, dimensions)
+    all_ids = [engine.prompt_ids(text, as_said=True, continued=False) for text in texts]
+    for i, ids in enumerate(all_ids):
+        require_embeddable(i, ids, card, engine.n_ctx)
+    norm = None if engine.model.capabilities.final_states else _final_norm(engine)
+    vectors = np.zeros((len(all_ids), card.n_embd), np.float32)
+    with engine.pool.turn(stop) as slot:
+        if slot is not None:
+            slot.adapt(engine.lora)
+            with stop.calling(slot.session.cancel):
+                for i, ids in enumerate(all_ids):
+                    if not stop.cancelled:
+                        vectors[i] = embed_on(slot, ids, chosen, norm)
+    if stop.cancelled:
+        raise CancelledError("the embedding was cancelled")
+    return unit_length(vectors, dimensions)
 
-    def __init__(
-        self,
-        pool: SessionPool[SessionSlot],
-        card: ModelCard,
-        path: Path | None,
-        prompt_ids: Callable[[str | Sequence[int]], tuple[int, ...]],
-        scales: Callable[[], tuple[float, ...]] = tuple,
-    ) -> None:
-        self._pool = pool
-        self._prompt_ids = prompt_ids
-        self._card = card
-        self._scales = scales
-        self._path = path
-        self._norm: FinalNorm | None = None
 
-    def vectors(
-        self,
-        texts: Sequence[str | Sequence[int]],
-        pooling: str | None,
-        dimensions: int | None,
-        cancel: CancelToken,
-    ) -> NDArray[np.float32]:
-        """Return f32[n_texts, n_dimensions]: for each text a vector of length 1 (raises what Engine.embed raises)."""
-        chosen = require_pooling(self._card, pooling)
-        require_dimensions(self._card, dimensions)
-        all_ids = [self._prompt_ids(text) for text in texts]
-        n_ctx = self._pool.slots[0].session.n_ctx
-        for i, ids in enumerate(all_ids):
-            require_embeddable(i, ids, self._card, n_ctx)
-        has_states = self._pool.slots[0].session.model.capabilities.final_states
-        norm = None if has_states else self._final_norm()
-        vectors = np.zeros((len(all_ids), self._card.n_embd), np.float32)
-        with self._pool.turn(cancel) as slot:
-            if slot is not None:
-                slot.adapt(self._scales())
-                with cancel.calling(slot.session.cancel):
-                    for i, ids in enumerate(all_ids):
-                        if not cancel.cancelled:
-                            vectors[i] = embed_on(slot, ids, chosen, norm)
-        if cancel.cancelled:
-            raise CancelledError("the embedding was cancelled")
-        return unit_length(vectors, dimensions)
-
-    def _final_norm(self) -> "FinalNorm":
-        """Return the norm after the model's last layer; read once."""
-        if self._path is None:
-            raise CapabilityError("this engine has no file to read the model's final norm from; load the model by name")
-        if self._norm is None:
-            self._norm = read_final_norm(self._path)
-        return self._norm
+def _final_norm(engine: Engine) -> "FinalNorm":
+    """Return the norm after the last layer of an engine's model; read once."""
+    if engine not in _norms:
+        _norms[engine] = read_final_norm(engine.path)
+    return _norms[engine]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from edgedec.api.load import engine_wishes
 from edgedec.api.options import Application, EngineOptions
-from edgedec.api.wishes import engine_wishes, find_model
+from edgedec.api.wishes import find_model
 from edgedec.errors import EdgedecError, MemoryCapError
 from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import Cap, planning_bytes

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgedec.api.engine import Engine
+from edgedec.callers import checks_arguments
 from edgedec.decoding.prompt_length import encode_prompt, require_may_fit, too_long
 from edgedec.errors import RequestError
 from edgedec.tokenizer import Tokenizer
@@ -77,8 +78,20 @@ def gap_ids(tokenizer: Tokenizer, gap: Gap, n_most: int) -> list[int]:
     return found
 
 
-def infill_ids(engine: Engine, before: str, after: str, files: Sequence[tuple[str, str]]) -> list[int]:
-    """Return the prompt of a gap; the task `infill` of edgedec.Engine.infill_ids, which says what is raised."""
+@checks_arguments
+def infill_ids(engine: Engine, before: str, after: str, *, files: Sequence[tuple[str, str]] = ()) -> list[int]:
+    """Return a prompt, as token ids, that makes the model write what belongs between two texts.
+
+    Args:
+        engine: The loaded model.
+        before: The text before the gap.
+        after: The text after the gap.
+        files: Names and texts of other files that the model may look at.
+
+    Raises:
+        RequestError: The model has no tokens for filling in the middle.
+        PromptTooLongError: The prompt does not fit the context.
+    """
     return gap_ids(engine.tokenizer, Gap(before, after, files=tuple(files)), engine.n_prompt_max)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgedec.storage.cache_files import delete, is_ours, sort_out
+from edgedec.storage.cache_files import cache_folder, delete, is_ours, sort_out
 from edgedec_models.cache import list_models, remove_model
-from edgedec_models.folders import cache_folder, config_folder, models_folder
+from edgedec_models.folders import config_folder, models_folder
 from edgedec_models.storage import size_of, storage_errors
 
 MODEL, HEADS = "model", "draft heads"

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from edgedec.errors import EdgedecError, RuntimeUnavailableError
 from edgedec.memory.system import available_bytes
+from edgedec.processor import machine_name
 from edgedec.storage import probe_cache
-from edgedec_models.folders import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.processor import machine_name
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
@@ -76,10 +76,10 @@ def keep_speed(path: Path, engine: "Engine") -> None:
     Raises:
         EdgedecError: The file can't be read any more.
     """
-    step_s = engine.curve.seconds(1)
+    step_s = engine.pool.slots[0].curve.seconds(1)
     if step_s and not (engine.plan.given_up or engine.card.lossy or engine.card.adapters):
         key = _speed_key(path)
-        speeds = [*_kept(_WRITING, key), 1 / (step_s + engine.curve.beside_s[0])]
+        speeds = [*_kept(_WRITING, key), 1 / (step_s + engine.pool.slots[0].curve.beside_s[0])]
         probe_cache.put(cache_folder(), _WRITING, key, speeds[-_N_KEPT:])
 
 

@@ -7,6 +7,7 @@ names the weights, the runtime's release and its options, as the payload fits no
 
 import hashlib
 import json
+import os
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgedec.api.loaded_model import LoadedModel
+from edgedec.api.engine import Engine
+from edgedec.callers import checks_arguments
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.errors import ModelFormatError, SessionError, StorageError
 from edgedec.storage.whole_file import write_atomically
@@ -45,17 +47,29 @@ class PromptCache:
     scales: tuple[float, ...] | None = None
 
 
-def save_prompt_cache(engine: LoadedModel, path: Path) -> None:
-    """Write the KV cache of the last request to a file (LoadedModel.save_prompt_cache, which says what this raises)."""
+@checks_arguments
+def save_prompt_cache(engine: Engine, path: str | os.PathLike[str]) -> None:
+    """Write the KV cache of an engine's last request to a file, for load_prompt_cache in another process.
+
+    Raises:
+        StorageError: The file can't be written, or another file has its name.
+        CapabilityError: The session can't be saved.
+    """
     with engine.pool.all():
-        write_prompt_cache(path, cache_of(engine.pool.last))
+        write_prompt_cache(Path(path), cache_of(engine.pool.last))
 
 
-def load_prompt_cache(engine: LoadedModel, path: Path) -> int:
-    """Restore the KV cache from a file; return how many tokens it holds (as LoadedModel.load_prompt_cache).
+@checks_arguments
+def load_prompt_cache(engine: Engine, path: str | os.PathLike[str]) -> int:
+    """Restore an engine's KV cache from a file of save_prompt_cache; return how many tokens it holds.
 
     Only requests with the adapters' scales of the file go on from it; others drop what it held.
+
+    Raises:
+        ModelFormatError: The file is damaged, or was made with another model, release or options.
+        StorageError: The file can't be read.
     """
+    path = Path(path)
     cache = read_prompt_cache(path, engine.card.fingerprint)
     scales = engine.lora if cache.scales is None else cache.scales
     if len(scales) != len(engine.card.adapters):

@@ -24,11 +24,11 @@ def make_head(entry: Entry, reference: str, model: Path, options: ResolveOptions
         UnsupportedModelError: The head does not fit the model, or a GGUF can't express it.
     """
     from edgedec.gguf.file import read_gguf
+    from edgedec.storage.cache_files import cache_folder
     from edgedec_export.head_to_gguf import write_head_gguf
     from edgedec_models.cache import remove_model
     from edgedec_models.draft_heads import remember_head
     from edgedec_models.fetching.verify import sha256_of, write_record
-    from edgedec_models.folders import cache_folder
     from edgedec_models.record import WantedFile
     from edgedec_models.resolve import pull
     from edgedec_runtimes.trained_heads.load import load_head
@@ -41,7 +41,7 @@ def make_head(entry: Entry, reference: str, model: Path, options: ResolveOptions
     write_head_gguf(named, target, path, force=True, on_progress=options.on_progress, cancel=options.cancel)
     licence = "" if entry.head is None else entry.head.licence
     write_record(WantedFile(path.stem, path, reference, licence=licence), sha256_of(path, path.stem, options))
-    remember_head(path, options.cache_dir or cache_folder())
+    remember_head(path, cache_folder(options.cache_dir))
     if not was_here:
         remove_model(reference, options.cache_dir)
     return path

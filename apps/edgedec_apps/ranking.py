@@ -1,21 +1,21 @@
 """Ranks documents: an encoder with a head scores pairs of texts; a model that writes is asked for yes or no.
 
-`Engine.rank` finds this by the entry point `rank` of `edgedec.own`. A score depends on the query and the document
-alone, wherever the runtime's forwards are batch-invariant to the bit (docs/same-text.md): documents share forwards only
-there, and an encoder reads each by itself.
+A score depends on the query and the document alone, wherever the runtime's forwards are batch-invariant to the bit
+(docs/same-text.md): documents share forwards only there, and an encoder reads each by itself.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.api.engine import Engine
-from edgedec.api.ranking import Ranking, sigmoid
+from edgedec.callers import checks_arguments, one_line
+from edgedec.decoding.reading import prompt_read
 from edgedec.decoding.text_room import tokens_behind
 from edgedec.errors import CapabilityError, ModelFormatError, OptionError, PromptTooLongError
 from edgedec.gguf.file import GGUF, read_header_of
@@ -39,6 +39,50 @@ _LABELS = ("yes", "no")
 
 
 @dataclass(frozen=True, slots=True)
+class Ranking:
+    """How well documents match a query.
+
+    Attributes:
+        scores: By document, in the order given; the higher, the better it matches.
+        kind: "logit" of a cross-encoder's head, any number; "probability" that a model answers yes.
+        n_tokens: By document, the tokens that its score was computed from, those of the query included.
+        notes: Sentences on what the scores are worth.
+        total_s: Seconds of everything.
+    """
+
+    scores: tuple[float, ...]
+    kind: Literal["logit", "probability"]
+    n_tokens: tuple[int, ...]
+    notes: tuple[str, ...]
+    total_s: float
+
+    __repr__ = one_line
+
+    @property
+    def order(self) -> list[int]:
+        """The documents' indices, the best match first; of equals the first one first."""
+        return sorted(range(len(self.scores)), key=lambda i: -self.scores[i])
+
+    @property
+    def normalized(self) -> tuple[float, ...]:
+        """The scores as numbers from 0 to 1: the sigmoid of a logit, and a probability as it is."""
+        if self.kind == "probability":
+            return self.scores
+        return tuple(map(sigmoid, self.scores))
+
+    def best(self, most: int | None, *, normalize: bool) -> tuple[list[tuple[int, float]], str]:
+        """Return the best documents (all where `most` is None), each with its score, and what kind the scores are."""
+        scores = self.normalized if normalize else self.scores
+        kind = "normalized logit" if normalize and self.kind == "logit" else self.kind
+        return [(i, scores[i]) for i in self.order[:most]], kind
+
+
+def sigmoid(x: float) -> float:
+    """Return 1 / (1 + exp(-x)), which keeps small numbers apart."""
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(max(x, -745.0)) / (1 + math.exp(max(x, -745.0)))
+
+
+@dataclass(frozen=True, slots=True)
 class _Work:
     """What is to be scored: the engine, what it reads for each document, and who may stop it or looks on.
 
@@ -57,9 +101,9 @@ class _Work:
         self.cancel.check("the ranking")
 
 
+@checks_arguments
 def rank(
     engine: Engine,
-    path: Path | None,
     query: str,
     documents: Sequence[str],
     *,
@@ -67,12 +111,25 @@ def rank(
     cancel: CancelToken | None = None,
     on_progress: OnProgress | None = None,
 ) -> Ranking:
-    """Return the scores; edgedec.Engine.rank says what the arguments are, and what is raised."""
+    """Return how well each document matches a query; a document's score depends on the query and on it alone.
+
+    Args:
+        engine: The loaded model.
+        query: The question or the words to look for.
+        documents: The texts.
+        max_document_tokens: Cut documents to so many tokens, and to what fits the context; None for no cut.
+        cancel: Stops the work, from any thread.
+        on_progress: Called with the number of documents that were scored.
+
+    Raises:
+        RequestError: The query is empty, there is no document, or an argument has the wrong type or range.
+        PromptTooLongError: The query, or a document that may not be cut, does not fit the context.
+        CapabilityError: The model has neither a head for ranking nor a form of prompt that asks for yes or no.
+        CancelledError: `cancel` stopped the work.
+    """
     began, stop = perf_counter(), cancel or CancelToken()
     _check(query, documents, max_document_tokens)
-    if path is None:
-        raise CapabilityError("this engine has no file to read the model's head from; load the model by name")
-    gguf = read_header_of(path)
+    gguf = read_header_of(engine.path)
     tokenizer, n_most = engine.tokenizer, engine.n_prompt_max
     is_encoder, n_trained = engine.model.capabilities.final_states, engine.card.n_ctx_train
     head = _head(engine, gguf, is_encoder=is_encoder)
@@ -92,9 +149,9 @@ def rank(
     if head is None:
         scores = _by_answers(work, _answer_ids(tokenizer, gguf))
     else:
-        scores = _by_head(work, head, None if is_encoder else read_final_norm(path))
+        scores = _by_head(work, head, None if is_encoder else read_final_norm(engine.path))
     if not all(map(math.isfinite, scores)):
-        raise ModelFormatError(f"{path}: a score is not a number; the file is damaged: download it again")
+        raise ModelFormatError(f"{engine.path}: a score is not a number; the file is damaged: download it again")
     return Ranking(
         scores=scores,
         kind="logit" if is_encoder else "probability",
@@ -238,7 +295,8 @@ def _read(work: _Work, take: Callable[[int, NDArray[np.float32]], None]) -> None
                     branches.drop(name)
                     take(i, found[name][0])
     for i in alone:
-        with engine.prompt_read(prompts[i], cancel=work.cancel, on_progress=work.on_progress) as prompt:
+        request = engine.requests.plain(prompts[i], {})
+        with prompt_read(engine.pool, request, work.cancel, work.on_progress) as prompt:
             take(i, prompt.forward.logits[0])
 
 

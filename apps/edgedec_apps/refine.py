@@ -23,12 +23,13 @@ from edgedec.api.engine import Engine
 from edgedec.callers import check_fields, one_line
 from edgedec.chat import Chat, messages_of
 from edgedec.choosing.choice import ChosenText
-from edgedec.choosing.scorer import SCORER_S, checked_scores, in_time
+from edgedec.choosing.command_scorer import SCORER_S, CommandScorer
+from edgedec.choosing.scorer import checked_scores, in_time
+from edgedec.decoding.text_room import require_room
 from edgedec.errors import CancelledError, MemoryCapError, OptionError, PluginError, PromptTooLongError, ScorerError
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sampling import SEED_LIMIT
 from edgedec.sequence import Generation
-from edgedec_apps.command_scorer import CommandScorer
 
 ROUNDS = 4
 """Rounds after the first text, where the caller does not say how many texts are allowed."""
@@ -165,7 +166,9 @@ def refined(
     greedy = engine.sampling(**{name: options[name] for name in ("temperature",) if name in options}).greedy
     n = 1 if greedy else how.n
     if how.most > 1:
-        engine.require_room(min(n, how.most - 1), len(engine.chat_ids(messages)), options.get("max_tokens"))
+        require_room(
+            engine.pool.slots[0], min(n, how.most - 1), len(engine.chat_ids(messages)), options.get("max_tokens")
+        )
     texts, verdicts, rounds, best, why = list[Generation](), list[Verdict | None](), list[int](), 0, ""
     deep = list[bool]()  # by text, whether it is revised
     with _stopping(cancel, how.seconds) as stop:
@@ -234,7 +237,7 @@ def _fits(engine: Engine, messages: Sequence[Mapping[str, Any]], n: int, max_tok
     """Return whether a chat fits the context with as much again as its last answer, and n texts fit the memory plan."""
     try:
         n_prompt = len(engine.chat_ids(messages))
-        engine.require_room(n, n_prompt, max_tokens)
+        require_room(engine.pool.slots[0], n, n_prompt, max_tokens)
     except (PromptTooLongError, MemoryCapError):
         return False
     return engine.n_ctx - n_prompt > len(engine.tokenizer.encode(messages[-2]["content"]))

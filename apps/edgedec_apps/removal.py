@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from edgedec.storage.cache_files import cache_folder
 from edgedec_models.cache import list_models, remove_model
-from edgedec_models.folders import cache_folder
 from edgedec_models.presets import remove_preset
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from edgedec.choosing.choosers import most_likely
+from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
 from edgedec.choosing.vote import voted
 from edgedec_apps.plots import COLORS, picture
 from edgedec_methods.bag_of_tricks import combined
 from edgedec_methods.first_finish import first_finished
-from edgedec_methods.sample_count import another_is_wanted, n_agreeing
 
 Row = Mapping[str, Any]
 # T(n) / T(1) of the 1.5B, one thread, from the figures in docs/figures.md; 32 rows and more as a prompt is read.

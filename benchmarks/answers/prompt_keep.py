@@ -33,6 +33,8 @@ from numpy.typing import NDArray
 import edgedec
 from edgedec.api.options import Lossy
 from edgedec.choosing.partial_texts import row_log_probs
+from edgedec.decoding.reading import prompt_read
+from edgedec.progress import CancelToken
 from edgedec_apps.bench.provenance import report
 
 _NAMES = "Mara", "Ivo", "Nadia", "Tomas", "Lena", "Omar", "Ruth", "Piet", "Hana", "Jorge", "Silke", "Bruno"
@@ -114,7 +116,7 @@ def prompt_of(engine: edgedec.Engine, kind: str, number: int, n_tokens: int) -> 
 
 def logits_of(engine: edgedec.Engine, prompt: tuple[int, ...], answer: list[int]) -> NDArray[np.float32]:
     """Return the logits that predict each token of an answer, f32[n, n_vocab]."""
-    with engine.prompt_read(prompt) as read:
+    with prompt_read(engine.pool, engine.requests.plain(prompt, {}), CancelToken()) as read:
         first = read.forward.logits[-1:].copy()
         if len(answer) == 1:
             return first

@@ -23,8 +23,8 @@ import numpy as np
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.model import Session
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.provenance import provenance
-from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 
 N_TOKENS = 24

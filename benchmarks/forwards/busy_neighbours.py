@@ -30,8 +30,8 @@ import numpy as np
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.runtime import Runtime
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.provenance import provenance
-from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.shared.cpu_count import usable_cores

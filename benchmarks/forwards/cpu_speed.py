@@ -27,7 +27,7 @@ from edgedec.loading.resolve import resolve
 from edgedec.memory.system import resident_bytes
 from edgedec.model import ForwardItem, Model, Session
 from edgedec.sampling import Noise, SamplingParams, draw
-from edgedec_models.folders import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_runtimes.cpu.library import instruction_sets, read_bandwidth
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network

@@ -23,8 +23,8 @@ from rich.table import Table
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.model import Forward
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.provenance import provenance
-from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.shared.cpu_count import usable_cores

@@ -26,8 +26,8 @@ from edgedec.errors import counted
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.model import Session
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.provenance import provenance
-from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles import huge_pages
 from edgedec_runtimes.shared.pages import forget

@@ -23,7 +23,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.system import peak_resident_bytes
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.provenance import provenance
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.model import CpuModel
@@ -44,7 +44,7 @@ def options(resident_bytes: int | None) -> LoadOptions:
         n_ctx=_N_CTX,
         n_threads=2,
         max_rows=1,
-        cache_dir=cache_folder(None),
+        cache_dir=cache_folder(),
         resident_bytes=resident_bytes,
     )
 
@@ -147,11 +147,11 @@ def main() -> None:
         found = decode(Path(arguments.model), Path(tile_file), resident_bytes, arguments.rounds, arguments.steps)
         print(json.dumps(found))
         return
-    path = resolve(arguments.model, ResolveOptions(cache_folder(None), True, None, None))
+    path = resolve(arguments.model, ResolveOptions(cache_folder(), True, None, None))
     plan, allowed = stream_plan(path, arguments.share)
     Cpu().load(path, options(allowed)).close()  # makes the tiles where there are none
     gguf = read_gguf(path)
-    tile_file = known_tile_file(weights.tile_job(gguf, read_network(gguf), LoadOptions(cache_dir=cache_folder(None))))
+    tile_file = known_tile_file(weights.tile_job(gguf, read_network(gguf), LoadOptions(cache_dir=cache_folder())))
     assert tile_file is not None, "they were made"
     whole, streamed = (in_child(path, tile_file, most, arguments) for most in (None, allowed))
     if whole["tokens"] != streamed["tokens"]:

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.model import Session
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.provenance import report
-from edgedec_models.folders import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 

@@ -25,10 +25,10 @@ from edgedec.gguf.file import DATA, GRAPH
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.system import peak_resident_bytes, resident_bytes
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.provenance import provenance
 from edgedec_export.folder import read_manifest
 from edgedec_export.to_onnx import export_onnx
-from edgedec_models.folders import cache_folder
 from edgedec_runtimes.onnx.library import load_library
 
 _N_PAST = 64

@@ -21,7 +21,7 @@ from edgedec.head_state import ChainRules
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.model import Session
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from edgedec_export.training.simulation import Drafted, reach, replay
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -72,7 +72,7 @@ def main() -> None:
             (prompt.task, engine.chat_ids([{"role": "user", "content": prompt.text}]))
             for prompt in read_prompts(options.prompts, options.per_task)
         ]
-    load = LoadOptions(n_ctx=N_CTX, draft_head=options.head, cache_dir=cache_folder(None))
+    load = LoadOptions(n_ctx=N_CTX, draft_head=options.head, cache_dir=cache_folder())
     with Cpu().load(model, load) as loaded:
         for kind, ids in prompts:
             if len(ids) + options.n_tokens <= N_CTX:

@@ -19,7 +19,7 @@ import numpy as np
 
 from edgedec.head_state import ChainRules
 from edgedec.load_options import LoadOptions
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 
 TOLERANCE = 0.03
@@ -31,7 +31,7 @@ def main(head_path: str, target_path: str, golden_path: str) -> int:
     """Print the comparison; return the exit status."""
     golden = np.load(golden_path)
     text = np.concatenate([golden["prompt"], golden["answer"]]).astype(np.int32)
-    options = LoadOptions(n_ctx=len(text) + _LONG, draft_head=Path(head_path), cache_dir=cache_folder(None))
+    options = LoadOptions(n_ctx=len(text) + _LONG, draft_head=Path(head_path), cache_dir=cache_folder())
     with Cpu().load(Path(target_path), options) as model:
         session = model.session(len(text) + _LONG)
         head = session.draft_head

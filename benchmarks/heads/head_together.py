@@ -18,7 +18,7 @@ from edgedec.cost_curve import SharedForward
 from edgedec.head_state import ChainRules, DraftCall, HeadState
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_runtimes.cpu.runtime import Cpu
 
 _COUNTS = (1, 2, 4, 8)
@@ -58,7 +58,7 @@ def lowest_ms(call: Callable[[], object]) -> float:
 
 def main(head_path: str, target_path: str) -> None:
     """Measure and print."""
-    options = LoadOptions(n_ctx=256, n_parallel=max(_COUNTS), draft_head=Path(head_path), cache_dir=cache_folder(None))
+    options = LoadOptions(n_ctx=256, n_parallel=max(_COUNTS), draft_head=Path(head_path), cache_dir=cache_folder())
     with Cpu().load(Path(target_path), options) as model:
         texts = np.random.default_rng(1).integers(0, model.card.n_vocab, (max(_COUNTS), _N_TEXT + 1), dtype=np.int32)
         sessions = [model.session(256) for _ in texts]

@@ -42,8 +42,8 @@ from held_together import status_bytes
 
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.provenance import provenance
-from edgedec_models.folders import cache_folder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from support.models.tiny_models import tiny_llama

@@ -48,8 +48,8 @@ from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.terms import STORES
 from edgedec.memory_plan import parse_size
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.provenance import provenance
-from edgedec_models.folders import cache_folder
 
 _SHARES = (0.15, 0.3, 0.75, 0.85, 0.92, 0.97, 1.0, 1.2)
 _TEXT = (

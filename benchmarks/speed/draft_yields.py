@@ -1,4 +1,4 @@
-"""Computes the table of runtimes/edgedec_runtimes/shared/comparison.py from recorded drafts.
+"""Computes the table of edgedec/loading/comparison.py from recorded drafts.
 
     edgedec bench MODEL --runtime cpu --rows ROWS.jsonl
     python benchmarks/speed/draft_yields.py ROWS.jsonl
@@ -16,7 +16,7 @@ from recordings import Recorded, Recording, read_recording
 from replay import n_accepted
 
 from edgedec.errors import RequestError
-from edgedec_runtimes.shared.comparison import ROWS, Kind
+from edgedec.loading.comparison import ROWS, Kind
 
 _PROMISES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # expected tokens of the best nodes, which separate the kinds of positions
 

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 import edgedec
-from edgedec.sequence import Extraction
 from edgedec_apps.bench.provenance import provenance
-from edgedec_methods.extraction import question_text
-from edgedec_methods.spans import starts_of
+from edgedec_apps.extraction import Extraction, extract, question_text
+from edgedec_apps.span_search import starts_of
 
 PASSAGE = (
     "The lighthouse at Cape Orin was built between 1871 and 1874 by the engineer Marta Lindqvist, after three "
@@ -92,7 +91,7 @@ def main() -> None:
     results, n_wrong = [], 0
     with edgedec.load(args.model, runtime="cpu", draft="off", offline=True) as engine:
         for number, question in enumerate(QUESTIONS):
-            found = engine.extract(question, PASSAGE, n=args.n, max_tokens=args.max_tokens)
+            found = extract(engine, question, PASSAGE, n=args.n, max_tokens=args.max_tokens)
             result = answered(question, found)
             if args.every and number < 2:
                 best, n_rows, seconds = every_span(engine, question, args.max_tokens)

@@ -29,7 +29,7 @@ from support.models.tiny_quantized import Tiny, write_tiny
 
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
-from edgedec_models.folders import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_runtimes.cpu.library import read_bandwidth
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp

@@ -19,11 +19,11 @@ from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance
 from edgedec_apps.evaluation.layer_search import first_layers, late_layers
 from edgedec_apps.evaluation.part_cost import part_cost
-from edgedec_models.folders import cache_folder
 from edgedec_runtimes.layer_skip.layer_sets import evenly_spaced, left_out, tuned_set
 
 WAYS = ("skip", "exit", "suffix+skip", "suffix", "auto")

@@ -38,7 +38,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
-from edgedec_models.folders import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_runtimes.cpu.library import read_bandwidth
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.network import read_network

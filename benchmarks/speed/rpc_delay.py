@@ -166,7 +166,7 @@ def main() -> None:
                 )
                 runners[OVERLAP] = engine_runner(other, options, draft=True)
             trials, warm_s = measured(runners, requests, args.rounds)
-            curve = {n: round(1000 * seconds, 3) for n, seconds in there.curve.table().items()}
+            curve = {n: round(1000 * seconds, 3) for n, seconds in there.pool.slots[0].curve.table().items()}
         by_id = {one.id: ids for one, ids in zip(requests, expected, strict=True)}
         differing = [
             trial.request.id

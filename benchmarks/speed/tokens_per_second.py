@@ -29,10 +29,10 @@ from edgedec.gguf.model_info import describe
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.progress import CancelToken
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.measure import Run, Runner, RunOptions, engine_runner, order
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchRequest, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance
-from edgedec_models.folders import cache_folder
 
 DRAFTS, PLAIN, LLAMACPP = "edgedec with drafts", "edgedec without drafts", "llama.cpp"
 

@@ -29,13 +29,13 @@ from relatives_report import MeasuredCurve, report
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
+from edgedec.storage.cache_files import cache_folder
 from edgedec_export.training import checkpoints
 from edgedec_export.training.batches import LessonPlace, endless_groups
 from edgedec_export.training.checkpoints import Progressed
 from edgedec_export.training.lessons.lesson_files import first_files, lesson_files
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts
-from edgedec_models.folders import cache_folder
 
 DRAFTED, CHECKPOINT = "drafted.npz", "checkpoint.pt"
 _ROWS = 2048  # of a batch, as in `edgedec train-drafter`

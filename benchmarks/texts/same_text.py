@@ -30,6 +30,7 @@ import edgedec_methods.exit as exit_drafter
 from edgedec import Generation
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, BenchRequest, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
 WAYS = ("suffix", "common", "recycling", "trigram", "stand", "suffix+recycling+stand", "auto")
 LONG_TOKENS = (500, 3000)
@@ -104,9 +105,9 @@ def main() -> None:
         requests = prepare(plain, prompts, args.max_tokens) + long_prompts(plain, args.long)
         for request in track(requests, "prompts", console=Console(stderr=True)):
             expected = texts(plain, request, args.max_tokens, draft=False)
-            plain.save_prompt_cache(cache)  # read once: that any chunks give the same bits is tested elsewhere
+            save_prompt_cache(plain, cache)  # read once: that any chunks give the same bits is tested elsewhere
             for way, engine in engines.items():
-                engine.load_prompt_cache(cache)
+                load_prompt_cache(engine, cache)
                 count(results[way], texts(engine, request, args.max_tokens, draft=True), expected)
     for way, result in results.items():
         print(

@@ -21,10 +21,10 @@ from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import Model, Session
 from edgedec.progress import CancelToken
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.provenance import provenance
 from edgedec_apps.evaluation.evaluate import DEFAULT_TEXT
 from edgedec_methods.sliding_window import SlidingSession
-from edgedec_models.folders import cache_folder
 
 _CHUNK = 32
 

@@ -5,15 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, Unpack
 
-from edgedec import plugins
 from edgedec.api.requests import RequestOptions, SamplingOptions
 from edgedec.callers import check_fields
 from edgedec.chat import Message
 from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among
 from edgedec.choosing.choosers import require_logprobs
+from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.partial_texts import AskedPrompt, BranchingEngine
-from edgedec.choosing.scorer import SCORER_S, Scorer, require_scorer, scores_of
+from edgedec.choosing.sample_count import is_enough
+from edgedec.choosing.scorer import Scorer, require_scorer, scores_of
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.errors import CancelledError, OptionError, argument
 from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken
@@ -68,7 +70,13 @@ class BestOf:
 
 
 class ManyTexts(BranchingEngine, Protocol):
-    """What choosing and searching need of an engine."""
+    """What choosing and searching need of an engine.
+
+    Attributes:
+        pool: The sessions that the texts are written on.
+    """
+
+    pool: SessionPool[SessionSlot]
 
     @property
     def card(self) -> ModelCard:
@@ -87,9 +95,6 @@ class ManyTexts(BranchingEngine, Protocol):
         **options: Unpack[RequestOptions],
     ) -> tuple[Generation, ...]:
         """Generate n texts of a prompt; text k draws with the seed plus k."""
-
-    def require_room(self, n: int, n_prompt: int, max_tokens: int | None, *, rows_each: int = 0) -> None:
-        """Raise MemoryCapError unless the memory plan has room for n texts of a prompt."""
 
 
 def best_of(engine: ManyTexts, asked: AskedPrompt, how: BestOf, options: RequestOptions) -> ChosenText:
@@ -144,7 +149,7 @@ def _written(engine: ManyTexts, asked: AskedPrompt, how: BestOf, options: Reques
         texts += write(len(texts), ROUND, lambda ended: False)
         answers = [answer_of(text.text, how.answer) for text in texts]
         is_cancelled = any(text.finish_reason == "cancelled" for text in texts)
-        if is_cancelled or plugins.load_plugin(plugins.OWN, "enough_texts")(answers, EPS, MOST_AUTO):
+        if is_cancelled or is_enough(answers, EPS, MOST_AUTO):
             return texts
 
 

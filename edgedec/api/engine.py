@@ -1,37 +1,100 @@
-"""The engine that an application holds: a loaded model that generates, streams, chats, embeds and ranks."""
+"""The engine that an application holds: a loaded model with its sessions, which writes texts and makes prompts.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
+It is one class, of more lines than other files have: what a caller can ask of a model is read in one place.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, Unpack, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgedec import plugins
-from edgedec.api.ranking import RankingModel
-from edgedec.api.requests import Prompt, RequestOptions, SamplingOptions
+from edgedec.api.requests import ChatPrompts, Prompt, RequestOptions, Requests, SamplingOptions, adapter_scales
 from edgedec.callers import checked_value, checks_methods
-from edgedec.chat import Chat, Message, thinking_variables
+from edgedec.chat import Chat, Message, messages_of, thinking_variables
+from edgedec.closeable import Closeable
+from edgedec.control_tokens import SaidTemplate
 from edgedec.decoding.generate import TokenStream, finished
-from edgedec.drafter import ProposalLog
-from edgedec.errors import CancelledError, RequestError, argument
-from edgedec.gguf.model_kinds import Pooling
+from edgedec.decoding.grammars import Grammars
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
+from edgedec.errors import CancelledError, OptionError, RequestError, TemplateError, argument
+from edgedec.memory_plan import MemoryPlan, format_bytes
+from edgedec.model import Model, Session
+from edgedec.model_card import ModelCard
+from edgedec.pictures import PictureReader, Pictures, has_pictures
 from edgedec.progress import CancelToken, OnProgress, report_progress
+from edgedec.runtime import processes_of
+from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation, Until
+from edgedec.sessions.text_pages import MOST_FORKS
+from edgedec.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # what few texts need is imported when it is asked for
     from edgedec.api.async_api import AsyncSampleStream, AsyncTokenStream
     from edgedec.api.best_text import BestOf
     from edgedec.choosing.choice import ChosenText
+    from edgedec.choosing.partial_texts import PartialTexts
     from edgedec.choosing.search_by import SearchBy
+    from edgedec.decoding.branches import Branches
     from edgedec.decoding.samples import SampleStream
-    from edgedec.sequence import Extraction
 
 
 @checks_methods
-class Engine(RankingModel):
-    """A loaded model that writes texts, as edgedec.load returns it: whole or token by token, several, or the best."""
+class Engine(Closeable):
+    """A loaded model that writes texts, as edgedec.load returns it: whole or token by token, several, or the best.
+
+    Several threads may use it. As many requests as it was loaded for (n_parallel) are generated at the same time and
+    share forwards; further ones wait for their turn.
+
+    Attributes:
+        model: The runtime's model, for forwards without sampling.
+        card: The facts of the model.
+        tokenizer: The model's tokenizer.
+        path: The model's file.
+        plan: The memory plan that the model was loaded under; without terms where nothing was planned.
+        held_bytes: Bytes that count against the caps of models loaded later; 0 once the engine is closed.
+        gpu_held_bytes: The same of the device that holds most.
+        pool: The sessions that requests are generated on, each with what a generation on it must know.
+        requests: Makes the requests of texts, for generations of one's own.
+    """
+
+    def __init__(  # called by load alone, which names each of them
+        self,
+        *,
+        model: Model,
+        slots: Sequence[SessionSlot],
+        template: SaidTemplate | None,
+        plan: MemoryPlan,
+        path: Path,
+        companion: Model | None,
+        scales: tuple[float, ...],
+        grammar_bytes: int,
+        held_bytes: int,
+        gpu_held_bytes: int,
+        pictures: PictureReader | None,
+    ) -> None:
+        """Hold what load has opened; the attributes say what is not told here.
+
+        Args:
+            slots: The sessions of the requests that are generated at the same time.
+            template: The chat template, or None.
+            companion: A further model that writes with this one, or None.
+            scales: Those of the model's adapters, for requests that name none.
+            grammar_bytes: Most bytes that compiled grammars take.
+            pictures: Reads pictures for the model, or None.
+        """
+        self.model, self.plan, self.path = model, plan, path
+        self.card: ModelCard = model.card
+        self.tokenizer: Tokenizer = model.tokenizer
+        self.held_bytes, self.gpu_held_bytes = held_bytes, gpu_held_bytes
+        self._companion, self._template, self._pictures = companion, template, pictures
+        self.pool, self._slot = SessionPool(slots), slots[0]
+        self._grammars = Grammars(self.tokenizer, grammar_bytes, self.card.fingerprint)
+        self.requests = Requests(model, self._slot, self._grammars, scales)
+
+    def __repr__(self) -> str:
+        held = format_bytes(self.held_bytes) if self.held_bytes else "closed"
+        return f"<Engine {self.path.stem}: {self.card.runtime}, {self.n_ctx} tokens of context, {held}>"
 
     def generate(
         self, prompt: Prompt, *, cancel: CancelToken | None = None, **options: Unpack[RequestOptions]
@@ -60,7 +123,7 @@ class Engine(RankingModel):
                 supported, or json_close finds no text of the grammar within max_tokens.
         """
         on_progress = options.pop("on_progress", None)
-        request, open_constraint = self._requests.wanted(prompt, options)
+        request, open_constraint = self.requests.wanted(prompt, options)
         return TokenStream(self.pool, request, cancel, on_progress, open_constraint())
 
     def chat(
@@ -192,7 +255,7 @@ class Engine(RankingModel):
         options.setdefault("logprobs", 0)
         if len(options.get("resume", ())):
             raise RequestError(f"several texts can't be resumed: leave {argument('resume')} out, or ask for one text")
-        request, open_constraint = self._requests.wanted(cast(Prompt, prompt), options)
+        request, open_constraint = self.requests.wanted(cast(Prompt, prompt), options)
         return SampleStream(self.pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress)
 
     def best(
@@ -236,111 +299,307 @@ class Engine(RankingModel):
             return searched(self, asked, how, options)
         return best_of(self, asked, BestOf() if how is None else how, options)
 
-    def extract(
+    def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
+        """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
+
+        Raises:
+            RequestError: An option is unknown or out of range.
+        """
+        return self.requests.sampling(options)
+
+    def prompt_ids(self, prompt: Prompt, *, as_said: bool = False, continued: bool = True) -> tuple[int, ...]:
+        """Return a prompt's token ids.
+
+        Args:
+            prompt: A text or token ids.
+            as_said: Whether control tokens that the text spells stay text, as in a user's or a document's words.
+            continued: Whether a text is written behind it, which needs room; one to embed may fill the context.
+
+        Raises:
+            PromptTooLongError: The prompt is a text that does not fit the context.
+            RequestError: The prompt is neither a text nor a sequence of whole numbers.
+        """
+        return self.requests.prompt_ids(prompt, as_said=as_said, continued=continued)
+
+    def cut_ids(self, text: str) -> tuple[int, ...]:
+        """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
+        return self.requests.cut_ids(text)
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._template is not None
+
+    @property
+    def template(self) -> SaidTemplate:
+        """The model's chat template (TemplateError where it has none); one that does not compile refuses chats."""
+        return self._chats().template
+
+    def chat_ids(
         self,
-        question: str,
-        passage: str | Sequence[str],
+        messages: Chat,
         *,
-        n: int = 3,
-        max_tokens: int = 64,
+        tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> "Extraction":
-        """Return the stretches of a passage that the model most probably answers a question with, found exactly.
-
-        A stretch begins and ends where one of its tokens does. Its probability is that of its tokens followed by the
-        end of the answer, at temperature 1; so those of all stretches sum to at most 1, and a low sum says that the
-        model would answer in other words.
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the prompt that the chat template makes of `messages`, and of tools in OpenAI's form, as token ids.
 
         Args:
-            question: What to look for.
-            passage: The text to quote from. Of several, no quotation goes from one to the next, and places count in
-                these texts with two line ends between them.
-            n: How many stretches, 1 to 100.
-            max_tokens: Most tokens of a stretch, 1 to 512.
-            cancel: Stops the work, from any thread.
-            on_progress: Called while the prompt is read.
+            messages: What the user says, or the chat, oldest message first.
+            tools: The functions that the model may call.
+            cancel: Ends the rendering.
+            variables: Further variables of the model's template, such as {"enable_thinking": False}.
 
         Raises:
-            RequestError: The question or the passage is empty, or a number is out of range.
-            PromptTooLongError: Passage and question with `max_tokens` do not fit the context.
-            CapabilityError: The runtime can't go back in a text, or the model has no end token.
-            CancelledError: `cancel` stopped the work.
+            CancelledError: `cancel` ended the rendering.
+            TemplateError: The model has no chat template, or the template fails.
+            PromptTooLongError: The conversation does not fit the context.
         """
-        task = plugins.load_plugin(plugins.OWN, "extract")
-        return cast(
-            "Extraction",
-            task(self, question, passage, n=n, max_tokens=max_tokens, cancel=cancel, on_progress=on_progress),
-        )
+        marked, pictures = self.mark_pictures(messages)
+        return self.rendered_ids(self.render(marked, tools=tools, cancel=cancel, variables=variables), pictures)
 
-    def infill_ids(self, before: str, after: str, *, files: Sequence[tuple[str, str]] = ()) -> list[int]:
-        """Return a prompt, as token ids, that makes the model write what belongs between two texts.
-
-        Args:
-            before: The text before the gap.
-            after: The text after the gap.
-            files: Names and texts of other files that the model may look at.
-
-        Raises:
-            RequestError: The model has no tokens for filling in the middle.
-            PromptTooLongError: The prompt does not fit the context.
-        """
-        return cast(list[int], plugins.load_plugin(plugins.OWN, "infill")(self, before, after, files))
-
-    @cached_property
-    def _embedder(self) -> Any:
-        return plugins.load_plugin(plugins.OWN, "embedder")(
-            self.pool,
-            self.card,
-            self._path,
-            partial(self.prompt_ids, as_said=True, continued=False),
-            lambda: self.lora,
-        )
-
-    def embed(
+    def render(
         self,
-        texts: Sequence[Prompt],
+        messages: Chat,
         *,
-        pooling: Pooling | None = None,
-        dimensions: int | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
-    ) -> NDArray[np.float32]:
-        """Return f32[n_texts, n_dimensions]: a vector of length 1 for each text.
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt that the chat template makes of `messages` as text (raises what chat_ids raises).
 
-        A vector depends on its text alone. Each text is read from its beginning, so the KV cache of an earlier request
-        is lost.
+        Where messages spell control tokens, it holds edgedec.control_tokens.MARK, which keeps them text.
+        """
+        return self._chats().render(messages_of(messages), tools, cancel, variables)
 
-        Args:
-            texts: Texts, or their token ids.
-            pooling: "mean", "cls" or "last"; None for what the model was trained for. A model that was not trained to
-                embed needs it: its hidden states say something of a text, but less than an embedding model's.
-            dimensions: Keep only so many numbers of each vector, the first ones; None for all.
-            cancel: Stops the work, from any thread.
+    def rendered_ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
+        """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context).
+
+        Where the prompt has marks of mark_pictures(), `pictures` are that function's; their rows have negative ids.
+        """
+        return self._chats().ids(text, pictures)
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether messages may have pictures: a projector was loaded with the model."""
+        return self._pictures is not None
+
+    def mark_pictures(self, messages: Chat) -> tuple[Sequence[Message], tuple[Any, ...]]:
+        """Return messages for render(), with a mark in place of each picture, and the pictures, before any is decoded.
 
         Raises:
-            RequestError: `pooling` or `dimensions` is out of range, a text is empty, or the model was not trained to
-                embed and `pooling` is None.
-            PromptTooLongError: A text does not fit the context.
-            CapabilityError: The runtime has no hidden states.
-            CancelledError: `cancel` stopped the work.
+            RequestError: The model reads no pictures, or a picture is damaged or beyond the limits.
         """
-        found = self._embedder.vectors(texts, pooling, dimensions, CancelToken() if cancel is None else cancel)
-        return cast(NDArray[np.float32], found)
+        messages = messages_of(messages)
+        if not has_pictures(messages):
+            return messages, ()
+        if self._pictures is None:
+            why = "no mmproj*.gguf lies beside it; put it there"
+            if "pictures left out" in self.plan.given_up:
+                why = "the memory plan left pictures out; allow more"
+            remedy = f"or name it ({argument('projector')})"
+            raise RequestError(f"the model {self.card.name!r} reads no pictures: {why}, {remedy}")
+        self.model.capabilities.require("vector_rows", self.card.runtime)
+        return self._pictures.mark(messages)
 
-    def record(
+    def picture_rows(
+        self, pictures: Sequence[Any], *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
+    ) -> Pictures:
+        """Return the rows of the pictures of mark_pictures(), for stream(..., pictures=...).
+
+        Raises:
+            RequestError, CancelledError, RuntimeLostError: A picture is damaged; or its decoder was lost, which is
+                started again by the next call.
+        """
+        return {} if self._pictures is None or not pictures else self._pictures.rows(pictures, cancel, on_progress)
+
+    def fit_messages(
+        self, messages: Chat, n_reserved: int, tools: Sequence[Mapping[str, object]] | None = None
+    ) -> tuple[list[Message], int]:
+        """Return the messages without the oldest turns, so that `n_reserved` tokens are free for the answer.
+
+        Also return how many messages are left out. `tools`, in OpenAI's form, are part of the prompt.
+        """
+        if n_reserved < 0:
+            raise OptionError("n_reserved", n_reserved, "it must be from 0")
+        messages = messages_of(messages)
+        marked, pictures = self.mark_pictures(messages)
+        kept, n_left_out = self._chats().fit(marked, self.n_ctx - 1 - n_reserved, tools, pictures)
+        given = {id(mark): message for mark, message in zip(marked, messages, strict=True)}
+        return [given[id(mark)] for mark in kept], n_left_out
+
+    def _chats(self) -> ChatPrompts:
+        self.requests.require_writer()
+        if self._template is None:
+            raise TemplateError(
+                f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
+                f"use generate() (--raw), or load it with {argument('chat_template')}"
+            )
+        return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max, self.card.n_ctx_train, self._pictures)
+
+    def branches(
         self,
         prompt: Prompt,
-        log: ProposalLog,
-        **options: Unpack[SamplingOptions],
-    ) -> Generation:
-        """Generate plainly, and tell `log` what the drafters propose after every token.
+        *,
+        most: int = MOST_FORKS,
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> "AbstractContextManager[Branches]":
+        """Open branches of a prompt inside the block, for decoding of one's own; see edgedec.decoding.branches.
+
+        The block waits for its turn as a request does. The model's other requests share forwards with it where the
+        model was loaded for several at a time. Close the model after the block.
 
         Args:
             prompt: The text or the token ids to go on from.
-            log: Notes the proposals, and the forwards that drafting makes.
-            **options: The fields of SamplingParams.
+            most: Most branches at a time.
+            cancel: Stops the forward that is running, from any thread; the forward then raises CancelledError.
+            on_progress: Called while the prompt is read.
+
+        Raises:
+            CapabilityError: The runtime can't fork sessions, or a row depends there on what else is in its forward.
+            RequestError: The prompt is empty, or `most` is out of range.
+            PromptTooLongError, ContextFullError: The prompt does not fit the context.
+            CancelledError: `cancel` was cancelled before the prompt was read.
         """
-        return finished(TokenStream(self.pool, replace(self._requests.plain(prompt, options), record=log)))
+        from edgedec.decoding.branches import branches_on
+
+        request, stop = self.requests.plain(prompt, {}), cancel or CancelToken()
+        return branches_on(self.pool, request, stop, most=most, on_progress=on_progress)
+
+    @contextmanager
+    def partial_texts(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int = 512,
+        stop: Sequence[str] = (),
+        cancel: CancelToken | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> "Iterator[PartialTexts]":
+        """Read a prompt, and hold its texts inside the block for a search: edgedec.choosing has the searches.
+
+            with model.partial_texts(model.chat_ids(messages), max_tokens=200) as texts:
+                best = beam_search(texts, 4)[0]
+                print(texts.text(best.text))
+
+        Args:
+            prompt: The text or the token ids to go on from; chat_ids() makes them of messages.
+            max_tokens: Most tokens of a text; fewer where the context is full before.
+            stop: Strings, each of which ends a text.
+            cancel: Ends the search with CancelledError, from any thread.
+            on_progress: Called while the prompt is read.
+
+        Raises:
+            RequestError: `max_tokens` or `stop` is out of range.
+            What branches() raises.
+        """
+        from edgedec.choosing.partial_texts import PartialTexts
+
+        ids, _ = self.prompt_ids(prompt), SamplingParams(max_tokens=max_tokens, stop=tuple(stop))  # which checks these
+        with self.branches(ids, cancel=cancel, on_progress=on_progress) as branches:
+            room = max(1, min(max_tokens, branches.n_ctx - len(ids)))
+            is_end, decode = self.tokenizer.is_end, self.tokenizer.decode
+            with PartialTexts(
+                branches, ids, is_end=is_end, decode=decode, max_tokens=room, stop=stop, cancel=cancel
+            ) as texts:
+                yield texts
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The further processes that run its models now, whose memory counts as this process's; mostly none."""
+        return processes_of(self.model, self._companion, self._pictures)
+
+    @property
+    def lora(self) -> tuple[float, ...]:
+        """The scale of each adapter (ModelCard.adapters) in requests that name none; it may be set at any time."""
+        return self.requests.scales
+
+    @lora.setter
+    def lora(self, scales: Sequence[float]) -> None:
+        self.requests.scales = adapter_scales(scales, len(self.card.adapters))
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of the context of a generation."""
+        return self._slot.session.n_ctx
+
+    @property
+    def n_prompt_max(self) -> int:
+        """Most tokens of a prompt: one fewer than a text may have, or as many where the model writes none.
+
+        A text may have as many as the context, unless that slides.
+        """
+        return self.requests.n_prompt_max
+
+    def forget(self) -> None:
+        """Forget what the drafters keep between requests, and what was measured of their acceptance.
+
+        So a trained head that rests, because it accepted too little, drafts again.
+        """
+        if self._slot.drafting is not None:
+            with self.pool.all() as slots:
+                for slot in slots:
+                    if slot.drafting is not None:
+                        slot.drafting.forget()
+
+    def session(self, n_ctx: int | None = None) -> Session:
+        """Open a session of `n_ctx` tokens, the engine's by default, for forwards without sampling; you close it."""
+        session = self._slot.session.model.session(self.n_ctx if n_ctx is None else n_ctx)
+        if any(self.lora):
+            session.adapt(self.lora)
+        return session
+
+    def save_draft_store(self) -> None:
+        """Write the file of load(draft_store=...) now, as close() does, if there is something new to write.
+
+        Raises:
+            StorageError, ModelFormatError: The file can't be written, or is another model's by now; close() then
+                does not try again.
+        """
+        if self._slot.drafting is not None:
+            with self.pool.all():
+                self._slot.drafting.save()
+
+    def close(self) -> None:
+        """End all streams, paused ones too, and free the model; calling it again does nothing.
+
+        A stream that is ended raises StopIteration at its next token; its finish_reason is "cancelled". If close() is
+        called from within a stream (by on_progress or a drafter), the model is freed after that stream's step.
+
+        Raises:
+            StorageError, ModelFormatError: The model is freed, but the draft store could not be written.
+        """
+        for slot in self.pool.slots:
+            slot.closing = True
+            slot.session.cancel()
+        if os.getpid() != self._slot.pid:  # in a forked child
+            self._close_models()
+            return
+        streams = [stream for slot in self.pool.slots if (stream := slot.stream and slot.stream())]
+        for stream in streams:
+            stream.cancel()  # all of them, before the first is waited for
+        if any(stream.close_soon(self.close) for stream in streams):
+            return
+        for stream in streams:
+            stream.close()
+        with self.pool.all():
+            self._close_models()
+
+    def _close_models(self) -> None:
+        self.held_bytes = self.gpu_held_bytes = 0
+        drafting = self._slot.drafting
+        for slot in self.pool.slots:
+            if slot.drafting is not None:
+                slot.drafting.close()
+        if self._companion is not None:
+            self._companion.close()
+        if self._pictures is not None:
+            self._pictures.close()
+        self.model.close()
+        if drafting is not None and os.getpid() == self._slot.pid:
+            drafting.save()
 
     async def asamples(
         self,

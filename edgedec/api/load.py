@@ -1,4 +1,8 @@
-"""From a model's name to an Engine: find the file, choose a runtime, plan the memory, load, open the sessions."""
+"""From a model's name to an Engine: find the file, choose a runtime, plan the memory, load, open the sessions.
+
+This is where the engine is composed: the one file of the core that imports packages above the core, within functions
+and where an option asks for them (pictures, layers that are left out, padded steps).
+"""
 
 import logging
 import os
@@ -6,13 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from edgedec import plugins
 from edgedec.api.engine import Engine
 from edgedec.api.notebook import shown_progress
 from edgedec.api.open_drafters import Drafts, open_drafters
-from edgedec.api.open_model import EngineParts
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
-from edgedec.api.wishes import Wishes, engine_wishes, find_model
+from edgedec.api.wishes import Wishes, find_model, plain_wishes
 from edgedec.callers import checks_arguments
 from edgedec.companion import Companion, companion_of
 from edgedec.control_tokens import SaidTemplate
@@ -21,6 +23,7 @@ from edgedec.decoding.session_pool import SessionSlot
 from edgedec.drafter import DrafterFactory
 from edgedec.errors import TemplateError
 from edgedec.gguf.model_info import context_note
+from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx
 from edgedec.loading.runtime_choice import Choice, machines_of
@@ -33,6 +36,7 @@ from edgedec.model import Model, Session
 from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.runtime import processes_of
+from edgedec.scheduler.drafter_factories import demands_of
 from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 
 _FEW_ROWS_BYTES = 2_000_000
@@ -83,9 +87,37 @@ def load(
     Raises:
         EdgedecError: The model can't be loaded; edgedec/errors.py draws the tree of reasons.
     """
-    keywords = dict(locals())
-    with shown_progress(on_progress, os.path.basename(keywords.pop("model"))) as keywords["on_progress"]:
-        return open_engine(model, EngineOptions(**keywords))
+    with shown_progress(on_progress, os.path.basename(model)) as report:
+        options = EngineOptions(
+            runtime=runtime,
+            n_ctx=n_ctx,
+            lossy=lossy,
+            memory=memory,
+            gpu_memory=gpu_memory,
+            draft=draft,
+            draft_model=draft_model,
+            draft_head=draft_head,
+            lora=lora,
+            n_draft_max=n_draft_max,
+            drafting=drafting,
+            chat_template=chat_template,
+            projector=projector,
+            image_max_tokens=image_max_tokens,
+            grammars=grammars,
+            n_parallel=n_parallel,
+            n_texts=n_texts,
+            n_threads=n_threads,
+            kv_type=kv_type,
+            prompt_cache=prompt_cache,
+            n_gpu_layers=n_gpu_layers,
+            device=device,
+            runtime_options=runtime_options,
+            offline=offline,
+            cache_dir=cache_dir,
+            on_progress=report,
+            cancel=cancel,
+        )
+        return open_engine(model, options)
 
 
 load.__doc__ = f"{load.__doc__}\n{EngineOptions.__doc__}"  # for help()
@@ -128,25 +160,51 @@ def open_choice(choice: Choice, options: EngineOptions, application: Application
         n_tokens = len(slots) * sessions[0].n_ctx
         held = planned.plan if is_planned else MemoryPlan(model.memory(n_tokens, planned.setting.options.max_rows))
         engine = Engine(
-            EngineParts(
-                model,
-                slots,
-                _template(model, choice.path.name, options.chat_template),
-                planned.plan,
-                choice.path,
-                companion,
-                sessions[0].scales,
-                planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES),
-                held.own_bytes,
-                max((held.device_bytes(cap.device.name) for cap in held.devices), default=0),
-                wishes.pictures if planned.setting.picture_terms or not is_planned else None,
-            )
+            model=model,
+            slots=slots,
+            template=_template(model, choice.path.name, options.chat_template),
+            plan=planned.plan,
+            path=choice.path,
+            companion=companion,
+            scales=sessions[0].scales,
+            grammar_bytes=planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES),
+            held_bytes=held.own_bytes,
+            gpu_held_bytes=max((held.device_bytes(cap.device.name) for cap in held.devices), default=0),
+            pictures=wishes.pictures if planned.setting.picture_terms or not is_planned else None,
         )
         HELD.add(engine)
         undo.pop_all()
     if is_planned:
         return_free_memory()  # what probing and measuring left behind
     return engine
+
+
+def engine_wishes(
+    choice: Choice, options: EngineOptions, application: Application, planning_bytes: int | None = None
+) -> Wishes:
+    """Return what load's options ask for, with what other packages make of it; raises as load before it loads.
+
+    Args:
+        choice: The model's file, and its runtime.
+        options: The options of load.
+        application: The application that loads the model.
+        planning_bytes: Bytes that making a memory plan may take; None for any.
+    """
+    wishes = plain_wishes(choice, options, application, planning_bytes)
+    if options.lossy.layer_skip is not None:
+        from edgedec_runtimes.layer_skip.choose import layer_skip
+
+        partial = [name for name, factory in wishes.factories.items() if demands_of(factory).layers]
+        speedup, force = options.lossy.layer_skip, options.lossy.layer_skip_force
+        wishes = replace(wishes, change=layer_skip(choice.path, speedup, force=force, drafters=partial))
+    if embeds_only(choice.path):
+        return wishes
+    from edgedec_runtimes.pictures.opened import picture_reader
+
+    pictures = picture_reader(choice.path, options)
+    if pictures is None:
+        return wishes
+    return replace(wishes, setting=replace(wishes.setting, picture_terms=pictures.terms()), pictures=pictures)
 
 
 def _slots(
@@ -236,8 +294,9 @@ def _load_model(
         return model, ()
     n_ctx = load_options.n_ctx or default_n_ctx(model.card.n_ctx_train)
     with stage(options.on_progress, "looking for numbers of rows that have the bits of each other"):
-        numerics = plugins.load_plugin(plugins.OWN, options.drafting.numerics)
-        model, note = numerics(model, n_ctx, load_options.cache_dir)
+        from edgedec_methods.padded_steps import with_padded_steps
+
+        model, note = with_padded_steps(model, n_ctx, load_options.cache_dir)
     return model, () if note is None else (note,)
 
 

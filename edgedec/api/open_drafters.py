@@ -31,7 +31,7 @@ from edgedec.scheduler.drafter_factories import (
 )
 from edgedec.scheduler.drafter_set import Drafting, share_of
 from edgedec.sessions.cost_probe import MOST_ROWS, cost_curve
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 
 if TYPE_CHECKING:
     from edgedec.drafters.suffix.store_file import DraftStore

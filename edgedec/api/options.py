@@ -16,7 +16,7 @@ from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory_plan import Size, parse_size
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 
 ModelName = str | os.PathLike[str]
 """A path, a name of the catalogue, hf:owner/repo[:quantization or file][@revision], or ollama:name."""

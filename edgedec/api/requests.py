@@ -55,7 +55,7 @@ class RequestOptions(SamplingOptions, total=False):
 
     Attributes:
         lora: The scale of each adapter that the model was loaded with, in their order; 0 leaves one out. The default is
-            what LoadedModel.lora says.
+            what Engine.lora says.
         reuse: How much of the KV cache of earlier requests is used: "exact" (the default) only what has the bits of a
             cold start, "longest" all that the prompts share. A chat's default is "longest".
         draft: Whether drafts may be verified (the default); the text is the same either way.
@@ -268,6 +268,23 @@ class Requests:
         request = replace(request, pictures=pictures, scales=scales or request.scales)
         return request, lambda: self._grammars.open(grammar, request)
 
+    def constraint_opener(
+        self,
+        *,
+        grammar: Grammar | None = None,
+        json_schema: JsonSchema | None = None,
+        predicate: Predicate | None = None,
+    ) -> OpenConstraint:
+        """Return what opens the constraint of one text, as searches under a constraint take it.
+
+        Raises:
+            RequestError: Both a grammar and a schema are given, or one of them is invalid.
+        """
+        chosen = chosen_grammar(grammar, json_schema)
+        methods = {} if predicate is None else {"predicate": predicate}
+        request = Request((), SamplingParams(), 0, methods=methods)
+        return lambda: self._grammars.open(chosen, request)
+
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""
         self.require_writer()
@@ -291,7 +308,7 @@ class Requests:
         return tuple(ids) if len(ids) <= most else (*ids[: most - len(ends)], *ends)
 
     def prompt_ids(self, prompt: Prompt, *, as_said: bool = False, continued: bool = True) -> tuple[int, ...]:
-        """Return a prompt's token ids; LoadedModel.prompt_ids says what the options are, and what is raised."""
+        """Return a prompt's token ids; Engine.prompt_ids says what the options are, and what is raised."""
         if isinstance(prompt, str):
             is_continued = continued and writes_texts(self._model)
             n_most, cut = (self.n_prompt_max, "") if is_continued else (self._slot.session.n_ctx, CUT_TEXT)

@@ -10,6 +10,7 @@ from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialText
 from edgedec.choosing.scorer import CallerScorer
 from edgedec.choosing.search_by import SearchBy, SearchRun
 from edgedec.choosing.vote import answer_of
+from edgedec.decoding.text_room import require_room
 from edgedec.errors import OptionError, argument
 from edgedec.progress import check_cancelled
 from edgedec.sampling import SamplingParams
@@ -50,7 +51,7 @@ def searched(engine: ManyTexts, asked: AskedPrompt, how: SearchBy, options: Requ
     run = SearchRun(how.size, params, seed, scorer, how.answer, how.separator, asked)
     check_cancelled(cancel, "the search")
     n_prompt = len(asked.token_ids)
-    engine.require_room(how.n_texts, n_prompt, params.max_tokens, rows_each=ROWS_OF_TEXT)
+    require_room(engine.pool.slots[0], how.n_texts, n_prompt, params.max_tokens, rows_each=ROWS_OF_TEXT)
     with engine.branches(asked.token_ids, most=MOST_FORKS, cancel=cancel, on_progress=on_progress) as branches:
         room = branches.n_ctx - n_prompt
         with PartialTexts(

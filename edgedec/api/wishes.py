@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgedec import plugins
-from edgedec.api.options import Application, EngineOptions, Lossy, ModelName
+from edgedec.api.options import Application, EngineOptions, ModelName
 from edgedec.companion import Companion, companion_of
 from edgedec.drafter import DrafterFactory
 from edgedec.errors import RequestError, argument
@@ -31,7 +30,7 @@ from edgedec.scheduler.drafter_factories import (
     used_draft_model,
 )
 from edgedec.sessions.text_pages import require_count
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 
 LossyChange = Callable[[Model, Path | None], Model]
 """(the loaded model, the cache folder) -> the model that takes its place, and closes it."""
@@ -54,7 +53,7 @@ class Wishes:
     setting: Setting
     factories: Mapping[str, DrafterFactory]
     draft_store: Path | None
-    change: LossyChange | None
+    change: LossyChange | None = None
     notes: tuple[str, ...] = ()
     companion: Companion | None = None
     pictures: PictureReader | None = None
@@ -116,13 +115,13 @@ def choose(path: Path, runtime: str, options: LoadOptions, *, measure: bool, wit
         return choose_runtime(path, runtime, with_kv_type(options), measure=measure)
 
 
-def engine_wishes(
+def plain_wishes(
     choice: Choice, options: EngineOptions, application: Application, planning_bytes: int | None = None
 ) -> Wishes:
-    """Return what load's options ask for; the draft model and a companion are downloaded where they have to be.
+    """Return what load's options ask for, without what other packages make; downloads a draft model and a companion.
 
     Raises:
-        EdgedecError: Options don't go together, a drafter or a model is not found, or `layer_skip` is refused.
+        EdgedecError: Options don't go together, or a drafter or a model is not found.
     """
     load_options, embeds = options.load_options(planning_bytes), embeds_only(choice.path)
     if (elsewhere := machines_of(choice.runtime, load_options.runtime_options)) is not None:
@@ -143,11 +142,7 @@ def engine_wishes(
         load_options = replace(load_options, draft_head=head)
     if options.drafting.overlap and factories:
         require_overlap(factories)
-    change = _layer_skip(choice.path, options.lossy, factories)
     draft_model, notes = used_draft_model(found, factories)
-    pictures: PictureReader | None = None
-    if not embeds:
-        pictures = plugins.load_plugin(plugins.OWN, "picture_reader")(choice.path, options)
     setting = Setting(
         load_options,
         tuple(factories),
@@ -165,21 +160,10 @@ def engine_wishes(
         slides=options.lossy.slide,
         stores=keeping_stores(factories),
         least_rows=max((demands_of(factory).rows for factory in factories.values()), default=1),
-        picture_terms=() if pictures is None else pictures.terms(),
         pictures_pinned=options.projector != "auto",
     )
     notes = (*notes, *filter(None, [head_note]), *_unused(options, factories))
-    return Wishes(setting, factories, _draft_store(options), change, notes, companion, pictures)
-
-
-def _layer_skip(path: Path, lossy: Lossy, factories: Mapping[str, DrafterFactory]) -> LossyChange | None:
-    """Return what leaves layers of a model out; None where `layer_skip` is not given (raises where it is refused)."""
-    if lossy.layer_skip is None:
-        return None
-    own = [name for name, factory in factories.items() if demands_of(factory).layers]
-    skipping = plugins.load_plugin(plugins.OWN, "layer_skip")
-    change: LossyChange = skipping(path, lossy.layer_skip, force=lossy.layer_skip_force, drafters=own)
-    return change
+    return Wishes(setting, factories, _draft_store(options), notes=notes, companion=companion)
 
 
 def _draft_store(options: EngineOptions) -> Path | None:

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edgedec import plugins
+from edgedec.choosing.command_scorer import SCORER_S, CommandScorer
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.errors import EdgedecError, OptionError, PluginError, ScorerError, argument
 from edgedec.progress import CancelToken, check_cancelled
 
-SCORER_S = 60.0
-"""Seconds that a call of a scorer may take, unless the caller says otherwise."""
 _POLL_S = 0.02
 
 
@@ -40,7 +38,7 @@ class CallerScorer:
     """Implements TextScorer by a caller's function, or by a command.
 
     A function runs in a thread, so that the search can end although the function hangs. Python can't end a thread: one
-    that hangs stays until the process ends. A command (edgedec_apps.command_scorer) leaves nothing over.
+    that hangs stays until the process ends. A command (edgedec.choosing.command_scorer) leaves nothing over.
 
     Attributes:
         scorer: The function, or the argument list of a command.
@@ -62,13 +60,7 @@ def require_scorer(scorer: Scorer | Sequence[str] | None, seconds: float) -> Non
     if not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
         raise OptionError("scorer_seconds", seconds, "it must be above 0")
     if scorer is not None and not callable(scorer):
-        _of_command(scorer, seconds, None)
-
-
-def _of_command(command: Sequence[str], seconds: float, cancel: CancelToken | None) -> Scorer:
-    """Return a scorer that runs a command (OptionError: it is no list of strings, or the seconds are not above 0)."""
-    made: Scorer = plugins.load_plugin(plugins.OWN, "command_scorer")(command, seconds=seconds, cancel=cancel)
-    return made
+        CommandScorer(scorer, seconds=seconds)
 
 
 def scores_of(
@@ -93,7 +85,7 @@ def scores_of(
         if callable(scorer):
             found = in_time(lambda: scorer(prefix, steps), seconds, cancel)
         else:
-            found = _of_command(scorer, seconds, cancel)(prefix, steps)
+            found = CommandScorer(scorer, seconds=seconds, cancel=cancel)(prefix, steps)
         return checked_scores(found, len(steps))
     except PluginError as error:
         raise ScorerError(error.marked, tuple(steps)) from error

@@ -9,8 +9,9 @@ from typing import Literal
 
 from edgedec.callers import check_fields
 from edgedec.choosing.choice import installed
+from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts
-from edgedec.choosing.scorer import SCORER_S, Scorer, TextScorer, require_scorer
+from edgedec.choosing.scorer import Scorer, TextScorer, require_scorer
 from edgedec.choosing.vote import ANSWER, answer_pattern
 from edgedec.errors import OptionError, argument
 from edgedec.plugins import SEARCHES

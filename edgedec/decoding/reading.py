@@ -193,7 +193,7 @@ class PromptRead:
 
 @contextmanager
 def prompt_read(
-    pool: SessionPool[SessionSlot], request: Request, cancel: CancelToken, on_progress: OnProgress | None
+    pool: SessionPool[SessionSlot], request: Request, cancel: CancelToken, on_progress: OnProgress | None = None
 ) -> Iterator[PromptRead]:
     """Wait for a session of a pool, read a request's prompt on it, and keep the session until the block ends.
 

@@ -3,11 +3,10 @@
     gguf = read_gguf("model.gguf")
     gguf.metadata["general.architecture"], gguf.tensors["token_embd.weight"].shape
 
-A file of another form may stand for a GGUF, as the cpu runtime's tiles do; the function that the entry point
-`gguf_form` of the group edgedec.own names recognises it. Such a file may lie at
-a place of its own (edgedec.gguf.places). Any other file is refused by the name of what it is (a web
-page, a Git LFS pointer, safetensors, ...). A damaged or hostile file is refused with what contradicts what. Neither
-costs the memory or the time that the file claims to need.
+A file of the cpu runtime's tiles may stand for a GGUF (edgedec.gguf.tile_form), at a place of its own
+(edgedec.gguf.places). Any other file is refused by the name of what it is (a web page, a Git LFS pointer, safetensors,
+...). A damaged or hostile file is refused with what contradicts what. Neither costs the memory or the time that the
+file claims to need.
 """
 
 import errno
@@ -21,17 +20,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Protocol, Self
+from typing import BinaryIO, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec import plugins
 from edgedec.errors import MemoryCapError, ModelFormatError, ModelNotFoundError, StorageError, UnsupportedModelError
 from edgedec.gguf.header import Header, TensorInfo, read_header
 from edgedec.gguf.places import standing
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.gguf.tile_form import TiledForm, read_form
+from edgedec.gguf.tile_header import HEADER_NAME
 from edgedec.gguf.values import GGUFArray, Value, ValueType, show
 
 __all__ = ["GGUF", "GGMLType", "GGUFArray", "TensorInfo", "Value", "ValueType", "read_gguf"]
@@ -71,32 +71,6 @@ def file_states(paths: Iterable[Path]) -> tuple[FileState, ...]:
     return tuple(FileState.of(path, standing(path).stat()) for path in paths)
 
 
-class GGUFForm(Protocol):
-    """What a file that stands for a GGUF holds, and how the bytes of that GGUF are read from it.
-
-    The entry point `gguf_form` names a function of the open file, at its start, and its path. The function returns such
-    a form and the bytes of the GGUF's header; None for a file that stands for no GGUF.
-    """
-
-    @property
-    def n_model_bytes(self) -> int:
-        """The size of the GGUF."""
-
-    def read(self, file: BinaryIO, tensor: TensorInfo, start: int, n_bytes: int) -> bytes:
-        """Return `n_bytes` bytes of a tensor from its byte `start` on, as the GGUF has them; fewer where the file ends.
-
-        The header of the GGUF is read under the name HEADER_NAME.
-
-        Raises:
-            ModelFormatError: The file does not hold the tensor.
-            OSError: The file can't be read.
-        """
-
-
-HEADER_NAME = ""
-"""The name under which a GGUFForm reads the header of the GGUF; no tensor has it."""
-
-
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class GGUF:
     """The checked headers of a model file, or of all parts of a split one.
@@ -124,7 +98,7 @@ class GGUF:
     n_bytes: int
     header_hash: str
     n_header_bytes: int
-    form: GGUFForm | None = field(default=None, repr=False)
+    form: TiledForm | None = field(default=None, repr=False)
 
     def read_tensor_bytes(self, name: str, start: int = 0, n_bytes: int | None = None) -> bytes:
         """Return `n_bytes` bytes of a tensor from its byte `start` on, as the file holds them; None: all that are left.
@@ -144,7 +118,7 @@ class GGUF:
                 found = os.fstat(file.fileno())
                 now, then = self, self.states[tensor.shard]
                 if (found.st_size, found.st_mtime_ns) != (then.n_bytes, then.mtime_ns) and (
-                    self.form is not None or _other_form(file, path) is not None
+                    self.form is not None or read_form(file, path) is not None
                 ):
                     now = _renewed(self)
                 if now.form is not None:
@@ -308,7 +282,7 @@ def _open(path: Path) -> BinaryIO:
     return stands.open("rb")
 
 
-def _read_part(path: Path, shard: int) -> tuple[Header, GGUFForm | None, FileState]:
+def _read_part(path: Path, shard: int) -> tuple[Header, TiledForm | None, FileState]:
     """Return the header of one file, its form where that is no GGUF's, and the state of the file that was read."""
     try:
         with _open(path) as file:
@@ -319,22 +293,12 @@ def _read_part(path: Path, shard: int) -> tuple[Header, GGUFForm | None, FileSta
             file.seek(0)
             if head == _MAGIC[: len(head)]:
                 return read_header(file, state.n_bytes, str(path), shard=shard), None, state
-            if (found := _other_form(file, path)) is None:
+            if (found := read_form(file, path)) is None:
                 raise _not_a_gguf(file, path)
             form, raw = found
             return read_header(io.BytesIO(raw), form.n_model_bytes, str(path), shard=shard), form, state
     except OSError as error:
         raise storage_error(path, error) from error
-
-
-def _other_form(file: BinaryIO, path: Path) -> tuple[GGUFForm, bytes] | None:
-    """Return what stands for a GGUF in a file of another form, and that GGUF's header; None for any other file."""
-    file.seek(0)
-    if file.read(len(_MAGIC)) == _MAGIC:
-        return None
-    file.seek(0)
-    found: tuple[GGUFForm, bytes] | None = plugins.load_plugin(plugins.OWN, "gguf_form")(file, path)
-    return found
 
 
 def _not_a_gguf(file: BinaryIO, path: Path) -> ModelFormatError:

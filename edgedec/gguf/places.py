@@ -9,6 +9,8 @@ A model keeps the name of its GGUF's path after tiles took the GGUF's place. `st
 import os
 from pathlib import Path
 
+TILE_MAGIC = b"edgedec tiles\r\n\0"
+"""The first bytes of a tile file."""
 _GGUF = ".gguf"
 
 

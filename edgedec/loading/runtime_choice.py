@@ -11,6 +11,7 @@ from edgedec.errors import EdgedecError, ModelFormatError, RequestError, Unsuppo
 from edgedec.gguf.file import GGUF, is_onnx, read_gguf, read_header_of
 from edgedec.gguf.model_kinds import denoises, is_embedder
 from edgedec.load_options import LoadOptions, OtherMachines, own_options, read_options
+from edgedec.loading.comparison import Comparison, compared_runtimes
 from edgedec.progress import stage
 from edgedec.runtime import HasKernels, Runtime
 from edgedec.storage import probe_cache
@@ -232,19 +233,6 @@ def _instance(plugin: Any) -> Runtime:
     return runtime
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """What a comparison of two runtimes found, as it is kept.
-
-    Attributes:
-        reason: The measurements, for a person.
-        is_faster: Whether the rival is worth taking.
-    """
-
-    reason: str
-    is_faster: bool
-
-
 def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, measure: bool) -> Choice:
     """Return the choice with the rival in place of its runtime where the rival is known, or found now, to be faster."""
     first = choice.runtime
@@ -260,7 +248,6 @@ def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, mea
             found = Comparison("", is_faster=False)
         else:
             with stage(options.on_progress, _COMPARING, f"{first.name} with {rival.name}"):
-                compared_runtimes = plugins.load_plugin(plugins.OWN, "compared_runtimes")
                 found = compared_runtimes(choice.path, first, other, options)
         if found is None:
             return choice

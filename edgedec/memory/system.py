@@ -2,8 +2,7 @@
 
 Linux reports them in files below /proc and /sys/fs/cgroup (the kernel's Documentation: filesystems/proc.rst,
 accounting/psi.rst, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst); the functions take these folders as arguments.
-On macOS and Windows edgedec_runtimes.shared.other_systems asks the system. A figure that can't be read, or makes no
-sense, is None.
+On macOS and Windows psutil asks the system. A figure that can't be read, or makes no sense, is None.
 """
 
 import ctypes
@@ -14,9 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from edgedec import plugins
+from typing import Any
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 62  # version 1 writes a number just below 2^63 where there is no limit
@@ -46,12 +43,12 @@ _V2 = _Names(
 
 def resident_bytes(proc: Path = PROC) -> int | None:
     """Return the bytes that this process holds in memory now, as the system counts them."""
-    return _status(proc).get("VmRSS") if _is_linux(proc) else _told("process").resident
+    return _status(proc).get("VmRSS") if _is_linux(proc) else _process_memory()[0]
 
 
 def peak_resident_bytes(proc: Path = PROC) -> int | None:
     """Return the most bytes that this process has held in memory so far."""
-    peak = _status(proc).get("VmHWM") if _is_linux(proc) else _told("process").peak
+    peak = _status(proc).get("VmHWM") if _is_linux(proc) else _process_memory()[1]
     return _most_used() if peak is None and proc == PROC else peak
 
 
@@ -110,7 +107,7 @@ def resident_reader(proc: Path = PROC) -> Callable[[], int | None]:
 
 def total_bytes(proc: Path = PROC) -> int | None:
     """Return the bytes of memory that the machine has."""
-    return _meminfo(proc).get("MemTotal") if _is_linux(proc) else _told("machine").total
+    return _meminfo(proc).get("MemTotal") if _is_linux(proc) else _machine_memory()[0]
 
 
 def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
@@ -120,8 +117,7 @@ def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
     limit less what the group holds; its page cache counts as free.
     """
     if not _is_linux(proc):
-        told: int | None = _told("machine").available
-        return told
+        return _machine_memory()[1]
     names, folders = _groups(proc, cgroup)
     return _least([_meminfo(proc).get("MemAvailable"), *(_left(folder, names) for folder in folders)])
 
@@ -166,9 +162,26 @@ def _is_linux(proc: Path) -> bool:
     return sys.platform == "linux" or proc != PROC
 
 
-def _told(what: Literal["machine", "process"]) -> Any:
-    """Return the memory of the machine or of this process as macOS or Windows tells it."""
-    return plugins.load_plugin(plugins.OWN, f"{what}_memory")()
+def _machine_memory() -> tuple[int | None, int | None]:
+    """Return the bytes of memory that macOS or Windows has, and that could be taken; None without psutil."""
+    try:
+        import psutil  # is installed where Linux is not
+
+        memory = psutil.virtual_memory()
+    except (ImportError, OSError):
+        return None, None
+    return memory.total, memory.available
+
+
+def _process_memory() -> tuple[int | None, int | None]:
+    """Return the bytes that this process holds, and the most that it has held, which only Windows says."""
+    try:
+        import psutil
+
+        memory = psutil.Process().memory_info()
+    except (ImportError, OSError):
+        return None, None
+    return memory.rss, getattr(memory, "peak_wset", None)
 
 
 def _status(proc: Path, process: str = "self") -> dict[str, int]:

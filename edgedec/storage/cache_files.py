@@ -1,4 +1,4 @@
-"""Which files of the cache and of the configuration are edgedec's: by place, exact form of the name, and first bytes.
+"""Where the cache lies, and which files of it and of the configuration are edgedec's: by place, name and first bytes.
 
 Such folders may be shared with other programs. What deletes from them asks here, and leaves what is not known, and all
 that lies behind a link.
@@ -38,6 +38,17 @@ _FORMS: dict[str, dict[str, tuple[bytes, ...]]] = {
 }
 _TEMPORARY = re.compile(r"\.([0-9a-f]{16}|[0-9]+-[0-9]+)\.tmp$")
 _HEAD_BYTES = 32
+
+
+def cache_folder(cache_dir: Path | None = None) -> Path:
+    """Return the root of the cache: `cache_dir`, or for None EDGEDEC_CACHE, else the platform's default."""
+    if cache_dir is not None:
+        return cache_dir
+    if root := os.environ.get("EDGEDEC_CACHE"):
+        return Path(root).expanduser()
+    from platformdirs import user_cache_path  # here, because importing it takes longer than the rest of a look-up
+
+    return user_cache_path("edgedec", appauthor=False)
 
 
 def is_ours(path: Path, root: Path, kind: str) -> bool:

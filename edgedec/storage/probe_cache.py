@@ -13,8 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
-from edgedec import plugins
 from edgedec.load_options import LoadOptions
+from edgedec.processor import machine_name
 from edgedec.storage.whole_file import write_atomically
 
 T = TypeVar("T")
@@ -73,19 +73,13 @@ def machine_key(options: LoadOptions) -> str:
 
     That is the machine, the threads, the device, and the runtime's own options.
     """
-    machine = f"{plugins.load_plugin(plugins.OWN, 'machine_name')()} {os.cpu_count()}"
+    machine = f"{machine_name()} {os.cpu_count()}"
     key = f"{machine} {options.n_threads} {options.n_gpu_layers} {options.device}"
     if options.layer_split is not None:
         key = f"{key} {options.layer_split} {options.machines}"
     if options.runtime_options:
         key = f"{key} {sorted(options.runtime_options.items())}"
     return key if options.resident_bytes is None else f"{key} {options.resident_bytes}"
-
-
-def cache_folder(cache_dir: Path | None) -> Path:
-    """Return the root of the cache: `cache_dir`, or for None this installation's default."""
-    root: Path = plugins.load_plugin(plugins.OWN, "cache_folder")() if cache_dir is None else cache_dir
-    return root
 
 
 def _path(cache_dir: Path, kind: str, key: str) -> Path:

@@ -16,8 +16,7 @@ from edgedec.errors import EdgedecError
 from edgedec.gguf.file import FLOATS, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions, ResolveOptions
-from edgedec.storage.cache_files import delete_folder, is_ours
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder, delete_folder, is_ours
 from edgedec_export.folder import read_manifest
 from edgedec_export.packing.weights import pack_levels
 from edgedec_export.positions import require_operations

@@ -15,7 +15,8 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.gguf_writer import PIECE_BYTES, OutTensor, new_file, read_entries, tensor_pieces, write_gguf
 from edgedec_export.hf.types import ENCODERS
-from edgedec_runtimes.weights.adapters import AdapterPair, load_adapters
+from edgedec_runtimes.weights.adapter_pairs import AdapterPair
+from edgedec_runtimes.weights.adapters import load_adapters
 from edgedec_runtimes.weights.levels import dequantize
 
 Scaled = tuple[AdapterPair, float]

@@ -25,11 +25,11 @@ from typing import IO
 from edgedec.errors import ModelFormatError, RequestError, RuntimeUnavailableError, StorageError, argument
 from edgedec.gguf.file import FLOATS, GGUF, read_gguf
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
+from edgedec.processes import OWN_GROUP
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_export.gguf_writer import new_file
 from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.processes import OWN_GROUP
 
 # The types that work well without an importance matrix, as this quantizer has none.
 _NAMES = (

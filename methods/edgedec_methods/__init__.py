@@ -1,7 +1,8 @@
 """Published methods that `auto` does not use: a file each, found by entry point, as those of any other package.
 
-Nothing in the core, the runtimes or the apps imports this package. A file here stands for one published system and says
-so in its docstring, from which `tests/methods/test_method_table.py` writes a row of the table in docs/methods.md:
+Nothing in the core, the runtimes or the apps imports this package, but for `edgedec/api/load.py`, which composes. A
+file here stands for one published system and says so in its docstring, from which `tests/methods/test_method_table.py`
+writes a row of the table in docs/methods.md:
 
     \"\"\"Block verification: a drafted chain is verified as a whole, which accepts at least as much as token by token.
 

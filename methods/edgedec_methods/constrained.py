@@ -89,7 +89,7 @@ def constrained(
     Args:
         texts: Who holds them; nothing was begun there.
         n: Texts, 1 to MOST_PARTICLES.
-        open_constraint: Opens the constraint of one text, as Engine.constraint_opener() returns it.
+        open_constraint: Opens the constraint of one text, as Requests.constraint_opener() returns it.
         temperature: Divides the logits; above 0. No other transform changes the draw.
         seed: Text k draws with the seed plus k.
         least: The texts are drawn anew where their effective number, (sum w)^2 / sum w^2, is below this times n.

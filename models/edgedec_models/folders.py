@@ -1,4 +1,4 @@
-"""Folders: the cache, the user's own models (EDGEDEC_MODELS) and the configuration.
+"""Folders: models in the cache, the user's own models (EDGEDEC_MODELS) and the configuration.
 
 The cache, below its root:
 
@@ -13,22 +13,15 @@ import os
 import re
 from pathlib import Path
 
+from edgedec.storage.cache_files import cache_folder
+
 _PLAIN_NAME = re.compile(r"[^./\\:\x00][^/\\:\x00]*")
 _DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d) *(\..*)?", re.IGNORECASE)
 
 
-def cache_folder() -> Path:
-    """Return the root of the cache: EDGEDEC_CACHE, or the platform's default."""
-    if root := os.environ.get("EDGEDEC_CACHE"):
-        return Path(root).expanduser()
-    from platformdirs import user_cache_path  # here, because importing it takes longer than the rest of a look-up
-
-    return user_cache_path("edgedec", appauthor=False)
-
-
 def models_folder(cache_dir: Path | None = None) -> Path:
     """Return the folder of models below a cache's root; None stands for the default root."""
-    return (cache_folder() if cache_dir is None else cache_dir) / "models"
+    return cache_folder(cache_dir) / "models"
 
 
 def own_folder() -> Path | None:
@@ -41,7 +34,7 @@ def config_folder() -> Path:
     """Return the folder of the user's catalogue.toml: EDGEDEC_CONFIG, or the platform's default."""
     if folder := os.environ.get("EDGEDEC_CONFIG"):
         return Path(folder).expanduser()
-    from platformdirs import user_config_path  # here, as in cache_folder
+    from platformdirs import user_config_path  # here, as it takes long to import
 
     return user_config_path("edgedec", appauthor=False)
 

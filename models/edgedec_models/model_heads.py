@@ -5,10 +5,11 @@ from pathlib import Path
 from edgedec.head_kinds import find_head
 from edgedec.load_options import ResolveOptions
 from edgedec.plugins import HEAD_KINDS, plugins
+from edgedec.storage.cache_files import cache_folder
 from edgedec_models.catalogue import Entry
 from edgedec_models.draft_heads import remember_if_head
 from edgedec_models.entries import pull_entry
-from edgedec_models.folders import cache_folder, flat_path, models_folder
+from edgedec_models.folders import flat_path, models_folder
 
 
 def head_path(entry: Entry, options: ResolveOptions) -> Path:
@@ -29,7 +30,7 @@ def bring_head(entry: Entry, model: Path, options: ResolveOptions, *, force: boo
     Raises:
         ModelFormatError, PullError, OfflineError, StorageError, CancelledError: The head could not be fetched.
     """
-    root, path, head = options.cache_dir or cache_folder(), head_path(entry, options), entry.head
+    root, path, head = cache_folder(options.cache_dir), head_path(entry, options), entry.head
     found = find_head(model, plugins(HEAD_KINDS), root)
     if head is None or head.reference is not None or (found is not None and not (force and found == path)):
         return found

@@ -15,8 +15,9 @@ from pathlib import Path
 from edgedec.errors import ModelError, ModelNotFoundError, OfflineError, PullError, StorageError
 from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
+from edgedec.storage.cache_files import cache_folder
 from edgedec_models.fetching.offline import offline_reason
-from edgedec_models.folders import cache_folder, flat_path, is_plain, models_folder, own_folder
+from edgedec_models.folders import flat_path, is_plain, models_folder, own_folder
 from edgedec_models.record import WantedFile, is_recorded
 from edgedec_runtimes.tile_files.record import rename_tiles
 
@@ -83,7 +84,7 @@ def pull(
         from edgedec_models.draft_heads import remember_if_head
 
         rename_tiles(path)
-        remember_if_head(path, options.cache_dir or cache_folder())
+        remember_if_head(path, cache_folder(options.cache_dir))
     if with_head and is_plain(name):
         _bring_head(name, path, options)
     return path

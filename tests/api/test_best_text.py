@@ -11,13 +11,13 @@ from support.models.real_models import real_model
 import edgedec
 from edgedec.api.best_text import EPS, MOST_AUTO, ROUND, BestOf
 from edgedec.choosing.choice import chooser_named, chosen_among
+from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
 from edgedec.choosing.scorer import CallerScorer
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import CancelledError, ContextFullError, OptionError, PluginError, RequestError, ScorerError
 from edgedec_methods.beam import beam_search
 from edgedec_methods.first_finish import first_finish
 from edgedec_methods.particles import filtered
-from edgedec_methods.sample_count import another_is_wanted, n_agreeing
 from edgedec_methods.sampled_steps import Steps, write_steps
 
 CHAT = [{"role": "user", "content": "How much is 2 + 3? End with 'Answer: ' and the number."}]

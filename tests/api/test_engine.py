@@ -29,6 +29,7 @@ from edgedec.errors import (
     SessionError,
     StorageError,
 )
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
 PROMPT = "Some text to go on from"
 
@@ -254,9 +255,9 @@ def test_prompt_cache_goes_on_where_it_was_saved(tiny_path: Path, tmp_path: Path
     file = tmp_path / "cache"
     with edgedec.load(tiny_path, runtime="llamacpp", n_ctx=256) as engine:
         first = engine.generate(PROMPT, temperature=0, max_tokens=8, ignore_end=True)
-        engine.save_prompt_cache(file)
+        save_prompt_cache(engine, file)
     with edgedec.load(tiny_path, runtime="llamacpp", n_ctx=256) as engine:
-        n = engine.load_prompt_cache(file)
+        n = load_prompt_cache(engine, file)
         again = engine.generate(PROMPT, temperature=0, max_tokens=8, ignore_end=True, reuse="longest")
         assert again.token_ids == first.token_ids
         assert again.stats.n_reused_tokens == again.stats.n_prompt_tokens - 1 < n
@@ -264,15 +265,15 @@ def test_prompt_cache_goes_on_where_it_was_saved(tiny_path: Path, tmp_path: Path
         for damaged in (data[:-1], data[: len(data) // 2], data[:30], data[:-9] + b"x" + data[-8:], b""):
             file.write_bytes(damaged)
             with pytest.raises(ModelFormatError):
-                engine.load_prompt_cache(file)
+                load_prompt_cache(engine, file)
         file.write_bytes(b"someone's notes")
         with pytest.raises(StorageError, match="no prompt cache"):
-            engine.save_prompt_cache(file)
+            save_prompt_cache(engine, file)
         assert file.read_bytes() == b"someone's notes"
     with edgedec.load(tiny_path, runtime="reference", n_ctx=256) as engine:
         file.write_bytes(data)
         with pytest.raises(ModelFormatError, match="another model"):
-            engine.load_prompt_cache(file)
+            load_prompt_cache(engine, file)
 
 
 def test_async_counterparts(tiny: edgedec.Engine) -> None:

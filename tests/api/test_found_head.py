@@ -13,8 +13,9 @@ from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
 
 import edgedec
+from edgedec.api.load import engine_wishes
 from edgedec.api.options import LIBRARY, EngineOptions
-from edgedec.api.wishes import Wishes, engine_wishes, find_model
+from edgedec.api.wishes import Wishes, find_model
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 

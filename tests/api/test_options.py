@@ -32,6 +32,16 @@ def test_the_keywords_of_load_are_the_fields() -> None:
     ]
 
 
+def test_load_passes_each_keyword_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the field of its name, whatever it holds."""
+    passed = list[Any]()
+    monkeypatch.setattr("edgedec.api.load.EngineOptions", lambda **options: options)
+    monkeypatch.setattr("edgedec.api.load.open_engine", lambda model, options: passed.extend([model, options]))
+    names = [field.name for field in fields(EngineOptions)]
+    inspect.unwrap(edgedec.load)("m.gguf", **{name: name for name in names})
+    assert passed == ["m.gguf", {name: name for name in names}]
+
+
 def rows(section: str) -> list[tuple[str, str]]:
     """Return the first two cells, without backticks, of the rows of options below a heading of docs/embedding.md."""
     text = PAGE.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]

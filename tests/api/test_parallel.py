@@ -17,6 +17,7 @@ from edgedec.decoding.session_pool import SessionPool
 from edgedec.errors import BusyError
 from edgedec.progress import CancelToken
 from edgedec.sessions.batching import BatchedSession
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
 PROMPTS = [
     "one, two, three, one, two, three, one, two",
@@ -127,9 +128,9 @@ def test_prompt_caches_and_forgetting_wait_for_all(path: Path, tmp_path: Path) -
     """What the last request left can be saved and restored; forget() empties every session's drafters."""
     with edgedec.load(path, runtime="cpu", n_parallel=2, draft="suffix") as engine:
         whole = engine.generate(PROMPTS[3], temperature=0, max_tokens=8)
-        engine.save_prompt_cache(tmp_path / "cache")
+        save_prompt_cache(engine, tmp_path / "cache")
         engine.forget()
-        engine.load_prompt_cache(tmp_path / "cache")
+        load_prompt_cache(engine, tmp_path / "cache")
         again = engine.generate(PROMPTS[3], temperature=0, max_tokens=8)
     assert again.token_ids == whole.token_ids
     assert again.stats.n_reused_tokens == whole.stats.n_prompt_tokens - 1
@@ -144,14 +145,14 @@ def test_a_prompt_cache_holds_the_text_and_nothing_of_drafts(path: Path, tmp_pat
         for i in range(8):
             whole = engine.generate(again, temperature=0, max_tokens=40, ignore_end=True)
             ended = engine.generate(again, temperature=0, stop=(whole.outputs[12 + i].text or "x",), ignore_end=True)
-            engine.save_prompt_cache(tmp_path / "cache")
+            save_prompt_cache(engine, tmp_path / "cache")
             n_known = len(again) + len(ended.token_ids)
-            assert len(again) <= engine.load_prompt_cache(tmp_path / "cache") <= n_known + 1
+            assert len(again) <= load_prompt_cache(engine, tmp_path / "cache") <= n_known + 1
             assert engine.generate(again, temperature=0, max_tokens=40, ignore_end=True).text == whole.text
         with pytest.raises(edgedec.errors.RequestError):
             engine.generate(again, temperature=0, logit_bias=nothing)
-        engine.save_prompt_cache(tmp_path / "cache")
-        engine.load_prompt_cache(tmp_path / "cache")
+        save_prompt_cache(engine, tmp_path / "cache")
+        load_prompt_cache(engine, tmp_path / "cache")
 
 
 @pytest.mark.slow

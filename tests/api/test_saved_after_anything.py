@@ -13,6 +13,9 @@ from edgedec.api.best_text import BestOf
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken, Progress
+from edgedec_apps.embedding import embed
+from edgedec_apps.extraction import extract
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +39,7 @@ def cancelled_extraction(engine: edgedec.Engine) -> None:
     """Cancel an extraction while its prompt is read."""
     cancel = CancelToken()
     with pytest.raises(CancelledError):
-        engine.extract("a?", PROMPT, on_progress=lambda _: cancel.cancel(), cancel=cancel)
+        extract(engine, "a?", PROMPT, on_progress=lambda _: cancel.cancel(), cancel=cancel)
 
 
 def failed(engine: edgedec.Engine) -> None:
@@ -58,16 +61,16 @@ def closed(engine: edgedec.Engine) -> None:
 
 ACTS: dict[str, Callable[[edgedec.Engine], object]] = {
     "nothing": lambda engine: None,
-    "embed": lambda engine: engine.embed(["x" * 10, PROMPT], pooling="mean"),
+    "embed": lambda engine: embed(engine, ["x" * 10, PROMPT], pooling="mean"),
     "embed_and_generate": lambda engine: (
-        engine.embed([PROMPT], pooling="last"),
+        embed(engine, [PROMPT], pooling="last"),
         engine.generate(PROMPT, max_tokens=3, reuse="longest"),
     ),
     "generate": lambda engine: engine.generate(PROMPT, max_tokens=5, seed=1, ignore_end=True),
     "samples": lambda engine: engine.samples(PROMPT, 3, max_tokens=5, seed=1, ignore_end=True),
     "best": lambda engine: engine.best(PROMPT, BestOf(2, "likely"), max_tokens=5, seed=1),
     "search": lambda engine: engine.best(PROMPT, SearchBy("beam"), max_tokens=5),
-    "extract": lambda engine: engine.extract("a?", PROMPT, max_tokens=4),
+    "extract": lambda engine: extract(engine, "a?", PROMPT, max_tokens=4),
     "cancelled": cancelled,
     "cancelled_extraction": cancelled_extraction,
     "failed": failed,
@@ -90,12 +93,12 @@ def test_the_file_can_be_read(path: Path, tmp_path: Path, act: str) -> None:
         expected = engine.generate(NEXT, temperature=0, max_tokens=6, ignore_end=True).token_ids
     with edgedec.load(path, **options) as engine:
         ACTS[act](engine)
-        engine.save_prompt_cache(file)
+        save_prompt_cache(engine, file)
     with edgedec.load(path, **options) as engine:
-        n = engine.load_prompt_cache(file)
+        n = load_prompt_cache(engine, file)
         assert act in ("nothing", "failed", "cancelled", "cancelled_extraction") or n > 0
         again = engine.generate(NEXT, temperature=0, max_tokens=6, ignore_end=True)
         assert again.token_ids == expected
         assert again.stats.n_reused_tokens <= n
-        engine.save_prompt_cache(file)
-        assert engine.load_prompt_cache(file) > 0
+        save_prompt_cache(engine, file)
+        assert load_prompt_cache(engine, file) > 0

@@ -20,6 +20,12 @@ from edgedec.errors import EdgedecError, RequestError
 from edgedec.grammar import Grammar
 from edgedec.load_options import LoadOptions
 from edgedec.sampling import SamplingParams
+from edgedec_apps.bench.recorder import record_text
+from edgedec_apps.embedding import embed
+from edgedec_apps.extraction import extract
+from edgedec_apps.infill import infill_ids
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
+from edgedec_apps.ranking import rank
 from edgedec_apps.refine import RefineBy, refined
 
 
@@ -138,7 +144,7 @@ _NAMES_BY_KINDS = {  # the names of arguments by what of the rubbish is none to 
     "dict mapping list texts Nones": "pictures",  # picture_rows() made them
 }
 TAKES = {name: kinds.split() for kinds, names in _NAMES_BY_KINDS.items() for name in names.split()}
-LATER = {"require_room": "None -1 0 huge", "mark_pictures": "list"}
+LATER = {"mark_pictures": "list"}
 SAY = {  # what an error may say in place of an argument's name
     "json_schema": ("JSON schema",),
     "check": ("scorer is",),
@@ -157,25 +163,26 @@ SAY = {  # what an error may say in place of an argument's name
 CHAT = [{"role": "user", "content": "Hi"}]
 ASKS: dict[str, Any] = {"messages": CHAT, "max_tokens": 2}
 GOES_ON: dict[str, Any] = {"prompt": "Hi", "max_tokens": 2}
-RANKS: dict[str, Any] = {"query": "q", "documents": ["a"]}
 GOOD: dict[str, dict[str, Any]] = {  # arguments with which each method works, or says why it can't
     **dict.fromkeys(("chat", "chat_stream", "achat", "achat_stream"), ASKS),
     **dict.fromkeys(("generate", "stream", "best", "partial_texts", "agenerate", "astream"), GOES_ON),
     **{name: GOES_ON | {"n": 2} for name in ("samples", "samples_stream", "asamples", "asamples_stream")},
     **{name: {"messages": CHAT} for name in ("chat_ids", "render", "mark_pictures")},
-    **{name: {"prompt": "Hi"} for name in ("branches", "prompt_read", "prompt_ids")},
-    **{name: {} for name in ("constraint_opener", "session", "sampling")},
+    **{name: {"prompt": "Hi"} for name in ("branches", "prompt_ids")},
+    **{name: {} for name in ("session", "sampling")},
     **{name: {"text": "Hi"} for name in ("cut_ids", "rendered_ids")},
-    **{name: {"path": "none/there"} for name in ("save_prompt_cache", "load_prompt_cache")},
-    **dict.fromkeys(("rank", "arank"), RANKS),
-    "embed": {"texts": ["a"], "pooling": "mean"},
-    "extract": {"question": "a", "passage": "ab"},
     "fit_messages": {"messages": CHAT, "n_reserved": 2},
-    "infill_ids": {"before": "a", "after": "b"},
     "picture_rows": {"pictures": ()},
-    "record": {"prompt": "Hi", "log": None},
-    "require_room": {"n": 1, "n_prompt": 1, "max_tokens": 2},
 }
+OF_ENGINES: list[tuple[Callable[..., Any], dict[str, Any]]] = [  # good arguments beside an engine
+    (extract, {"question": "a", "passage": "ab"}),
+    (infill_ids, {"before": "a", "after": "b"}),
+    (embed, {"texts": ["a"], "pooling": "mean"}),
+    (rank, {"query": "q", "documents": ["a"]}),
+    (record_text, {"prompt": "Hi", "log": None}),
+    (save_prompt_cache, {"path": "none/there"}),
+    (load_prompt_cache, {"path": "none/there"}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -281,6 +288,22 @@ def test_each_argument_of_a_method_refuses_rubbish(
     """By an EdgedecError that names the argument; numbers of numpy are numbers."""
     monkeypatch.chdir(tmp_path)  # where a prompt cache is written
     assert not faults(getattr(engine, name), GOOD[name], options=name == "stream", later=LATER.get(name, ""))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("function", "good"), OF_ENGINES, ids=lambda each: getattr(each, "__qualname__", ""))
+def test_each_argument_beside_an_engine_refuses_rubbish(
+    engine: edgedec.Engine,
+    function: Callable[..., Any],
+    good: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of an engine's methods; so does the engine itself."""
+    monkeypatch.chdir(tmp_path)  # where a prompt cache is written
+    assert not faults(partial(function, engine), good)
+    with pytest.raises(RequestError, match=r"engine is 5; it must be an edgedec\.Engine"):
+        function(5, **good)
 
 
 @pytest.mark.slow

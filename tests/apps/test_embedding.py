@@ -13,6 +13,7 @@ import edgedec
 from edgedec.errors import CancelledError, PromptTooLongError, RequestError
 from edgedec.gguf.model_kinds import POOLINGS
 from edgedec.progress import CancelToken
+from edgedec_apps.embedding import embed
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -37,12 +38,12 @@ def test_the_vectors_are_llama_cpps(pooling: str, tmp_path: Path) -> None:
     with edgedec.load(path, runtime="cpu", n_ctx=512, draft="off") as engine:
         assert engine.card.pooling == pooling
         ids = [engine.prompt_ids(text) for text in TEXTS]
-        found = engine.embed(TEXTS)
+        found = embed(engine, TEXTS)
     with edgedec.load(path, runtime="reference", n_ctx=512, draft="off") as engine:
-        np.testing.assert_allclose(engine.embed(ids), found, atol=1e-4)
+        np.testing.assert_allclose(embed(engine, ids), found, atol=1e-4)
     with edgedec.load(path, runtime="llamacpp") as engine:
         assert (engine.card.pooling, engine.n_ctx, engine.card.n_embd) == (pooling, 512, 64)
-        np.testing.assert_allclose(engine.embed(TEXTS), expected, atol=1e-3)
+        np.testing.assert_allclose(embed(engine, TEXTS), expected, atol=1e-3)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, atol=1e-3)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
@@ -52,15 +53,15 @@ def test_a_vector_depends_on_its_text_alone(tmp_path: Path) -> None:
     """Alone, among others, after other requests and beside them, a text's vector has the same bits."""
     path = embedder(tmp_path, "mean")
     with edgedec.load(path, runtime="cpu", n_ctx=512, n_parallel=2, draft="off") as engine:
-        alone = np.concatenate([engine.embed([text]) for text in TEXTS])
-        assert np.array_equal(engine.embed(TEXTS), alone)
-        assert np.array_equal(engine.embed(TEXTS[::-1]), alone[::-1])
+        alone = np.concatenate([embed(engine, [text]) for text in TEXTS])
+        assert np.array_equal(embed(engine, TEXTS), alone)
+        assert np.array_equal(embed(engine, TEXTS[::-1]), alone[::-1])
         ids = [engine.prompt_ids(text) for text in TEXTS]
-        assert np.array_equal(engine.embed(ids), alone)
+        assert np.array_equal(embed(engine, ids), alone)
         together: list[Any] = [None, None]
 
         def work(i: int) -> None:
-            together[i] = engine.embed(TEXTS)
+            together[i] = embed(engine, TEXTS)
 
         threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
         for thread in threads:
@@ -73,12 +74,12 @@ def test_a_vector_depends_on_its_text_alone(tmp_path: Path) -> None:
 def test_fewer_dimensions(tmp_path: Path) -> None:
     """The first numbers are kept, and scaled to unit length again."""
     with edgedec.load(embedder(tmp_path, "last"), runtime="cpu", n_ctx=512, draft="off") as engine:
-        whole, cut = engine.embed(TEXTS), engine.embed(TEXTS, dimensions=8)
+        whole, cut = embed(engine, TEXTS), embed(engine, TEXTS, dimensions=8)
         expected = whole[:, :8] / np.linalg.norm(whole[:, :8], axis=1, keepdims=True)
         np.testing.assert_allclose(cut, expected, atol=1e-6)
         for dimensions in (0, 65):
             with pytest.raises(RequestError, match="it must be 1 to 64"):
-                engine.embed(TEXTS, dimensions=dimensions)
+                embed(engine, TEXTS, dimensions=dimensions)
 
 
 @pytest.mark.slow
@@ -92,18 +93,18 @@ def test_models_with_layers_of_another_kind_embed(architecture: str, tmp_path: P
     expected = np.array(oracle.embed("a b c d", normalize=True))
     oracle.close()
     with edgedec.load(path, runtime="cpu", n_ctx=64, draft="off") as engine:
-        assert engine.embed(["a b c d"], pooling="mean")[0] @ expected > 0.999
+        assert embed(engine, ["a b c d"], pooling="mean")[0] @ expected > 0.999
 
 
 def test_a_model_that_writes_embeds_only_when_asked_to(tmp_path: Path) -> None:
     """Its pooling must be named; its texts are the same before and after, with the KV cache lost in between."""
     with edgedec.load(tiny_llama(tmp_path / "chat.gguf"), runtime="cpu", n_ctx=256, draft="off") as engine:
         with pytest.raises(RequestError, match="does not say how its hidden states become one vector"):
-            engine.embed(["x"])
+            embed(engine, ["x"])
         with pytest.raises(RequestError, match="it must be mean, cls, last or None"):
-            engine.embed(["x"], pooling="max")  # type: ignore[arg-type]
+            embed(engine, ["x"], pooling="max")  # type: ignore[arg-type]
         text = engine.generate("Once", max_tokens=8, seed=1).text
-        first, again = engine.embed(["Once"], pooling="mean"), engine.embed(["Once"], pooling="mean")
+        first, again = embed(engine, ["Once"], pooling="mean"), embed(engine, ["Once"], pooling="mean")
         assert np.array_equal(first, again)
         assert engine.generate("Once", max_tokens=8, seed=1).text == text
 
@@ -114,14 +115,14 @@ def test_an_embedding_model_writes_nothing(tmp_path: Path) -> None:
     with edgedec.load(path, runtime="cpu", n_ctx=512, draft="off") as engine:
         with pytest.raises(RequestError, match="is an embedding model"):
             engine.generate("x")
-        assert engine.embed([""]).shape == (1, 64)  # the tokens around an empty text
+        assert embed(engine, [""]).shape == (1, 64)  # the tokens around an empty text
         refused: list[tuple[Any, type[Exception]]] = [((), RequestError), ((999,), RequestError)]
         refused.append(("x" * 600, PromptTooLongError))
         for text, error in refused:
             with pytest.raises(error):
-                engine.embed(["x", text])
+                embed(engine, ["x", text])
         cancel = CancelToken()
         cancel.cancel()
         with pytest.raises(CancelledError):
-            engine.embed(["x"], cancel=cancel)
-        assert engine.embed([]).shape == (0, 64)
+            embed(engine, ["x"], cancel=cancel)
+        assert embed(engine, []).shape == (0, 64)

@@ -25,7 +25,7 @@ from support.models.tiny_rankers import (
 )
 
 import edgedec
-from edgedec.api.ranking import Ranking, sigmoid
+from edgedec.api.async_api import in_thread
 from edgedec.errors import (
     CancelledError,
     CapabilityError,
@@ -39,6 +39,7 @@ from edgedec.gguf.model_kinds import is_ranker
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps import ranking
 from edgedec_apps.rank_prompts import pair_form, question_form
+from edgedec_apps.ranking import Ranking, rank, sigmoid
 
 pytest.importorskip("llama_cpp")
 
@@ -78,10 +79,10 @@ def on_cpu(qwen: Path) -> Iterator[edgedec.Engine]:
 
 def checked(engine: edgedec.Engine) -> Ranking:
     """Return the ranking of DOCUMENTS, whose scores are the same alone, in another order and a second time."""
-    found = engine.rank(QUERY, DOCUMENTS)
-    assert engine.rank(QUERY, DOCUMENTS[::-1]).scores == found.scores[::-1]
-    assert tuple(engine.rank(QUERY, [document]).scores[0] for document in DOCUMENTS) == found.scores
-    assert engine.rank(QUERY, DOCUMENTS).scores == found.scores
+    found = rank(engine, QUERY, DOCUMENTS)
+    assert rank(engine, QUERY, DOCUMENTS[::-1]).scores == found.scores[::-1]
+    assert tuple(rank(engine, QUERY, [document]).scores[0] for document in DOCUMENTS) == found.scores
+    assert rank(engine, QUERY, DOCUMENTS).scores == found.scores
     assert found.scores[0] == found.scores[-1]
     assert found.order == sorted(range(6), key=lambda i: (-found.scores[i], i))
     return found
@@ -93,7 +94,7 @@ def test_a_bert_scores_as_numpy_and_llama_cpp_do(*, dense: bool, tmp_path: Path,
     path = tiny_cross_encoder(tmp_path / "bert.gguf", dense=dense)
     with edgedec.load(path, n_threads=1) as engine:
         found = checked(engine)
-        engine.rank(QUERY, DOCUMENTS)
+        rank(engine, QUERY, DOCUMENTS)
     assert (found.kind, bool(found.notes)) == ("logit", not dense)
     assert prompts[1] == (*tiny_ids(QUERY), *tiny_ids("a dog sat")[1:])
     assert found.n_tokens == tuple(map(len, prompts))
@@ -117,7 +118,7 @@ def test_a_modern_bert_scores_as_numpy_and_llama_cpp_do(*, by_mean: bool, tmp_pa
     path = tiny_modern_bert(tmp_path / "modern.gguf", by_mean=by_mean)
     with edgedec.load(path, n_threads=1) as engine:
         found = checked(engine)
-        engine.rank(QUERY, DOCUMENTS)
+        rank(engine, QUERY, DOCUMENTS)
     gguf = read_gguf(path)
     tensors = {
         name: np.frombuffer(gguf.read_tensor_bytes(name), "<f4").reshape(tensor.shape[::-1])
@@ -137,7 +138,7 @@ def test_a_decoder_scores_by_its_answer(runtime: str, qwen: Path, prompts: Promp
     """The score is the probability of yes among yes and no: that of llama.cpp's head for ranking."""
     with edgedec.load(qwen, runtime=runtime, draft="off", n_ctx=256, n_threads=1) as engine:
         found = checked(engine)
-        engine.rank(QUERY, DOCUMENTS)
+        rank(engine, QUERY, DOCUMENTS)
         assert (found.kind, found.notes) == ("probability", ())
         np.testing.assert_allclose(found.scores, llama_scores(qwen, prompts, 2)[:, 0], atol=1e-4)
         logits = engine.session().forward(np.array(prompts[1], np.int32), n_past=0).logits[0]
@@ -149,13 +150,13 @@ def test_a_head_in_place_of_the_output_matrix(tmp_path: Path, prompts: Prompts) 
     path = tiny_qwen3_ranker(tmp_path / "untied.gguf", tied=False)
     with edgedec.load(path, runtime="cpu", draft="off", n_ctx=256, n_threads=1) as engine:
         found = checked(engine)
-        engine.rank(QUERY, DOCUMENTS)
+        rank(engine, QUERY, DOCUMENTS)
     np.testing.assert_allclose(found.scores, llama_scores(path, prompts, 2)[:, 0], atol=1e-4)
     with (
         edgedec.load(path, runtime="llamacpp", draft="off", n_ctx=256, n_threads=1) as engine,
         pytest.raises(CapabilityError, match="choose the cpu runtime"),
     ):
-        engine.rank(QUERY, DOCUMENTS)
+        rank(engine, QUERY, DOCUMENTS)
 
 
 def test_a_file_without_a_head_gives_the_same_scores(on_cpu: edgedec.Engine, tmp_path: Path) -> None:
@@ -166,17 +167,17 @@ def test_a_file_without_a_head_gives_the_same_scores(on_cpu: edgedec.Engine, tmp
         "<|im_start|>assistant\n{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
     )
     chatting = tiny_qwen3_ranker(tmp_path / "b.gguf", head=False, more={"tokenizer.chat_template": chat})
-    expected = on_cpu.rank(QUERY, DOCUMENTS)
+    expected = rank(on_cpu, QUERY, DOCUMENTS)
     with edgedec.load(bare, runtime="cpu", draft="off", n_ctx=256, n_threads=1) as engine:
-        found = engine.rank(QUERY, DOCUMENTS)
+        found = rank(engine, QUERY, DOCUMENTS)
         assert (found.scores, found.notes) == (expected.scores, ())
     with edgedec.load(chatting, runtime="cpu", draft="off", n_ctx=512) as engine:
-        found = engine.rank(QUERY, DOCUMENTS)
+        found = rank(engine, QUERY, DOCUMENTS)
         assert "not say that its model was trained to rank" in found.notes[0]
         assert found.scores != expected.scores
         assert not is_ranker(read_gguf(chatting))
         with pytest.raises(RequestError, match=r"documents is .*; it must be a sequence"):
-            engine.rank(QUERY, "one text")
+            rank(engine, QUERY, "one text")
 
 
 def test_no_text_of_a_user_is_a_control_token_or_a_place(on_cpu: edgedec.Engine) -> None:
@@ -197,14 +198,14 @@ def test_documents_that_do_not_fit(on_cpu: edgedec.Engine, tmp_path: Path, promp
     with edgedec.load(bert, n_threads=1) as encoder:
         for engine, most in ((on_cpu, 255), (encoder, 128)):
             with pytest.raises(PromptTooLongError, match="document 1 with the query"):
-                engine.rank(QUERY, ["a", "b " * 300])
+                rank(engine, QUERY, ["a", "b " * 300])
             with pytest.raises(PromptTooLongError, match="shorten the query"):
-                engine.rank("a " * 300, ["b"], max_document_tokens=5)
-            cut = engine.rank(QUERY, ["a", "b " * 300], max_document_tokens=1000)
+                rank(engine, "a " * 300, ["b"], max_document_tokens=5)
+            cut = rank(engine, QUERY, ["a", "b " * 300], max_document_tokens=1000)
             assert cut.n_tokens[1] == most
-            short = engine.rank(QUERY, ["a", "b c d e"], max_document_tokens=3)
+            short = rank(engine, QUERY, ["a", "b c d e"], max_document_tokens=3)
             beginning = "b c d" if engine is encoder else "b c"
-            assert short.scores[1] == engine.rank(QUERY, [beginning]).scores[0]
+            assert short.scores[1] == rank(engine, QUERY, [beginning]).scores[0]
             assert short.n_tokens[1] - short.n_tokens[0] == 2
         gguf = read_gguf(bert)
         form, n_first = pair_form(encoder.tokenizer, gguf, "a", 127)
@@ -229,15 +230,15 @@ def test_documents_that_do_not_fit(on_cpu: edgedec.Engine, tmp_path: Path, promp
 def test_what_is_refused(on_cpu: edgedec.Engine, query: Any, documents: Any, cut: Any, error: type[Exception]) -> None:
     """Each wrong argument by name."""
     with pytest.raises(error):
-        on_cpu.rank(query, documents, max_document_tokens=cut)
+        rank(on_cpu, query, documents, max_document_tokens=cut)
 
 
 def test_cancelling_and_progress(on_cpu: edgedec.Engine, tmp_path: Path) -> None:
     """Progress counts documents; whoever cancels in it gets CancelledError, and the next ranking is whole."""
     with edgedec.load(tiny_cross_encoder(tmp_path / "bert.gguf"), n_threads=1) as encoder:
         for engine in (on_cpu, encoder):
-            expected, reports = engine.rank(QUERY, DOCUMENTS), list[Progress]()
-            assert engine.rank(QUERY, DOCUMENTS, on_progress=reports.append).scores == expected.scores
+            expected, reports = rank(engine, QUERY, DOCUMENTS), list[Progress]()
+            assert rank(engine, QUERY, DOCUMENTS, on_progress=reports.append).scores == expected.scores
             assert [each.done for each in reports if each.phase == "ranking"] == [1, 2, 3, 4, 5, 6]
             for after in (0, 1, 3):
                 cancel = CancelToken()
@@ -249,17 +250,21 @@ def test_cancelling_and_progress(on_cpu: edgedec.Engine, tmp_path: Path) -> None
                 if not after:
                     cancel.cancel()
                 with pytest.raises(CancelledError):
-                    engine.rank(QUERY, DOCUMENTS, cancel=cancel, on_progress=stop)
-                assert engine.rank(QUERY, DOCUMENTS).scores == expected.scores
-            assert asyncio.run(engine.arank(QUERY, DOCUMENTS)).scores == expected.scores
+                    rank(engine, QUERY, DOCUMENTS, cancel=cancel, on_progress=stop)
+                assert rank(engine, QUERY, DOCUMENTS).scores == expected.scores
+
+            def ranked(cancel: CancelToken, engine: edgedec.Engine = engine) -> Ranking:
+                return rank(engine, QUERY, DOCUMENTS, cancel=cancel)
+
+            assert asyncio.run(in_thread(ranked)).scores == expected.scores
 
 
 def test_a_cap_changes_no_score(qwen: Path, on_cpu: edgedec.Engine) -> None:
     """Under a cap fewer documents share a forward, and one without room beside the others is read alone."""
     documents = [*DOCUMENTS, "the " * 170, *DOCUMENTS]
-    expected = on_cpu.rank(QUERY, documents).scores
+    expected = rank(on_cpu, QUERY, documents).scores
     with edgedec.load(qwen, runtime="cpu", draft="off", n_ctx=256, memory="300MB", n_parallel=2) as engine:
-        assert engine.rank(QUERY, documents).scores == expected
+        assert rank(engine, QUERY, documents).scores == expected
         text = engine.generate("the", max_tokens=8, temperature=0).text
     assert on_cpu.generate("the", max_tokens=8, temperature=0).text == text
 
@@ -308,7 +313,7 @@ def test_models_that_can_not_rank(
     path = make(tmp_path / "m.gguf")
     runtime = "llamacpp" if read_gguf(path).metadata["general.architecture"] == "bert" else "cpu"
     with edgedec.load(path, runtime=runtime, draft="off", n_threads=1) as engine, pytest.raises(error, match=word):
-        engine.rank(QUERY, DOCUMENTS)
+        rank(engine, QUERY, DOCUMENTS)
 
 
 def test_small_probabilities_stay_apart() -> None:

@@ -11,11 +11,11 @@ import psutil
 import pytest
 from support.decoding.table_branches import letters, random_table, table_texts
 
+from edgedec.choosing.command_scorer import CommandScorer
 from edgedec.choosing.partial_texts import best_tokens
 from edgedec.choosing.scorer import CallerScorer, Scorer, checked_scores
 from edgedec.errors import CancelledError, OptionError, PluginError, RequestError
 from edgedec.progress import CancelToken
-from edgedec_apps.command_scorer import CommandScorer
 
 COUNTS_A = (
     "import json, sys; given = json.load(sys.stdin); print(json.dumps([s.count('a') / 9 for s in given['steps']]))"

@@ -13,8 +13,11 @@ from support.models.tiny_adapters import tiny_adapter
 from support.models.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.decoding.reading import prompt_read
 from edgedec.errors import ModelFormatError, OptionError, RequestError
-from edgedec_apps.prompt_cache import read_prompt_cache, write_prompt_cache
+from edgedec.progress import CancelToken
+from edgedec_apps.embedding import embed
+from edgedec_apps.prompt_cache import load_prompt_cache, read_prompt_cache, save_prompt_cache, write_prompt_cache
 
 pytestmark = pytest.mark.slow
 SETS = ((1.0, 0.0), (0.0, 0.5), (0.0, 0.0), (1.0, 0.5), (1.0, 0.0))
@@ -109,22 +112,22 @@ def test_a_prompt_cache_belongs_to_its_adapters(
     file, usual = tmp_path / "cache", (1.0, 0.5)
     with opened(folder, draft="off") as engine:
         engine.generate(PROMPT, temperature=0.0, lora=scales, **WISH)
-        engine.save_prompt_cache(file)
-        assert engine.load_prompt_cache(file) > 0
+        save_prompt_cache(engine, file)
+        assert load_prompt_cache(engine, file) > 0
         n_whole = len(engine.prompt_ids(PROMPT)) - 1
     with opened(folder, draft="off") as engine:
         for its in (scales, usual):
-            assert engine.load_prompt_cache(file) > 0
+            assert load_prompt_cache(engine, file) > 0
             generation = engine.generate(PROMPT, temperature=0.0, lora=its, **WISH)
             assert generation.token_ids == plain[its, 0.0]
             assert generation.stats.n_reused_tokens == (n_whole if its == scales else 0)
         cache = read_prompt_cache(file, engine.card.fingerprint)
         write_prompt_cache(file, replace(cache, scales=(1.0,)))
         with pytest.raises(ModelFormatError, match="damaged"):
-            engine.load_prompt_cache(file)
+            load_prompt_cache(engine, file)
         write_prompt_cache(file, replace(cache, scales=None))  # as earlier versions did
         with nullcontext() if scales == usual else pytest.raises(ModelFormatError):
-            engine.load_prompt_cache(file)
+            load_prompt_cache(engine, file)
         assert engine.generate(PROMPT, temperature=0.0, **WISH).token_ids == plain[usual, 0.0]
 
 
@@ -170,9 +173,9 @@ def test_embeddings_and_branches_have_the_adapters_of_the_engine(folder: Path) -
     for before in ((0.0, 0.0), (1.0, 0.5)):
         with opened(folder, draft="off") as engine:
             engine.generate(PROMPT, lora=before, temperature=0.0, **WISH)
-            vector = engine.embed(["some text"], pooling="mean")[0].tobytes()
+            vector = embed(engine, ["some text"], pooling="mean")[0].tobytes()
             engine.generate(PROMPT, lora=before, temperature=0.0, **WISH)
-            with engine.prompt_read(PROMPT) as read:
+            with prompt_read(engine.pool, engine.requests.plain(PROMPT, {}), CancelToken()) as read:
                 found.append((vector, read.forward.logits.tobytes()))
     assert found[0] == found[1]
 

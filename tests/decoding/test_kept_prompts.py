@@ -20,6 +20,7 @@ from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
 import edgedec
 from edgedec.api.options import Lossy
+from edgedec.decoding.reading import prompt_read
 from edgedec.errors import RequestError
 from edgedec.load_options import LoadOptions
 from edgedec.pictures import Block, PictureRows
@@ -278,7 +279,10 @@ def test_cancelled_while_reading(llama: Path, of_llama: dict[Any, Any], tmp_path
 
 def test_a_text_of_other_forwards_is_not_kept(llama: Path, of_llama: dict[Any, Any], tmp_path: Path) -> None:
     """Forwards of one's own on a session that has read a prompt write nothing under the prompt's addresses."""
-    with load(llama, tmp_path) as engine, engine.prompt_read(FIRST[:300]) as read:
+    with (
+        load(llama, tmp_path) as engine,
+        prompt_read(engine.pool, engine.requests.plain(FIRST[:300], {}), CancelToken()) as read,
+    ):
         wrong = np.array(FIRST[:600][::-1], np.int32)
         read.slot.session.forward(wrong, n_past=0)
         read.slot.session.forward(wrong[:300], n_past=300)

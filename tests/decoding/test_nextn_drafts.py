@@ -12,6 +12,7 @@ from support.models.tiny_quantized import ARCHITECTURES
 import edgedec
 from edgedec.cost_curve import CostCurve
 from edgedec.verification.rules import rule_names
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
 pytestmark = pytest.mark.slow
 
@@ -86,10 +87,10 @@ def test_a_saved_prompt(path: Path, plain: list[tuple[int, ...]], tmp_path: Path
     """Another engine goes on from it, and back in it, to the same text; so does one without the layer."""
     with load(path, draft="head", n_draft_max=4) as engine:
         engine.generate(PROMPT, max_tokens=60, ignore_end=True, temperature=0.0)
-        engine.save_prompt_cache(tmp_path / "prompt")
+        save_prompt_cache(engine, tmp_path / "prompt")
     for draft in ("head", "off"):
         with load(path, draft=draft, n_draft_max=4) as engine:
-            assert engine.load_prompt_cache(tmp_path / "prompt") > 60
+            assert load_prompt_cache(engine, tmp_path / "prompt") > 60
             assert texts(engine) == plain
 
 

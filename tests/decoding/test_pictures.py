@@ -23,6 +23,7 @@ from edgedec.progress import CancelToken, Progress
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation
 from edgedec.sessions import batching
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
 pytestmark = pytest.mark.slow
 
@@ -153,11 +154,11 @@ def test_a_saved_prompt_goes_on(case: Case, tmp_path: Path) -> None:
     with load(case.path, 1) as engine:
         writer = Case(case.path, engine, case.first.block)
         assert writer.text(case.first, **GREEDY).token_ids == expected[0]
-        engine.save_prompt_cache(tmp_path / "cache")
+        save_prompt_cache(engine, tmp_path / "cache")
     with load(case.path, 1) as engine:
         reader = Case(case.path, engine, case.first.block)
         for picture, text in ((case.first, expected[0]), (case.second, expected[1])):
-            engine.load_prompt_cache(tmp_path / "cache")
+            load_prompt_cache(engine, tmp_path / "cache")
             found = reader.text(picture, **GREEDY)
             n_shared = len(prompt_of(case.first)[0]) - 1 if picture is case.first else len(BEFORE)
             assert (found.token_ids, found.stats.n_reused_tokens) == (text, n_shared)

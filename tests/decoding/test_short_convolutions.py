@@ -12,6 +12,7 @@ from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 import edgedec
 from edgedec.api.options import Lossy
 from edgedec.cost_curve import CostCurve
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
 PROMPT = "the cat and the dog and the cat and the dog and "
 N_TOKENS = 120
@@ -92,7 +93,7 @@ def test_a_saved_prompt(path: Path, plain: list[tuple[int, ...]], tmp_path: Path
     """Another engine goes on from it, and back in it, to the same text."""
     with load(path, draft="off") as engine:
         engine.generate(PROMPT, max_tokens=80, ignore_end=True, temperature=0.0)
-        engine.save_prompt_cache(tmp_path / "prompt")
+        save_prompt_cache(engine, tmp_path / "prompt")
     with load(path, draft="suffix", n_draft_max=5) as engine:
-        assert engine.load_prompt_cache(tmp_path / "prompt") > 80
+        assert load_prompt_cache(engine, tmp_path / "prompt") > 80
         assert texts(engine) == plain

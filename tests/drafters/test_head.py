@@ -40,7 +40,8 @@ from edgedec.sequence import Generation, Request
 from edgedec.stats import DecodeStats
 from edgedec.testing import check_drafter, raise_failures
 from edgedec.verification.rules import rule_names
-from edgedec_apps.bench.recorder import Evaluated, Recorder
+from edgedec_apps.bench.recorder import Evaluated, Recorder, record_text
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.trained_heads import nextn
@@ -200,7 +201,7 @@ def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Pa
     }
     with edgedec.load(files[0], draft_head=files[1], n_ctx=128, **keywords) as engine:  # type: ignore[arg-type]
         recorder = Recorder()
-        made = engine.record(PROMPT, recorder, max_tokens=20, temperature=temperature, ignore_end=True)
+        made = record_text(engine, PROMPT, recorder, max_tokens=20, temperature=temperature, ignore_end=True)
         head = engine.session(64).draft_head
         assert isinstance(head, CpuDraftHeadState)
         price, n_rows = head.price, 1 if head.head.card.block is None else 6
@@ -519,10 +520,10 @@ def test_a_prompt_cache_carries_the_head(files: tuple[Path, Path], tmp_path: Pat
     for restored in (False, True):
         with edgedec.load(files[0], n_ctx=128, **keywords) as engine:  # type: ignore[arg-type]
             if restored:
-                engine.load_prompt_cache(tmp_path / "cache")
+                load_prompt_cache(engine, tmp_path / "cache")
             else:
                 engine.generate(PROMPT, max_tokens=1, temperature=0)
-                engine.save_prompt_cache(tmp_path / "cache")
+                save_prompt_cache(engine, tmp_path / "cache")
             made = engine.generate(PROMPT + "log", max_tokens=20, temperature=0, ignore_end=True)
             counts.append((made.token_ids, made.stats.drafters["head"]["nodes"], made.stats.n_reused_tokens))
     assert counts[0] == counts[1]

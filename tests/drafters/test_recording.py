@@ -15,7 +15,7 @@ from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.model import Model
 from edgedec.scheduler import plugin_guard
-from edgedec_apps.bench.recorder import Evaluated, Proposals, Recorder
+from edgedec_apps.bench.recorder import Evaluated, Proposals, Recorder, record_text
 from edgedec_methods.exit import exits_of
 from edgedec_methods.overlapped import OverlappedModel
 from edgedec_methods.universal import UniversalDraftModel
@@ -46,7 +46,7 @@ def opened(path: Path, draft: str | DrafterFactory, runtime: str) -> Engine:
 def rows_of(engine: Engine, path: Path) -> tuple[Proposals, ...]:
     """DrafterRecord after TEXT; shares are those of the file's bytes."""
     recorder = Recorder(layer_bytes(path).share)
-    engine.record(TEXT, recorder, max_tokens=N_TOKENS, temperature=0, ignore_end=True)
+    record_text(engine, TEXT, recorder, max_tokens=N_TOKENS, temperature=0, ignore_end=True)
     assert len(recorder.rows) == N_TOKENS - 2  # neither before the first token nor before the last
     return tuple(recorder.rows)
 
@@ -72,7 +72,7 @@ def test_a_drafter_that_is_never_verified_is_still_asked_at_every_position(deep:
     """Nothing is verified while drafts are recorded, so no drafter rests for want of use as it does in decoding."""
     with edgedec.load(deep, runtime="cpu", n_ctx=512, n_threads=1) as engine:
         recorder = Recorder()
-        found = engine.record(TEXT, recorder, max_tokens=120, temperature=0, ignore_end=True)
+        found = record_text(engine, TEXT, recorder, max_tokens=120, temperature=0, ignore_end=True)
     repeats = [i for i in range(40, 118) if found.token_ids[i] in found.token_ids[:i]]
     assert len(repeats) > 24
     assert all(recorder.rows[i].tokens for i in repeats)

@@ -14,6 +14,8 @@ import edgedec
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_kinds import is_ranker
+from edgedec_apps.embedding import embed
+from edgedec_apps.ranking import rank
 from edgedec_export.to_gguf import export_gguf
 
 TEXTS = ["a", "some words of a text", "longer " * 15]
@@ -42,7 +44,7 @@ def test_the_vectors_are_the_checkpoints(type_name: str | None, least: float, po
         assert (engine.card.pooling, engine.card.name) == (name, "tiny")
         assert [list(engine.prompt_ids(text)) for text in TEXTS] == [tiny_ids(text) for text in TEXTS]
         assert list(engine.prompt_ids("B é ?")) == [2, 6, 9, 1, 3]  # capitals and accents go; what is unknown is [UNK]
-        assert np.sum(engine.embed(TEXTS) * expected, axis=1).min() > least
+        assert np.sum(embed(engine, TEXTS) * expected, axis=1).min() > least
 
 
 def test_it_is_what_llama_cpps_converter_writes(tmp_path: Path) -> None:
@@ -77,7 +79,7 @@ def test_a_checkpoint_of_a_cross_encoder_ranks(type_name: str | None, most: floa
     ranked = []
     for file in (path, tiny_cross_encoder(tmp_path / "expected.gguf")):
         with edgedec.load(file, n_threads=1) as engine:
-            ranking = engine.rank("a question", ["an answer", "another one", ""])
+            ranking = rank(engine, "a question", ["an answer", "another one", ""])
             ranked.append((ranking.scores, ranking.notes))
     np.testing.assert_allclose(ranked[0][0], ranked[1][0], atol=most)
     assert ranked[0][1] == ranked[1][1] == ()
@@ -174,4 +176,4 @@ def test_a_decoder_that_embeds(tmp_path: Path) -> None:
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
     (folder / "modules.json").write_text(json.dumps([{"type": f"{MODULES}.Pooling", "path": "1_Pooling"}]))
     with edgedec.load(export_gguf(folder, tmp_path / "tiny.gguf"), runtime="cpu", n_ctx=64) as engine:
-        assert (engine.card.pooling, engine.embed(["a text"]).shape) == ("last", (1, 64))
+        assert (engine.card.pooling, embed(engine, ["a text"]).shape) == ("last", (1, 64))

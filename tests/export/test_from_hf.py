@@ -37,11 +37,11 @@ from edgedec.load_options import LoadOptions
 from edgedec.runtime import Runtime
 from edgedec_export.from_hf import convert
 from edgedec_export.hf.pretokenizers import pre_tokenizer_name
-from edgedec_export.hf.tensors import LAYER_NAMES
 from edgedec_export.hf.types import ENCODERS, quantize_q8_0
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.tokenizer import open_tokenizer
+from edgedec_runtimes.weights.checkpoint_names import LAYER_NAMES
 
 TOKENS = np.random.default_rng(1).integers(0, 260, 24).astype(np.int32)
 CHECKPOINTS = {

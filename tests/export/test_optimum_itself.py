@@ -20,10 +20,10 @@ from support.models.optimum_checkpoints import write_config
 
 import edgedec
 from edgedec.gguf.file import DATA
+from edgedec.storage.cache_files import cache_folder
 from edgedec.testing import raise_failures
 from edgedec_export.optimum.environment import ensure_environment, environment_folder
 from edgedec_export.optimum.export import export_via_optimum
-from edgedec_models.folders import cache_folder
 from edgedec_runtimes.onnx.foreign.model import ForeignModel
 
 pytestmark = pytest.mark.skipif(not os.environ.get("EDGEDEC_OPTIMUM"), reason="EDGEDEC_OPTIMUM is not set")

@@ -15,6 +15,8 @@ from support.models.tiny_bert import bert_states, pooled
 from support.texts import word_pieces
 
 import edgedec
+from edgedec_apps.embedding import embed
+from edgedec_apps.ranking import rank
 from edgedec_export.to_gguf import export_gguf
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.weights.safetensors import open_checkpoint
@@ -87,7 +89,7 @@ def test_a_real_reranker(tmp_path: Path) -> None:
     documents, far = list(_ANSWERS.values()), []
     with edgedec.load(path) as engine:
         for i, query in enumerate(_ANSWERS):
-            ranking = engine.rank(query, documents)
+            ranking = rank(engine, query, documents)
             assert (ranking.order[0], ranking.notes) == (i, ())
             first = list(engine.prompt_ids(query))
             for j in (i, i + 1) if i < 4 else ():
@@ -106,7 +108,7 @@ def test_a_real_embedder_that_pools_by_its_first_token(tmp_path: Path) -> None:
     path = export_gguf(folder_of_onnx(model, tmp_path / "bge", tokenizer, _CONFIG), tmp_path / "bge.gguf")
     weights, texts = weights_of_onnx(model), [*list(_ANSWERS)[:4], *(text for text, _ in word_pieces.TEXTS[:4])]
     with edgedec.load(path) as engine:
-        for text, vector in zip(texts, engine.embed(texts, pooling="cls"), strict=True):
+        for text, vector in zip(texts, embed(engine, texts, pooling="cls"), strict=True):
             ids = list(engine.prompt_ids(text))
             assert vector @ pooled(bert_states(weights, ids, 12), "cls") > 0.9999
             state = answers_of_onnx(model, ids, len(ids))[0, 0]
@@ -133,6 +135,6 @@ def test_a_real_embedder_that_pools_by_the_mean(tmp_path: Path) -> None:
     for type_name, least in (("F32", 0.99999), ("F16", 0.9999), ("Q8_0", 0.995)):
         with edgedec.load(export_gguf(folder, tmp_path / f"{type_name}.gguf", type_name=type_name)) as engine:
             assert [list(engine.prompt_ids(text)) for text, _ in rows] == [ids for _, ids in rows]
-            vectors = engine.embed([ids for _, ids in rows])
+            vectors = embed(engine, [ids for _, ids in rows])
             cosines = [vector @ right for vector, right in zip(vectors, expected, strict=True)]
             assert min(cosines) > least

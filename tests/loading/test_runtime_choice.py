@@ -11,9 +11,12 @@ from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.errors import CancelledError, PluginError, RequestError, RuntimeUnavailableError
-from edgedec.gguf.file import GGUFForm, read_gguf
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.tile_form import TiledForm
 from edgedec.load_options import LoadOptions
+from edgedec.loading import comparison as comparing
 from edgedec.loading import runtime_choice as choosing
+from edgedec.loading.comparison import Measured, is_faster
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model
 from edgedec.progress import CancelToken
@@ -21,8 +24,6 @@ from edgedec.runtime import Runtime, RuntimeReport
 from edgedec.storage import probe_cache
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
-from edgedec_runtimes.shared import comparison as comparing
-from edgedec_runtimes.shared.comparison import Measured, is_faster
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +178,7 @@ def test_what_is_known_is_not_measured(model: Path, tmp_path: Path, monkeypatch:
             assert choosing.choose_runtime(model, "auto", options, measure=True).runtime.name == expected
             assert measured == ([] if expected == "cpu" else ["cpu", "llamacpp"])
             devices.insert(0, "Vulkan0")
-    tiled = replace(read_gguf(model), form=cast(GGUFForm, object()))
+    tiled = replace(read_gguf(model), form=cast(TiledForm, object()))
     monkeypatch.setattr(choosing, "read_header_of", lambda path: tiled)
     choice = choosing.choose_runtime(model, "auto", LoadOptions(cache_dir=tmp_path / "tiled"), measure=True)
     assert (choice.runtime.name, measured) == ("cpu", ["cpu", "llamacpp"])

@@ -13,8 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 from edgedec.memory import system as system_memory
-from edgedec_runtimes.shared import other_systems
-from edgedec_runtimes.shared.other_systems import Machine, Process
 
 HAS_PREAD = pytest.mark.skipif(not hasattr(os, "pread"), reason="only Linux has what it reads")
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads this machine's own /proc")
@@ -250,21 +248,21 @@ def test_elsewhere_psutil_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         Process=lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=5000, peak_wset=6000)),
     )
     monkeypatch.setitem(sys.modules, "psutil", fake)
-    assert other_systems.machine() == Machine(8 << 30, 3 << 30)
-    assert other_systems.process() == Process(5000, 6000)
+    assert system_memory._machine_memory() == (8 << 30, 3 << 30)
+    assert system_memory._process_memory() == (5000, 6000)
     monkeypatch.setattr(fake, "Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=5000)))
-    assert other_systems.process() == Process(5000, None)
+    assert system_memory._process_memory() == (5000, None)
     monkeypatch.setitem(sys.modules, "psutil", None)
-    assert (other_systems.machine(), other_systems.process()) == (Machine(), Process())
+    assert (system_memory._machine_memory(), system_memory._process_memory()) == ((None, None), (None, None))
 
 
 def test_psutil_and_this_machine() -> None:
     """What psutil tells is of the size of what the files tell; on other systems it is what the functions return."""
     pytest.importorskip("psutil")
     total, resident = system_memory.total_bytes(), system_memory.resident_bytes()
-    assert other_systems.machine().total == total
+    assert system_memory._machine_memory()[0] == total
     assert resident is not None
-    assert other_systems.process().resident == pytest.approx(resident, rel=0.2)
+    assert system_memory._process_memory()[0] == pytest.approx(resident, rel=0.2)
 
 
 HELD_BY_MAPPING = """

@@ -62,7 +62,7 @@ def test_the_text_is_plain_decodings(target: Path, monkeypatch: pytest.MonkeyPat
 def test_by_name_it_knows_what_rows_cost(target: Path) -> None:
     """The curve is measured at load for it: rows of unknown cost would never pay, and so never be tried."""
     with edgedec.load(target, runtime="cpu", n_ctx=256, draft="exit", n_threads=1) as engine:
-        assert len(engine.curve.table()) > 1
+        assert len(engine.pool.slots[0].curve.table()) > 1
 
 
 def agreeing(model: Model, rates: dict[int, float], curve: CostCurve) -> ExitDrafter:

@@ -1,4 +1,4 @@
-"""The tables of opt-ins and studies of docs/methods.md are made of the docstrings of the files of edgedec_methods.
+"""The tables of opt-ins and studies of docs/methods.md are made of the docstrings of edgedec_methods and a few others.
 
 EDGEDEC_WRITE_TABLE=1 has the test write both instead of comparing them.
 """
@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import edgedec_methods
 from edgedec import plugins
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/methods.md"
 BEGIN, END = "<!-- table of tests/methods/test_method_table.py -->\n", "<!-- end of the table -->\n"
-PACKAGE = Path(edgedec_methods.__file__).parent
+PACKAGE = ROOT / "methods/edgedec_methods"
+ELSEWHERE = (ROOT / "apps/edgedec_apps/extraction.py", ROOT / "edgedec/choosing/sample_count.py")
+"""Methods that are no guests, as a part of the core or a command is made of them."""
 FIELDS = ("Paper", "Option", "For", "Measured", "Status")
 HEAD = "| an opt-in | option | for |\n|---|---|---|\n"
 
@@ -44,10 +45,11 @@ def fields(text: str) -> dict[str, str]:
 
 
 def methods() -> Iterator[Path]:
-    """Yield the files that stand for a method, in the order of their names."""
+    """Yield the files that stand for a method: the guests in the order of their names, then the others."""
     for path in sorted(PACKAGE.rglob("*.py")):
         if path != PACKAGE / "__init__.py" and fields(docstring(path)):
             yield path
+    yield from ELSEWHERE
 
 
 def row(path: Path) -> tuple[str, str]:
@@ -62,7 +64,7 @@ def row(path: Path) -> tuple[str, str]:
     found = fields(text)
     assert tuple(found) == FIELDS, f"{path}: the fields are {', '.join(found)}; they must be {', '.join(FIELDS)}"
     assert found["Status"] in ("study", "opt-in"), f"{path}: the status must be study or opt-in"
-    link = f"[{system}](../methods/edgedec_methods/{path.relative_to(PACKAGE).as_posix()})"
+    link = f"[{system}](../{path.relative_to(ROOT).as_posix()})"
     cells = [link, found["Option"].partition(", with ")[0], found["For"]]
     assert "|" not in "".join(cells), f"{path}: a cell of a table has no |"
     line = f"| {' | '.join(cells)} |\n" if found["Status"] == "opt-in" else f"{link} {cells[1]};\n"
@@ -95,5 +97,5 @@ def test_what_is_found_by_entry_point_says_what_it_is() -> None:
             package, _, module = plugin.target.partition(":")[0].partition(".")
             if package == "edgedec_methods":
                 assert module.split(".")[-1] in named, f"{group} {name}: {module} has no fields in its docstring"
-    tests = {path.stem.removeprefix("test_") for path in Path(__file__).parent.rglob("test_*.py")}
+    tests = {path.stem.removeprefix("test_") for path in Path(__file__).parents[1].rglob("test_*.py")}
     assert named <= tests, f"no test of the same name: {', '.join(sorted(named - tests))}"

@@ -216,7 +216,7 @@ def test_futures_of_a_prompt(byte_path: Any) -> None:
 def test_weighted_texts_of_an_engine(byte_path: Any) -> None:
     """One text is the one of generate(); the mean of exp(log_mass) over many is the probability to keep the grammar."""
     with edgedec.load(byte_path, runtime="cpu", draft="off", n_ctx=128, n_threads=1) as engine:
-        opener = engine.constraint_opener(grammar=GRAMMAR)
+        opener = engine.requests.constraint_opener(grammar=GRAMMAR)
         for seed in range(5):
             with engine.partial_texts(PROMPT, max_tokens=6) as texts:
                 one = constrained(texts, 1, opener, temperature=3.0, seed=seed).text
@@ -232,4 +232,4 @@ def test_weighted_texts_of_an_engine(byte_path: Any) -> None:
         wrong: tuple[dict[str, Any], ...] = {}, {"json_schema": {}, "grammar": GRAMMAR}
         for options in wrong:
             with engine.partial_texts(PROMPT, max_tokens=6) as texts, pytest.raises(RequestError, match="grammar"):
-                constrained(texts, 2, engine.constraint_opener(**options))
+                constrained(texts, 2, engine.requests.constraint_opener(**options))

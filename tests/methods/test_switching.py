@@ -26,7 +26,7 @@ from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model, Rows
 from edgedec.sampling import Noise, SamplingParams, draw
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_methods.switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, SwitchingSession
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -339,7 +339,7 @@ def test_the_memory_plan_has_both_models(paths: tuple[Path, Path]) -> None:
 
     def terms(path: Path, prefix: str) -> dict[str, int]:
         found: Sequence[MemoryTerm] = Cpu().plan(
-            path, LoadOptions(n_ctx=128, max_rows=1, n_threads=1, cache_dir=cache_folder(None))
+            path, LoadOptions(n_ctx=128, max_rows=1, n_threads=1, cache_dir=cache_folder())
         )
         return {prefix + term.name: term.n_bytes for term in found if not term.base}
 

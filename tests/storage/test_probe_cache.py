@@ -12,7 +12,7 @@ def test_another_cpu_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine_key(LoadOptions())
     assert machine_key(LoadOptions()) == here
     assert machine_key(LoadOptions(runtime_options={"huge_pages": "on"})) != here
-    monkeypatch.setattr("edgedec_runtimes.shared.processor.cpu_name", lambda: "Another CPU")
+    monkeypatch.setattr("edgedec.processor.cpu_name", lambda: "Another CPU")
     assert machine_key(LoadOptions()) != here
 
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from edgedec.processor import cpu_name
 from edgedec_apps.bench.machine import versions
-from edgedec_runtimes.shared.processor import cpu_name
 
 
 def provenance() -> dict[str, Any]:

@@ -1,11 +1,18 @@
 """Recordings of what drafters propose at every position of a text."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Unpack
 
 import numpy as np
 
+from edgedec.api.engine import Engine
+from edgedec.api.requests import Prompt, SamplingOptions
+from edgedec.callers import checks_arguments
+from edgedec.decoding.generate import TokenStream, finished
+from edgedec.drafter import ProposalLog
 from edgedec.model import LayerSet
+from edgedec.sequence import Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,20 @@ class Proposals:
             "evaluated": [[made.n_rows, made.share and round(made.share, 4)] for made in self.evaluated],
             "after": list(self.after),
         }
+
+
+@checks_arguments
+def record_text(engine: Engine, prompt: Prompt, log: ProposalLog, **options: Unpack[SamplingOptions]) -> Generation:
+    """Generate plainly, and tell `log` what the drafters propose after every token.
+
+    Args:
+        engine: The loaded model.
+        prompt: The text or the token ids to go on from.
+        log: Notes the proposals, and the forwards that drafting makes.
+        **options: The fields of SamplingParams.
+    """
+    request = replace(engine.requests.plain(prompt, options), record=log)
+    return finished(TokenStream(engine.pool, request))
 
 
 def share_of_halves(layers: LayerSet) -> float:

@@ -13,7 +13,7 @@ from edgedec.model import LayerSet
 from edgedec.progress import OnProgress, Progress
 from edgedec_apps.bench.measure import RunOptions
 from edgedec_apps.bench.prompts import BenchRequest
-from edgedec_apps.bench.recorder import Recorder
+from edgedec_apps.bench.recorder import Recorder, record_text
 
 _KIND = "edgedec drafts 1"
 
@@ -51,7 +51,7 @@ def record(
         engine.generate([other], max_tokens=1, temperature=0.0, draft=False)
         engine.forget()
         recorder = Recorder(share)
-        found = engine.record(request.token_ids, recorder, **options.sampling(request.seed))
+        found = record_text(engine, request.token_ids, recorder, **options.sampling(request.seed))
         yield {
             "id": request.id,
             "task": request.task,

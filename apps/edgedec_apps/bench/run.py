@@ -16,6 +16,7 @@ from edgedec.memory.system import forget_peak, peak_held_bytes
 from edgedec.model import writes_texts
 from edgedec.progress import CancelToken
 from edgedec.sampling import SamplingParams
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.job import BenchJob
 from edgedec_apps.bench.llamacpp import LLAMACPP, LOOKUP, open_lookup
 from edgedec_apps.bench.machine import versions
@@ -40,7 +41,6 @@ from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say
 from edgedec_apps.machine_speed import memory_bandwidth
 from edgedec_apps.plots import require_picture
-from edgedec_models.folders import cache_folder
 from edgedec_runtimes.llamacpp.library import chosen
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
@@ -144,7 +144,7 @@ def _measure(
             runners |= others
         measure(requests, runners, cancel, on_progress=on_progress, on_trial=keep)
         outcome.interrupted = cancel.cancelled
-        outcome.curve = engine.curve.table()
+        outcome.curve = engine.pool.slots[0].curve.table()
         if job.rows is not None and not outcome.interrupted:
             resolving = ResolveOptions(cache_folder(), job.load.offline)
             path = resolve(job.model, resolving)

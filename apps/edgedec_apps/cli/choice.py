@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgedec.api.best_text import ROUND, BestOf
 from edgedec.choosing.choice import ChosenText
-from edgedec.choosing.scorer import SCORER_S
+from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.search_by import SearchBy, search_named
 from edgedec.choosing.vote import ANSWER
 from edgedec.errors import EdgedecError, OptionError, RequestError, counted

@@ -10,6 +10,7 @@ from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.progress import CancelToken, stage
+from edgedec.storage.cache_files import cache_folder
 from edgedec.tokenizer import added_around
 from edgedec_apps.bench.machine import versions
 from edgedec_apps.bench.table import columns, shown
@@ -39,7 +40,6 @@ from edgedec_apps.evaluation.settings import (
 )
 from edgedec_apps.plots import require_picture
 from edgedec_apps.texts import read_text
-from edgedec_models.folders import cache_folder
 from edgedec_runtimes.layer_skip.choose import require_speedup
 from edgedec_runtimes.layer_skip.layer_sets import left_out
 from edgedec_runtimes.shared.cpu_count import usable_cores

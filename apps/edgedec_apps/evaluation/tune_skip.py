@@ -21,6 +21,7 @@ from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.model import LayerSet, Model, Session
 from edgedec.progress import CancelToken, OnProgress, Progress, stage
 from edgedec.sessions.cost_probe import cost_curve
+from edgedec.storage.cache_files import cache_folder
 from edgedec.tokenizer import added_around
 from edgedec_apps.bench.table import columns
 from edgedec_apps.cli.interrupts import interruptible
@@ -33,7 +34,6 @@ from edgedec_apps.evaluation.layer_search import Effort, FoundSet, effort_for, f
 from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_apps.evaluation.tune_job import TuneJob
 from edgedec_apps.texts import read_text
-from edgedec_models.folders import cache_folder
 from edgedec_runtimes.layer_skip.choose import choose_layers, require_layer_skip
 from edgedec_runtimes.layer_skip.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out
 

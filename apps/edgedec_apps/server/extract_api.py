@@ -9,7 +9,8 @@ from starlette.routing import BaseRoute, Route
 
 from edgedec.decoding.prompt_length import require_may_fit
 from edgedec.errors import OptionError
-from edgedec.sequence import MOST_SPAN_TOKENS, MOST_SPANS, Extraction
+from edgedec_apps import extraction
+from edgedec_apps.extraction import MOST_SPAN_TOKENS, MOST_SPANS, Extraction
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.lent import Computed, Lending, read_wanted, until_done
 from edgedec_apps.server.core.service import Service, endpoint
@@ -37,7 +38,7 @@ async def extract(request: Request, service: Service) -> Response:
         await lending.share.grow(engine.n_ctx * (_START_BYTES + _TOKEN_BYTES * max_tokens))
         async with lending.queue.turn():
             work = asyncio.to_thread(
-                engine.extract, question, passage, n=n, max_tokens=max_tokens, cancel=lending.cancel
+                extraction.extract, engine, question, passage, n=n, max_tokens=max_tokens, cancel=lending.cancel
             )
             try:
                 found = await until_done(work, lending)

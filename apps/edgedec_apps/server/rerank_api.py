@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from edgedec.api.ranking import Ranking
 from edgedec.errors import PromptTooLongError
+from edgedec_apps import ranking
 from edgedec_apps.rank_prompts import QueryTooLongError
+from edgedec_apps.ranking import Ranking
 from edgedec_apps.server.core.errors import ApiError, too_long_field
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.lent import Computed, Lending, read_wanted, until_done
@@ -71,7 +72,7 @@ async def rerank(request: Request, service: Service) -> Response:
         cut = engine.n_ctx if wanted.cuts_to_fit and wanted.cut is None else wanted.cut
         async with lending.queue.turn():
             work = asyncio.to_thread(
-                engine.rank, wanted.query, wanted.documents, max_document_tokens=cut, cancel=lending.cancel
+                ranking.rank, engine, wanted.query, wanted.documents, max_document_tokens=cut, cancel=lending.cancel
             )
             try:
                 found = await until_done(work, lending)

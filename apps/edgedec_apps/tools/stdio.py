@@ -16,8 +16,8 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
+from edgedec.processes import OWN_GROUP, end_group
 from edgedec_apps.tools.configuration import Program
-from edgedec_runtimes.shared.processes import OWN_GROUP, end_group
 
 MOST_LINE_BYTES = 8_000_000
 """The most bytes of one message of a tool server."""

@@ -2,8 +2,7 @@
 
 A GGUF has the experts of a layer in one tensor, one after another.
 
-llama.cpp rotates the queries and keys of some architectures in pairs of neighbours, Hugging Face in halves of a head,
-so their rows are reordered. Gemma's norms are stored as what is added to 1.
+Rows of queries and keys are reordered for some architectures. Gemma's norms are stored as what is added to 1.
 """
 
 import re
@@ -21,63 +20,20 @@ from edgedec_export.gguf_writer import PIECE_BYTES, OutTensor, file_pieces
 from edgedec_export.hf.config import Config
 from edgedec_export.hf.denoising import usual_name
 from edgedec_export.hf.types import ENCODERS
+from edgedec_runtimes.weights.checkpoint_names import (
+    BIASES,
+    IN_NEIGHBOURS,
+    LAYER_NAME,
+    LAYER_NAMES,
+    OUTER_NAMES,
+    TEXT_PREFIXES,
+    to_neighbours,
+)
 from edgedec_runtimes.weights.safetensors import ITEM_BYTES, Tensor
 
 _FLOAT_NAMES = frozenset(kind.name for kind in FLOATS)  # the same names as in GGUF: F32, F16 and BF16
-_OUTER = {
-    "embed_tokens.weight": "token_embd.weight",
-    "norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_LAYER = {
-    "input_layernorm.weight": "attn_norm.weight",
-    "self_attn.q_proj.weight": "attn_q.weight",
-    "self_attn.k_proj.weight": "attn_k.weight",
-    "self_attn.v_proj.weight": "attn_v.weight",
-    "self_attn.o_proj.weight": "attn_output.weight",
-    "post_attention_layernorm.weight": "ffn_norm.weight",
-    "mlp.gate_proj.weight": "ffn_gate.weight",
-    "mlp.up_proj.weight": "ffn_up.weight",
-    "mlp.down_proj.weight": "ffn_down.weight",
-}
-_BIASES = {f"self_attn.{x}_proj.bias": f"attn_{x}.bias" for x in "qkv"}
-_HEAD_NORMS = {f"self_attn.{x}_norm.weight": f"attn_{x}_norm.weight" for x in "qk"}
-_GEMMA_NORMS = {
-    "post_attention_layernorm.weight": "post_attention_norm.weight",
-    "pre_feedforward_layernorm.weight": "ffn_norm.weight",
-    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
-}
-_OLMO2_NORMS = {
-    "post_attention_layernorm.weight": "post_attention_norm.weight",
-    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
-}
-_EXPERTS = {
-    **{f"mlp.experts.{x}_proj.weight": f"ffn_{x}_exps.weight" for x in ("gate", "up", "down")},
-    "mlp.gate.weight": "ffn_gate_inp.weight",
-}
-LAYER_NAMES: Mapping[str, Mapping[str, str]] = {
-    "llama": _LAYER | _BIASES,
-    "qwen2": _LAYER | _BIASES,
-    "dream": _LAYER | _BIASES,
-    "llada": _LAYER,
-    "qwen3": _LAYER | _HEAD_NORMS,
-    "gemma3": _LAYER | _HEAD_NORMS | _GEMMA_NORMS,
-    "granite": _LAYER,
-    "olmo2": {name: ours for name, ours in _LAYER.items() if ours != "attn_norm.weight"} | _HEAD_NORMS | _OLMO2_NORMS,
-    "qwen3moe": {name: ours for name, ours in _LAYER.items() if not name.startswith("mlp.")} | _HEAD_NORMS | _EXPERTS,
-    "smollm3": _LAYER,
-}
-"""By architecture: the name of a tensor in a layer of a checkpoint, and its name in a layer of a GGUF.
-
-The names of experts are those without their numbers.
-"""
-
-_IN_NEIGHBOURS = frozenset({"llama", "llada", "granite", "smollm3"})
-_OPTIONAL = {"llama": frozenset(_BIASES.values())}
-_LAYER_NAME = re.compile(r"layers\.(0|[1-9]\d{0,5})\.(.+)")
+_OPTIONAL = {"llama": frozenset(BIASES.values())}
 _EXPERT_NAME = re.compile(r"(mlp\.experts\.)(0|[1-9]\d{0,5})\.(.+)")
-# A multimodal gemma3 has its text model under one of these names, beside an image encoder.
-_TEXT_PREFIXES = ("language_model.model.", "model.language_model.", "model.", "language_model.")
 _NOT_TEXT = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 _BUFFERS = re.compile(r".*\.rotary_emb\.inv_freq")
 
@@ -126,10 +82,10 @@ def _place(found: Mapping[str, Tensor], config: Config, path: Path) -> dict[tupl
         name = usual_name(given)
         if _BUFFERS.fullmatch(name) or (config.architecture == "gemma3" and _NOT_TEXT.fullmatch(name)):
             continue
-        prefix = next((prefix for prefix in _TEXT_PREFIXES if name.startswith(prefix)), "")
+        prefix = next((prefix for prefix in TEXT_PREFIXES if name.startswith(prefix)), "")
         rest = name[len(prefix) :]
-        layer = _LAYER_NAME.fullmatch(rest)
-        target, number = _OUTER.get(rest), 0
+        layer = LAYER_NAME.fullmatch(rest)
+        target, number = OUTER_NAMES.get(rest), 0
         if layer and int(layer[1]) < config.n_layer:
             expert, short = _EXPERT_NAME.fullmatch(layer[2]), layer[2]
             if expert and int(expert[2]) < config.n_expert:
@@ -145,24 +101,6 @@ def _place(found: Mapping[str, Tensor], config: Config, path: Path) -> dict[tupl
     if config.tied:
         placed.pop(("output.weight", 0), None)
     return placed
-
-
-def gguf_name(architecture: str, name: str) -> str | None:
-    """Return the name in a GGUF of a checkpoint's tensor, not of a single expert; None where there is none.
-
-    >>> gguf_name("llama", "model.layers.3.self_attn.q_proj.weight")
-    'blk.3.attn_q.weight'
-    """
-    prefix = next((prefix for prefix in _TEXT_PREFIXES if name.startswith(prefix)), "")
-    rest = name[len(prefix) :]
-    layer = _LAYER_NAME.fullmatch(rest)
-    ours = LAYER_NAMES.get(architecture, {}).get(layer[2]) if layer else None
-    return _OUTER.get(rest) if ours is None or layer is None else f"blk.{layer[1]}.{ours}"
-
-
-def in_neighbours(architecture: str, name: str) -> bool:
-    """Return whether the rows of a GGUF's tensor are reordered: those of queries and keys, to pairs of neighbours."""
-    return architecture in _IN_NEIGHBOURS and name.split(".", 2)[-1].startswith(("attn_q.", "attn_k."))
 
 
 def _names(config: Config) -> Iterator[str]:
@@ -225,7 +163,7 @@ def _joined(tensors: list[Tensor], short: str, kind: GGMLType, config: Config) -
 
 def _pieces(tensor: Tensor, short: str, kind: GGMLType, config: Config) -> Iterator[bytes]:
     """Yield a tensor's bytes in the GGUF."""
-    permuted = config.architecture in _IN_NEIGHBOURS and short.startswith(("attn_q.", "attn_k."))
+    permuted = config.architecture in IN_NEIGHBOURS and short.startswith(("attn_q.", "attn_k."))
     added_to_1 = config.architecture == "gemma3" and short.endswith("norm.weight")
     if not permuted and not added_to_1:
         yield from float_pieces(tensor, kind)
@@ -235,16 +173,6 @@ def _pieces(tensor: Tensor, short: str, kind: GGMLType, config: Config) -> Itera
         if permuted:
             rows = to_neighbours(rows.reshape(-1, 1 if is_vector else rows.shape[1]), config.head_dim)
         yield ENCODERS[kind](rows + np.float32(1) if added_to_1 else rows)
-
-
-def to_neighbours(rows: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
-    """Reorder float32[n_heads * head_dim, n] from halves of a head to pairs of neighbours.
-
-    >>> to_neighbours(np.arange(4, dtype=np.float32).reshape(4, 1), 4).ravel()
-    array([0., 2., 1., 3.], dtype=float32)
-    """
-    heads = rows.reshape(-1, 2, head_dim // 2, rows.shape[1])
-    return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _rows(tensor: Tensor, multiple: int) -> Iterator[NDArray[np.float32]]:

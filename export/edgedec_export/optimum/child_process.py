@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgedec.errors import StorageError
+from edgedec.processes import OWN_GROUP, end_group
 from edgedec.progress import CancelToken, check_cancelled
-from edgedec_runtimes.shared.processes import OWN_GROUP, end_group
 
 _POLL_S = 0.1
 _PATIENCE_S = 5.0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgedec.draft_price import DraftPrice
 from edgedec.errors import OptionError
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_export.target_rows import output_name
 from edgedec_export.training import short_list
 from edgedec_export.training.block.shape import block_card, block_shape, price_of

@@ -21,7 +21,7 @@ from edgedec.gguf.file import read_gguf, storage_error
 from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.sessions.cost_probe import cost_curve
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec.storage.whole_file import remove_temporaries
 from edgedec_export.training import recipe
 from edgedec_export.training.kinds import AskedShape, Kind, Start, kind_of

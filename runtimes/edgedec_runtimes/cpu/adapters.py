@@ -15,7 +15,8 @@ from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.cpu.library import KERNEL_ROWS, address, check, native
 from edgedec_runtimes.cpu.network import Network
-from edgedec_runtimes.weights.adapters import Floats, adapter_bytes, load_adapters, pair_of
+from edgedec_runtimes.weights.adapter_pairs import Floats
+from edgedec_runtimes.weights.adapters import adapter_bytes, load_adapters, pair_of
 
 
 @dataclass(frozen=True, slots=True)

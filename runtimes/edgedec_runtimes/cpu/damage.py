@@ -3,12 +3,12 @@
 from contextlib import suppress
 
 from edgedec.errors import EdgedecError, ModelFormatError, StorageError
+from edgedec.gguf.tile_header import REMEDY
 from edgedec_runtimes.cpu.library import NOT_FINITE
 from edgedec_runtimes.cpu.tiles.cache import Tiles
 from edgedec_runtimes.cpu.tiles.file import map_tiles
 from edgedec_runtimes.cpu.tiles.listing import delete_tile_file
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
-from edgedec_runtimes.tile_files.header import REMEDY
 
 
 def explain(code: int, reason: str, tiles: Tiles | StreamedTiles) -> EdgedecError:

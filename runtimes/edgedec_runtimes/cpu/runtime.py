@@ -20,7 +20,7 @@ from edgedec.model import Model
 from edgedec.model_card import ModelCard
 from edgedec.progress import Progress
 from edgedec.runtime import RuntimeReport
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.cpu import kv_types, prefetch, weights
@@ -170,7 +170,7 @@ class Cpu:
 
         sets = instruction_sets()
         used = (forced_instruction_set() or sets[0].encode()).decode()
-        fetching = prefetch.described(prefetch.known(cache_folder(None), used, usable_cores()))
+        fetching = prefetch.described(prefetch.known(cache_folder(), used, usable_cores()))
         return RuntimeReport(__version__, ("CPU",), (f"instruction sets: {', '.join(sets)}", fetching))
 
     def _require_covered_vocabulary(self, gguf: GGUF) -> None:

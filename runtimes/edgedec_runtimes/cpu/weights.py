@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
-from edgedec.gguf.file import GGUF, HEADER_NAME, read_gguf
+from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.places import standing
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.gguf.tile_form import UNTILED
+from edgedec.gguf.tile_header import HEADER_NAME
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.architectures.architecture import Recurrence
@@ -43,7 +45,6 @@ from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming
 from edgedec_runtimes.shared.cpu_count import cores_to_pin, usable_cores
 from edgedec_runtimes.shared.pages import native_handle
-from edgedec_runtimes.tile_files.untiled import UNTILED
 
 LAYOUT = "1"
 """The version of the arrangement in tiles (native/weights/tiles.h): another version has other tile files."""

@@ -19,6 +19,7 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import HOST, Device, IsOver, MemoryPlan, MemoryTerm, Split, format_bytes
 from edgedec.model import Model
 from edgedec.model_card import ModelCard
+from edgedec.processor import is_arm, machine_name
 from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel, Hosting
@@ -52,9 +53,9 @@ from edgedec_runtimes.shared.invariance import will_probe
 from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.pages import with_mappings
-from edgedec_runtimes.shared.processor import is_arm, machine_name
 from edgedec_runtimes.tile_files.keeping import header_file, make_whole
-from edgedec_runtimes.weights.adapters import adapter_bytes, content_hash
+from edgedec_runtimes.weights.adapter_pairs import content_hash
+from edgedec_runtimes.weights.adapters import adapter_bytes
 
 # Measured on vocabularies of 49,000 to 262,000 tokens, with and without merges.
 _BYTES_PER_TOKEN, _BYTES_PER_MERGE = 180, 150

@@ -19,11 +19,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from edgedec import processor
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.memory.system import available_bytes
 from edgedec.storage import probe_cache
+from edgedec.storage.cache_files import cache_folder
 from edgedec_runtimes.llamacpp.binding import RELEASES, Release
-from edgedec_runtimes.shared import processor
 from edgedec_runtimes.shared.child_environment import child_environment
 
 logger = logging.getLogger("edgedec.llamacpp")
@@ -120,7 +121,7 @@ def outcome(release: Release) -> Outcome:
     """
     if getattr(sys, "frozen", False):
         return Outcome()
-    folder, key = probe_cache.cache_folder(None), _key(release)
+    folder, key = cache_folder(), _key(release)
     if (known := _remembered(probe_cache.get(folder, "llamacpp", key))) is not None:
         return known
     free = available_bytes()

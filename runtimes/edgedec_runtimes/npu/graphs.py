@@ -14,12 +14,12 @@ from typing import Any
 
 from edgedec.errors import OptionError, RuntimeUnavailableError
 from edgedec.gguf.file import GRAPH
+from edgedec.processor import machine_name
 from edgedec_runtimes.npu.compiled import open_kept
 from edgedec_runtimes.npu.facts import Facts
 from edgedec_runtimes.npu.inputs import Arrays
 from edgedec_runtimes.onnx.library import session_options, translated
 from edgedec_runtimes.onnx.providers import choose_provider
-from edgedec_runtimes.shared.processor import machine_name
 
 NPU, CPU, OPENVINO = "npu", "cpu", "openvino"
 _OPENVINO_DEVICES = {OPENVINO: "CPU", f"{OPENVINO}-gpu": "GPU", f"{OPENVINO}-npu": "NPU"}

@@ -14,6 +14,7 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model
 from edgedec.model_card import ModelCard
+from edgedec.processor import cpu_name
 from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
 from edgedec_runtimes.onnx.foreign.memory import copying_memory_terms
@@ -29,7 +30,6 @@ from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.draft_heads import refuse_adapters
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.pages import with_mappings
-from edgedec_runtimes.shared.processor import cpu_name
 from edgedec_runtimes.shared.sizes import check_sizes
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 from edgedec_runtimes.trained_heads.kind import NAME as TRAINED

@@ -23,11 +23,11 @@ from pathlib import Path
 from edgedec.errors import ModelError, StorageError
 from edgedec.gguf.file import GGUF, read_gguf, storage_error
 from edgedec.gguf.places import standing, tiled_place
+from edgedec.gguf.tile_form import damaged_model
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.storage.whole_file import publish
 from edgedec_runtimes.shared.file_lock import FileLock, try_lock
-from edgedec_runtimes.tile_files.form import damaged_model, tiles_of
 from edgedec_runtimes.tile_files.record import FileRecord, is_tiled, move_tiles, read_record, write_record_of
 
 _MARGIN_BYTES = 16 << 20  # stays free on the disk
@@ -137,7 +137,7 @@ def make_whole(
         return False
     with _locked(path, on_progress, cancel):
         gguf = read_gguf(path)
-        if tiles_of(gguf) is None:  # another process has made it
+        if gguf.form is None:  # another process has made it
             return False
         with _storage_errors(path):
             _restore(gguf, path, _reporter(path.name, "restore", gguf.n_bytes, on_progress, cancel))
@@ -183,8 +183,8 @@ def write_header_file(path: Path, header: bytes | memoryview, n_bytes: int) -> N
 
 
 def _restore(gguf: GGUF, path: Path, report: Callable[[int], None]) -> None:
-    tiles = tiles_of(gguf)
-    assert tiles is not None, "a tile file took its place"
+    assert gguf.form is not None, "a tile file took its place"
+    tiles = gguf.form.tiles
     free = shutil.disk_usage(path.parent).free
     if free < gguf.n_bytes + _MARGIN_BYTES:
         raise StorageError(
@@ -218,7 +218,8 @@ def _is_fetched(path: Path, record: FileRecord) -> bool:
     found = standing(path).stat()
     if (found.st_size, found.st_mtime_ns) == (record.size_bytes, record.mtime_ns):
         return True
-    return is_tiled(path) and getattr(tiles_of(read_gguf(path)), "model_sha256", "") == record.sha256
+    form = read_gguf(path).form if is_tiled(path) else None
+    return form is not None and form.tiles.model_sha256 == record.sha256
 
 
 def _reporter(

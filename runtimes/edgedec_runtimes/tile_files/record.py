@@ -5,14 +5,11 @@ import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edgedec.gguf.places import standing, tiled_place
+from edgedec.gguf.places import TILE_MAGIC, standing, tiled_place
 from edgedec.storage.whole_file import publish, write_atomically
 from edgedec_runtimes.shared.file_lock import try_lock
 
 logger = logging.getLogger("edgedec.tiles")
-
-TILE_MAGIC = b"edgedec tiles\r\n\0"
-"""The first bytes of a tile file."""
 
 
 @dataclass(frozen=True, slots=True)

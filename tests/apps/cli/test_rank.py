@@ -9,6 +9,7 @@ from support.models.tiny_rankers import tiny_cross_encoder
 from support.processes.command_line import run_here
 
 import edgedec
+from edgedec_apps.ranking import rank
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +28,8 @@ def test_documents_from_lines_and_files(bert: Path, tmp_path: Path) -> None:
     """Lines of standard input, objects of JSON lines, and files; the best first, with where each comes from."""
     documents = ["the cat", "a dog", "x y z"]
     with edgedec.load(bert, n_threads=1) as engine:
-        own = engine.rank(QUERY, documents)
-        cut = engine.rank(QUERY, documents, max_document_tokens=2)
+        own = rank(engine, QUERY, documents)
+        cut = rank(engine, QUERY, documents, max_document_tokens=2)
     lines = b'the cat\n\n{"text": "a dog", "id": 7}\n"x y z"\n'
     result = run_here("rank", bert, QUERY, *AUTO, stdin=lines)
     assert result.out.decode().splitlines() == [f"{own.scores[i]:9.4f}  {i + 1}  {documents[i]}" for i in own.order]

@@ -8,6 +8,8 @@ import pytest
 from support.models.tiny_models import tiny_llama
 from support.processes.running_server import Running, started
 
+from edgedec_apps.extraction import extract
+
 pytestmark = pytest.mark.slow
 
 PASSAGE = "b abc\nab cab"
@@ -25,7 +27,7 @@ def test_the_quotations_are_the_engines(running: Running) -> None:
     """With all fields, and with those that must be there."""
     asked = {"question": "a?", "passage": PASSAGE}
     for fields, n, most in (({}, 3, 64), ({"n": 5, "max_tokens": 4, "model": "tiny"}, 5, 4)):
-        own = running.engine.extract("a?", PASSAGE, n=n, max_tokens=most)
+        own = extract(running.engine, "a?", PASSAGE, n=n, max_tokens=most)
         reply = running.client.post("/extract", json=asked | fields).json()
         expected = [(span.text, span.start, span.end, span.logprob, span.probability) for span in own.spans]
         assert [tuple(span[key] for key in KEYS) for span in reply["spans"]] == expected

@@ -13,6 +13,8 @@ import pytest
 from support.models.saying_model import saying_model
 from support.processes.running_server import Running, messages, started
 
+from edgedec_apps.embedding import embed
+
 pytestmark = pytest.mark.slow
 
 TEMPLATE = (
@@ -147,4 +149,4 @@ def test_vectors_for_pydantic_ai(running: Running) -> None:
             return (await pydantic_ai.Embedder(model).embed_documents(texts)).embeddings
 
     found = asyncio.run(vectors())
-    assert np.array_equal(np.array(found, np.float32), running.engine.embed(texts, pooling="mean"))
+    assert np.array_equal(np.array(found, np.float32), embed(running.engine, texts, pooling="mean"))

@@ -10,6 +10,8 @@ import pytest
 from support.models.tiny_rankers import tiny_cross_encoder, tiny_qwen3_ranker
 from support.processes.running_server import Running, started
 
+from edgedec_apps.ranking import rank
+
 pytest.importorskip("llama_cpp")
 
 pytestmark = pytest.mark.slow
@@ -29,7 +31,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking"])
 def test_the_scores_are_the_engines(running: Running, path: str) -> None:
     """The best first, raw; the answer says what kind of number a score is, and what to know of it."""
-    own = running.engine.rank(QUERY, DOCUMENTS)
+    own = rank(running.engine, QUERY, DOCUMENTS)
     reply = running.client.post(path, json=ASKED).json()
     expected = [{"index": i, "relevance_score": own.scores[i]} for i in own.order]
     assert reply["results"] == expected
@@ -40,7 +42,7 @@ def test_the_scores_are_the_engines(running: Running, path: str) -> None:
 
 def test_options_of_the_answer(running: Running) -> None:
     """top_n, the documents' texts, objects as documents, normalized scores and a cut."""
-    own = running.engine.rank(QUERY, DOCUMENTS, max_document_tokens=2)
+    own = rank(running.engine, QUERY, DOCUMENTS, max_document_tokens=2)
     objects = [{"text": text} for text in DOCUMENTS]
     more = {"top_n": 2, "return_documents": True, "normalize": True, "max_tokens_per_doc": 2, "model": "bert"}
     reply = running.client.post("/v1/rerank", json={"query": QUERY, "documents": objects} | more).json()
@@ -53,7 +55,7 @@ def test_options_of_the_answer(running: Running) -> None:
 @pytest.mark.parametrize("raw", [None, True, False])
 def test_the_form_of_text_embeddings_inference(running: Running, *, raw: bool | None) -> None:
     """A list alone, whose scores are normalized unless raw ones are asked for."""
-    own = running.engine.rank(QUERY, DOCUMENTS)
+    own = rank(running.engine, QUERY, DOCUMENTS)
     asked = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": raw, "return_text": True, "truncate": True}
     reply = running.client.post("/rerank", json=asked).json()
     scores = own.scores if raw else own.normalized
@@ -63,7 +65,7 @@ def test_the_form_of_text_embeddings_inference(running: Running, *, raw: bool | 
 def test_with_the_client_of_cohere(running: Running) -> None:
     """Both of its versions."""
     cohere: Any = pytest.importorskip("cohere")
-    own = running.engine.rank(QUERY, DOCUMENTS[:2])
+    own = rank(running.engine, QUERY, DOCUMENTS[:2])
     for client in (cohere.ClientV2, cohere.Client):
         with httpx.Client() as http:
             asking = client("none", base_url=running.url, httpx_client=http)
@@ -75,7 +77,7 @@ def test_with_the_client_of_cohere(running: Running) -> None:
 def test_side_by_side(running: Running) -> None:
     """Requests at the same time get the scores that each gets alone."""
     queries = ["a", "the cat", "dog", "x y z"]
-    alone = [running.engine.rank(query, DOCUMENTS).scores for query in queries]
+    alone = [rank(running.engine, query, DOCUMENTS).scores for query in queries]
 
     def ask(query: str) -> tuple[float, ...]:
         results = running.client.post("/v1/rerank", json=ASKED | {"query": query}).json()["results"]
@@ -124,7 +126,7 @@ def test_a_field_of_cohere_without_effect_is_named(running: Running) -> None:
 def test_a_decoder_ranks_beside_texts(tmp_path: Path) -> None:
     """Rankings and texts of one model at the same time are those of each alone."""
     with started(tiny_qwen3_ranker(tmp_path / "qwen.gguf"), n_parallel=2, load_options={"n_ctx": 256}) as running:
-        own = running.engine.rank(QUERY, DOCUMENTS)
+        own = rank(running.engine, QUERY, DOCUMENTS)
         text = {"prompt": "the cat", "max_tokens": 24, "temperature": 0}
         alone = running.client.post("/v1/completions", json=text).json()["choices"][0]["text"]
         with ThreadPoolExecutor(4) as threads:

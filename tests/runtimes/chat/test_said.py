@@ -17,6 +17,7 @@ from edgedec.control_tokens import SaidTemplate, encode_with_controls
 from edgedec.errors import TemplateError
 from edgedec.gguf.file import read_gguf
 from edgedec.tokenizer import Tokenizer
+from edgedec_apps.embedding import embed
 from edgedec_runtimes.chat.template import ChatTemplate
 from edgedec_runtimes.tokenizer import open_tokenizer
 
@@ -212,7 +213,7 @@ def test_a_prompt_writes_control_tokens_and_a_text_to_embed_does_not(tmp_path: P
         assert model.chat_ids(chat) == [bos, *byte_ids("<s>a</s>"), eos] == list(model.prompt_ids(model.render(chat)))
         first = model.generate("<s>a</s>", max_tokens=2, temperature=0)
         assert first.token_ids == model.generate([bos, *byte_ids("a"), eos], max_tokens=2, temperature=0).token_ids
-        said, spelled = model.embed(["a</s>", [bos, *byte_ids("a</s>")]], pooling="mean")
+        said, spelled = embed(model, ["a</s>", [bos, *byte_ids("a</s>")]], pooling="mean")
         assert said.tobytes() == spelled.tobytes()
         assert model.fit_messages([*chat, *chat], 400) == ([*chat, *chat], 0)
         model.generate(model.prompt_ids("a</s>b", as_said=True), max_tokens=1)
@@ -228,7 +229,7 @@ def test_a_template_that_does_not_compile_refuses_chats_alone(tmp_path: Path, ca
     with edgedec.load(path, runtime="cpu", n_ctx=64) as model:
         assert re.search(says, caplog.text)
         assert model.generate("ab", max_tokens=2).text is not None
-        assert model.embed(["ab"], pooling="mean").shape == (1, 64)
+        assert embed(model, ["ab"], pooling="mean").shape == (1, 64)
         assert (model.can_chat, model.template.source) == (True, source)
         for chat in (model.chat, model.chat_ids, lambda messages: model.fit_messages(messages, 8)):
             with pytest.raises(TemplateError, match=says):

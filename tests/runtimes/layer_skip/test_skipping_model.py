@@ -18,6 +18,7 @@ from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, LayerSet, Model
 from edgedec.sampling import Noise, SamplingParams, draw
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.layer_skip.choose import choose_layers, require_layer_skip, require_measured
 from edgedec_runtimes.layer_skip.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out, without
@@ -292,14 +293,14 @@ def test_a_prompt_cache_serves_its_own_layers_only(path: Path, tmp_path: Path) -
     file = tmp_path / "prompt"
     with opened(path, tmp_path) as engine:
         expected = texts(engine)["greedy"]
-        engine.save_prompt_cache(file)
+        save_prompt_cache(engine, file)
     with opened(path, tmp_path) as engine:
-        assert engine.load_prompt_cache(file) > len(PROMPT)
+        assert load_prompt_cache(engine, file) > len(PROMPT)
         found = engine.generate(PROMPT, max_tokens=N_TOKENS, temperature=0.0, ignore_end=True)
         assert (found.token_ids, found.stats.n_reused_tokens) == (expected, len(PROMPT) - 1)
     for skip in (1.1, None):
         with opened(path, tmp_path, skip) as engine, pytest.raises(ModelFormatError, match="another model"):
-            engine.load_prompt_cache(file)
+            load_prompt_cache(engine, file)
 
 
 def test_a_saved_session_serves_its_own_layers_only(model: Model) -> None:

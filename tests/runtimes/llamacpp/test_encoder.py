@@ -26,6 +26,8 @@ from edgedec.load_options import LoadOptions
 from edgedec.memory.shedding import margin_bytes
 from edgedec.model import EncoderSession
 from edgedec.progress import CancelToken
+from edgedec_apps.embedding import embed
+from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 from edgedec_runtimes.llamacpp.encoder import typed_rows
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
@@ -50,11 +52,11 @@ def test_the_vectors_are_those_of_numpy(number: int, pooling: str, tmp_path: Pat
     with edgedec.load(bert.write_gguf(tmp_path / "bert.gguf", pooling_type=number)) as engine:
         assert (engine.card.runtime, engine.card.pooling, engine.n_ctx) == ("llamacpp", pooling, 128)
         assert [list(engine.prompt_ids(text)) for text in TEXTS] == [tiny_ids(text) for text in TEXTS]
-        found = engine.embed(TEXTS)
+        found = embed(engine, TEXTS)
         expected = np.array([pooled(bert_states(weights, tiny_ids(text)), pooling) for text in TEXTS])
         assert np.sum(found * expected, axis=1).min() > 0.99999
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
-        other = engine.embed(TEXTS, pooling="cls", dimensions=8)
+        other = embed(engine, TEXTS, pooling="cls", dimensions=8)
         first = np.array([bert_states(weights, tiny_ids(text))[0, :8] for text in TEXTS])
         first /= np.linalg.norm(first, axis=1, keepdims=True)
         np.testing.assert_allclose(other, first, atol=2e-3)
@@ -63,14 +65,14 @@ def test_the_vectors_are_those_of_numpy(number: int, pooling: str, tmp_path: Pat
 def test_a_vector_depends_on_its_text_alone(model: Path) -> None:
     """Alone, among others and beside other threads, a text's vector has the same bits."""
     with edgedec.load(model, n_parallel=2) as engine:
-        alone = np.concatenate([engine.embed([text]) for text in TEXTS])
+        alone = np.concatenate([embed(engine, [text]) for text in TEXTS])
         together: list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = []
-        threads = [threading.Thread(target=lambda: together.append(engine.embed(TEXTS))) for _ in range(2)]
+        threads = [threading.Thread(target=lambda: together.append(embed(engine, TEXTS))) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert np.array_equal(engine.embed(TEXTS[::-1])[::-1], alone)
+        assert np.array_equal(embed(engine, TEXTS[::-1])[::-1], alone)
         assert [np.array_equal(each, alone) for each in together] == [True, True]
 
 
@@ -80,8 +82,8 @@ def test_a_file_without_a_pooling(tmp_path: Path) -> None:
     for pooling_type in (None, 0):
         with edgedec.load(bert.write_gguf(tmp_path / "bert.gguf", pooling_type=pooling_type)) as engine:
             with pytest.raises(RequestError, match="or give pooling"):
-                engine.embed(["a"])
-            assert engine.embed(["a"], pooling="mean").shape == (1, 64)
+                embed(engine, ["a"])
+            assert embed(engine, ["a"], pooling="mean").shape == (1, 64)
             with pytest.raises(RequestError, match="load one that writes texts"):
                 engine.generate("a")
 
@@ -91,18 +93,18 @@ def test_a_text_that_does_not_fit(model: Path) -> None:
     with edgedec.load(model, n_ctx=4096) as engine:
         assert engine.n_ctx == 128
         assert (engine.n_prompt_max, len(engine.prompt_ids("a " * 126))) == (128, 128)
-        assert engine.embed(["a " * 126]).shape == (1, 64)
+        assert embed(engine, ["a " * 126]).shape == (1, 64)
         with pytest.raises(
             PromptTooLongError, match=r"129 tokens; there is room for 128\. Shorten it, or cut .*cut_ids.$"
         ):
-            engine.embed(["a " * 127])
+            embed(engine, ["a " * 127])
         cut = engine.cut_ids("a " * 200)
         assert (len(cut), cut[0], cut[-1], cut[:3]) == (128, 2, 3, engine.cut_ids("a a")[:3])
-        assert engine.embed([cut]).shape == (1, 64)
+        assert embed(engine, [cut]).shape == (1, 64)
         assert engine.cut_ids("a") == engine.prompt_ids("a")
         for ids, error in (((), RequestError), ((56,) * 129, PromptTooLongError), ((999,), RequestError)):
             with pytest.raises(error):
-                engine.embed([ids])
+                embed(engine, [ids])
 
 
 def test_cancelling_and_closing(model: Path, tmp_path: Path) -> None:
@@ -111,12 +113,12 @@ def test_cancelling_and_closing(model: Path, tmp_path: Path) -> None:
     cancel.cancel()
     with edgedec.load(model) as engine:
         with pytest.raises(CancelledError):
-            engine.embed(["a"], cancel=cancel)
-        engine.save_prompt_cache(tmp_path / "cache")
-        assert engine.load_prompt_cache(tmp_path / "cache") == 0
+            embed(engine, ["a"], cancel=cancel)
+        save_prompt_cache(engine, tmp_path / "cache")
+        assert load_prompt_cache(engine, tmp_path / "cache") == 0
         session = engine.session()
     with pytest.raises(SessionError):
-        engine.embed(["a"])
+        embed(engine, ["a"])
     with pytest.raises(SessionError):
         cast(EncoderSession, session).final_states(np.array([2, 3], np.int32))
 

@@ -13,6 +13,7 @@ from support.models.tiny_rankers import modern_states, tiny_embedding_gemma, tin
 import edgedec
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import read_gguf
+from edgedec_apps.embedding import embed
 
 pytest.importorskip("llama_cpp")
 
@@ -37,8 +38,8 @@ def test_modern_bert_embeds_as_numpy_does(number: int, pooling: str, tmp_path: P
     tensors = tensors_of(path)
     with edgedec.load(path, n_threads=1) as engine:
         assert (engine.card.runtime, engine.card.pooling, engine.n_ctx) == ("llamacpp", pooling, 128)
-        found = engine.embed(TEXTS)
-        assert np.array_equal(engine.embed(TEXTS[::-1])[::-1], found)
+        found = embed(engine, TEXTS)
+        assert np.array_equal(embed(engine, TEXTS[::-1])[::-1], found)
         all_ids = [engine.prompt_ids(text) for text in TEXTS]
     for vector, ids in zip(found, all_ids, strict=True):
         states = modern_states(tensors, ids)
@@ -52,11 +53,11 @@ def test_embedding_gemma_has_its_dense_layers(tmp_path: Path) -> None:
     bare = tiny_embedding_gemma(tmp_path / "bare.gguf", dense=None)
     tensors = tensors_of(whole)
     with edgedec.load(bare, n_threads=1) as engine:
-        pooled = engine.embed(TEXTS).astype(np.float64)
+        pooled = embed(engine, TEXTS).astype(np.float64)
     with edgedec.load(whole, n_threads=1) as engine:
         assert (engine.card.pooling, engine.card.n_embd) == ("mean", 64)
-        found = engine.embed(TEXTS)
-        assert np.array_equal(engine.embed(TEXTS[::-1])[::-1], found)
+        found = embed(engine, TEXTS)
+        assert np.array_equal(embed(engine, TEXTS[::-1])[::-1], found)
     expected = pooled @ tensors["dense_2.weight"].T @ tensors["dense_3.weight"].T
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     assert np.sum(found * expected, axis=1).min() > 0.9999

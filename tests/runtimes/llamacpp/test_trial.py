@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import edgedec
+from edgedec import processor
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.load_options import LoadOptions
 from edgedec_runtimes.llamacpp import library, loading, runtime, tiny_run, trial
 from edgedec_runtimes.llamacpp.binding import Release
 from edgedec_runtimes.llamacpp.options import own
-from edgedec_runtimes.shared import processor
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 

@@ -17,8 +17,9 @@ from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
 
 import edgedec
+from edgedec.api.load import engine_wishes
 from edgedec.api.options import LIBRARY, EngineOptions
-from edgedec.api.wishes import Wishes, engine_wishes, find_model
+from edgedec.api.wishes import Wishes, find_model
 from edgedec.drafters.head import HeadDrafter
 from edgedec.errors import EdgedecError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf

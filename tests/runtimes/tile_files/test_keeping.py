@@ -22,6 +22,7 @@ from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, Stora
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.places import tiled_place
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.gguf.tile_form import UNTILED, untiled
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve as resolve_model
 from edgedec.progress import CancelToken, Progress
@@ -32,10 +33,8 @@ from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.library import address, native
 from edgedec_runtimes.shared.file_lock import FileLock, try_lock
 from edgedec_runtimes.tile_files import keeping, record
-from edgedec_runtimes.tile_files.form import tiles_of
 from edgedec_runtimes.tile_files.keeping import make_whole
 from edgedec_runtimes.tile_files.record import is_tiled, rename_tiles
-from edgedec_runtimes.tile_files.untiled import UNTILED, untiled
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows renames no file that is mapped")
 
@@ -380,9 +379,8 @@ def test_damage_is_found_and_fetched_again(fetched: Fetched, data: bytes, where:
     """A tile file that is all there is of a model is not deleted for damage: `pull --force` fetches the model again."""
     first = fetched.text()
     gguf = read_gguf(fetched.path)
-    tiles = tiles_of(gguf)
-    assert tiles is not None
-    places = tiles.places()
+    assert gguf.form is not None
+    places = gguf.form.tiles.places()
     at = {"head": 100, "matrix": places["blk.0.attn_q.weight"] + 5, "header": places[""] + 30, "end": -1}[where]
     found = bytearray(fetched.tiles.read_bytes())
     found[at] ^= 1
@@ -424,9 +422,9 @@ def test_another_layout_is_made_from_the_old_tiles(
     first = fetched.text()
     monkeypatch.setattr(weights, "LAYOUT", "another")
     assert fetched.text() == first
-    found = tiles_of(read_gguf(fetched.path))
-    assert found is not None
-    assert found.layout == "another"
+    form = read_gguf(fetched.path).form
+    assert form is not None
+    assert form.tiles.layout == "another"
     assert fetched.files() == ["tiny.gguf.json", "tiny.tiles"]
     assert fetched.whole() == data
 

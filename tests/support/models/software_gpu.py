@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edgedec_runtimes.webgpu import finding
+from edgedec_export.webgpu import finding
 
 _CHROMIUM = Path(
     "/usr/lib/chromium"

@@ -6,10 +6,10 @@ from edgedec.gguf.model_info import describe
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.progress import CancelToken
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.preset_options import preset_of
 from edgedec_apps.cli.shown.progress import ProgressLine
-from edgedec_models.folders import cache_folder
 
 
 def require_template(name: str, flags: LoadFlags, cancel: CancelToken, *, quiet: bool) -> None:

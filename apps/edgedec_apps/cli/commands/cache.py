@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from edgedec.errors import ModelFormatError, StorageError
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec.storage.cache_files import sort_out
+from edgedec.storage.cache_files import cache_folder, sort_out
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Quiet, tiles_option
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_line
 from edgedec_models.cache import list_models
-from edgedec_models.folders import cache_folder
 
 if TYPE_CHECKING:
     from edgedec_export.cached import CachedGraph

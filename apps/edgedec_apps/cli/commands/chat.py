@@ -122,6 +122,6 @@ def _messages(conversation: "Conversation", *, keep_history: bool) -> Iterator[s
 
 
 def _history_file() -> Path:
-    from edgedec_models.folders import cache_folder
+    from edgedec.storage.cache_files import cache_folder
 
     return cache_folder() / _HISTORY

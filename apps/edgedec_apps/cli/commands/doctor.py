@@ -10,6 +10,7 @@ from edgedec.errors import EdgedecError, RuntimeAbsentError
 from edgedec.load_options import LoadOptions
 from edgedec.memory import system as system_memory
 from edgedec.memory_plan import devices_of, format_bytes
+from edgedec.processor import cpu_facts
 from edgedec_apps.clash import clash
 from edgedec_apps.cli.options import AsJson, option
 from edgedec_apps.cli.reports.runtimes import ask_runtimes
@@ -17,7 +18,6 @@ from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.processor import cpu_facts
 
 if TYPE_CHECKING:
     from edgedec.runtime import RuntimeReport

@@ -99,6 +99,7 @@ def command(job: EmbedJob) -> None:
 def _embed(job: EmbedJob, texts: list[str], cancel: CancelToken) -> "tuple[NDArray[np.float32], int]":
     """Load the model and return the vectors of the texts, and the number of their tokens."""
     from edgedec_apps.cli.opening import open_model
+    from edgedec_apps.embedding import embed
 
     flags = LoadFlags(
         runtime=job.runtime,
@@ -113,7 +114,7 @@ def _embed(job: EmbedJob, texts: list[str], cancel: CancelToken) -> "tuple[NDArr
             engine.cut_ids(text) if job.truncate else engine.prompt_ids(text, as_said=True, continued=False)
             for text in texts
         ]
-        vectors = engine.embed(all_ids, pooling=_pooling(job.pooling), dimensions=job.dimensions, cancel=cancel)
+        vectors = embed(engine, all_ids, pooling=_pooling(job.pooling), dimensions=job.dimensions, cancel=cancel)
         return vectors, sum(map(len, all_ids))
 
 

@@ -13,6 +13,7 @@ from edgedec.load_options import ResolveOptions
 from edgedec.memory.system import peak_resident_bytes
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.adapter_names import adapter
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import interruptible
@@ -22,7 +23,6 @@ from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json
 from edgedec_apps.cli.wording import in_options
 from edgedec_models.fetching.offline import offline_reason
-from edgedec_models.folders import cache_folder
 
 _EXPORT = "Export"
 _VALUES = {"to": ("onnx", "gguf"), "target": ("cpu", "npu"), "via": ("optimum", None)}

@@ -1,7 +1,6 @@
 """edgedec extract: quotations of a text that answer a question."""
 
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +18,8 @@ from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_lin
 _INSTRUCTION_TOKENS = 64  # of the question's instruction and the template
 
 if TYPE_CHECKING:
-    from edgedec.sequence import Extraction
     from edgedec_apps.documents.search import Found
+    from edgedec_apps.extraction import Extraction
 
 
 def command(
@@ -48,6 +47,7 @@ def command(
     from edgedec_apps.cli.about import say_found
     from edgedec_apps.cli.opening import open_model
     from edgedec_apps.documents.asking import Asking
+    from edgedec_apps.extraction import extract
 
     documents = find_documents([] if file is None else [file], load.memory, quiet=output.quiet)
     if not documents or not documents[0].whole.strip():
@@ -62,9 +62,12 @@ def command(
             open_model(model, load, output, cancel, one_request=True) as engine,
             ProgressLine(quiet=output.quiet) as on_progress,
         ):
-            quote = partial(
-                engine.extract, question, n=count, max_tokens=span_tokens, cancel=cancel, on_progress=on_progress
-            )
+
+            def quote(passage: str | list[str]) -> "Extraction":
+                return extract(
+                    engine, question, passage, n=count, max_tokens=span_tokens, cancel=cancel, on_progress=on_progress
+                )
+
             asking = Asking(engine, n_answer=span_tokens + _INSTRUCTION_TOKENS, n_passages=passages)
             try:
                 return quote(documents[0].whole), None
@@ -116,7 +119,7 @@ def _document(found: "Extraction", read: "Found | None", model: str) -> dict[str
     document = {"model": model} | asdict(found) | {"spans": spans}
     if read is None:
         return document
-    from edgedec_methods.extraction import BETWEEN
+    from edgedec_apps.extraction import BETWEEN
 
     for span in spans:
         begin, number = 0, 0

@@ -129,7 +129,7 @@ def _head_of(path: Path) -> str | None:
     """Return the path of the draft head that a model is used with by itself, where it has one."""
     from edgedec.head_kinds import find_head
     from edgedec.plugins import HEAD_KINDS, plugins
-    from edgedec_models.folders import cache_folder
+    from edgedec.storage.cache_files import cache_folder
 
     found = find_head(path, plugins(HEAD_KINDS), cache_folder())
     return None if found is None else str(found)

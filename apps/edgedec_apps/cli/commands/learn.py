@@ -9,12 +9,12 @@ import typer
 from edgedec.errors import RequestError, StorageError, counted
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.progress import CancelToken
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Offline, Quiet, model_option, option
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_line
-from edgedec_models.folders import cache_folder
 
 if TYPE_CHECKING:
     from edgedec_apps.learning import LearnReport

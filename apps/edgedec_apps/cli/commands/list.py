@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from edgedec.errors import EdgedecError, counted
 from edgedec.gguf.places import standing
 from edgedec.memory_plan import format_bytes, parse_size
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.cli.options import AsJson, output_option
 from edgedec_apps.cli.reports.expectations import Expectation, of_entry
 from edgedec_apps.cli.reports.published_heads import head_document
@@ -16,7 +17,6 @@ from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, wr
 from edgedec_apps.machine_speed import kept_speed, memory_bandwidth
 from edgedec_models.cache import CachedModel, list_models
 from edgedec_models.catalogue import Entry, load_catalogue
-from edgedec_models.folders import cache_folder
 from edgedec_runtimes.tile_files.record import is_tiled
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_lin
 from edgedec_apps.texts import read_text
 
 if TYPE_CHECKING:
-    from edgedec.api.ranking import Ranking
+    from edgedec_apps.ranking import Ranking
 
 _DOCUMENTS = "Documents"
 _SHOWN = 200  # characters of a document at a terminal
@@ -141,6 +141,7 @@ def _text_of(line: str) -> str:
 def _rank(job: RankJob, query: str, documents: list[str], cancel: CancelToken) -> "Ranking":
     """Load the model and return the scores."""
     from edgedec_apps.cli.opening import open_model
+    from edgedec_apps.ranking import rank
 
     flags = LoadFlags(
         runtime=job.runtime,
@@ -155,7 +156,7 @@ def _rank(job: RankJob, query: str, documents: list[str], cancel: CancelToken) -
         ProgressLine(quiet=job.quiet) as on_progress,
     ):
         cut = engine.n_ctx if job.truncate and job.document_tokens is None else job.document_tokens
-        return engine.rank(query, documents, max_document_tokens=cut, cancel=cancel, on_progress=on_progress)
+        return rank(engine, query, documents, max_document_tokens=cut, cancel=cancel, on_progress=on_progress)
 
 
 def _write(job: RankJob, documents: list[Document], found: "Ranking") -> None:

@@ -147,10 +147,10 @@ def _train(job: TrainJob, on_progress: Any, cancel: CancelToken) -> "Trained":
     """Find the model and train."""
     from edgedec.load_options import ResolveOptions
     from edgedec.loading.resolve import resolve
+    from edgedec.storage.cache_files import cache_folder
     from edgedec_export.training.lessons.prompt_files import read_prompts
     from edgedec_export.training.torch_library import require_torch
     from edgedec_export.training.train_drafter import TrainOptions, train_drafter
-    from edgedec_models.folders import cache_folder
 
     require_torch()  # before a model is downloaded
     path = resolve(job.model, ResolveOptions(cache_folder(), job.offline, on_progress, cancel))

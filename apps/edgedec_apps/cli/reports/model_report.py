@@ -4,8 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from edgedec.api.load import engine_wishes
 from edgedec.api.options import EngineOptions
-from edgedec.api.wishes import choose, engine_wishes
+from edgedec.api.wishes import choose
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.gguf.file import GGUF, is_onnx, read_header_of
 from edgedec.gguf.model_info import ModelInfo, describe

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgedec.api.load import engine_wishes
 from edgedec.api.options import EngineOptions
-from edgedec.api.wishes import engine_wishes, find_model
+from edgedec.api.wishes import find_model
 from edgedec.errors import MemoryCapError, RequestError, counted
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import context_note, describe

@@ -11,7 +11,7 @@ from edgedec.stats import DecodeStats
 from edgedec_apps.cli.shown.terminal import one_line
 
 if TYPE_CHECKING:
-    from edgedec.api.loaded_model import LoadedModel
+    from edgedec.api.engine import Engine
 
 Detail = Literal["none", "short", "all"]
 """How much is explained: nothing, a few lines that fit one screen, or all that is known."""
@@ -51,7 +51,7 @@ def gain(stats: DecodeStats) -> str | None:
     return speed_compared(stats) if (stats.speedup or 0.0) >= 1.05 else None
 
 
-def sampling_line(engine: "LoadedModel", options: dict[str, Any]) -> str:
+def sampling_line(engine: "Engine", options: dict[str, Any]) -> str:
     """Return the sampling of a text, each value with where it comes from: an option, the model's file, or edgedec."""
     given = {name: value for name, value in options.items() if name in SAMPLED}
     found, own = engine.sampling(**given), engine.card.sampling_defaults

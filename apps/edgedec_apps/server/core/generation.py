@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from edgedec.api.engine import Engine
 from edgedec.api.requests import Reuse
 from edgedec.decoding.samples import SampleStream
+from edgedec.decoding.text_room import require_room
 from edgedec.errors import MemoryCapError
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.sampling import SamplingParams
@@ -220,7 +221,7 @@ def _require_room(engine: Engine, request: TextRequest, prompts: Sequence[Encode
     n = max(request.n, request.best_of, 0 if request.refine is None else request.refine.n)
     for prompt in prompts if n > 1 else ():
         try:
-            engine.require_room(n, len(prompt.token_ids), request.options.get("max_tokens"))
+            require_room(engine.pool.slots[0], n, len(prompt.token_ids), request.options.get("max_tokens"))
         except MemoryCapError as error:
             name = "n" if n == request.n else "refine" if request.refine else "best_of"
             raise ApiError(f"{name}: {error.naming({'n_texts': '--texts'})}", code="no_room", param=name) from error

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from edgedec.api.engine import Engine
 from edgedec.errors import PromptTooLongError, RequestError
 from edgedec.gguf.model_kinds import POOLINGS
+from edgedec_apps import embedding
 from edgedec_apps.embedding import require_dimensions, require_pooling
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError, too_long_field
@@ -167,7 +168,9 @@ async def _embed(
     with lending.queue.preparing():
         all_ids = [await _ids(lending, text, engine, truncate=truncate) for text in texts]
     async with lending.queue.turn():
-        work = asyncio.to_thread(engine.embed, all_ids, pooling=chosen, dimensions=dimensions, cancel=lending.cancel)
+        work = asyncio.to_thread(
+            embedding.embed, engine, all_ids, pooling=chosen, dimensions=dimensions, cancel=lending.cancel
+        )
         try:
             vectors = await until_done(work, lending)
         except PromptTooLongError as error:  # of token ids

@@ -7,9 +7,9 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from edgedec.api.engine import Engine
-from edgedec.api.load import open_choice
+from edgedec.api.load import engine_wishes, open_choice
 from edgedec.api.options import Application, EngineOptions
-from edgedec.api.wishes import engine_wishes, find_model
+from edgedec.api.wishes import find_model
 from edgedec.errors import EdgedecError, MemoryCapError
 from edgedec.gguf.file import FileState, file_states
 from edgedec.gguf.model_info import read_model_info, trained_context

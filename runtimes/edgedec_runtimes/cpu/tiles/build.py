@@ -18,6 +18,7 @@ import numpy as np
 
 from edgedec.errors import MemoryCapError, StorageError
 from edgedec.gguf.file import GGUF, file_states
+from edgedec.gguf.tile_header import TileHeader, TileTensor
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.storage.whole_file import publish
@@ -25,8 +26,6 @@ from edgedec_runtimes.cpu.tiles.file import U8, Tiles, blocks
 from edgedec_runtimes.cpu.tiles.huge_pages import ask_for
 from edgedec_runtimes.cpu.tiles.sources import Source, model_sha256
 from edgedec_runtimes.shared import pages
-from edgedec_runtimes.tile_files.form import tiles_of
-from edgedec_runtimes.tile_files.header import TileHeader, TileTensor
 
 Fill = Callable[[str, U8, int], None]
 
@@ -88,8 +87,8 @@ class Job:
         unknown = "0" * 64, tensors, (0,) * len(tensors), len(self.plain)
         self.header = TileHeader(self.layout, self.gguf.header_hash, self.gguf.n_bytes, *unknown)
         self.n_bytes = self.header.matrices_end
-        if (tiles := tiles_of(self.gguf)) is not None:
-            self.sha256 = tiles.model_sha256
+        if self.gguf.form is not None:
+            self.sha256 = self.gguf.form.tiles.model_sha256
 
     @property
     def n_file_bytes(self) -> int:

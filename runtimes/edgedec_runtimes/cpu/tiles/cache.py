@@ -27,6 +27,8 @@ from pathlib import Path
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import file_states, read_gguf, storage_error
 from edgedec.gguf.places import standing
+from edgedec.gguf.tile_form import damaged_model
+from edgedec.gguf.tile_header import REMEDY, TileHeader, TileTensor
 from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.tiles.build import (
     CacheUnusableError,
@@ -53,8 +55,6 @@ from edgedec_runtimes.cpu.tiles.sources import (
 )
 from edgedec_runtimes.shared.file_lock import FileLock, try_lock
 from edgedec_runtimes.shared.pages import MAPPED_FILES_MOVE
-from edgedec_runtimes.tile_files.form import damaged_model, tiles_of
-from edgedec_runtimes.tile_files.header import REMEDY, TileHeader, TileTensor
 from edgedec_runtimes.tile_files.keeping import keep_as_tiles
 from edgedec_runtimes.tile_files.record import read_record, write_record_of
 
@@ -187,9 +187,9 @@ def _is_in_the_model(job: Job) -> bool:
     """Tell whether the model's file is a tile file, with the tiles that the job wants."""
     with suppress(EdgedecError):  # what is wrong with the file is said where it is read
         job.gguf = replace(read_gguf(job.gguf.paths[0]), tensors=job.gguf.tensors)
-    found = tiles_of(job.gguf)
-    if found is None:
+    if job.gguf.form is None:
         return False
+    found = job.gguf.form.tiles
     job.sha256 = found.model_sha256
     return replace(found, model_sha256=job.header.model_sha256, crcs=job.header.crcs) == job.header
 

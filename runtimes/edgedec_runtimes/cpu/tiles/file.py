@@ -1,4 +1,4 @@
-"""A tile file in memory: its header (edgedec_runtimes.tile_files.header) is checked before the file is mapped.
+"""A tile file in memory: its header (edgedec.gguf.tile_header) is checked before the file is mapped.
 
 It is mapped from its first byte, so that any page size will do. Each start checks the header and the size of the file,
 so it notices every cut and every change of the header. `Tiles.verify` reads all tiles and finds any change in them. A
@@ -16,9 +16,9 @@ from typing import BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.gguf.tile_header import TileHeader, checked_header, damaged
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_runtimes.cpu.mapping import Mapping
-from edgedec_runtimes.tile_files.header import TileHeader, checked_header, damaged
 
 _BLOCK_BYTES = 1 << 24
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Literal
 
 from edgedec.errors import ModelFormatError, StorageError
+from edgedec.gguf.tile_header import read_tile_header
 from edgedec.storage.cache_files import is_ours
 from edgedec_runtimes.cpu.tiles.sources import Source, exists, is_current, read_sources, sources_path, write_sources
 from edgedec_runtimes.shared.file_lock import try_lock
 from edgedec_runtimes.shared.pages import is_mapped
-from edgedec_runtimes.tile_files.header import read_tile_header
 
 logger = logging.getLogger("edgedec.tiles")
 logger.addHandler(logging.NullHandler())

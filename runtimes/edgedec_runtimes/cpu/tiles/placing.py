@@ -8,12 +8,12 @@ from time import perf_counter
 
 import numpy as np
 
+from edgedec.gguf.tile_header import TileHeader
 from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.tiles import huge_pages
 from edgedec_runtimes.cpu.tiles.build import Job, private_memory
 from edgedec_runtimes.cpu.tiles.file import MAPPED_HUGE, PRIVATE_HUGE, U8, Tiles, read_into, read_tiles
 from edgedec_runtimes.shared.pages import forget
-from edgedec_runtimes.tile_files.header import TileHeader
 
 _PAGE_BYTES = 1 << 16  # a multiple of every size of a page
 _LEAST_BYTES = 16 << 20  # of weights for which huge pages are worth a copy

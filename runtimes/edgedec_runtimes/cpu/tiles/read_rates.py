@@ -14,11 +14,11 @@ from pathlib import Path
 from time import perf_counter
 
 from edgedec.errors import StorageError
+from edgedec.processor import machine_name
 from edgedec.storage import probe_cache
 from edgedec_runtimes.cpu.library import read_bandwidth
 from edgedec_runtimes.cpu.tiles.paged_file import HUGE_PAGE_BYTES, PAGE_BYTES, PagedFile, page_buffer
 from edgedec_runtimes.shared.pages import is_mostly_hole
-from edgedec_runtimes.shared.processor import machine_name
 
 _READ_BYTES = 4 << 20
 _EXPERT_READERS = 4  # threads, as in native/forward/expert_store.cpp

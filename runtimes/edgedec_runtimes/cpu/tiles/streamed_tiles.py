@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
+from edgedec.gguf.tile_header import TileHeader, read_tile_header
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_runtimes.cpu.library import Part, address, check, native
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.cpu.tensor_places import PER_LAYER_PROJECTION, PER_LAYER_ROWS
 from edgedec_runtimes.cpu.tiles.paged_file import PagedFile, page_buffer
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan
-from edgedec_runtimes.tile_files.header import TileHeader, read_tile_header
 
 
 class StreamedTiles:

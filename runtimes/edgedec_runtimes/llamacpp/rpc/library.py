@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RuntimeUnavailableError
-from edgedec.storage.probe_cache import cache_folder
+from edgedec.storage.cache_files import cache_folder
 from edgedec_runtimes.llamacpp.binding import RELEASES
 from edgedec_runtimes.llamacpp.library import chosen, llama, version
 from edgedec_runtimes.llamacpp.trial import folders
@@ -34,7 +34,7 @@ def built_library() -> Path:
     """
     if (named := os.environ.get(VARIABLE)) is not None:
         return Path(named)
-    return cache_folder(None) / "rpc" / f"{BUILT_FOR.distribution}-{BUILT_FOR.version}" / _NAMES[0]
+    return cache_folder() / "rpc" / f"{BUILT_FOR.distribution}-{BUILT_FOR.version}" / _NAMES[0]
 
 
 def find_library() -> Path | None:

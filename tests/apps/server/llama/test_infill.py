@@ -10,6 +10,7 @@ from support.models.saying_model import saying_model
 from support.processes.running_server import Running, started
 
 from edgedec.errors import PromptTooLongError, RequestError
+from edgedec_apps.infill import infill_ids
 from edgedec_apps.server.core.fields import IGNORED_HEADER
 
 openai = pytest.importorskip("openai")
@@ -36,14 +37,14 @@ def ids_of(running: Running, text: str) -> list[int]:
 def test_the_prompt_is_the_models(running: Running) -> None:
     """What stands before, after and between is in the order that the model knows; what users write is only text."""
     engine = running.engine
-    assert engine.infill_ids("def f(", "):") == ids_of(running, f"{PRE}def f({SUF}):{MID}")
-    with_files = engine.infill_ids("x", "y", files=[("a.py", "A"), ("b.py", "B")])
+    assert infill_ids(engine, "def f(", "):") == ids_of(running, f"{PRE}def f({SUF}):{MID}")
+    with_files = infill_ids(engine, "x", "y", files=[("a.py", "A"), ("b.py", "B")])
     files = f"{REPO}myproject\n{FILE}a.py\nA{FILE}b.py\nB{FILE}filename\n"
     assert with_files == ids_of(running, f"{files}{PRE}x{SUF}y{MID}")
     with pytest.raises(PromptTooLongError):
-        engine.infill_ids("x" * 600, "y")
+        infill_ids(engine, "x" * 600, "y")
     with pytest.raises(PromptTooLongError):
-        engine.infill_ids("x" * 300, "y" * 300)
+        infill_ids(engine, "x" * 300, "y" * 300)
 
 
 def test_openais_suffix(running: Running) -> None:
@@ -51,7 +52,7 @@ def test_openais_suffix(running: Running) -> None:
     with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         reply = client.completions.create(model="fim", prompt="return ", suffix="\n")
         assert reply.choices[0].text == "a + b"
-        assert reply.usage.prompt_tokens == len(running.engine.infill_ids("return ", "\n"))
+        assert reply.usage.prompt_tokens == len(infill_ids(running.engine, "return ", "\n"))
         parts = client.completions.create(model="fim", prompt="return ", suffix="\n", stream=True)
         assert "".join(part.choices[0].text for part in parts) == "a + b"
         two = client.completions.create(model="fim", prompt=["x", "y"], suffix="z")
@@ -63,7 +64,7 @@ def test_ollamas_suffix(running: Running) -> None:
     """generate with a suffix fills the gap; show says that the model can."""
     client = ollama.Client(host=running.url, timeout=60)
     reply = client.generate("fim", "return ", suffix="\n")
-    assert (reply.response, reply.prompt_eval_count) == ("a + b", len(running.engine.infill_ids("return ", "\n")))
+    assert (reply.response, reply.prompt_eval_count) == ("a + b", len(infill_ids(running.engine, "return ", "\n")))
     assert client.generate("fim", "", suffix="\n").response == "a + b"
     assert "insert" in client.show("fim").capabilities
     client.close()
@@ -164,7 +165,7 @@ def test_a_model_without_these_tokens(server: Running) -> None:
         assert reply.status_code == 400
         assert "no tokens for filling in the middle" in reply.text
     with pytest.raises(RequestError, match="no tokens for filling in the middle"):
-        server.engine.infill_ids("x", "y")
+        infill_ids(server.engine, "x", "y")
 
 
 @pytest.mark.model
@@ -174,7 +175,7 @@ def test_a_real_coder() -> None:
         before, after = "def add(a, b):\n    return ", "\n\nprint(add(1, 2))\n"
         asked = {"input_prefix": before, "input_suffix": after, "n_predict": 8, "temperature": 0}
         assert running.client.post("/infill", json=asked).json()["content"].split("\n")[0] == "a + b"
-        assert running.engine.infill_ids(before, after) == ids_of(running, f"{PRE}{before}{SUF}{after}{MID}")
+        assert infill_ids(running.engine, before, after) == ids_of(running, f"{PRE}{before}{SUF}{after}{MID}")
 
 
 def test_the_reading_of_the_prompt_is_told(running: Running) -> None:

@@ -13,6 +13,8 @@ from support.models.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
 from support.models.tiny_models import tiny_llama
 from support.processes.running_server import Running, started
 
+from edgedec_apps.embedding import embed
+
 openai = pytest.importorskip("openai")
 ollama = pytest.importorskip("ollama")
 
@@ -48,7 +50,7 @@ def ollama_client(running: Running) -> Iterator[Any]:
 
 def test_openai(client: Any, running: Running) -> None:
     """The vectors are the engine's to the bit, as base64 (the client's default) and to a float's text as numbers."""
-    own = running.engine.embed(TEXTS)
+    own = embed(running.engine, TEXTS)
     reply = client.embeddings.create(model="embed", input=TEXTS)
     assert np.array_equal(np.array([entry.embedding for entry in reply.data], np.float32), own)
     assert [entry.index for entry in reply.data] == [0, 1]
@@ -59,7 +61,7 @@ def test_openai(client: Any, running: Running) -> None:
     assert np.array_equal(np.frombuffer(base64.b64decode(raw["data"][0]["embedding"]), "<f4"), own[0])
     short = client.embeddings.create(model="embed", input=TEXTS, dimensions=8, user="u")
     assert np.array_equal(
-        np.array([entry.embedding for entry in short.data], np.float32), running.engine.embed(TEXTS, dimensions=8)
+        np.array([entry.embedding for entry in short.data], np.float32), embed(running.engine, TEXTS, dimensions=8)
     )
     ids = [list(running.engine.prompt_ids(text)) for text in TEXTS]
     for given, expected in ((ids, own), (ids[1], own[1:])):
@@ -69,16 +71,16 @@ def test_openai(client: Any, running: Running) -> None:
 
 def test_ollama(ollama_client: Any, running: Running) -> None:
     """embed takes a text or several, and cuts long ones unless truncate is false; embeddings takes one."""
-    own = running.engine.embed(TEXTS)
+    own = embed(running.engine, TEXTS)
     reply = ollama_client.embed("embed", TEXTS)
     assert np.array_equal(np.array(reply.embeddings, np.float32), own)
     assert reply.prompt_eval_count == sum(len(running.engine.prompt_ids(text)) for text in TEXTS)
     one = ollama_client.embed("embed", TEXTS[0], dimensions=8, keep_alive="5m", options={"num_ctx": 512})
-    assert np.array_equal(np.array(one.embeddings, np.float32), running.engine.embed(TEXTS[:1], dimensions=8))
+    assert np.array_equal(np.array(one.embeddings, np.float32), embed(running.engine, TEXTS[:1], dimensions=8))
     assert np.array_equal(np.array(ollama_client.embeddings("embed", TEXTS[0]).embedding, np.float32), own[0])
     long = "x" * 600
     ids = running.engine.tokenizer.encode(long)
-    cut = running.engine.embed([(*ids[:511], ids[-1])])  # the token that ends a text stays
+    cut = embed(running.engine, [(*ids[:511], ids[-1])])  # the token that ends a text stays
     assert np.array_equal(np.array(ollama_client.embed("embed", long).embeddings, np.float32), cut)
     with pytest.raises(ollama.ResponseError, match=r"there is room for 512\. .*\(truncate of /api/embed\)"):
         ollama_client.embed("embed", long, truncate=False)
@@ -100,7 +102,7 @@ def test_a_model_that_writes_is_asked_for_by_name(client: Any, ollama_client: An
     assert caught.value.code == "not_an_embedding_model"
     client.completions.create(model="chat", prompt="x", max_tokens=1)
     for pooling in ("mean", "cls", "last"):
-        own = running.engine_of("chat").embed(TEXTS, pooling=pooling)
+        own = embed(running.engine_of("chat"), TEXTS, pooling=pooling)
         reply = client.embeddings.create(model=f"chat#{pooling}", input=TEXTS)
         assert np.array_equal(np.array([entry.embedding for entry in reply.data], np.float32), own)
         assert reply.model == f"chat#{pooling}"

@@ -16,11 +16,11 @@ from support.models.tiny_models import tiny_llama
 
 from edgedec.errors import CancelledError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import read_gguf
+from edgedec.gguf.tile_header import place
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.cpu.tiles.cache import Job, TileTensor, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.file import map_tiles
 from edgedec_runtimes.cpu.tiles.listing import list_tiles
-from edgedec_runtimes.tile_files.header import place
 
 
 def test_made_once_and_mapped_afterwards(maker: Maker) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from edgedec_methods.spans import starts_of
+from edgedec_apps.span_search import starts_of
 
 
 class Words:

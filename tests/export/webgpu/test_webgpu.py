@@ -16,10 +16,10 @@ from edgedec.errors import ModelFormatError, RuntimeLostError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
 from edgedec_export.cached import graph_folder, list_graphs, make_graph
+from edgedec_export.webgpu import finding
+from edgedec_export.webgpu.runtime import WebGpu
 from edgedec_runtimes.child.model import ChildModel
 from edgedec_runtimes.onnx.runtime import Onnx
-from edgedec_runtimes.webgpu import finding
-from edgedec_runtimes.webgpu.runtime import WebGpu
 
 pytestmark = pytest.mark.slow
 

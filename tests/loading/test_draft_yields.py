@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from edgedec.errors import RequestError
+from edgedec.loading import comparison
+from edgedec.loading.comparison import KINDS, ROWS, Kind, seconds_per_token
 from edgedec_apps.bench.recorder import Proposals
-from edgedec_runtimes.shared import comparison
-from edgedec_runtimes.shared.comparison import KINDS, ROWS, Kind, seconds_per_token
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "speed"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "speed"))
 
 from draft_yields import kinds_of, source_of
 from recordings import ModelSize, Recorded, Recording

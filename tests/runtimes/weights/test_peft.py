@@ -14,9 +14,9 @@ from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, U
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
 from edgedec_export.from_hf import convert
-from edgedec_export.hf.peft import CONFIG, WEIGHTS
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.weights.adapters import load_adapters
+from edgedec_runtimes.weights.peft import CONFIG, WEIGHTS
 
 pytestmark = pytest.mark.slow
 IDS = [5, 9, 200, 31, 7, 7, 90, 12]

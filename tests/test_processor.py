@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from edgedec_runtimes.shared import processor
-from edgedec_runtimes.shared.processor import cpu_facts, named_cpu
+from edgedec import processor
+from edgedec.processor import cpu_facts, named_cpu
 
 X86 = """processor\t: 0
 vendor_id\t: GenuineIntel

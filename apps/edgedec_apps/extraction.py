@@ -1,7 +1,6 @@
 """Extraction: the stretches of a passage that most probably answer a question, found exactly, with probabilities.
 
-`Engine.extract` and `edgedec extract` find this by the entry point `extract` of `edgedec.own`. A quotation
-is the model's whole answer; span_search.py has the search, which evaluates a small part of all quotations.
+A quotation is the model's whole answer; span_search.py has the search, which evaluates a small part of all quotations.
 
 Paper: none; a search for the best path of a trie with an exact bound
 Option: `edgedec extract MODEL QUESTION`
@@ -11,6 +10,7 @@ Measured: 0.15 to 0.9 s after the prompt for a passage of 180 tokens, where scor
 Status: opt-in
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -18,18 +18,76 @@ from time import perf_counter
 import numpy as np
 
 from edgedec.api.engine import Engine
+from edgedec.callers import checks_arguments, one_line
 from edgedec.decoding.prompt_length import too_long
-from edgedec.decoding.reading import PromptRead
+from edgedec.decoding.reading import PromptRead, prompt_read
 from edgedec.errors import CancelledError, CapabilityError, OptionError, RequestError
 from edgedec.progress import CancelToken, OnProgress
-from edgedec.sequence import MOST_SPAN_TOKENS, MOST_SPANS, Extraction, Span
 from edgedec.tokenizer import Tokenizer
-from edgedec_methods.span_search import SpanSearch
-from edgedec_methods.spans import Start, starts_of
+from edgedec_apps.span_search import SpanSearch, Start, starts_of
 
+MOST_SPANS = 100
+"""Most quotations of a passage that are asked for at a time."""
+MOST_SPAN_TOKENS = 512
+"""Most tokens of a quotation."""
 BETWEEN = "\n\n"
 """What stands between two passages that are no stretch of one text."""
 INSTRUCTION = "Answer the question with the exact words of the text above, and nothing else."
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of a passage: a quotation that answers a question.
+
+    Attributes:
+        text: Its text.
+        start, end: The positions in the passage of its first character and of the character behind its last one. Where
+            the same text stands several times, these are those of its first place.
+        logprob: The log-probability that the model answers with this and ends.
+        token_ids: Its tokens.
+    """
+
+    text: str
+    start: int
+    end: int
+    logprob: float
+    token_ids: tuple[int, ...]
+
+    __repr__ = one_line
+
+    @property
+    def probability(self) -> float:
+        """exp(logprob)."""
+        return math.exp(self.logprob)
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """The most probable quotations of a passage, and what finding them took.
+
+    Attributes:
+        spans: The quotations, the most probable first. There are fewer than wanted where the passage has fewer.
+        n_prompt_tokens: Tokens of the prompt: the passage, the question and the instruction.
+        n_reused_tokens: Tokens of the prompt that the KV cache held already.
+        n_starts: Places of the passage where a span may begin.
+        n_span_tokens: Tokens of the longest spans from all these places: the rows that scoring every span would take.
+        n_forwards: Forwards after the prompt's.
+        n_rows: Their rows.
+        prompt_s: Seconds until the prompt was read.
+        total_s: Seconds of everything.
+    """
+
+    spans: tuple[Span, ...]
+    n_prompt_tokens: int
+    n_reused_tokens: int
+    n_starts: int
+    n_span_tokens: int
+    n_forwards: int
+    n_rows: int
+    prompt_s: float
+    total_s: float
+
+    __repr__ = one_line
 
 
 def question_text(question: str, passage: str) -> str:
@@ -69,6 +127,7 @@ class WantedSpans:
                 raise OptionError(name, value, f"it must be a whole number from 1 to {most}")
 
 
+@checks_arguments
 def extract(
     engine: Engine,
     question: str,
@@ -79,7 +138,28 @@ def extract(
     cancel: CancelToken | None = None,
     on_progress: OnProgress | None = None,
 ) -> Extraction:
-    """Return the quotations; edgedec.Engine.extract says what the arguments are, and what is raised."""
+    """Return the stretches of a passage that the model most probably answers a question with, found exactly.
+
+    A stretch begins and ends where one of its tokens does. Its probability is that of its tokens followed by the
+    end of the answer, at temperature 1; so those of all stretches sum to at most 1, and a low sum says that the
+    model would answer in other words.
+
+    Args:
+        engine: The loaded model.
+        question: What to look for.
+        passage: The text to quote from. Of several, no quotation goes from one to the next, and places count in
+            these texts with two line ends between them.
+        n: How many stretches, 1 to 100.
+        max_tokens: Most tokens of a stretch, 1 to 512.
+        cancel: Stops the work, from any thread.
+        on_progress: Called while the prompt is read.
+
+    Raises:
+        RequestError: The question or the passage is empty, or a number is out of range.
+        PromptTooLongError: Passage and question with `max_tokens` do not fit the context.
+        CapabilityError: The runtime can't go back in a text, or the model has no end token.
+        CancelledError: `cancel` stopped the work.
+    """
     passages: tuple[str, ...] = (passage,) if isinstance(passage, str) else tuple(passage or ())
     for each in passages:
         question_text(question, each)
@@ -98,7 +178,7 @@ def extract(
     starts = _starts(tokenizer, wanted, engine.n_ctx)
     if cancel.cancelled:
         raise CancelledError("the extraction was cancelled")
-    with engine.prompt_read(prompt_ids, cancel=cancel, on_progress=on_progress) as prompt:
+    with prompt_read(engine.pool, engine.requests.plain(prompt_ids, {}), cancel, on_progress) as prompt:
         return _searched(prompt, wanted, starts, np.array(end_ids, np.int64), began)
 
 

@@ -24,7 +24,6 @@ import numpy as np
 
 from edgedec.errors import CancelledError, EdgedecError
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions
-from edgedec.loading.runtime_choice import Comparison
 from edgedec.memory_plan import format_bytes
 from edgedec.model import Model
 from edgedec.progress import CancelToken
@@ -154,6 +153,19 @@ def _memory_factor(of_rival: Measured, of_first: Measured) -> float:
     if of_rival.n_bytes is None or of_first.n_bytes is None or of_rival.n_bytes <= of_first.n_bytes:
         return 1.0
     return float(_DOUBLED ** log2(of_rival.n_bytes / of_first.n_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a comparison of two runtimes found, as it is kept.
+
+    Attributes:
+        reason: The measurements, for a person.
+        is_faster: Whether the rival is worth taking.
+    """
+
+    reason: str
+    is_faster: bool
 
 
 def compared_runtimes(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> Comparison | None:

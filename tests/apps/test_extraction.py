@@ -13,9 +13,8 @@ from support.models.tiny_models import tiny_llama
 import edgedec
 from edgedec.errors import CancelledError, OptionError, PromptTooLongError, RequestError
 from edgedec.progress import CancelToken
-from edgedec.sequence import Extraction
-from edgedec_methods.extraction import question_text
-from edgedec_methods.spans import starts_of
+from edgedec_apps.extraction import Extraction, extract, question_text
+from edgedec_apps.span_search import starts_of
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +78,7 @@ def test_the_best_spans_are_those_of_scoring_every_span(
 ) -> None:
     """On a model that answers, whose search takes fewer rows than there are tokens to score; and on a warm cache."""
     for _ in range(2):
-        found = engine.extract(QUESTION, PASSAGE, n=n, max_tokens=12)
+        found = extract(engine, QUESTION, PASSAGE, n=n, max_tokens=12)
         assert len(found.spans) == n
         check(engine, found, scores, PASSAGE)
         assert n == 10 or found.n_rows < 0.75 * found.n_span_tokens
@@ -91,16 +90,16 @@ def test_no_quotation_goes_from_one_passage_to_the_next(engine: edgedec.Engine) 
     """Of two passages, the spans are those of each behind the prompt of both; places count in the joined text."""
     parts = ["The tower was built by Gustave", "Eiffel was born in Dijon."]
     joined = "\n\n".join(parts)
-    found = engine.extract("Who built the tower?", parts, n=100, max_tokens=4)
+    found = extract(engine, "Who built the tower?", parts, n=100, max_tokens=4)
     assert len(found.spans) > 20
     assert all("\n\n" not in span.text and joined[span.start : span.end] == span.text for span in found.spans)
     assert {span.start > len(parts[0]) for span in found.spans} == {True, False}
-    whole = engine.extract("Who built the tower?", joined, n=100, max_tokens=4)
+    whole = extract(engine, "Who built the tower?", joined, n=100, max_tokens=4)
     assert any("\n\n" in span.text for span in whole.spans)
     empty = "the passage is empty or no text"
     for wrong, says in (([], empty), (["x", ""], empty), (["x", 3], r"passage\[1\] is 3; it must be a text")):
         with pytest.raises(RequestError, match=says):
-            engine.extract("Who?", wrong)  # type: ignore[arg-type]
+            extract(engine, "Who?", wrong)  # type: ignore[arg-type]
 
 
 def test_the_text_after_an_extraction_is_that_of_a_cold_start(engine: edgedec.Engine) -> None:
@@ -108,17 +107,17 @@ def test_the_text_after_an_extraction_is_that_of_a_cold_start(engine: edgedec.En
     messages = [{"role": "user", "content": question_text(QUESTION, PASSAGE)}]
     cold = engine.chat(messages, temperature=0, max_tokens=8, reuse="exact")
     engine.generate("Something else", temperature=0, max_tokens=2)
-    engine.extract(QUESTION, PASSAGE)
+    extract(engine, QUESTION, PASSAGE)
     warm = engine.chat(messages, temperature=0, max_tokens=8, reuse="exact")
     assert (warm.token_ids, warm.stats.n_reused_tokens > 0) == (cold.token_ids, True)
 
 
 def test_a_runtime_without_trees_finds_the_same(engine: edgedec.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its forwards are paths of tokens, each behind the other."""
-    trees = engine.extract(QUESTION, PASSAGE, max_tokens=12)
+    trees = extract(engine, QUESTION, PASSAGE, max_tokens=12)
     without = replace(engine.model.capabilities, trees=False, max_rows=4)
     monkeypatch.setattr(engine.model, "capabilities", without)
-    chains = engine.extract(QUESTION, PASSAGE, max_tokens=12)
+    chains = extract(engine, QUESTION, PASSAGE, max_tokens=12)
     assert chains.spans == trees.spans
     assert chains.n_forwards > trees.n_forwards
 
@@ -129,8 +128,8 @@ def test_a_model_that_finds_everything_likely_is_searched_exactly(tmp_path: Path
     passage = "a bc, ab é bca " * 2
     with edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime=runtime, draft="off", n_ctx=512) as tiny:
         scores = every_span(tiny, "b?", passage, 5)
-        check(tiny, tiny.extract("b?", passage, n=4, max_tokens=5), scores, passage)
-        every = tiny.extract("b?", passage, n=100, max_tokens=2)
+        check(tiny, extract(tiny, "b?", passage, n=4, max_tokens=5), scores, passage)
+        every = extract(tiny, "b?", passage, n=100, max_tokens=2)
         few = every_span(tiny, "b?", passage, 2)
         assert len(every.spans) == min(100, len(few))
         check(tiny, every, few, passage)
@@ -139,17 +138,17 @@ def test_a_model_that_finds_everything_likely_is_searched_exactly(tmp_path: Path
 def test_the_room_behind_the_prompt_bounds_a_quotation(tmp_path: Path) -> None:
     """Only what a quotation of the passage may really take must fit; else the message says how much there is."""
     with edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", draft="off", n_ctx=256) as tiny:
-        short = tiny.extract("a?", "b abc ab cab", max_tokens=tiny.n_ctx, n=3)
-        assert short.spans == tiny.extract("a?", "b abc ab cab", max_tokens=20, n=3).spans
+        short = extract(tiny, "a?", "b abc ab cab", max_tokens=tiny.n_ctx, n=3)
+        assert short.spans == extract(tiny, "a?", "b abc ab cab", max_tokens=20, n=3).spans
         passage = "abc " * 25
-        room = tiny.n_ctx - tiny.extract("a?", passage, max_tokens=5).n_prompt_tokens
+        room = tiny.n_ctx - extract(tiny, "a?", passage, max_tokens=5).n_prompt_tokens
         assert 0 < room < 100
-        assert tiny.extract("a?", passage, max_tokens=room).spans
+        assert extract(tiny, "a?", passage, max_tokens=room).spans
         for most in (room + 1, tiny.n_ctx, 512):
             with pytest.raises(
                 OptionError, match=f"max_tokens is {most}; it must be at most {room}: the context of 256"
             ):
-                tiny.extract("a?", passage, max_tokens=most)
+                extract(tiny, "a?", passage, max_tokens=most)
 
 
 def test_what_can_not_be_extracted_is_refused(engine: edgedec.Engine) -> None:
@@ -160,14 +159,14 @@ def test_what_can_not_be_extracted_is_refused(engine: edgedec.Engine) -> None:
         (3, PASSAGE, "is 3;"),
     ):
         with pytest.raises(RequestError, match=says):
-            engine.extract(question, passage)  # type: ignore[arg-type]
+            extract(engine, question, passage)  # type: ignore[arg-type]
     for name, value in (("n", 0), ("n", 101), ("max_tokens", 0), ("max_tokens", True), ("n", 1.5)):
         with pytest.raises(OptionError, match=name):
-            engine.extract(QUESTION, PASSAGE, **{name: value})  # type: ignore[arg-type]
+            extract(engine, QUESTION, PASSAGE, **{name: value})  # type: ignore[arg-type]
     with pytest.raises(PromptTooLongError):
-        engine.extract(QUESTION, PASSAGE * 400)
+        extract(engine, QUESTION, PASSAGE * 400)
     cancel = CancelToken()
     cancel.cancel()
     with pytest.raises(CancelledError):
-        engine.extract(QUESTION, PASSAGE, cancel=cancel)
-    assert engine.extract(QUESTION, PASSAGE, n=1).spans
+        extract(engine, QUESTION, PASSAGE, cancel=cancel)
+    assert extract(engine, QUESTION, PASSAGE, n=1).spans

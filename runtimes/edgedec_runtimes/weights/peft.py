@@ -1,7 +1,7 @@
 """Low-rank adapters that PEFT has saved, for models that are GGUFs; neither torch nor PEFT is needed.
 
 A folder has adapter_config.json and adapter_model.safetensors. The names of its tensors are those of the checkpoint
-(edgedec_export.hf.tensors has the GGUF's), and the rows of some matrices are reordered as the checkpoint's are.
+(edgedec_runtimes.weights.checkpoint_names has the GGUF's), and the rows of some matrices are reordered as those are.
 """
 
 import re
@@ -15,8 +15,8 @@ from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, floats
 from edgedec.gguf.metadata import get_int, get_text
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_export.hf.tensors import gguf_name, in_neighbours, to_neighbours
-from edgedec_runtimes.weights.adapters import Adapter, AdapterPair, Floats, content_hash, require_pair
+from edgedec_runtimes.weights.adapter_pairs import Adapter, AdapterPair, Floats, content_hash, require_pair
+from edgedec_runtimes.weights.checkpoint_names import gguf_name, in_neighbours, to_neighbours
 from edgedec_runtimes.weights.config_values import ConfigValues
 from edgedec_runtimes.weights.safetensors import ITEM_BYTES, Tensor, read_header, read_json
 

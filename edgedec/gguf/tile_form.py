@@ -1,18 +1,109 @@
-"""The bytes of a GGUF's matrices, made again from tiles, in which the cpu runtime keeps them.
+"""Reading a GGUF that a tile file took the place of: its header, and its tensors in the GGUF's own bytes.
 
 A tile is 16 rows of a matrix, block by block of the file's columns. This file turns the arrangement back, for the types
 whose bits tiles hold as they are; runtimes/edgedec_runtimes/cpu/native/weights/tiles.h describes it.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.errors import ModelFormatError
+from edgedec.gguf.header import TensorInfo
+from edgedec.gguf.places import TILE_MAGIC
 from edgedec.gguf.tensor_types import GGMLType
+from edgedec.gguf.tile_header import HEADER_NAME, TileHeader, checked_header
 
 TILE_ROWS = 16
 U8 = NDArray[np.uint8]
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TiledForm:
+    """What a tile file holds, and how the bytes of the GGUF whose place it took are read from it.
+
+    Attributes:
+        tiles: The file's header.
+        places: The byte at which each tensor begins, by its name.
+    """
+
+    tiles: TileHeader
+    places: Mapping[str, int] = field(repr=False)
+
+    @property
+    def n_model_bytes(self) -> int:
+        """The size of the GGUF."""
+        return self.tiles.n_model_bytes
+
+    def read(self, file: BinaryIO, tensor: TensorInfo, start: int, n_bytes: int) -> bytes:
+        """Return `n_bytes` bytes of a tensor from its byte `start` on as the GGUF held them, fewer where the file ends.
+
+        The header of the GGUF is read under the name HEADER_NAME.
+
+        Raises:
+            ModelFormatError: The file does not hold the tensor.
+            OSError: The file can't be read.
+        """
+        if tensor.name not in self.places:
+            raise ModelFormatError(f"{file.name}: it has no tensor {tensor.name!r}; download the model again")
+        place = self.places[tensor.name]
+        if place >= self.places[HEADER_NAME]:  # what is plain follows the tiles, and begins with the header
+            file.seek(place + start)
+            return file.read(n_bytes)
+        return _read_matrix(file, place, tensor, start, n_bytes)
+
+
+def read_form(file: BinaryIO, path: Path) -> tuple[TiledForm, bytes] | None:
+    """Return the form of a tile file, and the header of the GGUF that it took the place of; None for any other file.
+
+    Args:
+        file: The open file.
+        path: Its path, for messages.
+
+    Raises:
+        ModelFormatError: The tile file is damaged, or holds no header.
+        OSError: The file can't be read.
+    """
+    file.seek(0)
+    if file.read(len(TILE_MAGIC)) != TILE_MAGIC:
+        return None
+    file.seek(0)
+    tiles = checked_header(file, path.name)
+    if not tiles.n_plain:
+        raise ModelFormatError(f"{path}: a file of tiles without the rest of the model; pass the model's .gguf file")
+    places = tiles.places()
+    file.seek(places[HEADER_NAME])
+    raw = file.read(tiles.tensors[tiles.n_matrices].n_bytes)
+    if hashlib.sha256(raw).hexdigest() != tiles.header_hash:
+        raise damaged_model(path, "its header has another checksum")
+    return TiledForm(tiles, places), raw
+
+
+def _read_matrix(file: BinaryIO, place: int, tensor: TensorInfo, start: int, n_bytes: int) -> bytes:
+    """Return bytes of a matrix whose tiles begin at the byte `place` of a file; fewer where the file ends."""
+    n_cols = tensor.shape[0]
+    tile_bytes = TILE_ROWS * (tensor.n_bytes // (tensor.n_elements // n_cols))
+    first, end = start // tile_bytes, -(-(start + n_bytes) // tile_bytes)
+    found, step = bytearray(), max(1, _PIECE_BYTES // tile_bytes)
+    for begin in range(first, end, step):
+        file.seek(place + begin * tile_bytes)
+        tiles = file.read((min(end, begin + step) - begin) * tile_bytes)
+        if len(tiles) % tile_bytes:
+            return b""
+        found += untiled(tensor.type, np.frombuffer(tiles, np.uint8), n_cols).data.cast("B")
+    begin = start - first * tile_bytes
+    return bytes(memoryview(found)[begin : begin + n_bytes])
+
+
+def damaged_model(path: Path, what: str) -> ModelFormatError:
+    """Return the error to raise where the tile file that is all there is of a model is damaged."""
+    return ModelFormatError(f"{path}: it is damaged: {what}; download the model again with edgedec pull --force")
 
 
 def untiled(kind: GGMLType, tiles: U8, n_cols: int) -> U8:

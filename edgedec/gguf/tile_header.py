@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgedec.errors import ModelFormatError
-from edgedec.gguf.file import HEADER_NAME
-from edgedec_runtimes.tile_files.record import TILE_MAGIC
+from edgedec.gguf.places import TILE_MAGIC
 
+HEADER_NAME = ""
+"""The name under which a tile file holds the header of the GGUF; no tensor has it."""
 ALIGNMENT = 64
 VERSION = 2
 

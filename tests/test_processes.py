@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from edgedec_runtimes.shared.processes import OWN_GROUP, end_group
+from edgedec.processes import OWN_GROUP, end_group
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,6 @@
 """Finds the GPU that ONNX Runtime's WebGPU plug-in would use, in a process that a broken driver may end.
 
-python -m edgedec_runtimes.webgpu.finding       # prints what was found, as JSON
+python -m edgedec_export.webgpu.finding       # prints what was found, as JSON
 """
 
 import importlib.util
@@ -17,12 +17,12 @@ from edgedec.errors import EdgedecError, RuntimeAbsentError, RuntimeUnavailableE
 from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import Device
 from edgedec.plugins import install_command
+from edgedec_export.webgpu.vulkan import VulkanDevice, vulkan_devices
 from edgedec_runtimes.llamacpp.trial import ending
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.onnx.providers import PROVIDERS, choose_provider
 from edgedec_runtimes.shared.child_environment import child_environment
 from edgedec_runtimes.shared.native import VULKAN_ALONE
-from edgedec_runtimes.webgpu.vulkan import VulkanDevice, vulkan_devices
 
 NAME = "WebGPU"
 """The device's name in plans and reports. There is one, as the plug-in chooses among the GPUs by itself."""

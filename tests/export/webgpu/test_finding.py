@@ -10,16 +10,16 @@ from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
+from edgedec.loading import comparison as comparing
+from edgedec.loading.comparison import Measured
 from edgedec.loading.runtime_choice import Choice, choose_runtime
 from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import Cap, Setting
 from edgedec_export.cached import graph_bytes, make_graph
-from edgedec_runtimes.shared import comparison as comparing
-from edgedec_runtimes.shared.comparison import Measured
-from edgedec_runtimes.webgpu import finding
-from edgedec_runtimes.webgpu import runtime as webgpu
-from edgedec_runtimes.webgpu.finding import Found
-from edgedec_runtimes.webgpu.vulkan import VulkanDevice
+from edgedec_export.webgpu import finding
+from edgedec_export.webgpu import runtime as webgpu
+from edgedec_export.webgpu.finding import Found
+from edgedec_export.webgpu.vulkan import VulkanDevice
 
 _INLINE_BYTES = 20_000  # of vectors and scales that are small enough to lie in the graph itself
 CARD = Found("1.32", devices=[VulkanDevice("A Card", "1", "discrete", 8_000_000_000, 7_000_000_000)])

@@ -2,8 +2,8 @@
 
 import pytest
 
+from edgedec.choosing.sample_count import another_is_wanted, enough, n_agreeing
 from edgedec.errors import OptionError
-from edgedec_methods.sample_count import another_is_wanted, enough, n_agreeing
 
 
 @pytest.mark.parametrize("p", [0.0, 0.02, 0.3, 0.5, 0.77, 0.999, 1.0])

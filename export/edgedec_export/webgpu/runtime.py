@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from edgedec import plugins
 from edgedec.errors import ModelError, ModelFormatError, OptionError, RequestError, argument
 from edgedec.gguf.file import DATA, GRAPH, is_onnx, read_gguf
 from edgedec.load_options import LoadOptions, default_n_ctx
@@ -19,6 +18,8 @@ from edgedec.memory_plan import Device, IsOver, MemoryPlan, MemoryTerm, Split, f
 from edgedec.model import Model
 from edgedec.runtime import RuntimeReport
 from edgedec.storage.cache_files import delete_folder
+from edgedec_export.cached import graph_bytes, graph_folder, make_graph, refusal
+from edgedec_export.webgpu.finding import NAME, PROVIDER, as_device, found, look, require
 from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel, Hosting
 from edgedec_runtimes.cpu.network import read_network
@@ -27,7 +28,6 @@ from edgedec_runtimes.onnx.memory import memory_terms
 from edgedec_runtimes.onnx.runtime import Onnx
 from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
 from edgedec_runtimes.shared.sizes import check_sizes
-from edgedec_runtimes.webgpu.finding import NAME, PROVIDER, as_device, found, look, require
 
 _DEVICES = (None, "gpu", "auto", NAME.lower())
 _ON_GPU = ("weights", "KV cache", "activations")
@@ -45,8 +45,7 @@ class WebGpu:
         """Return None for an export of our own, and for a GGUF that can be exported; else the reason."""
         if is_onnx(path):
             return Onnx().accepts(path)
-        refusal: str | None = plugins.load_plugin(plugins.OWN, "graph_refusal")(path)
-        return refusal
+        return refusal(path)
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from headers (RuntimeUnavailableError where there is no GPU)."""
@@ -59,7 +58,7 @@ class WebGpu:
         """Make the graph where there is none, and load it in a process of its own."""
         _check(path, options)
         told = require()
-        folder = path if is_onnx(path) else plugins.load_plugin(plugins.OWN, "make_graph")(path, options)
+        folder = path if is_onnx(path) else make_graph(path, options)
         try:
             export, base = read_export(folder), resident_bytes() or 0
             verify_files(folder, export.files, options)
@@ -133,24 +132,19 @@ def _check(path: Path, options: LoadOptions) -> None:
     check_sizes(options)
     if not is_onnx(path) and options.kv_type not in ("f16", "f32"):
         raise OptionError("kv_type", options.kv_type, "the webgpu runtime takes f16")
-    if device == "auto" and not is_onnx(path) and not _graph(path, options).is_dir():
+    if device == "auto" and not is_onnx(path) and not graph_folder(path, options.cache_dir).is_dir():
         raise RequestError(f"no graph of {path.name} was made yet; {argument('device')} gpu makes it")
-
-
-def _graph(path: Path, options: LoadOptions) -> Path:
-    folder: Path = plugins.load_plugin(plugins.OWN, "graph_folder")(path, options.cache_dir)
-    return folder
 
 
 def _export(path: Path, options: LoadOptions) -> Export:
     """Return what the export of a model is, or what it will be where it is made at the first load."""
     if is_onnx(path):
         return read_export(path)
-    folder = _graph(path, options)
+    folder = graph_folder(path, options.cache_dir)
     with suppress(ModelError):  # there is none, or a damaged one, which loading makes anew
         return read_export(folder)
     gguf = read_gguf(path)
-    n, n_bytes = read_network(gguf), plugins.load_plugin(plugins.OWN, "graph_bytes")(path)
+    n, n_bytes = read_network(gguf), graph_bytes(path)
     files = {DATA: FileFacts(n_bytes, ""), GRAPH: FileFacts(_GRAPH_BYTES * n.n_layer, "")}
     sizes = (n.n_layer, n.n_vocab, n.n_embd, n.n_head_kv, n.head_dim, n.n_ff, n.n_ctx_train)
     return Export(folder, gguf, n.architecture, "exact", "f32", *sizes, (), 0, files, "")

@@ -2,8 +2,8 @@
 
 The command gets one JSON object on its standard input, {"prefix": text, "steps": [text, ...]}, and prints a JSON array
 with a score from 0 to 1 for each step. It is an argument list that no shell reads. Only the caller of the API, or of
-the command line, names it; a request to the server can't. The core finds it by the entry point `command_scorer` of
-`edgedec.own`. edgedec_apps.refine runs the same command on one text at a time, and reads its standard error, too.
+the command line, names it; a request to the server can't. `edgedec refine` runs the same command on one text at a
+time, and reads its standard error, too.
 """
 
 import json
@@ -17,11 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
-from edgedec.choosing.scorer import SCORER_S
 from edgedec.errors import OptionError, PluginError, argument
+from edgedec.processes import OWN_GROUP, end_group
 from edgedec.progress import CancelToken, check_cancelled
-from edgedec_runtimes.shared.processes import OWN_GROUP, end_group
 
+SCORER_S = 60.0
+"""Seconds that a call of a scorer may take, unless the caller says otherwise."""
 _POLL_S = 0.02
 _DRAIN_S = 0.5  # most that is waited for what lies in a pipe when the command has ended
 _MOST_BYTES = 1 << 20
