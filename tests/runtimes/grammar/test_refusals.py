@@ -35,6 +35,27 @@ REFUSED: dict[str, tuple[Grammar, str]] = {
 }
 
 
+OPEN = (
+    {"type": "object"},
+    {"type": ["null", "object"]},
+    {"properties": {"a": {"type": "string"}}},
+    {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "integer"}}},
+)
+CLOSED = (
+    {"properties": {"a": {"type": "string"}}, "additionalProperties": False},
+    {"enum": [{"properties": 1}], "type": "string"},
+    {"type": "object", "unevaluatedProperties": False},
+    {},
+)
+
+
+@pytest.mark.parametrize("schema", [*OPEN, *CLOSED])
+def test_a_cut_text_of_an_open_schema_says_what_to_change(schema: Mapping[str, Any]) -> None:
+    """Objects that may have keys of any name make a text that may never end; closed ones do not."""
+    assert ("additionalProperties" in Grammar.json_schema(schema).note_if_cut) == (schema in OPEN)
+    assert Grammar.regex("a+").note_if_cut == ""
+
+
 NOTHING = ("", "|", "()", "(|)", "^$", "(?i)", "a{0}", "\\A", "(?x) ")
 NO_TEXT = ('start: ""', "start:", "start: a\na: ", 'start: A\nA: ""')
 MEANINGLESS = ("(", "[", ")", "a{2", "(?i", "(?=a)b", "(?<!a)b", "\\b", "*", "\\1", "[z-a]", "[^\\s\\S]")
