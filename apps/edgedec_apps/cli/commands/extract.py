@@ -31,9 +31,12 @@ def command(
         Path | None,
         prompt_option("--file", "-f", help="The text to quote from; - is standard input, the default.", metavar="FILE"),
     ] = None,
-    count: Annotated[int, prompt_option("--count", help="How many quotations, 1 to 100.", metavar="N")] = 3,
+    count: Annotated[
+        int, prompt_option("--count", help="How many quotations, 1 to 100.", metavar="N", least=1, most=100)
+    ] = 3,
     span_tokens: Annotated[
-        int, prompt_option("--span-tokens", help="Most tokens of a quotation, 1 to 512.", metavar="N")
+        int,
+        prompt_option("--span-tokens", help="Most tokens of a quotation, 1 to 512.", metavar="N", least=1, most=512),
     ] = 64,
     passages: Passages = None,
     load: LoadFlags,

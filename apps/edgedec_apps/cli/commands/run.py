@@ -168,7 +168,7 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
         n_texts = n_texts_of(way, job.choice)
     grammar = grammar_options(job.sampling)
     options = sampling_options(job.sampling) | grammar
-    writing = _Writing(job, asked, way, n_texts, options)
+    writing = _Writing(job, asked, way, n_texts, options, picture_parts(job.image or []))
     answers: list[_Answer] = []
 
     def work(cancel: CancelToken) -> bool:
@@ -201,19 +201,19 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """How texts are written: the command, what is asked, how one is chosen, how many there are, and their options."""
+    """How texts are written: the command, what is asked, how one is chosen, how many, their options, and pictures."""
 
     job: RunJob
     asked: _Asked
     way: "BestOf | SearchBy | RefineBy | None"
     n_texts: int
     options: dict[str, Any]
+    pictures: list[dict[str, Any]]
 
 
 def _answer_all(engine: "Engine", writing: _Writing, answers: "list[_Answer]", cancel: CancelToken) -> None:
     """Answer the questions one after another, and append the answers; what was printed of one is not taken back."""
-    job, questions = writing.job, writing.asked.questions
-    pictures = picture_parts(job.image or [])
+    job, questions, pictures = writing.job, writing.asked.questions, writing.pictures
     for number, question in enumerate(questions, 1):
         if len(questions) > 1 and not job.output.as_json:
             write_text(f"--- question {number} of {len(questions)}: {one_line(question or '')} ---\n")
