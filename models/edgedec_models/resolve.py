@@ -223,7 +223,7 @@ def _unknown(name: str, hint: str) -> str:
 
 
 def _hint(name: str, options: ResolveOptions) -> str:
-    from edgedec_models.names import did_you_mean
+    from edgedec.callers import did_you_mean
 
     return did_you_mean(name, _known(options))
 

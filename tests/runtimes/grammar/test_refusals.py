@@ -35,13 +35,13 @@ REFUSED: dict[str, tuple[Grammar, str]] = {
 }
 
 
-OPEN = (
+OPEN: tuple[Mapping[str, Any], ...] = (
     {"type": "object"},
     {"type": ["null", "object"]},
     {"properties": {"a": {"type": "string"}}},
     {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "integer"}}},
 )
-CLOSED = (
+CLOSED: tuple[Mapping[str, Any], ...] = (
     {"properties": {"a": {"type": "string"}}, "additionalProperties": False},
     {"enum": [{"properties": 1}], "type": "string"},
     {"type": "object", "unevaluatedProperties": False},
