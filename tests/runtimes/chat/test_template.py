@@ -301,6 +301,9 @@ def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ([*HELLO, "Hello"], "message 1 must be a mapping, not str"),
         ([{"content": "Hello"}], "message 0: 'role' must be a string, not None"),
         ([*HELLO, {"role": 1, "content": "Hello"}], "message 1: 'role' must be a string, not 1"),
+        ([*HELLO, {"role": "usr", "content": "Hello"}], "message 1: 'role' is 'usr'; did you mean user\\?$"),
+        ([{"role": "Assistant", "content": "Hi"}], "message 0: 'role' is 'Assistant'; did you mean assistant\\?$"),
+        ([{"role": "robot", "content": "Hi"}], "'role' is 'robot'; it must be one of system, user, .*function$"),
         ([{"role": "user"}], "message 0: 'content' must be a string or a list of text parts, not None"),
         ([*HELLO, {"role": "user", "content": 5}], "message 1: 'content' must be"),
         ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "message 0: part 0 of 'content'"),
@@ -312,6 +315,13 @@ def test_malformed_messages_are_refused(messages: Any, complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint) as caught:
         template(CHATML).render(messages)
     assert not isinstance(caught.value, TemplateError)
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool", "developer", "function", "ipython"])
+def test_roles_that_clients_send_or_the_template_names_pass(role: str) -> None:
+    """Those of OpenAI's interfaces, and one that only the template knows, such as Llama's."""
+    named = template(CHATML + "{% if messages[0].role == 'ipython' %}{% endif %}")
+    assert "Hello" in named.render([{"role": role, "content": "Hello"}, *HELLO])
 
 
 def test_tools_are_checked() -> None:
