@@ -83,8 +83,7 @@ def command(
 
 def _write_here(rows: list[tuple[str, ...]], presets: "list[Preset]") -> None:
     """Write the models on this machine, and the presets."""
-    if not rows:
-        write_line("no models on this machine yet")
+    write_line("on this machine:" if rows else "no models on this machine yet")
     further = [(one_line(each.name), "", "", "", "", f"a preset of {one_line(each.model)}") for each in presets]
     if rows or further:
         write_table([_HEADINGS, *rows, *further], dropped=_LICENCE)
