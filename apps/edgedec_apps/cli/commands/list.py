@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 _HEADINGS, _LICENCE = ("NAME", "SIZE", "MEMORY", "SPEED", "LICENCE", "GOOD FOR"), 4
 _LEGEND = (
-    "memory: with 4,096 tokens of context; from: the weights alone. speed: tokens a second without drafts, as the "
-    "model ran here; up to: as often as its weights can be read here. fast: 20 and more; slow: under 5"
+    "memory: of edgedec run with a full context of 4,096 tokens; from: the weights alone. speed: tokens a second "
+    "without drafts, as the model ran here; up to: as often as its weights can be read here. fast: 20 and more; "
+    "slow: under 5"
 )
 
 

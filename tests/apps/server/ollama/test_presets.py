@@ -154,7 +154,8 @@ def test_the_commands(running: Running, home: Path) -> None:
     assert run_here("ps", *at).text == "no model is loaded\n"
     asked = {"model": "poet", "messages": messages("x"), "max_tokens": 1}
     assert running.client.post("/v1/chat/completions", json=asked).status_code == 200
-    head, row = run_here("ps", *at).text.splitlines()
+    head, row, _, *legend = run_here("ps", *at).text.splitlines()
+    assert " ".join(legend).startswith("memory: the most that the model may hold beside the server itself, with full")
     assert head.split() == ["NAME", "MEMORY", "CONTEXT", "REQUESTS", "UNTIL"]
     assert (row.split()[0], row.split()[3:5]) == ("ape", ["512", "0"])
     (model,) = json.loads(run_here("ps", *at, "--json").text)["models"]
