@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from edgedec import plugins
 from edgedec.api.engine import Engine
-from edgedec.api.notebook import shown_progress
 from edgedec.api.open_drafters import Drafts, open_drafters
 from edgedec.api.open_model import EngineParts
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
@@ -31,7 +30,7 @@ from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import HasDevices, MemoryPlan, Size
 from edgedec.model import Model, Session
 from edgedec.model_card import ModelCard
-from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec.progress import CancelToken, OnProgress, shown_progress, stage
 from edgedec.runtime import processes_of
 from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 

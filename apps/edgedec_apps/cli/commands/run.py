@@ -27,7 +27,7 @@ from edgedec_apps.cli.options import (
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.pictures import picture_parts, pictures_document, pictures_lines, with_pictures
 from edgedec_apps.cli.preset_options import with_preset
-from edgedec_apps.cli.prompt import argument_text, find_documents, system_text
+from edgedec_apps.cli.prompt import argument_text, find_documents, say_found, system_text
 from edgedec_apps.cli.reports.memory_report import Held, held_by, held_document, held_line
 from edgedec_apps.cli.sampling_options import ChoiceFlags, SamplingFlags
 from edgedec_apps.cli.shown.explain import sampling_line
@@ -301,7 +301,7 @@ def _prompt(
         system = [{"role": "system", "content": job.system}] if job.system is not None else []
         text, found = question or "", None
         if documents:
-            from edgedec_apps.cli.about import rank_by_model, say_found
+            from edgedec_apps.cli.opening import rank_by_model
             from edgedec_apps.documents.asking import ANSWER, Asking
 
             asking = Asking(
