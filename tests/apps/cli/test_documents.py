@@ -121,9 +121,12 @@ def test_at_most_a_quarter_of_the_context_is_read_unless_a_number_is_given(model
     for n in (1, 4):
         found = document(run_here("run", model, question, "-f", book, *SHORT, *long, "--passages", str(n), "--json"))
         assert found["search"]["n_read"] == n
-    quoted = ("extract", model, question, "-f", book, "-c", "600", "--span-tokens", "8", "--passages", "2", "--json")
-    found = document(run_here(*quoted))
-    assert found["search"]["n_read"] == 2
+    quoted = ("extract", model, question, "-f", book, "-c", "600", "--span-tokens", "8", "--json")
+    for options in (("--passages", "2"), ()):  # the same passages are read for a quotation as for an answer
+        found = document(run_here(*quoted, *options))
+        answered = document(run_here("run", model, question, "-f", book, *SHORT, "-c", "600", *options, "--json"))
+        assert found["search"] == answered["search"]
+        assert found["search"]["n_read"] == 2 or not options
     for span in found["spans"]:
         read = found["search"]["passages"][span["passage"]]
         assert read["text"][span["start"] : span["end"]] == span["text"]
