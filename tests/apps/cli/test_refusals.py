@@ -32,6 +32,7 @@ def test_a_file_that_is_no_model(command: tuple[str, ...], content: bytes, words
     run_here(*args, env={"EDGEDEC_RUNTIME": "auto"}).failed(12, str(file), words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "option", "value", "content", "words"),
     [

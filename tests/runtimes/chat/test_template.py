@@ -301,9 +301,6 @@ def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ([*HELLO, "Hello"], "message 1 must be a mapping, not str"),
         ([{"content": "Hello"}], "message 0: 'role' must be a string, not None"),
         ([*HELLO, {"role": 1, "content": "Hello"}], "message 1: 'role' must be a string, not 1"),
-        ([*HELLO, {"role": "usr", "content": "Hello"}], "message 1: 'role' is 'usr'; did you mean user\\?$"),
-        ([{"role": "Assistant", "content": "Hi"}], "message 0: 'role' is 'Assistant'; did you mean assistant\\?$"),
-        ([{"role": "robot", "content": "Hi"}], "'role' is 'robot'; it must be one of system, user, .*function$"),
         ([{"role": "user"}], "message 0: 'content' must be a string or a list of text parts, not None"),
         ([*HELLO, {"role": "user", "content": 5}], "message 1: 'content' must be"),
         ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "message 0: part 0 of 'content'"),
@@ -317,11 +314,18 @@ def test_malformed_messages_are_refused(messages: Any, complaint: str) -> None:
     assert not isinstance(caught.value, TemplateError)
 
 
-@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool", "developer", "function", "ipython"])
-def test_roles_that_clients_send_or_the_template_names_pass(role: str) -> None:
-    """Those of OpenAI's interfaces, and one that only the template knows, such as Llama's."""
+def test_roles_that_clients_send_or_the_template_names_pass() -> None:
+    """Those of OpenAI's interfaces, and one that only the template knows, such as Llama's; others are refused."""
     named = template(CHATML + "{% if messages[0].role == 'ipython' %}{% endif %}")
-    assert "Hello" in named.render([{"role": role, "content": "Hello"}, *HELLO])
+    for role in ("system", "user", "assistant", "tool", "developer", "function", "ipython"):
+        assert "Hello" in named.render([{"role": role, "content": "Hello"}, *HELLO])
+    for role, hint in (
+        ("usr", "did you mean user\\?$"),
+        ("Assistant", "did you mean assistant\\?$"),
+        ("robot", "it must be one of system, user, .*function$"),
+    ):
+        with pytest.raises(RequestError, match=rf"message 1: 'role' is '{role}'; {hint}"):
+            named.render([*HELLO, {"role": role, "content": "Hello"}])
 
 
 def test_tools_are_checked() -> None:
