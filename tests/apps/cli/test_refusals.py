@@ -49,6 +49,8 @@ def test_a_file_that_is_no_model(command: tuple[str, ...], content: bytes, words
         ("run", "--passages", "0", None, "'--passages'"),
         ("extract", "--passages", "0", None, "'--passages'"),
         ("extract", "--count", "101", None, "'--count'"),
+        ("embed", "--pooling", "max", None, "--pooling is 'max'; it must be mean, cls or last"),
+        ("embed", "--dimensions", "0", None, "'--dimensions'"),
         ("extract", "--span-tokens", "0", None, "'--span-tokens'"),
     ],
 )
