@@ -1,10 +1,10 @@
-"""What callers pass and see: arguments are checked by their annotations, results are shown as one line.
+"""What callers pass and see: arguments are checked by their annotations, results and likely names shown in one line.
 
 A wrong argument raises an OptionError. Three things are not checked: an annotation in quotes (its type is imported only
 when it is needed), what a mapping holds, and the numbers of a sequence. A scalar of numpy becomes a number of Python.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache, wraps
 from inspect import Parameter, iscoroutinefunction, isfunction, signature
@@ -18,6 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 K = TypeVar("K", bound=type[Any])
 
 _LONGEST = 64  # characters of a value that is shown
+_ELSEWHERE = {"context": "n_ctx", "context_length": "n_ctx", "n_predict": "max_tokens", "num_predict": "max_tokens"}
+_LEAST_PART = 3  # characters of a name that is looked for in others
 _WORDS = {
     "bool": "True or False",
     "int": "a whole number",
@@ -46,21 +48,50 @@ def one_line(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(shown)})"
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a clause with the known names most like `name` in any case, at most three; "" where none is like it.
+
+    First come the names that begin with `name`, or that `name` begins with, in the order of `known`: so it has those
+    first that a person is likely to mean. Names that hold `name` elsewhere come after those like it as a whole.
+
+    >>> did_you_mean("SmolLM-135m", ["smollm2-135m", "gemma3-270m"])
+    '; did you mean smollm2-135m?'
+    >>> did_you_mean("smollm", ["smollm2-135m", "smollm3-3b", "smolvlm-256m"])
+    '; did you mean smollm2-135m or smollm3-3b or smolvlm-256m?'
+    >>> did_you_mean("coder", ["qwen2.5-coder-0.5b", "gemma3-270m"])
+    '; did you mean qwen2.5-coder-0.5b?'
+    """
+    from difflib import get_close_matches  # here, as few callers are wrong
+
+    lower = name.lower()
+    by_lower: dict[str, str] = {}
+    for each in known:
+        by_lower.setdefault(each.lower(), each)
+    holding = [each for each in by_lower if len(name) >= _LEAST_PART and lower in each]
+    begun = [each for each in by_lower if lower.startswith(each) or (each in holding and each.startswith(lower))]
+    like = get_close_matches(lower, by_lower, n=3, cutoff=0.6)
+    likely = [lower] if lower in by_lower else [*begun, *like, *holding]
+    found = [by_lower[each] for each in dict.fromkeys(likely)][:3]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
 def checks_arguments(function: F) -> F:
     """Return a function that raises OptionError for a wrong argument, and RequestError for one that it hasn't."""
     parameters = signature(function).parameters.values()
     named = [each.name for each in parameters if each.kind is not Parameter.VAR_KEYWORD]
     hints = {each.name: each.annotation for each in parameters if each.annotation is not Parameter.empty}
     options = next((each.annotation for each in parameters if each.kind is Parameter.VAR_KEYWORD), None)
-    hints |= {} if options is None else get_args(options)[0].__annotations__  # of Unpack[...]
+    further = {} if options is None else get_args(options)[0].__annotations__  # of Unpack[...]
+    hints |= further
+    known = [name for name in (*named, *further) if name != "self"]
 
     @wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
         values = [checked_value(name, hints.get(name, ""), value) for name, value in zip(named, args, strict=False)]
         for name in keywords:
-            if name not in named and options is None:
-                has = ", ".join(name for name in named if name != "self")
-                raise RequestError(f"{function.__name__}() has no argument {name!r}; it has {has}")
+            if name not in known:
+                hint = did_you_mean(_ELSEWHERE.get(name, name), known) or f"; it has {', '.join(known)}"
+                raise RequestError(f"{function.__name__}() has no argument {name!r}{hint}")
             keywords[name] = checked_value(name, hints.get(name, ""), keywords[name])
         return function(*values, *args[len(values) :], **keywords)
 

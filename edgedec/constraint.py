@@ -74,11 +74,12 @@ class Constraint:
 
     Attributes:
         note: A note for a person on how the text came about; may be empty.
+        note_if_cut: A note for a person, should the text be cut before the grammar allows an end; may be empty.
         logprob: The sum over the text's tokens of log Z, where Z is the probability that the model gives to all tokens
             together that were allowed there. NaN where that is not known.
     """
 
-    note = ""
+    note = note_if_cut = ""
     logprob = 0.0
 
     def __init__(self, state: GrammarState) -> None:

@@ -28,6 +28,9 @@ GRAMMAR_BYTES = 64_000_000
 """Most memory of compiled grammars where memory is ample; each text that keeps to one may take as much again."""
 LEAST_GRAMMAR_BYTES = 6_000_000
 """The same limit where a memory plan has no term for grammars."""
+_NOTE_IF_OPEN = (
+    'objects may have keys of any name, so a text may never end: give a JSON schema with "additionalProperties": false'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,20 @@ class Grammar:
             return cls("json_schema", _checked(exact_json.dumps(schema, allow_nan=False)))
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the JSON schema can't be written as JSON: {error}") from error
+
+    @property
+    def note_if_cut(self) -> str:
+        """What to change where a text of the grammar was cut; empty unless its objects may have keys of any name."""
+        nodes = [json.loads(self.source)] if self.kind == "json_schema" else []
+        while nodes:
+            if isinstance(node := nodes.pop(), list):
+                nodes += node
+            elif isinstance(node, dict):
+                is_object = "properties" in node or "object" in (node.get("type") or "")
+                if is_object and False not in (node.get("additionalProperties"), node.get("unevaluatedProperties")):
+                    return _NOTE_IF_OPEN
+                nodes += [node[name] for name in node if name not in ("const", "default", "enum", "examples")]
+        return ""
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":

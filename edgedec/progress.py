@@ -4,6 +4,7 @@ Progress is a callback that gets a value; cancellation is a flag that long work 
 prints anything, and neither installs a signal handler.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -127,3 +128,32 @@ def reported(items: Sequence[T], what: str, on_progress: OnProgress | None, canc
         yield item
     if is_reported:
         report_progress(on_progress, "load", 100, 100, "%", what)
+
+
+@contextmanager
+def shown_progress(on_progress: OnProgress | None, what: str) -> Iterator[OnProgress | None]:
+    """Yield the function that load() reports to: `on_progress`, or in a notebook a bar where that is None."""
+    shell = sys.modules["IPython"].get_ipython() if on_progress is None and "IPython" in sys.modules else None
+    if getattr(shell, "kernel", None) is None:  # of a notebook; a terminal has none
+        yield on_progress
+        return
+    from html import escape  # takes milliseconds of a start elsewhere
+
+    place, shown = sys.modules["IPython"].display.display({"text/plain": ""}, raw=True, display_id=True), ""
+
+    def show(text: str, bar: str = "") -> None:
+        nonlocal shown
+        if text != shown:
+            place.update({"text/plain": text, "text/html": f"{bar}{escape(text)}"}, raw=True)
+        shown = text
+
+    def report(progress: Progress) -> None:
+        text = " ".join(filter(None, (progress.phase, progress.detail)))
+        if progress.total and progress.unit:
+            share = progress.done / progress.total
+            show(f"{text}: {share:.0%}", f'<progress max="1" value="{share:.2f}"></progress> ')
+        else:
+            show(text)
+
+    yield report
+    show(f"loaded {what}")

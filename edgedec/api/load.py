@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from edgedec.api.engine import Engine
-from edgedec.api.notebook import shown_progress
 from edgedec.api.open_drafters import Drafts, open_drafters
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.wishes import Wishes, find_model, plain_wishes
@@ -34,7 +33,7 @@ from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import HasDevices, MemoryPlan, Size
 from edgedec.model import Model, Session
 from edgedec.model_card import ModelCard
-from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec.progress import CancelToken, OnProgress, shown_progress, stage
 from edgedec.runtime import processes_of
 from edgedec.scheduler.drafter_factories import demands_of
 from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages

@@ -235,14 +235,8 @@ class Requests:
         """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
 
         Raises:
-            RequestError: An option is unknown or out of range.
+            RequestError: An option is out of range.
         """
-        unknown = set(options) - set(SamplingParams.names())
-        if unknown:
-            raise RequestError(
-                f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(SamplingParams.names())}; of a "
-                f"request also {', '.join(sorted(set(RequestOptions.__annotations__) - set(SamplingParams.names())))}"
-            )
         own = SamplingParams(**self._model.card.sampling_defaults)
         if "logit_bias" in options and own.logit_bias:  # what the model never writes, unless a caller says otherwise
             options = {**options, "logit_bias": {**own.logit_bias, **options["logit_bias"]}}

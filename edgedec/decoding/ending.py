@@ -261,8 +261,9 @@ class TextEnd:
         """Note in a text that ends for this reason whether it is one of its grammar's, and how that came."""
         if self.constraint is not None:
             text.is_whole = reason == "stop" or self.constraint.may_end
-            if self.constraint.note:
-                text.stats.add_note(self.constraint.note)
+            cut = self.constraint.note_if_cut if reason == "length" and not text.is_whole else ""
+            for note in filter(None, (self.constraint.note, cut)):
+                text.stats.add_note(note)
 
 
 def _early_ends(request: Request, model: Model) -> tuple[EarlyEnd, ...]:

@@ -64,9 +64,10 @@ class Grammars:
         found = {name: constraint for name, constraint in made.items() if constraint is not None}
         if len(found) > 1:
             raise RequestError(f"{' and '.join(map(argument, found))} can't be combined; leave all but one of them out")
-        if found:
-            return next(iter(found.values()))
-        return None if state is None else Constraint(state)
+        constraint = next(iter(found.values()), None if state is None else Constraint(state))
+        if constraint is not None and grammar is not None:
+            constraint.note_if_cut = grammar.note_if_cut
+        return constraint
 
     def _compiled(self, grammar: Grammar) -> GrammarState:
         """Return a compiled grammar's state before the first token."""

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 _USUAL_S, _USUAL_SHARE = 0.02, 0.1  # that threads wait on a quiet machine, whose system also has something to do
 
+_MOST_NUMBER = 1e14  # more than any speed
+
 
 def quietly(measure: Callable[[], T]) -> tuple[T, bool]:
     """Return what a measurement returns, and whether other programs left it the processor.
@@ -56,6 +58,13 @@ def get(cache_dir: Path | None, kind: str, key: str) -> Any:
         return json.loads(_path(cache_dir, kind, key).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def get_numbers(cache_dir: Path | None, kind: str, key: str) -> list[float]:
+    """Return the list of positive numbers that `put` kept under a key, without those that are damaged; as get()."""
+    kept = get(cache_dir, kind, key)
+    numbers = kept if isinstance(kept, list) else []
+    return [float(each) for each in numbers if isinstance(each, int | float) and 0 < each < _MOST_NUMBER]
 
 
 def put(cache_dir: Path | None, kind: str, key: str, value: Any) -> None:

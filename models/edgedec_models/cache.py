@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
 
+from edgedec.callers import did_you_mean
 from edgedec.errors import ModelNotFoundError, RequestError, StorageError
 from edgedec.gguf.places import standing, tiled_place
 from edgedec_models.addresses import url_path
@@ -21,7 +22,6 @@ from edgedec_models.fetching.lock import locked_now
 from edgedec_models.fetching.partial import partial_path
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_models.hubs.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, parse_hub, shards_of
-from edgedec_models.names import did_you_mean
 from edgedec_models.record import WantedFile, is_recorded
 from edgedec_models.storage import size_of, storage_errors
 from edgedec_runtimes.tile_files.record import read_json, read_record, rename_tiles, sidecar

@@ -112,15 +112,15 @@ def load_catalogue(user: Path | None = None) -> dict[str, Entry]:
 
 
 def find_model(name: str) -> Entry | None:
-    """Return the entry of a model by its name, or by an alias with ":latest" or without; None for other names.
+    """Return the entry of a model by its name, or by an alias with ":latest" or without, in any case; else None.
 
     Raises what load_catalogue raises.
     """
     entries = load_catalogue()
     if name in entries:
         return entries[name]
-    aliases = {alias: entry for entry in entries.values() for alias in entry.aliases}
-    return aliases.get(name.removesuffix(_LATEST))
+    names = {each.lower(): entry for entry in entries.values() for each in (*entry.aliases, entry.name)}
+    return names.get(name.lower().removesuffix(_LATEST))
 
 
 def find_entry(name: str) -> Entry | None:

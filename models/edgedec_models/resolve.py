@@ -102,17 +102,19 @@ def _bring_head(name: str, model: Path, options: ResolveOptions) -> None:
 
 
 def _entry_name(name: str, options: ResolveOptions) -> str:
-    """Return the catalogue's name of a model that is given by an alias; any other name as it is."""
+    """Return the name of a model that is given by an alias or in another case; any other name as it is."""
     kind = match[0].lower() if (match := _SCHEME.match(name)) else ""
     if kind in _ADDRESSES or "/" in name or "\\" in name:
         return name
     folders = [folder for folder in (own_folder(), models_folder(options.cache_dir)) if folder is not None]
     if is_plain(name) and any(_is_file(flat_path(name, folder)) for folder in folders):
         return name
+    from edgedec_models.cache import list_models
     from edgedec_models.catalogue import find_model
 
-    entry = find_model(name)
-    return name if entry is None else entry.name
+    if (entry := find_model(name)) is not None:
+        return entry.name
+    return next((each.name for each in list_models(options.cache_dir) if each.name.lower() == name.lower()), name)
 
 
 def _find(name: str, options: ResolveOptions, *, force: bool) -> Path | None:
@@ -224,7 +226,7 @@ def _unknown(name: str, hint: str) -> str:
 
 
 def _hint(name: str, options: ResolveOptions) -> str:
-    from edgedec_models.names import did_you_mean
+    from edgedec.callers import did_you_mean
 
     return did_you_mean(name, _known(options))
 

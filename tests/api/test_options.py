@@ -64,8 +64,13 @@ def test_the_guide_lists_every_option() -> None:
 @pytest.mark.slow
 def test_an_unknown_keyword_is_refused(tmp_path: Path) -> None:
     """Before anything is looked for; the model's name may be a keyword."""
-    with pytest.raises(RequestError, match=r"load\(\) has no argument 'n_contexts'; it has model, runtime, n_ctx, "):
-        edgedec.load("m.gguf", n_contexts=4)  # type: ignore[call-arg]
+    for name, hint in (
+        ("context", r"did you mean n_ctx\?$"),
+        ("gpu_layers", "did you mean n_gpu_layers or"),
+        ("verbose", "it has model, runtime, n_ctx, "),
+    ):
+        with pytest.raises(RequestError, match=rf"load\(\) has no argument '{name}'; {hint}"):
+            edgedec.load("m.gguf", **{name: 4})  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="numerics is 'exact'; it must be strict, padded or loose"):
         EngineOptions(drafting=DraftOptions(numerics="exact"))  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="the method slide is asked for by slide"):

@@ -77,7 +77,7 @@ def test_a_notebook_shows_one_bar_which_ends(tiny_path: Path, display: Display) 
 
 def test_a_bar_is_full_where_something_is_counted(display: Display) -> None:
     """A hundredth is shown once, and what is fetched is no markup."""
-    from edgedec.api.notebook import shown_progress
+    from edgedec.progress import shown_progress
 
     with shown_progress(None, "<m>") as report:
         assert report is not None

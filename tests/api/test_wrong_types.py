@@ -73,7 +73,11 @@ def test_options_of_loading_have_types_and_bounds(tmp_path: Path, options: dict[
         ({"verify": ["coupled"]}, "verify is \\['coupled'\\]; it must be a text"),
         ({"verify": "coupling"}, "verify is 'coupling'; it must be one of coupled"),
         ({"cancel": "x"}, "cancel is 'x'; it must be an edgedec.CancelToken or None"),
-        ({"regex": "a"}, "unknown option regex; known: .* also .*grammar"),
+        ({"max_new_tokens": 4}, r"generate\(\) has no argument 'max_new_tokens'; did you mean max_tokens\?$"),
+        ({"num_predict": 4}, r"has no argument 'num_predict'; did you mean max_tokens\?$"),
+        ({"temp": 0.5}, r"has no argument 'temp'; did you mean temperature\?$"),
+        ({"stream": True}, r"generate\(\) has no argument 'stream'; it has prompt, cancel, temperature, .*grammar"),
+        ({"options": {}}, r"generate\(\) has no argument 'options'; it has"),
     ],
     ids=str,
 )

@@ -16,7 +16,6 @@ from support.processes.command_line import run_here
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft_constants import GAIN
-from edgedec_apps import machine_speed
 from edgedec_apps.bench.recorder import Evaluated, Proposals
 from edgedec_runtimes.layer_skip.layer_sets import TunedSet, without
 
@@ -351,7 +350,7 @@ def test_auto_takes_a_tuned_set_where_the_replay_finds_it_faster(
 @pytest.mark.slow
 def test_what_bench_records_is_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a draft model, from the recording to the table."""
-    monkeypatch.setattr(machine_speed, "read_memory", lambda _: 1e10)
+    monkeypatch.setattr("edgedec_runtimes.cpu.tiles.read_rates.memory_rate", lambda *_: 1e10)
     target, small = (tiny_llama(tmp_path / f"{seed}.gguf", seed=seed, n_ctx_train=512) for seed in (1, 2))
     prompts, rows = write(tmp_path / "prompts.jsonl", {"id": "a", "task": "chat", "turns": ["abab"]}), tmp_path / "rows"
     model = ("--draft", "model", "--draft-model", small)

@@ -1,13 +1,18 @@
 """Where a figure of a benchmark comes from: the commit, the machine, the versions."""
 
 import json
+import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import edgedec
 from edgedec.processor import cpu_name
-from edgedec_apps.bench.machine import versions
+from edgedec_runtimes.shared.cpu_count import usable_cores
+
+_PACKAGES = ("numpy", "llama-cpp-python")
 
 
 def provenance() -> dict[str, Any]:
@@ -16,6 +21,17 @@ def provenance() -> dict[str, Any]:
     The commit ends in "-dirty" where files differ from it.
     """
     return {"commit": _commit(), "cpu": cpu_name(), "versions": versions()}
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions of edgedec, Python and installed packages, the machine and its usable cores."""
+    found: dict[str, Any] = {"edgedec": edgedec.__version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found | {"machine": platform.processor() or platform.machine(), "cores": usable_cores()}
 
 
 def report(found: dict[str, Any], out: Path | None) -> None:

@@ -19,7 +19,6 @@ from edgedec.sampling import SamplingParams
 from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.job import BenchJob
 from edgedec_apps.bench.llamacpp import LLAMACPP, LOOKUP, open_lookup
-from edgedec_apps.bench.machine import versions
 from edgedec_apps.bench.measure import Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up
 from edgedec_apps.bench.plot import write_plot
 from edgedec_apps.bench.prompts import (
@@ -31,6 +30,7 @@ from edgedec_apps.bench.prompts import (
     prepare,
     read_prompts,
 )
+from edgedec_apps.bench.provenance import versions
 from edgedec_apps.bench.rows import head_of, record
 from edgedec_apps.bench.summary import summarize, totals
 from edgedec_apps.bench.table import lines, table

@@ -6,6 +6,7 @@ distribution may have replaced it (edgedec_apps.clash).
 """
 
 import os
+import re
 import sys
 from contextlib import suppress
 from typing import Any
@@ -74,6 +75,7 @@ def _explain(error: Exception) -> int:
 
 def _usage(error: Any) -> str:
     """Return the message of a usage error of typer; where a word of llama.cpp or ollama was typed, with edgedec's."""
+    from edgedec.callers import did_you_mean
     from edgedec_apps.cli.other_words import own_words
 
     context = error.ctx
@@ -82,8 +84,12 @@ def _usage(error: Any) -> str:
     words = sys.argv[1:] if is_group else sys.argv[2:]
     known = [] if is_group else [flag for each in context.command.params for flag in (*each.opts, *each.secondary_opts)]
     own = own_words(words, known=known, commands=is_group)
-    what = error.format_message().rstrip(".").partition(" (Possible options")[0] if own else error.format_message()
-    return f"{what.rstrip('.')}{f'; {own}' if own else ''} (see {command} --help)"
+    what, hint = error.format_message(), f"; {own}" if own else ""
+    if unknown := re.match("No such command '(.*?)'", what):
+        what, hint = unknown[0], hint or did_you_mean(unknown[1], () if context is None else context.command.commands)
+    elif hasattr(error, "possibilities"):
+        what, hint = error.message, hint or did_you_mean(error.option_name, known)
+    return f"{what.rstrip('.')}{hint} (see {command} --help)"
 
 
 def _internal(error: Exception) -> int:

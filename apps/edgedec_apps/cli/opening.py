@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_engine
@@ -32,6 +32,10 @@ from edgedec_apps.fit_first import require_fit
 from edgedec_apps.machine_speed import keep_speed
 from edgedec_apps.server.core.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
+
+if TYPE_CHECKING:
+    from edgedec_apps.documents.passages import Passage
+    from edgedec_apps.documents.search import Rank
 
 _RPC_WAIT_S = 120.0
 _DRAFTING = {f"draft_{name}": name for name in ("overlap", "tree", "numerics", "store")}
@@ -92,6 +96,26 @@ def open_model(
     if engine.plan.given_up and not output.quiet:
         say(f"edgedec: to keep within {engine.plan.caps}: {', '.join(engine.plan.given_up)}")
     return engine
+
+
+def rank_by_model(name: str | None, load: LoadFlags, output: OutputFlags) -> "Rank":
+    """Return what ranks passages: by the vectors of the named embedding model, else by words."""
+    from edgedec_apps.documents.passages import by_words
+
+    if name is None:
+        return by_words
+
+    def rank(
+        passages: Sequence["Passage"], question: str, cancel: CancelToken | None, on_progress: OnProgress | None
+    ) -> list[int]:
+        from edgedec_apps.documents.meaning import by_meaning
+
+        flags = LoadFlags(memory=load.memory, threads=load.threads, offline=load.offline, draft="off")
+        stop = cancel or CancelToken()
+        with open_model(name, flags, OutputFlags(quiet=output.quiet), stop, one_request=True) as embedder:
+            return by_meaning(embedder, passages, question, stop, on_progress)
+
+    return rank
 
 
 def engine_options(

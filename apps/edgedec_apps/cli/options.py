@@ -28,6 +28,8 @@ def option(
     metavar: str | None = None,
     complete: completion.Complete | None = None,
     further: bool = False,
+    least: int | None = None,
+    most: int | None = None,
 ) -> Any:
     """Declare an option.
 
@@ -38,6 +40,8 @@ def option(
         metavar: What stands for its value.
         complete: Returns the values that begin with a text, for tab completion; None for names of files.
         further: Whether only --help-all shows it, and --help does not.
+        least: The least number that it takes, where one is refused before a model is loaded.
+        most: The largest such number.
     """
     name = flags[0].removeprefix("--").replace("-", "_").upper()
     return typer.Option(
@@ -48,6 +52,8 @@ def option(
         show_envvar=False,
         metavar=metavar,
         autocompletion=complete,
+        min=least,
+        max=most,
         readable=False,  # a path that can't be read is a StorageError where it is read, not a usage error
     )
 
@@ -82,6 +88,7 @@ Passages = Annotated[
         help="Most passages that are read of a document longer than the context (default: a quarter of the context).",
         metavar="N",
         further=True,
+        least=1,
     ),
 ]
 Offline = Annotated[bool, model_option("--offline", help="Never use the network.")]

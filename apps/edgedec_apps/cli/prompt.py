@@ -1,4 +1,4 @@
-"""Where a prompt comes from: arguments, files, or standard input."""
+"""Where a prompt comes from: arguments, files, standard input, or a search in documents."""
 
 import os
 import sys
@@ -16,6 +16,7 @@ from edgedec_apps.texts import decoded, read_text
 
 if TYPE_CHECKING:
     from edgedec_apps.documents.files import Document
+    from edgedec_apps.documents.search import Found
 
 _STANDARD_INPUT = "standard input"
 
@@ -52,6 +53,12 @@ def find_documents(files: Sequence[Path], memory: str | None = None, *, quiet: b
             say(f"edgedec: {one_line(document.name)} is too long to be read whole; its end is left out")
         found.append(replace(document, text=document.text.removesuffix("\n").removesuffix("\r")))
     return found
+
+
+def say_found(documents: Sequence["Document"], found: "Found", n_ctx: int) -> None:
+    """Say that documents were searched, and which passages are read."""
+    names = one_line(", ".join(document.name for document in documents))
+    say(f"edgedec: {found.line(names, n_ctx)}")
 
 
 def system_text(system: str | None, file: Path | None) -> str | None:

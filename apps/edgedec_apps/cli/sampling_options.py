@@ -236,8 +236,8 @@ def grammar_options(flags: SamplingFlags) -> dict[str, Any]:
     """Return the options `grammar` and `json_close` of Engine.stream; an empty dict where the flags name no grammar.
 
     Raises:
-        RequestError: The flags name several grammars, or --json-close without one; a file is not UTF-8; a schema is
-            not a JSON object.
+        RequestError: The flags name several grammars, or --json-close without one; a file is not UTF-8; the grammar
+            is invalid with any model.
         StorageError: A file can't be read.
     """
     given = [name for name in ("json_schema", "regex", "grammar") if getattr(flags, name) is not None]
@@ -250,7 +250,10 @@ def grammar_options(flags: SamplingFlags) -> dict[str, Any]:
         raise RequestError(f"{names} are given, and a text follows one grammar; give one of them")
     if flags.ignore_end:
         raise RequestError("--ignore-end continues past the end, which a grammar decides; leave --ignore-end out")
-    return {"grammar": _grammar(flags), "json_close": flags.json_close}
+    from edgedec_runtimes.grammar.compiler import require_valid
+
+    require_valid(grammar := _grammar(flags))
+    return {"grammar": grammar, "json_close": flags.json_close}
 
 
 def _grammar(flags: SamplingFlags) -> "Grammar":

@@ -11,29 +11,32 @@ from edgedec_apps.cli.options import option
 _PANEL = "Server"
 _CONNECT_S = 5.0
 
-ServerUrl = Annotated[str, option("--server", help="The address of the server.", metavar="URL", panel=_PANEL)]
-ServerKey = Annotated[
-    str | None, option("--api-key", help="The key of the server, if it has one.", metavar="KEY", panel=_PANEL)
-]
-ServerCa = Annotated[
-    Path | None,
-    option(
-        "--tls-ca",
-        help="File of the certificate (PEM) that signed the server's, for https (default: the system's).",
-        metavar="FILE",
-        panel=_PANEL,
-    ),
-]
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is: its URL, its key or None, and the file of the certificate that signed its own or None."""
+    """Where a server is: its URL, or its port on this machine; its key; the certificate that signed its own."""
 
-    url: str
-    api_key: str | None = None
-    ca: Path | None = None
+    url: Annotated[str, option("--server", help="The address of the server.", metavar="URL", panel=_PANEL)] = (
+        DEFAULT_URL
+    )
+    port: Annotated[
+        int | None,
+        option("--port", help="Its port, on this machine.", metavar="N", panel=_PANEL, least=1, most=65535),
+    ] = None
+    api_key: Annotated[
+        str | None, option("--api-key", help="The key of the server, if it has one.", metavar="KEY", panel=_PANEL)
+    ] = None
+    ca: Annotated[
+        Path | None,
+        option(
+            "--tls-ca",
+            help="File of the certificate (PEM) that signed the server's, for https (default: the system's).",
+            metavar="FILE",
+            panel=_PANEL,
+        ),
+    ] = None
 
 
 def ask(method: str, server: Address, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -58,7 +61,11 @@ def ask(method: str, server: Address, path: str, body: dict[str, Any] | None = N
     from edgedec_models.fetching.documents import MOST_JSON_BYTES, read_content
 
     headers = {} if server.api_key is None else {"authorization": f"Bearer {server.api_key}"}
+    if server.port is not None and server.url != DEFAULT_URL:
+        raise RequestError("--port and --server are given; write the port behind the address, as in --server HOST:PORT")
     url = server.url.rstrip("/")
+    if server.port is not None:
+        url = f"{'http' if server.ca is None else 'https'}://127.0.0.1:{server.port}"
     address = url if "://" in url else f"http://{url}"
     if server.ca is not None and not address.startswith("https://"):
         raise RequestError(f"--tls-ca is for a server at https://, and this one is at {address}")
@@ -80,7 +87,7 @@ def ask(method: str, server: Address, path: str, body: dict[str, Any] | None = N
                 "signed it"
             ) from error
         raise RequestError(
-            f"no server answers at {address} ({error}); start one with edgedec serve, or give its address with --server"
+            f"no server answers at {address} ({error}); start one with edgedec serve, or give its --port or --server"
         ) from error
     try:
         document = json.loads(content)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgedec.decoding.prompt_length import count_tokens, require_may_fit
-from edgedec.errors import OptionError, PromptTooLongError
+from edgedec.errors import PromptTooLongError
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.documents.files import Document
 from edgedec_apps.documents.passages import by_words
@@ -34,9 +34,6 @@ class Asking:
         rank: Ranks passages.
         n_passages: The most passages that are read of documents that are searched; None for as many as a quarter of
             the context has room for.
-
-    Raises:
-        OptionError: `n_passages` is below 1.
     """
 
     engine: "Engine"
@@ -47,10 +44,6 @@ class Asking:
     named: bool = False
     rank: Rank = by_words
     n_passages: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.n_passages is not None and self.n_passages < 1:
-            raise OptionError("passages", self.n_passages, "it must be at least 1")
 
     def about(
         self,

@@ -16,7 +16,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken
 from edgedec.storage.cache_files import cache_folder
 from edgedec.tokenizer import added_around
-from edgedec_apps.bench.machine import versions
+from edgedec_apps.bench.provenance import versions
 from edgedec_apps.evaluation.evaluate import DEFAULT_TEXT, N_ROWS, cut_windows, evaluate
 from edgedec_apps.evaluation.settings import RunSetting, open_lanes
 from edgedec_export.report import forward_times

@@ -12,7 +12,7 @@ from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.progress import CancelToken, stage
 from edgedec.storage.cache_files import cache_folder
 from edgedec.tokenizer import added_around
-from edgedec_apps.bench.machine import versions
+from edgedec_apps.bench.provenance import versions
 from edgedec_apps.bench.table import columns, shown
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.output_files import report, require_writable

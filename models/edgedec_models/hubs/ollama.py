@@ -9,8 +9,8 @@ import os
 import re
 from pathlib import Path
 
+from edgedec.callers import did_you_mean
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError, argument
-from edgedec_models.names import did_you_mean
 from edgedec_models.storage import storage_errors
 
 MODEL_LAYER = "application/vnd.ollama.image.model"

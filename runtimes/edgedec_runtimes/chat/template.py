@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 
+from edgedec.callers import did_you_mean
 from edgedec.chat import plain_tool
 from edgedec.errors import CancelledError, RequestError, TemplateError, argument
 from edgedec.progress import CancelToken
@@ -20,6 +21,7 @@ from edgedec_runtimes.chat.sandbox import Sandbox
 
 MAX_REASON_CHARS = 300
 
+_ROLES = ("system", "user", "assistant", "tool", "developer", "function")
 _PROBE = "edgedec-probe"
 _TAKES_KINDS = "type"  # a template without the word does not look at the kinds of parts
 
@@ -71,6 +73,7 @@ class ChatTemplate:
             TemplateError: The template refuses the messages, fails, or uses more than a rendering may.
         """
         checked = check_messages(messages)
+        self._require_roles(checked)
         if tools is not None:
             _check_mappings(tools, "tool")
             tools = [plain_tool(tool) for tool in tools]
@@ -91,6 +94,13 @@ class ChatTemplate:
             if plainer == {name: chat[name] for name in plainer}:
                 raise
             return self._run(chat | plainer, cancel)
+
+    def _require_roles(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Raise RequestError for a role that clients do not send and that the template does not name."""
+        for i, role in enumerate(message["role"] for message in messages):
+            if role not in _ROLES and not any(f"{mark}{role}{mark}" in self.source for mark in "'\""):
+                hint = did_you_mean(role, _ROLES) or f"; it must be one of {', '.join(_ROLES)}"
+                raise RequestError(f"message {i}: 'role' is {role!r:.100}{hint}")
 
     def _run(self, variables: Mapping[str, Any], cancel: CancelToken | None) -> str:
         try:

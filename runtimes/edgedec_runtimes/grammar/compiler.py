@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec import plugins
 from edgedec.errors import DeadEndError, RequestError, RuntimeUnavailableError
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, Predicate
 from edgedec.memory.system import resident_reader, return_free_memory
@@ -45,6 +46,7 @@ _LIMITS = {
 }
 _PART_BYTES = 64  # of memory for each character of a schema that is said in other words
 _LEAST_RETURNED = 1_000_000  # bytes that a text must have added before giving them back to the system pays
+_CHECKED_CHARACTERS = 20_000  # of a grammar that is checked before a model is loaded, in a moment and little memory
 _T = TypeVar("_T")
 _stack_size = threading.Lock()  # the size of new stacks is a setting of the whole process
 
@@ -143,7 +145,7 @@ class Llguidance:
         """Return a new matcher of a grammar, which shares nothing with earlier ones. Any thread may call this."""
         with self._lock:
             self._compiled.pop(grammar, None)
-        source = self._source(grammar)
+        source = _source(self._api, grammar)
         return _on_a_deep_stack(lambda: self._api.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits))
 
     def _state(self, matched: "SharedMatcher", grammar: Grammar) -> "MatcherState":
@@ -153,7 +155,7 @@ class Llguidance:
         name = name_of(grammar)
 
         def make() -> Any:
-            source = self._source(grammar)
+            source = _source(self._api, grammar)
             matcher = self._api.LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
             if matcher.is_error():
                 raise _refused(name, matcher.get_error(), self._modest)
@@ -165,15 +167,35 @@ class Llguidance:
 
         return _guarded(name, lambda: _on_a_deep_stack(make))
 
-    def _source(self, grammar: Grammar) -> str:
-        matcher = self._api.LLMatcher
-        if grammar.kind == "json_schema":
-            exact = lark_of_inexact(grammar.source, _JSON_STYLE)
-            return str(
-                matcher.grammar_from_json_schema(grammar.source, defaults=_JSON_STYLE) if exact is None else exact
-            )
-        from_text = matcher.grammar_from_regex if grammar.kind == "regex" else matcher.grammar_from_lark
-        return str(from_text(grammar.source))
+
+def require_valid(grammar: Grammar) -> None:
+    """Raise RequestError for a grammar of up to 20 kB that is invalid with any vocabulary: no model need be loaded.
+
+    Nothing is checked where another package brings a compiler, which may take what llguidance refuses.
+    """
+    if len(grammar.source) > _CHECKED_CHARACTERS or len(plugins.plugins(plugins.GRAMMARS)) > 1:
+        return
+    api, name = _library(), name_of(grammar)
+    if grammar.kind == "gbnf":
+        grammar = Grammar.lark(lark_of_gbnf(grammar.source))
+    require_modest(grammar)
+    limits = api.LLParserLimits(verbose_errors=False, **{limit: most for limit, (most, _) in _LIMITS.items()})
+
+    def check() -> str:
+        return str(api.LLMatcher.validate_grammar(_source(api, grammar), limits=limits))
+
+    message = _guarded(name, lambda: _on_a_deep_stack(check))
+    if message and other_words(grammar, GRAMMAR_BYTES // _PART_BYTES) is None:
+        raise _refused(name, message, Limits())
+
+
+def _source(api: Any, grammar: Grammar) -> str:
+    """Return a grammar as llguidance takes it."""
+    matcher = api.LLMatcher
+    if grammar.kind == "json_schema":
+        exact = lark_of_inexact(grammar.source, _JSON_STYLE)
+        return str(matcher.grammar_from_json_schema(grammar.source, defaults=_JSON_STYLE) if exact is None else exact)
+    return str((matcher.grammar_from_regex if grammar.kind == "regex" else matcher.grammar_from_lark)(grammar.source))
 
 
 @dataclass(slots=True)
@@ -340,7 +362,7 @@ def _refused(name: str, message: str, limits: Limits) -> RequestError:
     return RequestError(f"{name} can't be used: {_short(message)}{advice}")
 
 
-_NAMES = {"json_schema": "the JSON schema", "regex": "the regular expression", "lark": "the grammar"}
+_NAMES = {"json_schema": "the JSON schema", "regex": "the regular expression"}
 
 
 def name_of(grammar: Grammar) -> str:
@@ -349,7 +371,7 @@ def name_of(grammar: Grammar) -> str:
     >>> name_of(Grammar.regex("a|b")), name_of(Grammar.lark("start: x"))
     ("the regular expression 'a|b'", 'the grammar')
     """
-    return _NAMES[grammar.kind] + (f" {grammar.source[:40]!r}" if grammar.kind == "regex" else "")
+    return _NAMES.get(grammar.kind, "the grammar") + (f" {grammar.source[:40]!r}" if grammar.kind == "regex" else "")
 
 
 def _library() -> Any:

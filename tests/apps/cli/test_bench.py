@@ -19,7 +19,6 @@ from edgedec.api.engine import Engine
 from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.progress import CancelToken, Progress
-from edgedec_apps import machine_speed
 from edgedec_apps.bench.measure import (
     PLAIN,
     Rounds,
@@ -232,7 +231,7 @@ def test_a_prompt_run_twice_accepts_the_same(model: Path) -> None:
 @pytest.fixture(autouse=True)
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not measure the bandwidth, for time's sake."""
-    monkeypatch.setattr(machine_speed, "read_memory", lambda _: 1e10)
+    monkeypatch.setattr("edgedec_runtimes.cpu.tiles.read_rates.memory_rate", lambda *_: 1e10)
 
 
 @pytest.fixture

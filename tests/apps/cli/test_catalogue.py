@@ -2,8 +2,8 @@
 
 import json
 import re
+from collections.abc import Callable
 from hashlib import sha256
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,14 @@ from edgedec.errors import PluginError, RuntimeAbsentError, RuntimeUnavailableEr
 from edgedec.plugins import ARCHITECTURES, plugins
 from edgedec.runtime import RuntimeReport
 from edgedec.storage import probe_cache
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps import machine_speed
 from edgedec_apps.cli.commands.list import command as list_command
 from edgedec_apps.cli.reports.expectations import of_entry
 from edgedec_models.catalogue import load_catalogue
+from edgedec_runtimes.cpu.tiles import read_rates
+from edgedec_runtimes.cpu.tiles.read_rates import memory_rate
+from edgedec_runtimes.shared.cpu_count import usable_cores
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +38,7 @@ FOUND = {
 
 @pytest.fixture(autouse=True)
 def _memory_of_ten_gigabytes_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_speed, "read_memory", lambda _: 1e10)
+    monkeypatch.setattr(read_rates, "memory_rate", lambda *_: 1e10)
 
 
 def pulled(*args: str) -> dict[str, dict[str, Any]]:
@@ -164,55 +168,56 @@ def test_info_of_a_reference() -> None:
     assert (document["size_bytes"], document["path"]) == (None, None)
 
 
-def test_the_best_reading_of_memory_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first calls measure, and the best of them is what counts; damaged readings are left out."""
+@pytest.fixture
+def bandwidth(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], float | None]:
+    """Return what tells the bandwidth as a new process would."""
+    monkeypatch.setattr(read_rates, "memory_rate", memory_rate)
+
+    def told() -> float | None:
+        monkeypatch.setattr(read_rates, "_memory_rates", {})
+        return machine_speed.memory_bandwidth()
+
+    return told
+
+
+def test_the_best_reading_of_memory_is_kept(
+    bandwidth: Callable[[], float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first calls measure, and the best of them is what counts; busy moments and damaged readings do not."""
     readings = iter([None, 2e9, 5e9, 3e9, 4e9, 1e9])
-    monkeypatch.setattr(machine_speed, "read_memory", lambda _: next(readings))
-    assert [machine_speed.memory_bandwidth() for _ in range(8)] == [None, 2e9, *[5e9] * 6]
+
+    def quietly(_: object) -> tuple[float, bool]:
+        reading = next(readings)
+        return reading or 9e9, reading is not None
+
+    monkeypatch.setattr(probe_cache, "quietly", quietly)
+    assert [bandwidth() for _ in range(8)] == [None, 2e9, *[5e9] * 6]
     some: list[object] = [[5, "x", None, -1, 1e300], "x", {}]
     for damaged in some:
         monkeypatch.setattr(probe_cache, "get", lambda *_, kept=damaged: kept)
-        monkeypatch.setattr(machine_speed, "read_memory", lambda _: 4.0)
-        assert machine_speed.memory_bandwidth() == (5.0 if isinstance(damaged, list) else 4.0)
-    monkeypatch.setattr(probe_cache, "get", lambda *_: None)
-    monkeypatch.setattr(machine_speed, "read_memory", lambda _: None)
-    assert machine_speed.memory_bandwidth() is None
+        monkeypatch.setattr(probe_cache, "quietly", lambda _: (4.0, True))
+        assert bandwidth() == (5.0 if isinstance(damaged, list) else 4.0)
 
 
-@pytest.mark.parametrize(
-    ("wall_s", "spent_s", "told"),
-    [(1.0, 1.5, 1e9), (1.0, 1.2, 1e9), (1.0, 0.9, None), (4.0, 1.5, None)],
-    ids=["quiet", "nearly", "one core busy", "both busy"],
-)
-def test_a_busy_machine_tells_no_bandwidth(
-    monkeypatch: pytest.MonkeyPatch, wall_s: float, spent_s: float, told: float | None
-) -> None:
-    """Two cores read for half a second here: without the processor time of both, other programs had the cores."""
-    monkeypatch.undo()
-    walls, spent = count(0.0, wall_s), count(0.0, spent_s)
-    monkeypatch.setattr(machine_speed, "monotonic", lambda: next(walls))
-    monkeypatch.setattr(machine_speed, "process_time", lambda: next(spent))
-    monkeypatch.setattr("edgedec_runtimes.cpu.library.read_bandwidth", lambda *_: 1e9)
-    monkeypatch.setattr(machine_speed, "available_bytes", lambda: 4_000_000_000)
-    assert machine_speed.read_memory(2) == told
-
-
-def test_the_bandwidth_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By our library, where there is memory for it."""
-    monkeypatch.undo()
-    monkeypatch.setattr(machine_speed, "_QUIET", 0.0)
-    found = machine_speed.read_memory(1)
-    assert found is not None
-    assert found > 1e8
+def test_the_bandwidth_is_measured(bandwidth: Callable[[], float | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By our library, where there is memory for it; readings of less memory than a processor's cache are not kept."""
+    monkeypatch.setattr(probe_cache, "quietly", lambda read: (read(), True))
     monkeypatch.setattr(machine_speed, "available_bytes", lambda: 1_000_000)
-    assert machine_speed.read_memory(1) is None
-    monkeypatch.undo()
+    assert bandwidth() is None
+    assert memory_rate(usable_cores(), 2 << 20, cache_folder()) > 1e8
+    assert bandwidth() is None
+    monkeypatch.setattr(machine_speed, "available_bytes", lambda: 8 * read_rates.LEAST_KEPT_BYTES)
+    assert (measured := bandwidth()) is not None
+    assert measured > 1e8
+    monkeypatch.setattr(machine_speed, "available_bytes", lambda: 1_000_000)
+    assert bandwidth() == measured
 
     def absent(*_: object) -> float:
         raise RuntimeUnavailableError("not installed")
 
-    monkeypatch.setattr("edgedec_runtimes.cpu.library.read_bandwidth", absent)
-    assert machine_speed.read_memory(1) is None
+    monkeypatch.setattr(read_rates, "read_bandwidth", absent)
+    monkeypatch.setattr(probe_cache, "get", lambda *_: None)
+    assert bandwidth() is None
 
 
 def test_an_unknown_name_says_how_to_search() -> None:

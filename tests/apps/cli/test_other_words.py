@@ -32,7 +32,10 @@ def test_what_is_named_exists() -> None:
         (("serve", "x", "--n-predict", "9"), "for --n-predict write --max-tokens"),
         (("llama-server", "x"), "for llama-server write edgedec serve"),
         (("help",), "for help write edgedec --help"),
-        (("run", "x", "--nonsense"), "No such option: --nonsense"),
+        (("run", "x", "--zzzzzz"), "No such option: --zzzzzz (see edgedec run --help)"),
+        (("run", "x", "--temprature", "0"), "No such option: --temprature; did you mean --temperature or"),
+        (("rnu",), "No such command 'rnu'; did you mean run? (see edgedec --help)"),
+        (("cache", "verfy"), "No such command 'verfy'; did you mean verify? (see edgedec cache --help)"),
     ],
 )
 def test_the_error_names_our_word(args: tuple[str, ...], words: str) -> None:

@@ -32,6 +32,40 @@ def test_a_file_that_is_no_model(command: tuple[str, ...], content: bytes, words
     run_here(*args, env={"EDGEDEC_RUNTIME": "auto"}).failed(12, str(file), words)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "option", "value", "content", "words"),
+    [
+        ("run", "--json-schema", "x.json", "[1]", "is a list"),
+        ("run", "--json-schema", "x.json", '{"type":', "no JSON"),
+        ("run", "--json-schema", "x.json", '{"type": "objet"}', "objet"),
+        ("run", "--json-schema", "x.json", None, "x.json can't be read"),
+        ("run", "--grammar", "x.gbnf", 'root ::= "a', "(GBNF), line 1"),
+        ("chat", "--grammar", "x.gbnf", "root ::= other", "other"),
+        ("run", "--grammar", "x.lark", "start: other", "other"),
+        ("run", "--grammar", "x.lark", None, "x.lark can't be read"),
+        ("run", "--regex", "a(", None, "unclosed"),
+        ("run", "--image", "x.png", None, "x.png can't be read"),
+        ("run", "--passages", "0", None, "'--passages'"),
+        ("extract", "--passages", "0", None, "'--passages'"),
+        ("extract", "--count", "101", None, "'--count'"),
+        ("embed", "--pooling", "max", None, "--pooling is 'max'; it must be mean, cls or last"),
+        ("embed", "--dimensions", "0", None, "'--dimensions'"),
+        ("extract", "--span-tokens", "0", None, "'--span-tokens'"),
+    ],
+)
+def test_an_option_is_refused_before_the_model_is_loaded(
+    command: str, option: str, value: str, content: str | None, words: str, tmp_path: Path
+) -> None:
+    """So the error is that of the option, where there is no such model either."""
+    file = tmp_path / value
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    asked = ("hi",) * (command != "chat")
+    refused = run_here(command, tmp_path / "none.gguf", *asked, option, file if "x." in value else value, stdin=b"text")
+    assert (refused.code != 0, words in refused.err, "none.gguf" in refused.err) == (True, True, False), refused
+
+
 @pytest.mark.parametrize("runtime", ["auto", "llamacpp", "reference"])
 def test_a_truncated_model(model: Path, tmp_path: Path, runtime: str) -> None:
     """A model cut in its header or in its tensors is a ModelFormatError with every runtime."""

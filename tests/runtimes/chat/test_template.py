@@ -314,6 +314,20 @@ def test_malformed_messages_are_refused(messages: Any, complaint: str) -> None:
     assert not isinstance(caught.value, TemplateError)
 
 
+def test_roles_that_clients_send_or_the_template_names_pass() -> None:
+    """Those of OpenAI's interfaces, and one that only the template knows, such as Llama's; others are refused."""
+    named = template(CHATML + "{% if messages[0].role == 'ipython' %}{% endif %}")
+    for role in ("system", "user", "assistant", "tool", "developer", "function", "ipython"):
+        assert "Hello" in named.render([{"role": role, "content": "Hello"}, *HELLO])
+    for role, hint in (
+        ("usr", "did you mean user\\?$"),
+        ("Assistant", "did you mean assistant\\?$"),
+        ("robot", "it must be one of system, user, .*function$"),
+    ):
+        with pytest.raises(RequestError, match=rf"message 1: 'role' is '{role}'; {hint}"):
+            named.render([*HELLO, {"role": role, "content": "Hello"}])
+
+
 def test_tools_are_checked() -> None:
     """A tool that is no mapping is the caller's mistake."""
     with pytest.raises(RequestError, match="tool 0 must be a mapping, not str"):

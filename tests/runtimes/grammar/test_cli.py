@@ -53,6 +53,12 @@ def test_a_cut_text_is_told_by_the_exit_code(tiny_path: Path, tmp_path: Path) ->
     full = run_here("run", tiny_path, "x" * 119, *COMMON, "--json-schema", schema, "--raw", "--json-out", out)
     assert full.code == 45
     assert json.loads(out.read_text(encoding="utf-8"))["is_whole"] is False
+    node = {"type": "object", "properties": {"first": {"const": 1}}, "required": ["first"]}
+    for further in ({}, {"additionalProperties": False}):
+        schema.write_text(json.dumps(node | further), encoding="utf-8")
+        assert run_here(*run, "-n", "9", "--json-out", out).code == 45
+        notes = json.loads(out.read_text(encoding="utf-8"))["stats"]["notes"]
+        assert any("additionalProperties" in note for note in notes) == (not further), notes
     assert run_here("run", tiny_path, "x", *COMMON, "-n", "9").code == 0
     assert run_here("run", tiny_path, "x", *COMMON, "-n", "3", "--regex", "[ab]{1,9}").code == 0
     chat = run_here("chat", tiny_path, *COMMON, "--regex", "abc", "-n", "2", stdin=b"Hi\nAgain\n")

@@ -35,6 +35,28 @@ REFUSED: dict[str, tuple[Grammar, str]] = {
 }
 
 
+OPEN: tuple[Mapping[str, Any], ...] = (
+    {"type": "object"},
+    {"type": ["null", "object"]},
+    {"properties": {"a": {"type": "string"}}},
+    {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "integer"}}},
+)
+CLOSED: tuple[Mapping[str, Any], ...] = (
+    {"properties": {"a": {"type": "string"}}, "additionalProperties": False},
+    {"enum": [{"properties": 1}], "type": "string"},
+    {"type": "object", "unevaluatedProperties": False},
+    {},
+)
+
+
+def test_a_cut_text_of_an_open_schema_says_what_to_change() -> None:
+    """Objects that may have keys of any name make a text that may never end; closed ones do not."""
+    for schema in (*OPEN, *CLOSED):
+        told = Grammar.json_schema(schema).note_if_cut
+        assert ("additionalProperties" in told) == (schema in OPEN), schema
+    assert Grammar.regex("a+").note_if_cut == ""
+
+
 NOTHING = ("", "|", "()", "(|)", "^$", "(?i)", "a{0}", "\\A", "(?x) ")
 NO_TEXT = ('start: ""', "start:", "start: a\na: ", 'start: A\nA: ""')
 MEANINGLESS = ("(", "[", ")", "a{2", "(?i", "(?=a)b", "(?<!a)b", "\\b", "*", "\\1", "[z-a]", "[^\\s\\S]")

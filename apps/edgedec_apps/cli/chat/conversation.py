@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from edgedec.chat import Message
 from edgedec.errors import CancelledError, PromptTooLongError
 from edgedec.progress import CancelToken
-from edgedec_apps.cli.about import say_found
 from edgedec_apps.cli.chat.tool_calls import MOST_ROUNDS, ChatTools
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.pictures import with_pictures
+from edgedec_apps.cli.prompt import say_found
 from edgedec_apps.cli.shown.explain import Detail, sampling_line
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.replies import PlainText, ShownText, cut_text, print_stream, say_summary

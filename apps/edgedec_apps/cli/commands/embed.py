@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgedec.gguf.model_kinds import Pooling
 
 _VECTORS = "Vectors"
 
@@ -60,7 +59,9 @@ class EmbedJob:
     ] = None
     dimensions: Annotated[
         int | None,
-        option("--dimensions", help="Keep only the first N numbers of each vector.", metavar="N", panel=_VECTORS),
+        option(
+            "--dimensions", help="Keep only the first N numbers of each vector.", metavar="N", panel=_VECTORS, least=1
+        ),
     ] = None
     truncate: Annotated[
         bool, option("--truncate", help="Cut texts that are longer than the context.", panel=_VECTORS)
@@ -98,9 +99,12 @@ def command(job: EmbedJob) -> None:
 
 def _embed(job: EmbedJob, texts: list[str], cancel: CancelToken) -> "tuple[NDArray[np.float32], int]":
     """Load the model and return the vectors of the texts, and the number of their tokens."""
+    from edgedec.callers import checked_value
+    from edgedec.gguf.model_kinds import Pooling
     from edgedec_apps.cli.opening import open_model
     from edgedec_apps.embedding import embed
 
+    pooling = None if job.pooling is None else checked_value("pooling", Pooling, job.pooling)
     flags = LoadFlags(
         runtime=job.runtime,
         context=job.context,
@@ -114,17 +118,5 @@ def _embed(job: EmbedJob, texts: list[str], cancel: CancelToken) -> "tuple[NDArr
             engine.cut_ids(text) if job.truncate else engine.prompt_ids(text, as_said=True, continued=False)
             for text in texts
         ]
-        vectors = embed(engine, all_ids, pooling=_pooling(job.pooling), dimensions=job.dimensions, cancel=cancel)
+        vectors = embed(engine, all_ids, pooling=pooling, dimensions=job.dimensions, cancel=cancel)
         return vectors, sum(map(len, all_ids))
-
-
-def _pooling(name: str | None) -> "Pooling | None":
-    """Return the pooling of that name (RequestError where there is none)."""
-    from edgedec.gguf.model_kinds import POOLINGS
-
-    for known in POOLINGS:
-        if known == name:
-            return known
-    if name is not None:
-        raise RequestError(f"--pooling is {name!r}; it must be {', '.join(POOLINGS)}")
-    return None

@@ -11,7 +11,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, Passages, prompt_option
 from edgedec_apps.cli.output_files import require_writable, write_json_file
-from edgedec_apps.cli.prompt import find_documents
+from edgedec_apps.cli.prompt import find_documents, say_found
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_line
 
@@ -30,9 +30,12 @@ def command(
         Path | None,
         prompt_option("--file", "-f", help="The text to quote from; - is standard input, the default.", metavar="FILE"),
     ] = None,
-    count: Annotated[int, prompt_option("--count", help="How many quotations, 1 to 100.", metavar="N")] = 3,
+    count: Annotated[
+        int, prompt_option("--count", help="How many quotations, 1 to 100.", metavar="N", least=1, most=100)
+    ] = 3,
     span_tokens: Annotated[
-        int, prompt_option("--span-tokens", help="Most tokens of a quotation, 1 to 512.", metavar="N")
+        int,
+        prompt_option("--span-tokens", help="Most tokens of a quotation, 1 to 512.", metavar="N", least=1, most=512),
     ] = 64,
     passages: Passages = None,
     load: LoadFlags,
@@ -44,7 +47,6 @@ def command(
     The search is exact: no other stretch of the text is as probable an answer of the model. Of a text that is longer
     than the context, the passages that match QUESTION best are read, and each line ends with the place of its passage.
     """
-    from edgedec_apps.cli.about import say_found
     from edgedec_apps.cli.opening import open_model
     from edgedec_apps.documents.asking import Asking
     from edgedec_apps.extraction import extract

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 _HEADINGS, _LICENCE = ("NAME", "SIZE", "MEMORY", "SPEED", "LICENCE", "GOOD FOR"), 4
 _LEGEND = (
-    "memory: with 4,096 tokens of context; from: the weights alone. speed: tokens a second without drafts, as the "
-    "model ran here; up to: as often as its weights can be read here. fast: 20 and more; slow: under 5"
+    "memory: of edgedec run with a full context of 4,096 tokens; from: the weights alone. speed: tokens a second "
+    "without drafts, as the model ran here; up to: as often as its weights can be read here. fast: 20 and more; "
+    "slow: under 5"
 )
 
 
@@ -83,8 +84,7 @@ def command(
 
 def _write_here(rows: list[tuple[str, ...]], presets: "list[Preset]") -> None:
     """Write the models on this machine, and the presets."""
-    if not rows:
-        write_line("no models on this machine yet")
+    write_line("on this machine:" if rows else "no models on this machine yet")
     further = [(one_line(each.name), "", "", "", "", f"a preset of {one_line(each.model)}") for each in presets]
     if rows or further:
         write_table([_HEADINGS, *rows, *further], dropped=_LICENCE)

@@ -5,22 +5,22 @@ from typing import Any
 
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli.options import AsJson
-from edgedec_apps.cli.server_client import DEFAULT_URL, Address, ServerCa, ServerKey, ServerUrl, ask
-from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, write_table
+from edgedec_apps.cli.server_client import Address, ask
+from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, write_paragraph, write_table
+
+_LEGEND = (
+    "memory: the most that the model may hold beside the server itself, with full contexts, grammars and "
+    "stores of drafts; edgedec plan tells what edgedec run may hold, itself included"
+)
 
 
-def command(
-    *,
-    server: ServerUrl = DEFAULT_URL,
-    api_key: ServerKey = None,
-    tls_ca: ServerCa = None,
-    as_json: AsJson = False,
-) -> None:
+def command(*, server: Address, as_json: AsJson = False) -> None:
     """List the models that a running server has loaded.
 
-    With the most memory that each may hold, its context, the requests that use it, and how long it stays.
+    With the most memory that each may hold beside the server itself, its context, the requests that use it, and how
+    long it stays.
     """
-    models = ask("GET", Address(server, api_key, tls_ca), "/api/ps").get("models", [])
+    models = ask("GET", server, "/api/ps").get("models", [])
     if as_json:
         write_json({"models": models})
         return
@@ -28,6 +28,8 @@ def command(
         write_line("no model is loaded")
         return
     write_table([("NAME", "MEMORY", "CONTEXT", "REQUESTS", "UNTIL"), *map(_row, models)])
+    write_line("")
+    write_paragraph(_LEGEND)
 
 
 def _row(model: dict[str, Any]) -> tuple[str, str, str, str, str]:

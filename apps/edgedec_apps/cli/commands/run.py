@@ -27,7 +27,7 @@ from edgedec_apps.cli.options import (
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.pictures import picture_parts, pictures_document, pictures_lines, with_pictures
 from edgedec_apps.cli.preset_options import with_preset
-from edgedec_apps.cli.prompt import argument_text, find_documents, system_text
+from edgedec_apps.cli.prompt import argument_text, find_documents, say_found, system_text
 from edgedec_apps.cli.reports.memory_report import Held, held_by, held_document, held_line
 from edgedec_apps.cli.sampling_options import ChoiceFlags, SamplingFlags
 from edgedec_apps.cli.shown.explain import sampling_line
@@ -168,7 +168,7 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
         n_texts = n_texts_of(way, job.choice)
     grammar = grammar_options(job.sampling)
     options = sampling_options(job.sampling) | grammar
-    writing = _Writing(job, asked, way, n_texts, options)
+    writing = _Writing(job, asked, way, n_texts, options, picture_parts(job.image or []))
     answers: list[_Answer] = []
 
     def work(cancel: CancelToken) -> bool:
@@ -201,19 +201,19 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """How texts are written: the command, what is asked, how one is chosen, how many there are, and their options."""
+    """How texts are written: the command, what is asked, how one is chosen, how many, their options, and pictures."""
 
     job: RunJob
     asked: _Asked
     way: "BestOf | SearchBy | RefineBy | None"
     n_texts: int
     options: dict[str, Any]
+    pictures: list[dict[str, Any]]
 
 
 def _answer_all(engine: "Engine", writing: _Writing, answers: "list[_Answer]", cancel: CancelToken) -> None:
     """Answer the questions one after another, and append the answers; what was printed of one is not taken back."""
-    job, questions = writing.job, writing.asked.questions
-    pictures = picture_parts(job.image or [])
+    job, questions, pictures = writing.job, writing.asked.questions, writing.pictures
     for number, question in enumerate(questions, 1):
         if len(questions) > 1 and not job.output.as_json:
             write_text(f"--- question {number} of {len(questions)}: {one_line(question or '')} ---\n")
@@ -301,7 +301,7 @@ def _prompt(
         system = [{"role": "system", "content": job.system}] if job.system is not None else []
         text, found = question or "", None
         if documents:
-            from edgedec_apps.cli.about import rank_by_model, say_found
+            from edgedec_apps.cli.opening import rank_by_model
             from edgedec_apps.documents.asking import ANSWER, Asking
 
             asking = Asking(

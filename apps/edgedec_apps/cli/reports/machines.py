@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edgedec.callers import did_you_mean
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.load_options import LoadOptions, own_options
 from edgedec.memory_plan import Device, IsOver, MemoryPlan, MemoryTerm, Split
 from edgedec.model import Model
 from edgedec.runtime import Runtime
-from edgedec_models.names import did_you_mean
 from edgedec_runtimes.shared.device_account import with_measured_drivers
 from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 

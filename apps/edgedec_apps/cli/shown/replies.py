@@ -1,5 +1,6 @@
 """What a person sees of a reply: the text as it comes, the summary after it, and whether it was cut."""
 
+import re
 import sys
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from edgedec.decoding.generate import TokenStream
     from edgedec.decoding.samples import SampleStream
     from edgedec.sequence import Generation
+
+_LEAST_TIMES, _LEAST_CHARACTERS, _MOST_CHARACTERS = 8, 160, 4000  # of an end that repeats itself
 
 
 class ShownText(Protocol):
@@ -134,7 +137,23 @@ def summary(generation: "Generation") -> str:
         parts.append(faster)
     if stats.n_reused_tokens:
         parts.append(f"reused {stats.n_reused_tokens} of {counted(stats.n_prompt_tokens, 'prompt token')}")
+    if repeats_itself(generation.text):
+        parts.append("the text repeats itself at its end; --repetition-penalty 1.1 may prevent that")
     return " · ".join([*parts, *stats.notes])
+
+
+def repeats_itself(text: str) -> bool:
+    """Return whether the end of a text is the same phrase or line many times over, apart from numbers of lines.
+
+    >>> repeats_itself("Fruits:\\n" + "".join(f"{n}. Oranges\\n" for n in range(30))), repeats_itself("so " * 20)
+    (True, False)
+    """
+    plain = re.sub(r"^ *\d+(?:[.)] *|\Z)", "", text[-_MOST_CHARACTERS:], flags=re.MULTILINE)
+    for period in range(1, len(plain) // _LEAST_TIMES + 1):
+        end = plain[-max(_LEAST_CHARACTERS, _LEAST_TIMES * period) :]
+        if len(end) >= _LEAST_CHARACTERS and end[period:] == end[:-period]:
+            return True
+    return False
 
 
 def cut_text(generation: "Generation") -> CutTextError | None:

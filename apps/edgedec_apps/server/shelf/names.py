@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edgedec.callers import did_you_mean
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
@@ -19,7 +20,6 @@ from edgedec_apps.server.shelf.models import Recipe
 from edgedec_apps.server.shelf.shelf import FOREVER_S
 from edgedec_models.cache import list_models
 from edgedec_models.catalogue import find_model
-from edgedec_models.names import did_you_mean
 from edgedec_models.presets import Preset, find_preset, list_presets
 
 _SCHEMES = ("hf:", "ollama:")

@@ -25,6 +25,8 @@ _EXPERT_READERS = 4  # threads, as in native/forward/expert_store.cpp
 _SCATTERED_BYTES = 512 << 20  # of a file, that pieces at random places are read from
 _LEAST_BURSTS = 2  # the first one also starts the threads
 _N_MEMORY_READS = 3
+LEAST_KEPT_BYTES = 64 << 20
+"""The least memory whose reading is kept: a processor's cache may hold less, and reads faster than memory."""
 _KIND, _N_READINGS = "read rate", 5
 _memory_rates: dict[int, float] = {}  # by the number of threads, in this process
 
@@ -137,19 +139,20 @@ def _rate(
     return statistics.median_low(_readings(*of_disk, read) or [read()])
 
 
-def _readings(cache_dir: Path | None, what: str, read: Callable[[], float]) -> list[float]:
+def _readings(cache_dir: Path | None, what: str, read: Callable[[], float], *, keeps: bool = True) -> list[float]:
     """Return the kept readings of a rate on this machine, with a new one where there are not yet five.
 
-    What is read while other programs keep the machine busy is left out, as it says nothing of the machine.
+    What is read while other programs keep the machine busy is left out, as it says nothing of the machine. Without
+    `keeps` the new one is not kept.
     """
     key = f"{machine_name()} {what}"
-    kept = probe_cache.get(cache_dir, _KIND, key)
-    readings = [float(each) for each in kept if isinstance(each, int | float)] if isinstance(kept, list) else []
+    readings = probe_cache.get_numbers(cache_dir, _KIND, key)
     if len(readings) < _N_READINGS:
         reading, is_quiet = probe_cache.quietly(read)
-        if reading and is_quiet:
+        if reading > 0 and is_quiet:
             readings.append(reading)
-            probe_cache.put(cache_dir, _KIND, key, readings)
+            if keeps:
+                probe_cache.put(cache_dir, _KIND, key, readings)
     return readings
 
 
@@ -169,7 +172,8 @@ def memory_rate(n_threads: int, most_bytes: int, cache_dir: Path | None = None) 
         def read() -> float:
             return max(read_bandwidth(n_threads, most_bytes) for _ in range(_N_MEMORY_READS))
 
-        found = max(_readings(cache_dir, f"memory {n_threads}", read), default=0.0)
+        keeps = most_bytes >= LEAST_KEPT_BYTES
+        found = max(_readings(cache_dir, f"memory {n_threads}", read, keeps=keeps), default=0.0)
         if not found:
             return math.inf
         _memory_rates[n_threads] = found

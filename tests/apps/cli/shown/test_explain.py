@@ -77,6 +77,32 @@ def test_the_last_line_says_what_drafts_gained(
     assert "draft" not in summary(Generation("text", (1, 2), "stop", stats))
 
 
+LISTED = "".join(f"{n}. Oranges\n" for n in range(1, 41))
+REPEATED = (
+    "the family of " * 20,
+    LISTED,
+    LISTED + "41",
+    "a" * 159 + "b" + LISTED,
+    "one line of words,\nand one more.\n" * 8,
+)
+VARIED = (
+    LISTED + "These are forty fruits.",
+    ", ".join(map(str, range(300))),
+    "so " * 20,
+    "".join(f"total_{n} = add({n}, {n + 1})\n" for n in range(40)),
+    "| a | b |\n" + "|---|---|\n" + "".join(f"| {n} | {n * n} |\n" for n in range(40)),
+    "one line of words,\nand one more.\n" * 4,
+    "",
+)
+
+
+def test_a_text_that_repeats_itself_to_its_end_is_told() -> None:
+    """The same phrase or line at least eight times, list lines with other numbers too; else nothing."""
+    for text in (*REPEATED, *VARIED):
+        line = summary(Generation(text, (1, 2), "length", DecodeStats()))
+        assert ("the text repeats itself at its end; --repetition-penalty" in line) == (text in REPEATED), text
+
+
 def test_explain_and_explain_all(model: Path) -> None:
     """Both name the sampling with where it comes from; the long form has the seed."""
     args = ("run", model, "Hello", "-n", "4", "-t", "0.5", "--seed", "7")

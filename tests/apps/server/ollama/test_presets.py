@@ -154,7 +154,8 @@ def test_the_commands(running: Running, home: Path) -> None:
     assert run_here("ps", *at).text == "no model is loaded\n"
     asked = {"model": "poet", "messages": messages("x"), "max_tokens": 1}
     assert running.client.post("/v1/chat/completions", json=asked).status_code == 200
-    head, row = run_here("ps", *at).text.splitlines()
+    head, row, _, *legend = run_here("ps", *at).text.splitlines()
+    assert " ".join(legend).startswith("memory: the most that the model may hold beside the server itself, with full")
     assert head.split() == ["NAME", "MEMORY", "CONTEXT", "REQUESTS", "UNTIL"]
     assert (row.split()[0], row.split()[3:5]) == ("ape", ["512", "0"])
     (model,) = json.loads(run_here("ps", *at, "--json").text)["models"]
@@ -162,7 +163,8 @@ def test_the_commands(running: Running, home: Path) -> None:
     assert run_here("stop", "poet", *at).err == "edgedec: poet is unloaded\n"
     assert running.service.shelf.loaded == []
     run_here("stop", "dog", *at).failed(11, "there is no model 'dog' here")
-    assert "poet" in run_here("list").text
+    listed = run_here("list").text
+    assert (listed.splitlines()[0], "poet" in listed) == ("on this machine:", True)
     told = ("run", "ape", "Hello", "--system", "Rhyme.", "-t", "0")
     flags = ("-n", "5", "-q", "--runtime", "cpu", "--draft", "off")
     assert run_here("run", "poet", "Hello", *flags).text == run_here(*told, *flags).text
@@ -176,7 +178,9 @@ def test_the_commands(running: Running, home: Path) -> None:
 def test_no_server_runs(running: Running) -> None:
     """Where nothing answers, ps and stop say so and how a server is started; so for what is no edgedec."""
     for words in (("ps",), ("stop", "ape")):
-        run_here(*words, "--server", "127.0.0.1:9").failed(40, "no server answers at http://127.0.0.1:9", "serve")
+        for at in (("--server", "127.0.0.1:9"), ("--port", "9")):
+            run_here(*words, *at).failed(40, "no server answers at http://127.0.0.1:9 ", "serve")
+        run_here(*words, "--port", "9", "--server", "there").failed(40, "--port and --server are given")
     with StubServer() as stub:
         stub.add("/api/ps", b"hello")
         run_here("ps", "--server", stub.root).failed(40, "no edgedec server")
