@@ -17,16 +17,16 @@ import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from fuzz_bases import Source, loadable_sources
-from fuzz_mutants import contradictory, damaged
+from fuzz_gguf import TEXT
+from fuzz_mutants import contradictory, damaged, other_data
 from fuzz_runs import Tried, arguments, be_worker, fuzz, worker
-from support.models.gguf_writer import Built, RawTensor, build_gguf
+from support.models.gguf_writer import Built, build_gguf
 from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, tiny_metadata, tiny_tensors
 
 from edgedec.errors import EdgedecError, RequestError
@@ -38,9 +38,6 @@ from edgedec.plugins import is_own
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.weights import tile_job
-
-_TEXT = "Hi <s>hello<|im_end|> w\u00f6rld 123\n\t \u20ac\U0001f642 don't\x00 <0x0A>"
-_PATTERNS = (b"\xff", b"\x00\x7c", b"\xff\x7f", b"\x00\x00\xc0\x7f", b"\x80", b"\x7f", b"\xff\xff\x7f\x7f")
 
 
 def sources() -> list[tuple[Source, Built]]:
@@ -58,23 +55,6 @@ def sources() -> list[tuple[Source, Built]]:
         return [(source, b) for source, b in built if path.write_bytes(b.data) and Cpu().accepts(path) is None]
 
 
-def other_data(source: Source, rng: random.Random) -> bytes:
-    """Return a file whose header is sound and whose tensors hold other bytes."""
-    tensors: dict[str, Any] = dict(source.tensors)
-    for name in rng.sample(sorted(tensors), rng.choice([1, 1, 2, 5])):
-        old: RawTensor = tensors[name]
-        data = bytearray(old.data)
-        if rng.random() < 0.4:
-            data[:] = rng.randbytes(len(data))
-        elif rng.random() < 0.5:
-            data[:] = (rng.choice(_PATTERNS) * len(data))[: len(data)]
-        else:
-            for _ in range(rng.randint(1, 20)):
-                data[rng.randrange(len(data))] = rng.choice([0x7F, 0xFF, 0x7C, 0xFC, 0x00, 0x80])
-        tensors[name] = RawTensor(old.type, old.shape, bytes(data))
-    return build_gguf(source.metadata, tensors).data
-
-
 def mutant(models: list[tuple[Source, Built]], rng: random.Random) -> bytes:
     """Return a damaged file."""
     source, built = rng.choice(models)
@@ -90,7 +70,7 @@ def evaluate(path: Path, seed: int) -> None:
     Cpu().plan(path, options)
     with Cpu().load(path, options) as model, np.errstate(all="ignore"):
         n_vocab = model.card.n_vocab
-        ids = model.tokenizer.encode(_TEXT, add_special=True, parse_special=True)
+        ids = model.tokenizer.encode(TEXT, add_special=True, parse_special=True)
         model.tokenizer.decode([*ids, *range(min(n_vocab, 300)), n_vocab - 1])
         tokens = np.array([0, n_vocab // 2, n_vocab - 1, 0, n_vocab // 3, 0], np.int32)
         session, other = model.session(64), model.session(64)

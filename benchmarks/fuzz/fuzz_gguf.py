@@ -38,7 +38,7 @@ from edgedec_runtimes.shared.consistency import require_consistent
 
 LIMIT_S = 1.0
 LIMIT_BYTES = 128 * 2**20
-_TEXT = "Hi <s>hello<|im_end|> w\u00f6rld 123\n\t \u20ac\U0001f642 don't\x00 <0x0A>"
+TEXT = "Hi <s>hello<|im_end|> w\u00f6rld 123\n\t \u20ac\U0001f642 don't\x00 <0x0A>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def load(path: Path, number: int) -> None:
     with LlamaCpp().load(path, options) as model:
         tokenizer = model.tokenizer
         for parse_special in (False, True):
-            ids = tokenizer.encode(_TEXT, add_special=True, parse_special=parse_special)
+            ids = tokenizer.encode(TEXT, add_special=True, parse_special=parse_special)
             tokenizer.decode(ids)
         n_vocab = model.card.n_vocab
         tokenizer.decode([*range(min(n_vocab, 300)), n_vocab - 1])

@@ -15,16 +15,15 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from fuzz_bases import Source
-from fuzz_mutants import damaged, other_values
+from fuzz_mutants import damaged, other_data, other_values
 from fuzz_runs import Tried, arguments, fuzz, here
-from support.models.gguf_writer import Built, RawTensor, build_gguf
+from support.models.gguf_writer import Built, build_gguf
 from support.models.siglip_files import siglip_parts
 
 from edgedec.errors import SessionError
@@ -33,7 +32,6 @@ from edgedec_runtimes.pictures.header import read_projector
 from edgedec_runtimes.pictures.native_encoder import open_native
 
 LIMIT_S = 5.0
-_PATTERNS = (b"\xff", b"\x00\x7c", b"\xff\x7f", b"\x00\x00\xc0\x7f", b"\x80", b"\x7f", b"\xff\xff\x7f\x7f", b"\x00")
 _PICTURE = Picture(70, 50, np.random.default_rng(0).integers(0, 256, 70 * 50 * 3, np.uint8).tobytes())
 
 
@@ -45,20 +43,6 @@ def sources() -> list[tuple[Source, Built]]:
             metadata, tensors = siglip_parts(kind, type_name, n_layer=1, merge=2 if kind == "lfm2" else 4)
             found.append((Source(metadata, tensors), build_gguf(metadata, tensors)))
     return found
-
-
-def other_data(source: Source, rng: random.Random) -> bytes:
-    """Return a file whose header is sound and one of whose tensors holds other bytes."""
-    tensors: dict[str, Any] = dict(source.tensors)
-    name = rng.choice(sorted(tensors))
-    old = tensors[name]
-    is_raw = isinstance(old, RawTensor)
-    n_bytes = len(old.data) if is_raw else old.nbytes
-    data = rng.randbytes(n_bytes) if rng.random() < 0.5 else (rng.choice(_PATTERNS) * n_bytes)[:n_bytes]
-    tensors[name] = (
-        RawTensor(old.type, old.shape, data) if is_raw else np.frombuffer(data, old.dtype).reshape(old.shape)
-    )
-    return build_gguf(source.metadata, tensors).data
 
 
 def mutant(bases: list[tuple[Source, Built]], rng: random.Random) -> bytes:
