@@ -16,7 +16,7 @@ so in its docstring, from which `tests/methods/test_method_table.py` writes a ro
 
 The first line is the system's name, a colon, and what the system does. The five fields end the docstring, in this
 order. A field may go on in further lines, each indented by four spaces. `Option` is how a user reaches the method.
-`Measured` has a figure with the command or program that gives it, or says "nothing yet". `Status`
-is `study` for a method that was not faster or better wherever it was compared, and `opt-in` for one that helps some users. A
-file without these fields serves the other files, and is no method.
+`Measured` has a figure with the command or program that gives it, or says "nothing yet". `Status` is `study` for a
+method that was not faster or better wherever it was compared, and `opt-in` for one that helps some users. A file
+without these fields serves the other files, and is no method.
 """
