@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 import edgedec
 from edgedec.sampling import SamplingParams
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 from edgedec_methods.arbitrage import Router, arbitrated, fitted_router, step_features, translation
 from edgedec_methods.sampled_steps import Steps, write_steps
 
@@ -96,9 +96,7 @@ def fit(args: argparse.Namespace) -> None:
         "router": asdict(router),
         "thresholds": {share: float(np.quantile(chances, 1 - float(share))) for share in SHARES},
     }
-    print(json.dumps(found, indent=1))
-    if args.json_out is not None:
-        args.json_out.write_text(json.dumps(found | provenance(), indent=1) + "\n", encoding="utf-8")
+    report(found, args.json_out)
 
 
 class Chance(Router):
@@ -141,12 +139,7 @@ def attempt(args: argparse.Namespace) -> None:
         for seed in range(args.random):
             _write(args, (small, large), f"random {seed}", (Chance((), float(seed)), 1 - share))
     rows = rows_of_ways(lines_of(args.out), ["tokens", "steps", "asked", "seconds"], [*ways])
-    for row in rows:
-        print(json.dumps(row))
-    if args.json_out is not None:
-        args.json_out.write_text(
-            json.dumps(document | {"ways": rows} | provenance(), indent=1) + "\n", encoding="utf-8"
-        )
+    report(document | {"ways": rows}, args.json_out)
 
 
 def _write(args: argparse.Namespace, engines: Sequence[edgedec.Engine], way: str, how: tuple[Router, float]) -> None:

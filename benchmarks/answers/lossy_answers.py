@@ -9,37 +9,17 @@ tokens up to the first that differs. Ends with one line of JSON.
 
 import argparse
 import json
-import re
-from decimal import Decimal
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from switching import last_number
+
 import edgedec
 from edgedec.api.options import Lossy
-from edgedec.sequence import Generation
+from edgedec.sequence import Generation, n_common
 from edgedec_apps.bench.prompts import BenchRequest, prepare, read_prompts
 from edgedec_apps.bench.provenance import provenance
-
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-
-
-def final_number(text: str) -> Decimal | None:
-    """Return the last number of a text, None where there is none.
-
-    >>> final_number("That is 3 + 4 = 7 bags, so $1,050.00."), final_number("I can't say.")
-    (Decimal('1050.00'), None)
-    """
-    found = _NUMBER.findall(text)
-    return Decimal(found[-1].replace(",", "")) if found else None
-
-
-def n_same(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
-    """Return how many tokens two texts begin with in common."""
-    n = 0
-    while n < min(len(ours), len(theirs)) and ours[n] == theirs[n]:
-        n += 1
-    return n
 
 
 def answers(args: argparse.Namespace, layer_skip: float | None) -> tuple[list[BenchRequest], list[Generation], str]:
@@ -61,13 +41,15 @@ def answers(args: argparse.Namespace, layer_skip: float | None) -> tuple[list[Be
 def compared(whole: list[Generation], found: list[Generation]) -> dict[str, Any]:
     """Return the figures of one speed-up against the whole model's answers."""
     ended = [(a, b) for a, b in zip(whole, found, strict=True) if a.finish_reason == "stop"]
-    numbers = [(final_number(a.text), final_number(b.text)) for a, b in ended]
+    numbers = [(last_number(a.text), last_number(b.text)) for a, b in ended]
     given = [(ours, theirs) for ours, theirs in numbers if ours is not None]
     return {
         "n_numbers": len(given),
         "n_agree": sum(ours == theirs for ours, theirs in given),
         "n_finished": sum(one.finish_reason == "stop" for one in found),
-        "same_start": mean(n_same(a.token_ids, b.token_ids) for a, b in zip(whole, found, strict=True)),
+        "same_start": mean(
+            n_common(a.token_ids, b.token_ids, len(a.token_ids)) for a, b in zip(whole, found, strict=True)
+        ),
         "tok_s": mean(one.stats.tokens_per_s for one in found),
     }
 

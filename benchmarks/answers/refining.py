@@ -12,7 +12,6 @@ thread, which other work on the machine changes little.
 """
 
 import argparse
-import json
 import time
 from itertools import product
 from pathlib import Path
@@ -31,7 +30,7 @@ from edgedec.choosing.choosers import mean_logprob, most_likely
 from edgedec.choosing.vote import answer_of, voted
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 from edgedec_apps.refine import RefineBy, Verdict, refined
 
 JSON_KINDS = ("extraction", "tools")
@@ -162,9 +161,7 @@ def table(args: argparse.Namespace) -> None:
     print(f"| task | way | {' | '.join(models)} |\n|---|---|{'---|' * len(models)}")
     for kind, way in dict.fromkeys((row["kind"], row["way"]) for row in rows):
         print(f"| {kind} | {way} | {' | '.join(cells.get((kind, way, model), '') for model in models)} |")
-    if args.json_out is not None:
-        document = {"benchmark": "refining", "rows": rows} | provenance()
-        args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    report({"benchmark": "refining", "rows": rows}, args.json_out)
 
 
 def _told(row: dict[str, Any]) -> str:

@@ -24,18 +24,13 @@ from edgedec.decoding.step import Decoder, step
 from edgedec.model import Session
 from edgedec.sampling import Noise, SamplingParams
 from edgedec.sequence import Request, TextState
+from edgedec_apps.bench.prompts import read_prompts
 from edgedec_apps.bench.provenance import provenance
 from edgedec_methods.switching import LARGE, SMALL, SwitchingSession
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _N_CTX = 1024
 _PARAMS = SamplingParams(temperature=0.0, seed=0)
-
-
-def prompts_of(path: Path, task: str, count: int) -> list[str]:
-    """Return the first turns of the first `count` prompts of a task."""
-    entries = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [entry["turns"][0] for entry in entries if entry["task"] == task][:count]
 
 
 def last_number(text: str) -> float | None:
@@ -117,8 +112,8 @@ def main() -> None:
     options: dict[str, Any] = {"runtime": "cpu", "n_ctx": _N_CTX, "offline": True, "draft": "off"}
     options["n_threads"] = args.threads
     with edgedec.load(args.large, **options) as large, edgedec.load(args.small, **options) as small:
-        messages = [[{"role": "user", "content": text}] for text in prompts_of(args.prompts, args.task, args.count)]
-        prompts = [large.chat_ids(each) for each in messages]
+        asked = [prompt.text for prompt in read_prompts(args.prompts) if prompt.task == args.task][: args.count]
+        prompts = [large.chat_ids([{"role": "user", "content": text}]) for text in asked]
         alone = [write(large.session(), large, prompt, args.tokens)[0] for prompt in prompts]
         texts = [large.tokenizer.decode(tokens) for tokens in alone]
         numbers = [last_number(text) for text in texts]

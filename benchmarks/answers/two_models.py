@@ -20,7 +20,7 @@ from made_runs import N_CTX, STOPS, add_line, figures, lines_of, open_tasks
 
 import edgedec
 from edgedec.api.options import Lossy
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 
 ALONE = "alone"
 
@@ -65,11 +65,7 @@ def main() -> None:
     for line in lines:
         line["same"] = line["text"] == alone.get(line["task"])
     rows = rows_of_ways(lines, ["seconds", "tokens", "same"], [ALONE])
-    for row in rows:
-        print(json.dumps(row))
-    if args.json_out is not None:
-        document = {"benchmark": "two_models", "model": args.model, "kind": args.kind, "rows": rows}
-        args.json_out.write_text(json.dumps(document | provenance(), indent=1) + "\n", encoding="utf-8")
+    report({"benchmark": "two_models", "model": args.model, "kind": args.kind, "rows": rows}, args.json_out)
 
 
 if __name__ == "__main__":

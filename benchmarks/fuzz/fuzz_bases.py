@@ -15,7 +15,6 @@ from support.models.tiny_quantized import ARCHITECTURES, tiny_metadata, tiny_ten
 from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf
 
 MAX_ARRAY = 40
-_N_EXPERT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +70,19 @@ def cut_down(path: Path) -> Source:
 
 def loadable_sources() -> list[Source]:
     """Return models that llama.cpp loads: many architectures, dense and with experts, three kinds of vocabulary."""
-    llama, llama_f16 = _tiny("llama"), _tiny("llama", dtype="f16", tied=True)
-    qwen2, wide = _tiny("qwen2"), _tiny("llama", n_layer=1, n_embd=256, n_ff=256)
-    qwen3 = _with_head_norms(_renamed(llama, "llama", "qwen3"))
+    llama, llama_f16, qwen2 = _tiny("llama"), _tiny("llama", dtype="f16", tied=True), _tiny("qwen2")
+    dense = "qwen3", "gemma2", "gemma3", "granite", "phi3-4k", "hunyuan-dense", "minicpm", "nanbeige", "qwen2vl"
     return [
         llama,
         _with_bpe(llama_f16, "gpt-2"),
-        _with_experts(llama),
         Source(llama.metadata | _scaled("llama"), llama.tensors | {"rope_freqs.weight": _vector(8)}),
-        wide,
+        _tiny("llama", n_layer=1, n_embd=256, n_ff=256),
         _with_bpe(qwen2, "qwen2"),
         qwen2,
-        _with_bpe(qwen3, "qwen2"),
-        _with_experts(_with_bpe(_with_head_norms(_renamed(llama, "llama", "qwen3moe")), "qwen2")),
-        _gemma(llama, "gemma3"),
-        _gemma(llama, "gemma2"),
         _with_unigrams(llama),
-        _renamed(Source(llama.metadata | _scaled("granite"), llama.tensors), "llama", "granite"),
-        _with_fused_weights(llama),
         _mamba(llama),
-        _lfm2(llama),
+        *(_small(name) for name in (*dense, "smallthinker", "qwen3moe", "qwen2moe", "lfm2")),
         *map(_state_space, ("granitehybrid", "falcon-h1-normed", "nemotron_h_moe", "mamba2")),
-        *(_small(name) for name in ("hunyuan-dense", "minicpm", "nanbeige", "qwen2vl", "qwen3vl", "smallthinker")),
     ]
 
 
@@ -121,66 +111,6 @@ def _vector(n: int) -> RawTensor:
     return RawTensor(0, (n,), np.ones(n, np.float32).tobytes())
 
 
-def _renamed(source: Source, old: str, new: str) -> Source:
-    """Return the model under the name of another architecture."""
-    metadata = {key.replace(f"{old}.", f"{new}.", 1): value for key, value in source.metadata.items()}
-    return Source(metadata | {"general.architecture": new}, source.tensors)
-
-
-def _n_layer(source: Source) -> int:
-    return int(source.metadata[f"{source.metadata['general.architecture']}.block_count"])
-
-
-def _with_head_norms(source: Source) -> Source:
-    """Add what Qwen 3 and Gemma 3 normalize queries and keys with."""
-    names = (f"blk.{i}.attn_{which}_norm.weight" for i in range(_n_layer(source)) for which in "qk")
-    return Source(source.metadata, source.tensors | {name: _vector(16) for name in names})
-
-
-def _with_experts(source: Source) -> Source:
-    """Put four experts in the place of each feed-forward, of which two are used."""
-    name = source.metadata["general.architecture"]
-    counts = {f"{name}.expert_count": _N_EXPERT, f"{name}.expert_used_count": 2}
-    tensors: dict[str, Any] = {}
-    for key, tensor in source.tensors.items():
-        if ".ffn_norm" in key or ".ffn_" not in key:
-            tensors[key] = tensor
-            continue
-        expert = key.replace(".weight", "_exps.weight")
-        tensors[expert] = RawTensor(tensor.type, (*tensor.shape, _N_EXPERT), tensor.data * _N_EXPERT)
-        if "ffn_gate" in key:
-            n_embd = tensor.shape[0]
-            data = np.linspace(-1, 1, n_embd * _N_EXPERT).astype(np.float32).tobytes()
-            tensors[key.replace("ffn_gate", "ffn_gate_inp")] = RawTensor(0, (n_embd, _N_EXPERT), data)
-    n_ff = source.metadata[f"{name}.feed_forward_length"]
-    return Source(source.metadata | counts | {f"{name}.expert_feed_forward_length": n_ff}, tensors)
-
-
-def _gemma(llama: Source, architecture: str) -> Source:
-    """Return a tiny Gemma, with windowed layers."""
-    source = _with_head_norms(_renamed(llama, "llama", architecture)) if architecture == "gemma3" else None
-    source = source or _renamed(llama, "llama", architecture)
-    keys = {"attention.sliding_window": 8, "attention.key_length": 16, "attention.value_length": 16}
-    scales = {"rope.freq_base_swa": 1e4, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
-    metadata = source.metadata | {f"{architecture}.{key}": value for key, value in (keys | scales).items()}
-    names = ("post_attention_norm", "post_ffw_norm")
-    norms = {f"blk.{i}.{name}.weight": _vector(64) for i in range(_n_layer(source)) for name in names}
-    return Source(metadata, {k: t for k, t in source.tensors.items() if k != "output.weight"} | norms)
-
-
-def _with_fused_weights(llama: Source) -> Source:
-    """Return a tiny Phi 3: queries, keys and values are one matrix, so are the two of the feed-forward."""
-    source = _renamed(llama, "llama", "phi3")
-    tensors = dict(source.tensors)
-    for i in range(_n_layer(source)):
-        for fused, names in (("attn_qkv", ("attn_q", "attn_k", "attn_v")), ("ffn_up", ("ffn_gate", "ffn_up"))):
-            parts = [tensors.pop(f"blk.{i}.{name}.weight") for name in names]
-            n_out = sum(part.shape[1] for part in parts)
-            data = b"".join(part.data for part in parts)
-            tensors[f"blk.{i}.{fused}.weight"] = RawTensor(parts[0].type, (parts[0].shape[0], n_out), data)
-    return Source(source.metadata, tensors)
-
-
 def _mamba(llama: Source) -> Source:
     """Return a tiny Mamba, whose layers have a recurrent state and no attention."""
     sizes = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 8, "ssm.time_step_rank": 4}
@@ -192,21 +122,8 @@ def _mamba(llama: Source) -> Source:
     for name, shape in shapes.items():
         data = np.linspace(-1, 1, int(np.prod(shape))).astype(np.float32)
         tensors |= {f"blk.{i}.ssm_{name}": RawTensor(0, shape, data.tobytes()) for i in range(2)}
-    return _renamed(Source(metadata, tensors), "llama", "mamba")
-
-
-def _lfm2(llama: Source) -> Source:
-    """Return a tiny LFM2, whose second layer has a short convolution in place of attention."""
-    by_layer = Typed(ValueType.ARRAY, [2, 0], ValueType.INT32)
-    metadata = llama.metadata | {"llama.attention.head_count_kv": by_layer, "llama.shortconv.l_cache": 3}
-    norm = llama.tensors["output_norm.weight"]
-    kept = {name: t for name, t in llama.tensors.items() if "blk.1.attn_" not in name and name != "output_norm.weight"}
-    tensors = kept | {"token_embd_norm.weight": norm, "blk.1.attn_norm.weight": llama.tensors["blk.1.attn_norm.weight"]}
-    tensors |= {f"blk.0.attn_{which}_norm.weight": _vector(16) for which in "qk"}
-    for name, shape in {"in_proj": (64, 192), "conv": (3, 64), "out_proj": (64, 64)}.items():
-        data = np.linspace(-1, 1, int(np.prod(shape))).astype(np.float32)
-        tensors[f"blk.1.shortconv.{name}.weight"] = RawTensor(0, shape, data.tobytes())
-    return _renamed(Source(metadata, tensors), "llama", "lfm2")
+    renamed = {key.replace("llama.", "mamba.", 1): value for key, value in metadata.items()}
+    return Source(renamed | {"general.architecture": "mamba"}, tensors)
 
 
 def _state_space(name: str) -> Source:

@@ -10,30 +10,23 @@ to it between two forwards, and restores it. A worker that dies, hangs or raises
 an error that asks to be reported. Findings are kept as files.
 """
 
-import argparse
-import json
 import os
 import random
-import select
-import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from fuzz_bases import Source, loadable_sources
-from fuzz_gguf import Finding, save
-from fuzz_mutants import contradictory, damaged
-from support.models.gguf_writer import Built, RawTensor, build_gguf
+from fuzz_gguf import TEXT
+from fuzz_mutants import contradictory, damaged, other_data
+from fuzz_runs import Tried, arguments, be_worker, fuzz, worker
+from support.models.gguf_writer import Built, build_gguf
 from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, tiny_metadata, tiny_tensors
 
 from edgedec.errors import EdgedecError, RequestError
@@ -45,12 +38,6 @@ from edgedec.plugins import is_own
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.weights import tile_job
-
-LIMIT_S = 20
-LIMIT_BYTES = 2 * 2**30
-LOADS_PER_WORKER = 400
-_TEXT = "Hi <s>hello<|im_end|> w\u00f6rld 123\n\t \u20ac\U0001f642 don't\x00 <0x0A>"
-_PATTERNS = (b"\xff", b"\x00\x7c", b"\xff\x7f", b"\x00\x00\xc0\x7f", b"\x80", b"\x7f", b"\xff\xff\x7f\x7f")
 
 
 def sources() -> list[tuple[Source, Built]]:
@@ -68,23 +55,6 @@ def sources() -> list[tuple[Source, Built]]:
         return [(source, b) for source, b in built if path.write_bytes(b.data) and Cpu().accepts(path) is None]
 
 
-def other_data(source: Source, rng: random.Random) -> bytes:
-    """Return a file whose header is sound and whose tensors hold other bytes."""
-    tensors: dict[str, Any] = dict(source.tensors)
-    for name in rng.sample(sorted(tensors), rng.choice([1, 1, 2, 5])):
-        old: RawTensor = tensors[name]
-        data = bytearray(old.data)
-        if rng.random() < 0.4:
-            data[:] = rng.randbytes(len(data))
-        elif rng.random() < 0.5:
-            data[:] = (rng.choice(_PATTERNS) * len(data))[: len(data)]
-        else:
-            for _ in range(rng.randint(1, 20)):
-                data[rng.randrange(len(data))] = rng.choice([0x7F, 0xFF, 0x7C, 0xFC, 0x00, 0x80])
-        tensors[name] = RawTensor(old.type, old.shape, bytes(data))
-    return build_gguf(source.metadata, tensors).data
-
-
 def mutant(models: list[tuple[Source, Built]], rng: random.Random) -> bytes:
     """Return a damaged file."""
     source, built = rng.choice(models)
@@ -100,7 +70,7 @@ def evaluate(path: Path, seed: int) -> None:
     Cpu().plan(path, options)
     with Cpu().load(path, options) as model, np.errstate(all="ignore"):
         n_vocab = model.card.n_vocab
-        ids = model.tokenizer.encode(_TEXT, add_special=True, parse_special=True)
+        ids = model.tokenizer.encode(TEXT, add_special=True, parse_special=True)
         model.tokenizer.decode([*ids, *range(min(n_vocab, 300)), n_vocab - 1])
         tokens = np.array([0, n_vocab // 2, n_vocab - 1, 0, n_vocab // 3, 0], np.int32)
         session, other = model.session(64), model.session(64)
@@ -157,135 +127,31 @@ def _damage(tiles: Path, whole: bytes, rng: random.Random) -> None:
         file.write(rng.randbytes(rng.randint(1, 4096)))
 
 
-def work() -> None:
-    """Load the models that standard input names, and answer each with a line of JSON."""
-    _limit_memory()
-    for line in sys.stdin:
-        seed, _, name = line.rstrip("\n").partition(" ")
-        outcome, detail = "ok", ""
-        try:
-            evaluate(Path(name), int(seed))
-            evaluate_from_disk(Path(name), int(seed))
-        except EdgedecError as error:
-            outcome, detail = "refused", f"{type(error).__name__}: {error}"
-            if "report" in detail:
-                outcome = "raised"
-        except BaseException as error:
-            outcome, detail = "raised", repr(error)
-        print(json.dumps([outcome, detail]), flush=True)
-
-
-def _limit_memory() -> None:
-    """Let this process have LIMIT_BYTES, where the system can hold it to that."""
-    try:
-        import resource  # absent on Windows
-    except ImportError:
-        return
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-class Worker:
-    """A process that loads mutants, started anew where one ends it."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
-        self._n_left = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-        self._log.close()
-
-    def load(self, path: Path, seed: int) -> tuple[str, str]:
-        """Return what came out of a mutant: "ok", "refused", "raised" or "crashed", and more words."""
-        if self._n_left == 0:
-            self._end()
-        process = self._process or self._start()
-        self._n_left -= 1
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"{seed} {path}\n")
-        process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], LIMIT_S)
-        line = process.stdout.readline() if ready else ""
-        if line:
-            outcome, detail = json.loads(line)
-            return outcome, detail
-        how = f"no end after {LIMIT_S} s" if not ready else f"exit code {process.wait()}"
-        self._end()
-        self._log.seek(0)
-        return "crashed", f"{how}: {self._log.read()[-3000:].decode(errors='replace')}"
-
-    def _start(self) -> subprocess.Popen[str]:
-        self._log.truncate(0)
-        command = [sys.executable, "-X", "faulthandler", "-W", "error", str(Path(__file__).resolve()), "--worker"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
-        )
-        self._n_left = LOADS_PER_WORKER
-        return self._process
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-        self._process, self._n_left = None, 0
-
-
-def run(seconds: float, count: int, seed: int, keep: Path) -> dict[str, object]:
-    """Try mutants for up to `seconds` or up to `count` of them, and return the result for the last line."""
-    rng, models = random.Random(seed), sources()
-    outcomes: Counter[str] = Counter()
-    findings: list[Finding] = []
-    slowest_s, start = 0.0, time.perf_counter()
-    with tempfile.TemporaryDirectory() as directory, Worker() as worker:
-        path = Path(directory) / "mutant.gguf"
-        n_done = 0
-        while n_done < count and time.perf_counter() - start < seconds:
-            data = mutant(models, rng) if n_done >= len(models) else models[n_done][1].data  # first the sound ones
-            path.write_bytes(data)
-            began = time.perf_counter()
-            outcome, detail = worker.load(path, n_done)
-            spent_s = time.perf_counter() - began
-            slowest_s = max(slowest_s, spent_s)
-            is_sound = n_done < len(models) and "no multiple of 32" not in detail
-            n_done += 1
-            outcomes[outcome] += 1
-            if outcome in ("raised", "crashed") or (is_sound and outcome != "ok"):
-                findings.append(save(data, f"{outcome} {detail}", spent_s, keep))
-            if n_done % 500 == 0:
-                print(f"{n_done} mutants, {dict(outcomes)}, {len(findings)} findings", file=sys.stderr)
-    return {
-        "count": n_done,
-        "outcomes": dict(outcomes),
-        "findings": [{"error": f.error, "seconds": f.seconds, "file": f.file} for f in findings],
-        "seed": seed,
-        "slowest_s": round(slowest_s, 3),
-        "seconds": round(time.perf_counter() - start, 1),
-    }
+def load(path: Path, number: int) -> None:
+    """Evaluate a mutant from its file, and from its tiles; in a worker."""
+    evaluate(path, number)
+    evaluate_from_disk(path, number)
 
 
 def main() -> int:
-    """Parse the command line, run, print one line of JSON; 1 where anything was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60, help="stop after this time (default: 60)")
-    parser.add_argument("--count", type=int, default=10**9, help="stop after as many mutants")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the mutations (default: 0)")
-    parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="where findings are kept")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    """Try mutants of each model, the sound ones first, which must be taken."""
+    options = arguments(__doc__, "--worker")
     if options.worker:
-        work()
-        return 0
-    result = run(options.seconds, options.count, options.seed, options.keep)
-    print(json.dumps(result))
-    return 1 if result["findings"] else 0
+        return be_worker(load)
+    rng, models = random.Random(options.seed), sources()
+    with tempfile.TemporaryDirectory() as folder, worker(__file__) as loads:
+        path = Path(folder) / "mutant.gguf"
+
+        def write(number: int) -> Path:
+            path.write_bytes(models[number][1].data if number < len(models) else mutant(models, rng))
+            return path
+
+        def attempt(path: Path, number: int) -> Tried:
+            tried, words = loads.load(path, number)
+            is_wrong = number < len(models) and tried.outcome != "ok" and "no multiple of 32" not in words
+            return replace(tried, finding=words or tried.outcome) if is_wrong else tried
+
+        return fuzz(options, write, attempt)
 
 
 if __name__ == "__main__":

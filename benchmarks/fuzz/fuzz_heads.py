@@ -11,20 +11,12 @@ more memory than LIMIT_BYTES above the start. Findings are kept as files. Where 
 the mutant is then in the folder that the first line of standard error names.
 """
 
-import argparse
-import json
 import random
-import shutil
-import signal
 import sys
 import tempfile
-import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import numpy as np
 
@@ -32,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from fuzz_bases import Source
 from fuzz_mutants import damaged, other_values
+from fuzz_runs import arguments, fuzz, here, let_grow
 from support.heads.head_mutants import HeadFiles, mutant, sound_heads
 from support.heads.reference_block import ReferenceBlock
 from support.heads.reference_head import ReferenceHead
@@ -43,7 +36,7 @@ from support.models.tiny_models import N_VOCAB as TOKENS
 from support.models.tiny_models import tiny_llama
 from support.models.tiny_quantized import Tiny
 
-from edgedec.errors import EdgedecError, SessionError, UnsupportedModelError
+from edgedec.errors import SessionError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.head_state import ChainRules
 from edgedec.load_options import LoadOptions
@@ -55,14 +48,9 @@ from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.target import fit
 
 LIMIT_S = 1.0
-HANG_S = 60.0
 LIMIT_BYTES = 256 * 2**20
 N_VOCAB = 264
 _OF_MODEL = [[str(layer)] for layer in range(6)]
-
-
-class TooSlow(BaseException):
-    """Raised by the alarm; no Exception, so that nothing in the code under test takes it for one of its own."""
 
 
 def gguf_heads() -> list[Source]:
@@ -150,17 +138,24 @@ def _eagle3() -> Source:
     return Source(metadata, tensors | {"d2t": weights["d2t"].astype(np.int64)})
 
 
-def exercise(path: Path, target: GGUF) -> bool:
-    """Load a head, fit it, and draft, as a user's first command does; return whether it fits the target."""
+def exercise(path: Path, target: GGUF) -> str:
+    """Load a head, fit it, and draft, as a user's first command does; return whether it fits the target.
+
+    A refusal by the native library is an error, unless of scores that are not finite, which it alone sees.
+    """
     head, fits = load_head(path), True
     try:
         head = fit(head, target).head
         draft_natively(path, target)
+    except SessionError as error:
+        if "not finite" in str(error):
+            raise
+        raise AssertionError("the native library refused it alone") from error
     except UnsupportedModelError:
         fits = False  # a sound head for another model drafts all the same, below
     plain = () if head.card.joins else draft_plainly(head)
     assert all(0 <= token < head.card.n_vocab_target for token in plain)
-    return fits
+    return "native" if fits else "ok"
 
 
 def draft_plainly(head: Head) -> Sequence[int]:
@@ -187,22 +182,6 @@ def draft_natively(path: Path, target: GGUF) -> None:
             session.draft_head.chain(8, 8, ChainRules(3))
 
 
-def attempt(work: Callable[[], bool]) -> tuple[BaseException | bool, float]:
-    """Return what came out of one mutant (what `work` returned, or its error) and the processor's time it took."""
-    start = time.process_time()
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, HANG_S)
-    outcome: BaseException | bool
-    try:
-        outcome = work()
-    except (Exception, TooSlow) as error:
-        outcome = error
-    finally:
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    return outcome, time.process_time() - start
-
-
 def write_mutant(
     folder: Path, heads: Sequence[HeadFiles], ggufs: Sequence[tuple[Source, Built]], rng: random.Random
 ) -> Path:
@@ -219,81 +198,24 @@ def write_mutant(
     return path
 
 
-def run(count: int, seconds: float, seed: int, keep: Path) -> dict[str, object]:
-    """Try up to `count` mutants for up to `seconds`, and return the result for the last line."""
-    rng, heads = random.Random(seed), sound_heads()
-    ggufs = [(source, build_gguf(source.metadata, source.tensors)) for source in gguf_heads()]
-    refused: Counter[str] = Counter()
-    findings: list[dict[str, object]] = []
-    n_done, n_native, slowest_s, start = 0, 0, 0.0, time.perf_counter()
-    with tempfile.TemporaryDirectory() as directory:
-        print(f"mutants are written to {directory}", file=sys.stderr)
-        target = read_gguf(
-            tiny_llama(Path(directory) / "t.gguf", n_embd=32, n_head=2, n_head_kv=1, n_layer=6, n_vocab=N_VOCAB)
-        )
-        while n_done < count and time.perf_counter() - start < seconds:
-            path = write_mutant(Path(directory) / "head", heads, ggufs, rng)
-            outcome, spent_s = attempt(lambda path=path: exercise(path, target))  # type: ignore[misc]
-            n_done, slowest_s = n_done + 1, max(slowest_s, spent_s)
-            is_refused = isinstance(outcome, EdgedecError) and not _comes_late(outcome)
-            if is_refused:
-                refused[type(outcome).__name__] += 1
-            n_native += outcome is True
-            if spent_s > LIMIT_S or not (is_refused or isinstance(outcome, bool)):
-                findings.append({"error": repr(outcome), "seconds": spent_s, "kept": save(path, keep)})
-    done = {
-        "count": n_done,
-        "ok": n_done - refused.total() - len(findings),
-        "native": n_native,
-        "refused": dict(refused),
-    }
-    return done | {"findings": findings, "seed": seed, "slowest_s": round(slowest_s, 3)}
-
-
-def _comes_late(error: EdgedecError) -> bool:
-    """Return whether the native library was the first to refuse a head; it alone sees that scores are not finite."""
-    return isinstance(error, SessionError) and "not finite" not in str(error)
-
-
-def save(path: Path, keep: Path) -> str:
-    """Keep a mutant, a file or a folder."""
-    keep.mkdir(parents=True, exist_ok=True)
-    place = keep / f"head-{len(list(keep.iterdir())):04}{path.suffix}"
-    shutil.copytree(path, place) if path.is_dir() else shutil.copyfile(path, place)
-    return str(place)
-
-
-def _let_grow(n_bytes: int) -> None:
-    """Let the process grow by n_bytes at most, where the system can (Linux)."""
-    statm = Path("/proc/self/statm")
-    if statm.is_file():
-        import resource  # absent on Windows
-
-        limit = int(statm.read_text().split()[0]) * resource.getpagesize() + n_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-def _on_alarm(signal_number: int, frame: FrameType | None) -> NoReturn:
-    raise TooSlow
-
-
 def main() -> int:
-    """Parse the command line, run, print one line of JSON; 1 where anything was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=20_000, help="mutants to try (default: 20000)")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the mutations (default: 0)")
-    parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), help="where findings are kept")
-    options = parser.parse_args()
-    if hasattr(signal, "SIGALRM"):
-        signal.signal(signal.SIGALRM, _on_alarm)
+    """Try folders and GGUFs of heads in this process."""
+    options = arguments(__doc__)
     warnings.simplefilter("ignore", RuntimeWarning)  # damaged weights overflow
     exercise_once = np.ones((64, 64), np.float32)
     exercise_once @ exercise_once  # numpy's library takes its threads' memory before the limit is set
-    _let_grow(LIMIT_BYTES)
-    result = run(options.count, options.seconds, options.seed, options.keep)
-    print(json.dumps(result))
-    return 1 if result["findings"] else 0
+    rng, heads = random.Random(options.seed), sound_heads()
+    ggufs = [(source, build_gguf(source.metadata, source.tensors)) for source in gguf_heads()]
+    let_grow(LIMIT_BYTES)
+    with tempfile.TemporaryDirectory() as name:
+        print(f"mutants are written to {name}", file=sys.stderr)
+        folder = Path(name)
+        target = read_gguf(tiny_llama(folder / "t.gguf", n_embd=32, n_head=2, n_head_kv=1, n_layer=6, n_vocab=N_VOCAB))
+        return fuzz(
+            options,
+            lambda number: write_mutant(folder / "head", heads, ggufs, rng),
+            lambda path, number: here(lambda: exercise(path, target), LIMIT_S),
+        )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,28 @@ VALUES: list[Any] = [
     *([], [1, 2], [2**31, 1], [0, 0], ["a"], [0.5, 0.5], [True, False], [[1], [2]], np.array([-1, -2])),
 ]
 
+_PATTERNS = (b"\xff", b"\x00\x7c", b"\xff\x7f", b"\x00\x00\xc0\x7f", b"\x80", b"\x7f", b"\xff\xff\x7f\x7f", b"\x00")
+
+
+def other_data(source: Source, rng: random.Random) -> bytes:
+    """Return a file whose header is sound and some of whose tensors hold other bytes."""
+    tensors: dict[str, Any] = dict(source.tensors)
+    for name in rng.sample(sorted(tensors), min(rng.choice([1, 1, 2, 5]), len(tensors))):
+        old = tensors[name]
+        is_raw = isinstance(old, RawTensor)
+        data = bytearray(old.data if is_raw else old.tobytes())
+        if rng.random() < 0.4:
+            data[:] = rng.randbytes(len(data))
+        elif rng.random() < 0.5:
+            data[:] = (rng.choice(_PATTERNS) * len(data))[: len(data)]
+        else:
+            for _ in range(rng.randint(1, 20)):
+                data[rng.randrange(len(data))] = rng.choice([0x7F, 0xFF, 0x7C, 0xFC, 0x00, 0x80])
+        whole = bytes(data)
+        floats = None if is_raw else np.frombuffer(whole, old.dtype).reshape(old.shape)
+        tensors[name] = RawTensor(old.type, old.shape, whole) if is_raw else floats
+    return build_gguf(source.metadata, tensors).data
+
 
 def other_values(source: Source, rng: random.Random) -> Source:
     """Return a model in which one to three values are others, or gone."""

@@ -1,9 +1,10 @@
-"""Measure what a start costs: `import edgedec`, `edgedec --help`, and the memory of `edgedec run`.
+"""Measure what a start costs (`import edgedec`, `edgedec --help`, the memory of `edgedec run`), and Python in a step.
 
     python benchmarks/overhead/startup.py --model smollm2-135m
 
 Wall times are medians over fresh processes; an empty interpreter's time is printed beside them. The memory is the peak
-resident size of the whole process over a prompt and 64 tokens. Ends with one line of JSON.
+resident size of the whole process over a prompt and 64 tokens. Of a step the CPU time is measured in a hot loop whose
+native forward does nothing: the least of the runs. Ends with one line of JSON.
 """
 
 import argparse
@@ -14,6 +15,11 @@ import time
 from statistics import median
 from typing import Any
 
+import edgedec
+from edgedec_runtimes.cpu.library import native
+
+_TEXT = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n\n\ndef multiply(a, b):\n"
+_HOT_STEPS = 1500
 _RUN = """
 import sys
 from edgedec.memory.system import peak_resident_bytes
@@ -37,6 +43,27 @@ def wall_s(command: list[str], n_runs: int) -> list[float]:
     return times[1:]
 
 
+def hot_step_us(name: str, n_runs: int) -> float:
+    """Return the least microseconds of CPU time of a plain step whose native forward does nothing."""
+    library = native()
+    forward = library.ec_forward
+    seconds = []
+    with edgedec.load(name, draft="off", offline=True, runtime="cpu") as engine:
+        for _ in range(n_runs):
+            stream = engine.stream(_TEXT, temperature=0, max_tokens=_HOT_STEPS + 2, ignore_end=True)
+            next(stream)
+            library.ec_forward = lambda *arguments: 0
+            try:
+                started = time.process_time()
+                for _ in range(_HOT_STEPS):
+                    next(stream)
+                seconds.append(time.process_time() - started)
+            finally:
+                library.ec_forward = forward
+            stream.close()
+    return 1e6 * min(seconds) / _HOT_STEPS
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -57,6 +84,8 @@ def main() -> None:
     peak = int(result.stderr.split()[-1])
     figures["peak_resident_bytes"] = peak
     print(f"{'edgedec run':20} {peak / 1e6:.1f} MB at the peak ({args.model}, default context)")
+    figures["hot_step_us"] = hot_step_us(args.model, args.runs)
+    print(f"{'a step':20} {figures['hot_step_us']:.1f} us of CPU time without the native forward")
     print(json.dumps(figures))
 
 

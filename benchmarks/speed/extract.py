@@ -7,7 +7,6 @@ ones found. Ends with one line of JSON; exit code 1 where they are not.
 """
 
 import argparse
-import json
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import edgedec
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 from edgedec_apps.extraction import Extraction, extract, question_text
 from edgedec_apps.span_search import starts_of
 
@@ -101,10 +100,8 @@ def main() -> None:
             results.append(result)
             print(result, flush=True)
     settings = {name: getattr(args, name) for name in ("model", "n", "max_tokens")}
-    document = {"benchmark": "extract"} | settings | {"n_wrong": n_wrong, "results": results} | provenance()
-    print(json.dumps(document))
-    if args.json_out is not None:
-        args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    document = {"benchmark": "extract"} | settings | {"n_wrong": n_wrong, "results": results}
+    report(document, args.json_out)
     raise SystemExit(1 if n_wrong else 0)
 
 

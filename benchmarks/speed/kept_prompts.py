@@ -24,7 +24,7 @@ import numpy as np
 import edgedec
 from edgedec.api.options import EngineOptions
 from edgedec.loading.resolve import resolve
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 
 _QUESTIONS = ("\n\nQuestion: what is the first word?\nAnswer:", "\n\nQuestion: how does it end?\nAnswer:")
 
@@ -90,10 +90,8 @@ def main() -> None:
         for end in ends
     }
     document = {"benchmark": "kept_prompts", "model": args.model, "n_tokens": args.tokens, "rounds": rows}
-    document |= medians | shares | {"is_equal": all(row["is_equal"] for row in rows)} | provenance()
-    print(json.dumps(document))
-    if args.json_out is not None:
-        args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    document |= medians | shares | {"is_equal": all(row["is_equal"] for row in rows)}
+    report(document, args.json_out)
     sys.exit(not document["is_equal"])
 
 

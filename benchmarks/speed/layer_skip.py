@@ -8,7 +8,6 @@ code 1. Ends with one line of JSON.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ from edgedec.loading.resolve import resolve
 from edgedec.model import LayerSet
 from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, prepare, read_prompts
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 from edgedec_apps.evaluation.layer_search import first_layers, late_layers
 from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_runtimes.layer_skip.layer_sets import evenly_spaced, left_out, tuned_set
@@ -99,20 +98,8 @@ def main() -> None:
     for way in filter(None, args.ways.split(",")):
         _, results[way] = measure(args, way, requests)
         print(f"{way:12} {results[way]}", flush=True)
-    print(
-        json.dumps(
-            {
-                "benchmark": "layer_skip",
-                "model": args.model,
-                "n_prompts": len(requests),
-                "max_tokens": args.max_tokens,
-                "temperature": args.temperature,
-                "costs": found,
-                "ways": results,
-                **provenance(),
-            }
-        )
-    )
+    settings = {name: getattr(args, name) for name in ("model", "max_tokens", "temperature")}
+    report({"benchmark": "layer_skip", "n_prompts": len(requests), **settings, "costs": found, "ways": results}, None)
 
 
 if __name__ == "__main__":

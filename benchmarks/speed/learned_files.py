@@ -10,7 +10,6 @@ what the policy knows of the drafters stays. The texts must be equal. The script
 """
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -24,7 +23,7 @@ from rich.progress import track
 import edgedec
 from edgedec.drafters.suffix.learned import NAME, LearnedDrafter
 from edgedec.scheduler.draft_tree import DraftTree
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 from edgedec_apps.learned_files import sort_text
 from edgedec_apps.learning import files_of, read_text_file
 
@@ -63,7 +62,7 @@ def main() -> None:
     parser.add_argument("--draft-model")
     parser.add_argument("--json-out", type=Path, help="write the line of JSON to this file, too")
     args = parser.parse_args()
-    made_by, prunes = provenance(), DraftTree.drop_improbable
+    prunes = DraftTree.drop_improbable
     totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     ratios: dict[str, list[float]] = defaultdict(list)
     load: dict[str, Any] = {"draft_head": args.draft_head, "draft_model": args.draft_model, "offline": True}
@@ -112,10 +111,7 @@ def main() -> None:
     settings |= {"n_prompts": len(prompts), "max_tokens": args.max_tokens, "every": args.every}
     settings |= {"drafter": args.draft_model or (Path(args.draft_head).name if args.draft_head != "off" else "none")}
     head = {"benchmark": "learned_files", "model": args.model, "different_texts": n_different} | settings
-    text = json.dumps(head | {"results": results} | made_by)
-    print(text)
-    if args.json_out is not None:
-        args.json_out.write_text(text + "\n", encoding="utf-8")
+    report(head | {"results": results}, args.json_out)
     sys.exit(n_different > 0)
 
 

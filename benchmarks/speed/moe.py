@@ -1,12 +1,15 @@
-"""Measure a synthetic mixture of experts on the cpu runtime and on llama.cpp, side by side.
+"""Measure a synthetic mixture of experts, or a synthetic Gemma 4, on the cpu runtime and on llama.cpp, side by side.
 
     python benchmarks/speed/moe.py --prepare     # write the model, and make its tiles
     python benchmarks/speed/moe.py
+    python benchmarks/speed/moe.py --gemma4
 
 The model has the shape of Qwen3-30B-A3B in proportion (128 experts, 8 of them a token; the head has the same share of a
 token's bytes), scaled down so that its file has 1.5 GB, and the tensor types of Q4_K_M. Its blocks are random, and its
 routers spread random tokens over all experts, so that rows go through more experts than those of a real text. The model
-lies in the cache (`moe/` below EDGEDEC_CACHE) and is written once.
+lies in the cache (`moe/` below EDGEDEC_CACHE) and is written once. Gemma 4 has the widths of E2B, with 10 layers in
+place of 35 and 65,536 tokens in place of 262,144: five layers with keys and values, and five twice as wide blocks
+behind them that share these; its matrices are random blocks of Q4_0.
 
 Both runtimes run in this process, in turn, with the same number of threads. T(n) is one forward of n new tokens on 256
 cached ones that returns all rows of logits; every run has other tokens, and so other experts. The figures are medians,
@@ -33,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.random_blocks import random_blocks
 from support.models.tiny_models import vocabulary
+from support.models.tiny_quantized import Tiny, write_tiny
 
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
@@ -56,9 +60,29 @@ N_PAST, N_PREFILL = 256, 256
 PAUSE = 0.03  # seconds; OpenMP's threads wait actively for some milliseconds after a forward of llama.cpp
 
 
-def model_path() -> Path:
-    """Return where the model lies in the cache."""
-    return cache_folder() / "moe" / "synthetic-qwen3moe-Q4_K_M.gguf"
+E2B = Tiny(
+    "gemma4",
+    types=("Q4_0",),
+    n_layer=10,
+    n_embd=1536,
+    n_head=8,
+    n_head_kv=1,
+    head_dim=512,
+    narrow=256,
+    whole=5,
+    n_shared=5,
+    n_ff=6144,
+    n_per_layer=256,
+    sliding_window=512,
+    n_ctx_train=4096,
+    n_vocab=65536,
+    tied=True,
+)
+
+
+def model_path(*, gemma4: bool = False) -> Path:
+    """Return where a model lies in the cache."""
+    return cache_folder() / "moe" / f"synthetic-{'gemma4-Q4_0' if gemma4 else 'qwen3moe-Q4_K_M'}.gguf"
 
 
 def metadata() -> dict[str, Any]:
@@ -117,13 +141,15 @@ def tensors() -> dict[str, RawTensor]:
     return found | {"output.weight": matrix(N_VOCAB, N_EMBD, "Q6_K")}
 
 
-def prepare(options: LoadOptions) -> None:
-    """Write the model, if it is not there, and make its tiles."""
-    path = model_path()
+def prepare(options: LoadOptions, *, gemma4: bool) -> Path:
+    """Write a model, if it is not there, make its tiles, and return its path."""
+    path = model_path(gemma4=gemma4)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_gguf(path.with_suffix(".partial"), metadata(), tensors()).replace(path)
+        part = path.with_suffix(".partial")
+        (write_tiny(part, E2B) if gemma4 else write_gguf(part, metadata(), tensors())).replace(path)
     Cpu().load(path, options).close()
+    return path
 
 
 def in_turn(acts: tuple[Callable[[int], Any], Callable[[int], Any]], n_runs: int) -> list[float]:
@@ -138,9 +164,9 @@ def in_turn(acts: tuple[Callable[[int], Any], Callable[[int], Any]], n_runs: int
     return [1000 * statistics.median(found) for found in seconds]
 
 
-def measure(options: LoadOptions, n_runs: int) -> dict[str, Any]:
+def measure(path: Path, options: LoadOptions, n_runs: int) -> dict[str, Any]:
     """Return the figures."""
-    path, n_threads = model_path(), options.n_threads or usable_cores()
+    n_threads = options.n_threads or usable_cores()
     figures: dict[str, Any] = {"threads": n_threads, "file_gb": path.stat().st_size / 1e9}
     with Cpu().load(path, options) as ours, LlamaCpp().load(path, options) as theirs:
         sessions = [model.session(N_PAST + BATCHES[-1]) for model in (ours, theirs)]
@@ -222,16 +248,17 @@ def main() -> int:
     """Measure, and print one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepare", action="store_true", help="only write the model and make its tiles")
+    parser.add_argument("--gemma4", action="store_true", help="the synthetic Gemma 4")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--runs", type=int, default=25, help="runs of each figure (default: 25)")
     parser.add_argument("--out", type=Path, help="also write the JSON here")
     arguments = parser.parse_args()
     options = LoadOptions(n_ctx=512, n_threads=arguments.threads, max_rows=16, cache_dir=cache_folder())
-    prepare(options)
+    path = prepare(options, gemma4=arguments.gemma4)
     if arguments.prepare:
         return 0
-    found = {"benchmark": "moe"} | measure(options, arguments.runs)
-    cases = ((0.5, False), (0.85, False), (0.5, True))
+    found = {"benchmark": "gemma4" if arguments.gemma4 else "moe"} | measure(path, options, arguments.runs)
+    cases = () if arguments.gemma4 else ((0.5, False), (0.85, False), (0.5, True))
     found["capped"] = [capped(options, share, favourites=favourites) for share, favourites in cases]
     report(found, arguments.out)
     return 0

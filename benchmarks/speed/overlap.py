@@ -24,11 +24,8 @@ def measure(args: argparse.Namespace, way: str) -> tuple[tuple[int, ...], dict[s
     """Return the text of one way to decode, and its figures."""
     drafting: dict[str, Any] = {"draft": "off"}
     if way != "plain":
-        drafting = {
-            "draft": "model",
-            "draft_model": args.draft_model,
-            "drafting": DraftOptions(overlap=way == "overlapped"),
-        }
+        overlap = DraftOptions(overlap=way == "overlapped")
+        drafting = {"draft": "model", "draft_model": args.draft_model, "drafting": overlap}
     with edgedec.load(
         args.model,
         runtime=args.runtime,

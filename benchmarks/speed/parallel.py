@@ -11,7 +11,6 @@ included. Ends with one line of JSON; the exit code is 1 where a text differs.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from typing import Any
 
 import edgedec
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, read_prompts
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 
 
 def answers(engine: edgedec.Engine, prompts: Sequence[str], n_at_once: int, n_tokens: int) -> tuple[list[Any], float]:
@@ -82,10 +81,8 @@ def main() -> None:
     print(f"{args.parallel} requests: {other} {second / first:.2f} x {plain}; {differ} texts differ")
     document = {"benchmark": "parallel", "model": args.model, "draft": args.draft, "parallel": args.parallel}
     document |= {"draft_model": args.draft_model, "draft_head": args.draft_head and Path(args.draft_head).name}
-    document |= {"ratio": second / first, "tokens_per_s": rates, "different": differ} | provenance()
-    if args.out is not None:
-        args.out.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
+    document |= {"ratio": second / first, "tokens_per_s": rates, "different": differ}
+    report(document, args.out)
     sys.exit(bool(differ))
 
 

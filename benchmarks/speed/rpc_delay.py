@@ -11,7 +11,6 @@ one, in turn with the first, that goes on while its target verifies; that target
 """
 
 import argparse
-import json
 import socket
 import subprocess
 import sys
@@ -36,12 +35,10 @@ from edgedec_apps.bench.measure import (
     measure,
 )
 from edgedec_apps.bench.prompts import BenchPrompt, BenchRequest, prepare, read_prompts
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 from edgedec_apps.bench.summary import ratio, summarize, totals
 
 _PROXY = Path(__file__).with_name("delaying_proxy.py")
-
-
 _PORT = 50300  # always the same, so that what is measured once of a model on these servers is remembered
 COPYING = "copying"
 _PASSAGE, _BEGUN = 400, 12  # letters of a passage that is copied, and its tokens that the prompt ends with
@@ -133,12 +130,7 @@ def main() -> None:
     args = parser.parse_args()
     prompts = [one for one in read_prompts(per_task=args.per_task) if not args.tasks or one.task in args.tasks]
     options = RunOptions(args.max_tokens)
-    load: dict[str, Any] = {
-        "runtime": "llamacpp",
-        "n_threads": 1,
-        "n_ctx": 2048,
-        "offline": True,
-    }
+    load: dict[str, Any] = {"runtime": "llamacpp", "n_threads": 1, "n_ctx": 2048, "offline": True}
     with edgedec.load(args.model, draft="off", runtime_options={"repack": False}, **load) as here:
         requests = prepare(here, prompts, args.max_tokens)
         if not args.tasks or COPYING in args.tasks:
@@ -188,10 +180,8 @@ def main() -> None:
         name: getattr(args, name)
         for name in ("model", "servers", "threads", "per_task", "max_tokens", "rounds", "draft", "draft_model")
     }
-    document = {"benchmark": "rpc_delay"} | settings | {"by_delay_ms": results} | provenance()
-    print(json.dumps(document))
-    if args.json_out is not None:
-        args.json_out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    document = {"benchmark": "rpc_delay"} | settings | {"by_delay_ms": results}
+    report(document, args.json_out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ one text. Ends with one line of JSON; the exit code is 1 where a text differs.
 
 import argparse
 import gc
-import json
 import sys
 from pathlib import Path
 from statistics import median
@@ -26,7 +25,7 @@ import edgedec
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.model import ForwardItem, Session
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, read_prompts
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 
 
 def prompt_of(engine: edgedec.Engine, n_tokens: int) -> list[dict[str, Any]]:
@@ -145,12 +144,9 @@ def main() -> None:
     }
     if held:
         document["memory_ratio"] = (held["added_bytes"] - held["own_kv_bytes"]) / held["one_kv_bytes"]
-    document |= provenance()
     growth = document["growth"]
     print(f"{args.n} texts together: {together / alone:.2f} x one after another; T({args.n}) / T(1) = {growth:.2f}")
-    if args.out is not None:
-        args.out.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
+    report(document, args.out)
     sys.exit(bool(differ))
 
 

@@ -4,8 +4,8 @@
         --json-out benchmarks/results/tokens_per_second-qwen2.5-coder-1.5b.json
 
 Every prompt is decoded greedily in three ways. Before each run the KV cache and the drafters' stores are emptied.
-llama.cpp is our llamacpp runtime without drafts, which decodes as fast as a bare loop over llama.cpp
-(benchmarks/texts/llamacpp_parity.py). A speed counts the tokens and the seconds after the first token.
+llama.cpp is our llamacpp runtime without drafts, which decodes as fast as a bare loop over llama.cpp (docs/figures.md).
+A speed counts the tokens and the seconds after the first token.
 
 On Linux each run notes which part of the processors' time other processes took meanwhile. A run during which they
 took more than --quiet is repeated, in up to --rounds rounds; the least disturbed run of each prompt and way counts,

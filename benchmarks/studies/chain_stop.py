@@ -36,8 +36,7 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import CostCurve
 from edgedec.gguf.file import read_gguf
 from edgedec.scheduler.drafter_record import Calibration
-from edgedec.storage.whole_file import write_atomically
-from edgedec_apps.bench.provenance import provenance
+from edgedec_apps.bench.provenance import report
 from edgedec_export.training.batches import batch_of, grouped_by_length
 from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.lessons.lesson_files import Lesson, lesson_files
@@ -298,13 +297,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     head = load_head(args.head)
-    report = json.loads((args.head / RECORD_FILE).read_text(encoding="utf-8"))["about"]["report"]
-    seconds = CostCurve({int(n): s for n, s in report["curve_s"].items()}).up_to(1 + _DEPTH)
+    measured = json.loads((args.head / RECORD_FILE).read_text(encoding="utf-8"))["about"]["report"]
+    seconds = CostCurve({int(n): s for n, s in measured["curve_s"].items()}).up_to(1 + _DEPTH)
     weights = {name: torch.from_numpy(tensor.floats()) for name, tensor in head.tensors.items()}
     weights[TAP_SCALE] = torch.ones(weights["fc"].shape[1])  # fc of a finished head has the scale in it
     borrowed = Borrowed.of(TargetParts.of(read_gguf(args.model)), head.d2t, "cpu")
     texts = chains_of(head.card, weights, borrowed, held_back(args.lessons), args.work)
-    result: dict[str, Any] = provenance() | {
+    result = {
         "head": head.card.name,
         "answers": len(texts),
         "chains": sum(len(text.right) for text in texts),
@@ -313,13 +312,10 @@ def main() -> None:
             round(float(np.concatenate([t.right[:, k][t.reached[:, k]] for t in texts]).mean()), 4)
             for k in range(_DEPTH)
         ],
-        "curve_s": report["curve_s"],
-        "rules": judged(texts, rules_of(texts), seconds, (report["drafted_token"], report["drafted_token"] / 2)),
+        "curve_s": measured["curve_s"],
+        "rules": judged(texts, rules_of(texts), seconds, (measured["drafted_token"], measured["drafted_token"] / 2)),
     }
-    line = json.dumps(result)
-    print(line)
-    if args.json_out is not None:
-        write_atomically(args.json_out, (json.dumps(result, indent=1) + "\n").encode())
+    report(result, args.json_out)
 
 
 if __name__ == "__main__":

@@ -9,22 +9,38 @@ than the second one. The first --layers layers choose the tokens. A document is 
 """
 
 import argparse
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from reading_layers import masses
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "answers"))
+
+from prompt_keep import prompt_of, task
 
 import edgedec
-from edgedec.model import Session
+from edgedec.model import LayerSet, Session
 from edgedec.sequence import n_common
 from edgedec_apps.bench.provenance import report
 from edgedec_methods.prompt_keep import WINDOW, frame_of, kept_tokens
 
-from prompt_keep import prompt_of, task  # isort: skip  (reading_layers has put its folder on the path)
-
 _NO_ROWS = np.empty(0, np.int32)
+
+
+def masses(session: Session, ids: NDArray[np.int32], n_held: int, layers: range) -> NDArray[np.float32]:
+    """Return the mass of the first layers, f32[n_layers, n_head, n], by the rule of prompts in part.
+
+    The session holds the prompt's first `n_held` tokens, and all of it then.
+    """
+    run, n = LayerSet.of(session.model.card.n_layer, layers), len(ids) - WINDOW
+    rising = np.arange(1, WINDOW + 1, dtype=np.float32) / np.float32(WINDOW)
+    if n_held < n:
+        session.forward(ids[n_held:n], n_past=n_held, rows=_NO_ROWS, layers=run)
+    found = session.forward(ids[n:], n_past=n, rows=_NO_ROWS, layers=run, mass=(tuple(layers), rising)).mass
+    assert found is not None, "it was asked for"
+    return found
 
 
 def judged(session: Session, n_past: int, last: NDArray[np.int32], answer: list[int]) -> tuple[float, bool]:

@@ -4,28 +4,25 @@
     states = truth.states([tokens, other_tokens])     # the layers, one after another, over all texts
     logits = truth.logits(states[0][:64])
 
-It shares the reader of headers with the runtimes that are compared with it, and nothing else: neither kernels nor the
-arrangement of weights. It holds the matrices of one layer at a time, and those of the vocabulary.
+It shares the readers of headers and of weights with the runtimes, but neither kernels nor the arrangement of weights.
+It holds the matrices of one layer at a time, and those of the vocabulary.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.gguf.file import GGUF
-from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.network import Network, read_network
+from edgedec_runtimes.weights.levels import dequantize, read_rows
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-U8 = NDArray[np.uint8]
-
-_PIECE_BLOCKS = 1 << 18
 
 
 class FloatModel:
@@ -64,13 +61,13 @@ class FloatModel:
 
     def matrix(self, name: str) -> F32:
         """Return f32[n_rows, n_columns]."""
-        tensor = self._gguf.tensors[name]
-        return dequantize(tensor.type, self._gguf.read_tensor_bytes(name)).reshape(tensor.shape[::-1])
+        shape = self._gguf.tensors[name].shape
+        return read_rows(self._gguf, name, 0, shape[1] if len(shape) > 1 else 1).reshape(shape[::-1])
 
     def _rows(self, name: str, rows: NDArray[np.int32]) -> F32:
         tensor = self._gguf.tensors[name]
         data = np.frombuffer(self._gguf.read_tensor_bytes(name), np.uint8).reshape(tensor.shape[1], -1)
-        return dequantize(tensor.type, data[rows].tobytes()).reshape(len(rows), -1)
+        return dequantize(tensor.type, data[rows])
 
     def _vector(self, name: str) -> F32 | None:
         return self.matrix(name) if name in self._gguf.tensors else None
@@ -191,93 +188,3 @@ def _turn(heads: F64, angles: F64, *, interleaved: bool) -> F64:
     turned[..., first] = heads[..., first] * cos - heads[..., second] * sin
     turned[..., second] = heads[..., first] * sin + heads[..., second] * cos
     return turned
-
-
-def dequantize(kind: GGMLType, data: bytes) -> F32:
-    """Return the numbers that a tensor's bytes stand for."""
-    if kind is GGMLType.F32:
-        return np.frombuffer(data, "<f4").astype(np.float32)
-    if kind is GGMLType.F16:
-        return np.frombuffer(data, "<f2").astype(np.float32)
-    if kind is GGMLType.BF16:
-        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    blocks = np.frombuffer(data, np.uint8).reshape(-1, kind.block_bytes)
-    out = np.empty((len(blocks), kind.block_size), np.float32)
-    for begin in range(0, len(blocks), _PIECE_BLOCKS):
-        piece = blocks[begin : begin + _PIECE_BLOCKS]
-        out[begin : begin + _PIECE_BLOCKS] = _DEQUANTIZED[kind](piece).reshape(len(piece), -1)
-    return out.reshape(-1)
-
-
-def _half(blocks: U8, at: int) -> F32:
-    """Return f32[n, 1], the half-precision number at byte `at` of each block."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
-
-
-def _nibbles(data: U8) -> U8:
-    """Return the low halves of all bytes, then the high halves."""
-    return np.concatenate((data & 15, data >> 4), axis=-1)
-
-
-def _fifth_bits(blocks: U8, at: int) -> U8:
-    """Return 16 where a bit of the 4 bytes at `at` is set, uint8[n, 32]."""
-    bits: U8 = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") * np.uint8(16)
-    return bits
-
-
-def _q4_0(blocks: U8) -> F32:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
-
-
-def _q4_1(blocks: U8) -> F32:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]) + _half(blocks, 2)
-
-
-def _q5_0(blocks: U8) -> F32:
-    return _half(blocks, 0) * ((_nibbles(blocks[:, 6:]) | _fifth_bits(blocks, 2)).astype(np.float32) - 16)
-
-
-def _q5_1(blocks: U8) -> F32:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 8:]) | _fifth_bits(blocks, 4)) + _half(blocks, 2)
-
-
-def _q8_0(blocks: U8) -> F32:
-    return _half(blocks, 0) * blocks[:, 2:].view(np.int8)
-
-
-def _k_scales(blocks: U8) -> tuple[F32, F32]:
-    """Return scales and minima, f32[n, 8, 1]: 6 bits each in bytes 4 to 15, the upper four's high bits apart."""
-    s = blocks[:, 4:16]
-    scales = np.concatenate((s[:, :4] & 63, (s[:, 8:] & 15) | (s[:, :4] >> 6 << 4)), axis=1)
-    minima = np.concatenate((s[:, 4:8] & 63, (s[:, 8:] >> 4) | (s[:, 4:8] >> 6 << 4)), axis=1)
-    return (_half(blocks, 0) * scales)[..., None], (_half(blocks, 2) * minima)[..., None]
-
-
-def _q4_k(blocks: U8) -> F32:
-    scales, minima = _k_scales(blocks)
-    return scales * _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).reshape(-1, 8, 32) - minima
-
-
-def _q5_k(blocks: U8) -> F32:
-    scales, minima = _k_scales(blocks)
-    high = (blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1) << 4
-    return scales * (_nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32) | high) - minima
-
-
-def _q6_k(blocks: U8) -> F32:
-    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
-    high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
-    scales = _half(blocks, 208) * np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
-    return scales[..., None] * ((low | high << 4).astype(np.float32).reshape(-1, 16, 16) - 32)
-
-
-_DEQUANTIZED: dict[GGMLType, Callable[[U8], F32]] = {
-    GGMLType.Q4_0: _q4_0,
-    GGMLType.Q4_1: _q4_1,
-    GGMLType.Q5_0: _q5_0,
-    GGMLType.Q5_1: _q5_1,
-    GGMLType.Q8_0: _q8_0,
-    GGMLType.Q4_K: _q4_k,
-    GGMLType.Q5_K: _q5_k,
-    GGMLType.Q6_K: _q6_k,
-}

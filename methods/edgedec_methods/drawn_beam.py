@@ -5,8 +5,8 @@ The shape is RSD-S of its paper, by stochastic beam search (Kool et al. 2019, ar
 Paper: Jeon et al. 2024, arXiv:2402.14160
 Option: `--draft-tree beam:K`, with `--verify recursive`
 For: comparing shapes of drawn trees
-Measured: 54.0 tokens/s with a head at temperature 1, where `coupled` has 61.5 with its trees, and `grow` 60.5 (`python
-    benchmarks/studies/drawn_trees.py qwen2.5-coder-1.5b --rows 6 --per-task 1 --max-tokens 40 --draft-head HEAD`)
+Measured: 54.0 tokens/s with a head at temperature 1, where `coupled` has 61.5 with its trees, and `grow` 60.5
+    (`studies/drawn_trees`, program at 67b59fb8)
 Status: study
 """
 

@@ -5,8 +5,8 @@ Equal beginnings are evaluated once, and stay nodes of their own.
 Paper: SpecTr, Sun et al. 2023, arXiv:2310.15141
 Option: `--draft-tree paths:K`, with `--verify kseq` or `--verify multipath`
 For: comparing shapes of drawn trees
-Measured: 54.6 tokens/s at best with a head at temperature 1, where `coupled` has 61.5 with its trees (`python
-    benchmarks/studies/drawn_trees.py qwen2.5-coder-1.5b --rows 6 --per-task 1 --max-tokens 40 --draft-head HEAD`)
+Measured: 54.6 tokens/s at best with a head at temperature 1, where `coupled` has 61.5 with its trees
+    (`studies/drawn_trees`, program at 67b59fb8)
 Status: study
 """
 

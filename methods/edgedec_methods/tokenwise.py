@@ -5,8 +5,8 @@ It is recursive rejection (edgedec.verification.recursive) with drafts that are 
 Paper: Leviathan et al. 2023, arXiv:2211.17192
 Option: `--verify tokenwise`
 For: comparing rules that keep the distribution, not the text
-Measured: 45.0 tokens/s with a head at temperature 1, where `coupled` has 54.2 (`python
-    benchmarks/studies/drawn_trees.py qwen2.5-coder-1.5b --rows 6 --per-task 1 --max-tokens 40 --draft-head HEAD`)
+Measured: 45.0 tokens/s with a head at temperature 1, where `coupled` has 54.2 (`studies/drawn_trees`, program at
+    67b59fb8)
 Status: study
 """
 

@@ -1,4 +1,4 @@
-"""A cap is kept by whole processes on a real model; benchmarks/memory/memory_caps.py does more models and contexts."""
+"""A cap is kept by whole processes on a real model; docs/memory.md has the figures of more models and contexts."""
 
 import json
 import sys

@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "memory"))
-
-from own_cgroup import own_cgroup
+from support.processes.own_cgroup import own_cgroup
 
 MB = 1_000_000
 

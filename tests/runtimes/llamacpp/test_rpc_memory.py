@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 from support.processes.command_line import Result, finish, run_process, start
+from support.processes.held_together import watching
 from support.processes.rpc_servers import rpc_servers
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "memory"))
-
-from held_together import watching
 
 MB = 1_000_000
 REFUSED = 50

@@ -1,4 +1,4 @@
-"""Toy block heads, and what DeepSpec's own classes make of them (benchmarks/heads/golden_blocks.py wrote the file)."""
+"""Toy block heads, and what DeepSpec made of them (`heads/golden_blocks`, program at 67b59fb8, wrote the file)."""
 
 import json
 import zlib

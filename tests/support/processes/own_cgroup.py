@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 _ROOT = Path("/sys/fs/cgroup")
-_V1 = ("memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control")
-_V2 = ("memory.max", "memory.peak", "memory.events")
+_V1 = ("memory.limit_in_bytes", "memory.oom_control")
+_V2 = ("memory.max", "memory.events")
 
 
 @dataclass(frozen=True)
@@ -21,16 +21,11 @@ class Group:
 
     folder: Path
     limit: str
-    peak: str
     events: str
 
     def command(self, command: list[str]) -> list[str]:
         """Return the command that joins the group and then becomes `command`."""
         return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.folder / "cgroup.procs"), *command]
-
-    def peak_bytes(self) -> int:
-        """Return the most that was counted: what the processes held, and files' pages in the system's cache."""
-        return int((self.folder / self.peak).read_text(encoding="utf-8"))
 
     def n_killed(self) -> int:
         """Return how many processes the system ended for want of memory."""
@@ -53,7 +48,7 @@ def own_cgroup(limit_bytes: int) -> Iterator[Group]:
         group.folder.rmdir()
 
 
-def _parent() -> tuple[Path, tuple[str, str, str]]:
+def _parent() -> tuple[Path, tuple[str, str]]:
     """Return the folder of this process's memory group and the names of its version's files."""
     own = {}
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
