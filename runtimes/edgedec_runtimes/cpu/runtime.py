@@ -1,7 +1,6 @@
 """The cpu runtime: runs GGUFs with kernels of our own."""
 
 import ctypes
-import gc
 import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -59,14 +58,12 @@ class Cpu:
     name = "cpu"
     own_options = CpuOptions
 
-    def __init__(self) -> None:
-        self._covered = ""  # hash of the header whose vocabulary was found to be covered; that takes 0.1 s
-
     def accepts(self, path: Path) -> str | None:
         """Return None when architecture, tensor types and vocabulary are covered, else the reason why they are not."""
         try:
-            gguf, _ = _read(path)
-            self._require_covered_vocabulary(gguf)
+            whole = read_gguf(path)  # while it is held, nothing parses the file again
+            _read(path)
+            _require_covered_vocabulary(whole)
             native()
         except EdgedecError as error:
             return str(error)
@@ -79,8 +76,9 @@ class Cpu:
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the header."""
         _check_options(options)
+        whole = read_gguf(path)
         gguf, network = _read(path)
-        self._require_covered_vocabulary(gguf)
+        _require_covered_vocabulary(whole)
         _check_kv(path, network, options)
         n_ctx, job = options.n_ctx or default_n_ctx(network.n_ctx_train), weights.tile_job(gguf, network, options)
         streamed = weights.stream_plan(job, network, options.resident_bytes)
@@ -98,11 +96,12 @@ class Cpu:
         _check_options(options)
         before = resident_bytes() or 0
         _report(path, options, 0)
+        whole = read_gguf(path)
         gguf, network = _read(path)
         _check_kv(path, network, options)
         of_head = _head_terms(gguf, options)  # before the tiles, as the next lines: all may refuse
         of_adapters = adapter_terms(options, network, path)
-        tokenizer = open_tokenizer(gguf)
+        tokenizer = open_tokenizer(whole)
         return_free_memory()  # building the tokenizer's tables took some 150 bytes a token
         with ExitStack() as undo:
             n_ctx = options.n_ctx or default_n_ctx(network.n_ctx_train)
@@ -173,13 +172,11 @@ class Cpu:
         fetching = prefetch.described(prefetch.known(cache_folder(None), used, usable_cores()))
         return RuntimeReport(__version__, ("CPU",), (f"instruction sets: {', '.join(sets)}", fetching))
 
-    def _require_covered_vocabulary(self, gguf: GGUF) -> None:
-        if gguf.header_hash == self._covered:
-            return
-        reason = refusal(gguf)
-        if reason is not None:
-            raise UnsupportedModelError(f"{gguf.paths[0]}: {reason}; use the llamacpp runtime")
-        self._covered = gguf.header_hash
+
+def _require_covered_vocabulary(gguf: GGUF) -> None:
+    reason = refusal(gguf)
+    if reason is not None:
+        raise UnsupportedModelError(f"{gguf.paths[0]}: {reason}; use the llamacpp runtime")
 
 
 def _report(path: Path, options: LoadOptions, percent: int) -> None:
@@ -286,12 +283,12 @@ def _open_head(handle: ctypes.c_void_p, job: Job, options: LoadOptions, n_ctx: i
     gguf, path = job.gguf, job.gguf.paths[0]
     fitted = fit(load_head(options.draft_head), read_gguf(path))  # the header whose hashes are known already
     head = CpuDraftHead(
-        *(handle, fitted, partial(borrowed_rows, gguf), lambda: layer_bytes(path).total),
+        *(handle, fitted, partial(borrowed_rows, gguf), layer_bytes(path).total),
         n_ctx=n_ctx,
         shared_output=_shared_output(gguf, options),
         of_target=replace(job, tiles_only=False, on_progress=None),
     )
-    gc.collect()  # the head as it was stored is held by cycles
+    del fitted
     return_free_memory()
     return head
 

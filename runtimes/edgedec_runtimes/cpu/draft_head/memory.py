@@ -1,6 +1,5 @@
 """The memory that a trained draft head takes on the cpu runtime, from its card."""
 
-import gc
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -54,7 +53,6 @@ def _facts(path: Path, modified_ns: int) -> HeadFacts:
     if layers is not None:
         facts = HeadFacts(head.card, own_bytes + layers.job.n_bytes, layers.network)
     del head, matrices, layers
-    gc.collect()  # cycles hold the weights
     return_free_memory()
     return facts
 
