@@ -1,8 +1,9 @@
 """Time steps of some rows on a random model in the proportions of a real one, beside those of the llamacpp runtime.
 
     python benchmarks/forwards/steps_beside_llamacpp.py qwen3.5-2b --rows 1 8 --json-out steps.json
+    python benchmarks/forwards/steps_beside_llamacpp.py smollm2-135m.gguf --rows 1
 
-The models are those of going_back.py, with fewer layers and a small vocabulary. Both runtimes hold the same text of 256
+The models are files, or those of going_back.py, with fewer layers and a small vocabulary. Both runtimes hold the same text of 256
 tokens. In each round, each takes one step of every number of rows, which it keeps, all logits wanted. The medians and
 the least milliseconds are printed, and those of 256 rows of a prompt. Ends with one line of JSON.
 """
@@ -42,7 +43,9 @@ def step(session: Session, ids: NDArray[np.int32], n_past: int, n_rows: int) -> 
 
 def measured(name: str, folder: Path, rows: list[int], n_threads: int, n_runs: int) -> dict[str, Any]:
     """Return the milliseconds of both runtimes, by rows."""
-    path = write_tiny(folder / f"{name}.gguf", replace(PROPORTIONS[name], n_ctx_train=4096))
+    path = Path(name)
+    if name in PROPORTIONS:
+        path = write_tiny(folder / f"{name}.gguf", replace(PROPORTIONS[name], n_ctx_train=4096))
     ids = np.random.default_rng(0).integers(0, 260, N_CTX).astype(np.int32)
     options = LoadOptions(n_ctx=N_CTX, n_threads=n_threads, max_rows=max(rows), cache_dir=folder)
     times: dict[str, dict[str, list[float]]] = {}
@@ -69,7 +72,7 @@ def measured(name: str, folder: Path, rows: list[int], n_threads: int, n_runs: i
 def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", choices=PROPORTIONS)
+    parser.add_argument("models", nargs="+", help="files, or names of going_back.py")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=15)
