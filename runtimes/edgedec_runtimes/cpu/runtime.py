@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument, counted
+from edgedec.errors import EdgedecError, OptionError, RequestError, argument, counted
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
@@ -45,7 +45,8 @@ from edgedec_runtimes.shared.cards import methods_of, model_card, row_count, row
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION
 from edgedec_runtimes.shared.sizes import check_sizes
-from edgedec_runtimes.tokenizer import open_tokenizer, refusal
+from edgedec_runtimes.tokenizer import open_tokenizer
+from edgedec_runtimes.tokenizer.metadata import read_vocabulary
 from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 
 _VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # of the code, and of each token
@@ -61,9 +62,7 @@ class Cpu:
     def accepts(self, path: Path) -> str | None:
         """Return None when architecture, tensor types and vocabulary are covered, else the reason why they are not."""
         try:
-            whole = read_gguf(path)  # while it is held, nothing parses the file again
             _read(path)
-            _require_covered_vocabulary(whole)
             native()
         except EdgedecError as error:
             return str(error)
@@ -76,9 +75,7 @@ class Cpu:
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
         """Return the terms of the memory plan, from the header."""
         _check_options(options)
-        whole = read_gguf(path)
         gguf, network = _read(path)
-        _require_covered_vocabulary(whole)
         _check_kv(path, network, options)
         n_ctx, job = options.n_ctx or default_n_ctx(network.n_ctx_train), weights.tile_job(gguf, network, options)
         streamed = weights.stream_plan(job, network, options.resident_bytes)
@@ -96,7 +93,7 @@ class Cpu:
         _check_options(options)
         before = resident_bytes() or 0
         _report(path, options, 0)
-        whole = read_gguf(path)
+        whole = read_gguf(path)  # while it is held, nothing parses the file again
         gguf, network = _read(path)
         _check_kv(path, network, options)
         of_head = _head_terms(gguf, options)  # before the tiles, as the next lines: all may refuse
@@ -173,12 +170,6 @@ class Cpu:
         return RuntimeReport(__version__, ("CPU",), (f"instruction sets: {', '.join(sets)}", fetching))
 
 
-def _require_covered_vocabulary(gguf: GGUF) -> None:
-    reason = refusal(gguf)
-    if reason is not None:
-        raise UnsupportedModelError(f"{gguf.paths[0]}: {reason}; use the llamacpp runtime")
-
-
 def _report(path: Path, options: LoadOptions, percent: int) -> None:
     """Report that a load begins or ends; the long parts in between report their own progress."""
     if options.on_progress is not None:
@@ -189,6 +180,7 @@ def _read(path: Path) -> tuple[GGUF, Network]:
     gguf = read_gguf(path)
     require_text_decoder(gguf, may_embed=True, may_denoise=True)
     network = read_network(gguf)
+    read_vocabulary(gguf)  # refuses one that is not covered
     methods_of(gguf)
     return usual_tensors(gguf, network), network
 

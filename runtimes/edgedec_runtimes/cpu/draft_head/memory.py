@@ -48,10 +48,8 @@ def _facts(path: Path, modified_ns: int) -> HeadFacts:
     require_runnable(head)
     matrices = [(name, tensor) for name, tensor in head.tensors.items() if place_of(name, head.card).is_matrix]
     layers = None if head.layers is None else read_layers(head.layers, head.card.n_vocab_draft)
-    own_bytes = sum(stored_bytes(name, tensor) for name, tensor in matrices)
-    facts = HeadFacts(head.card, own_bytes)
-    if layers is not None:
-        facts = HeadFacts(head.card, own_bytes + layers.job.n_bytes, layers.network)
+    own_bytes = sum(stored_bytes(name, tensor) for name, tensor in matrices) + (layers.job.n_bytes if layers else 0)
+    facts = HeadFacts(head.card, own_bytes, layers.network if layers else None)
     del head, matrices, layers
     return_free_memory()
     return facts
