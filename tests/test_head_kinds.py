@@ -1,9 +1,11 @@
 """The draft head of a model is found beside it, among those trained here, and among the shipped ones; kinds by name."""
 
+import gc
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +23,7 @@ from edgedec import plugins
 from edgedec.cost_curve import SharedForward
 from edgedec.draft_price import DraftPrice
 from edgedec.errors import UnsupportedModelError
+from edgedec.gguf import file as gguf_file
 from edgedec.gguf.file import read_gguf
 from edgedec.head_kinds import HeadDescription, HeadKind, Kinship, find_head, kind_of, require_fit, usable_head
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
@@ -32,6 +35,8 @@ from edgedec.sessions.outer_session import OuterModel, OuterSession
 from edgedec_export.head_to_gguf import write_head_gguf
 from edgedec_models.draft_heads import remember_head
 from edgedec_runtimes.reference.runtime import Reference
+from edgedec_runtimes.tokenizer import metadata
+from edgedec_runtimes.trained_heads import gguf_eagle3
 from edgedec_runtimes.trained_heads.card import Target
 from edgedec_runtimes.trained_heads.kind import NAME, TRAINED
 from edgedec_runtimes.trained_heads.load import load_head
@@ -169,6 +174,32 @@ def test_a_head_beside_its_model_is_taken_by_its_name(model: Path, cache: Path) 
     assert find_head(model, [NAME], cache) == folder
     file = write_head_gguf(load_head(folder), read_gguf(model), model.with_name("m.head.gguf"))
     assert find_head(model, [NAME], cache) == file
+
+
+@pytest.mark.slow
+def test_a_start_reads_each_thing_once(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding, planning, loading and writing share headers, vocabulary and head, and keep no header afterwards."""
+    folder = _head(model.parent / "trained", target_of(read_gguf(model)))
+    write_head_gguf(load_head(folder), read_gguf(model), model.with_name("m.head.gguf"))
+    for _ in range(2):  # the first start makes tiles
+        read = list[str]()
+        with monkeypatch.context() as patched:
+            for module, name, what in (
+                (gguf_file, "read_header", lambda file, size, path: Path(path).name),
+                (metadata, "_read_tokens", lambda gguf: "vocabulary"),
+                (gguf_eagle3, "checked_head", lambda *args: "head"),
+            ):
+                patched.setattr(module, name, partial(_noted, read, getattr(module, name), what))
+            with edgedec.load(model, cache_dir=cache) as engine:
+                assert "head" in engine.generate("a", max_tokens=4).stats.drafters
+                assert sorted(read) == ["head", "m.gguf", "m.head.gguf", "vocabulary"]
+                gc.collect()
+                assert not [path for path in gguf_file._in_use if path.parent == model.parent]
+
+
+def _noted(read: list[str], function: Callable[..., Any], what: Callable[..., str], *args: Any, **more: Any) -> Any:
+    read.append(what(*args))
+    return function(*args, **more)
 
 
 @pytest.mark.slow

@@ -48,9 +48,6 @@ _BodyReader = Callable[[str, str, Tools], Iterable[ToolCall | None]]
 _Reader = Callable[[str, str, Tools], list[ToolCall]]
 
 
-_ANYTHING = {"type": "object"}
-
-
 class _NoCallError(ValueError):
     """A body is not of the form that its reader reads."""
 

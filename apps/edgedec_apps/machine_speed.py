@@ -1,11 +1,10 @@
 """How fast this machine reads memory, and how fast its models wrote, kept in the cache between starts."""
 
-import math
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgedec.errors import EdgedecError, RuntimeUnavailableError
+from edgedec.errors import RuntimeUnavailableError
 from edgedec.memory.system import available_bytes
 from edgedec.processor import machine_name
 from edgedec.storage import probe_cache
@@ -41,29 +40,24 @@ def keep_speed(path: Path, engine: "Engine") -> None:
     Args:
         path: The model's file.
         engine: The engine that wrote with it.
-
-    Raises:
-        EdgedecError: The file can't be read any more.
     """
     step_s = engine.pool.slots[0].curve.seconds(1)
     if step_s and not (engine.plan.given_up or engine.card.lossy or engine.card.adapters):
-        key = _speed_key(path)
-        speeds = [
-            *probe_cache.get_numbers(cache_folder(), _WRITING, key),
-            1 / (step_s + engine.pool.slots[0].curve.beside_s[0]),
-        ]
-        probe_cache.put(cache_folder(), _WRITING, key, speeds[-_N_KEPT:])
+        with suppress(OSError):  # the file is gone
+            key = _speed_key(path)
+            curve = engine.pool.slots[0].curve
+            speeds = [*probe_cache.get_numbers(cache_folder(), _WRITING, key), 1 / (step_s + curve.beside_s[0])]
+            probe_cache.put(cache_folder(), _WRITING, key, speeds[-_N_KEPT:])
 
 
 def kept_speed(path: Path) -> float | None:
     """Return the tokens a second that a model wrote here without drafts, at best lately; None before it wrote."""
-    try:
+    with suppress(OSError):  # the file is gone
         return max(probe_cache.get_numbers(cache_folder(), _WRITING, _speed_key(path)), default=None)
-    except EdgedecError:  # it is incomplete
-        return None
+    return None
 
 
 def _speed_key(path: Path) -> str:
-    from edgedec.gguf.file import read_header_of  # it imports numpy
+    from edgedec.gguf.file import file_states  # it imports numpy
 
-    return f"{machine_name()} {usable_cores()} {read_header_of(path).header_hash}"
+    return f"{machine_name()} {usable_cores()} {file_states((path,))}"

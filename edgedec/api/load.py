@@ -21,6 +21,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.drafter import DrafterFactory
 from edgedec.errors import TemplateError
+from edgedec.gguf.file import last_header_held
 from edgedec.gguf.model_info import context_note
 from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
@@ -132,6 +133,7 @@ def open_engine(model: ModelName, options: EngineOptions, application: Applicati
     return open_choice(choice, options, application)
 
 
+@last_header_held()
 def open_choice(choice: Choice, options: EngineOptions, application: Application = LIBRARY) -> Engine:
     """Plan the memory, load the model file on the chosen runtime with the models beside it, and return the engine.
 

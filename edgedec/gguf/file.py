@@ -15,12 +15,14 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Self, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
@@ -35,6 +37,8 @@ from edgedec.gguf.tile_header import HEADER_NAME
 from edgedec.gguf.values import GGUFArray, Value, ValueType, show
 
 __all__ = ["GGUF", "GGMLType", "GGUFArray", "TensorInfo", "Value", "ValueType", "read_gguf"]
+
+T = TypeVar("T")
 
 _MAGIC = b"GGUF"
 _PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -165,7 +169,8 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUF:
     While an earlier result for the same path is still referenced, and the state of no part changed, that result is
     returned and nothing is read. Choosing a runtime, planning its memory and loading all ask by path, as runtimes of
     other packages get nothing but the path; so whoever takes these steps keeps the result meanwhile
-    (edgedec.loading.runtime_choice.Choice), and no signature passes it on. Nothing is kept beyond that.
+    (edgedec.loading.runtime_choice.Choice), and no signature passes it on. Nothing is kept beyond that, but for
+    last_header_held().
 
     Raises:
         ModelNotFoundError: No file is at that path, or a part of a split model is missing.
@@ -179,7 +184,35 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUF:
         if known is not None and file_states(known.paths) == known.states:
             return known
     gguf = _in_use[first_path] = _read(first_path)
+    if (held := _held.get()) is not None:
+        held[:] = [gguf]
     return gguf
+
+
+@contextmanager
+def last_header_held() -> Iterator[None]:
+    """Hold the header that was parsed last, such as a draft head's, until the block ends or another file is parsed."""
+    token = _held.set([])
+    try:
+        yield
+    finally:
+        _held.reset(token)
+
+
+def once_per_header(read: Callable[[GGUF], T]) -> Callable[[GGUF], T]:
+    """Return a function that reads something of a header once, and keeps it for as long as the header is referenced.
+
+    What is kept must not reference the header, which would never be freed then.
+    """
+    kept: WeakKeyDictionary[GGUF, T] = WeakKeyDictionary()
+
+    @wraps(read)
+    def once(gguf: GGUF) -> T:
+        if gguf not in kept:
+            kept[gguf] = read(gguf)
+        return kept[gguf]
+
+    return once
 
 
 MANIFEST, GRAPH, DATA, VOCABULARY = "edgedec.json", "model.onnx", "model.onnx.data", "vocabulary.gguf"
@@ -217,6 +250,7 @@ def foreign_onnx(path: Path) -> UnsupportedModelError:
 
 
 _in_use: WeakValueDictionary[Path, GGUF] = WeakValueDictionary()
+_held: ContextVar[list[GGUF] | None] = ContextVar("_held", default=None)
 _later: WeakKeyDictionary[GGUF, GGUF] = WeakKeyDictionary()
 
 

@@ -118,7 +118,7 @@ def _streak_s(session: Session, tokens: NDArray[np.int32], n_past: int) -> float
     return min(seconds[len(seconds) // 2 :])
 
 
-def _random_tokens(rng: np.random.Generator, n_vocab: int, n: int) -> NDArray[np.int32]:
+def _random_tokens(rng: "np.random.Generator", n_vocab: int, n: int) -> NDArray[np.int32]:
     return rng.integers(0, n_vocab, n, dtype=np.int32)
 
 

@@ -5,6 +5,7 @@ exit_codes.py. Slow modules are imported where Ctrl-C is caught. So is everythin
 distribution may have replaced it (edgedec_apps.clash).
 """
 
+import gc
 import os
 import re
 import sys
@@ -16,7 +17,9 @@ from edgedec_apps.cli import exit_codes
 
 def main() -> None:
     """Run the command line, and exit. Every error is one line of text, unless EDGEDEC_DEBUG is set."""
+    gc.set_threshold(50_000)  # of objects in cycles: imports make none, and looking for some took a tenth of a start
     code = _run()
+    gc.freeze()  # nor need the end look for any
     # A Ctrl-C that passed through code made from a text, as dataclasses run it, would end `python -m` by SIGINT after
     # all; Python forgets it when it next runs such code.
     exec("")

@@ -30,7 +30,6 @@ from edgedec_apps.cli.shown.terminal import say
 from edgedec_apps.cli.wording import KEYWORDS, in_options
 from edgedec_apps.fit_first import require_fit
 from edgedec_apps.machine_speed import keep_speed
-from edgedec_apps.server.core.settings import ROOM_BYTES
 from edgedec_apps.texts import read_text
 
 if TYPE_CHECKING:
@@ -186,6 +185,8 @@ def application_of(
 
 def room_bytes_of(flags: LoadFlags) -> int:
     """Return the bytes that a server keeps for all its requests together: at most a sixteenth of the cap."""
+    from edgedec_apps.server.core.settings import ROOM_BYTES
+
     return ROOM_BYTES if flags.memory is None else min(ROOM_BYTES, parse_size(flags.memory, "memory") // 16)
 
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, fields
 
 from edgedec.errors import ModelFormatError
-from edgedec.gguf.file import GGUF
+from edgedec.gguf.file import GGUF, once_per_header
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_runtimes.architectures.architecture import Switches
 from edgedec_runtimes.architectures.reading import read_description
@@ -71,6 +71,7 @@ class Network(Hyperparameters):
         return shape.n_q * (2 if self.switches.attention_gate else 1), shape.n_kv, shape.n_q
 
 
+@once_per_header
 def read_network(gguf: GGUF) -> Network:
     """Return the shape, the switches and the tensors' places of a model, from its header.
 

@@ -1,7 +1,6 @@
 """The cpu runtime: runs GGUFs with kernels of our own."""
 
 import ctypes
-import gc
 import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument, counted
+from edgedec.errors import EdgedecError, OptionError, RequestError, argument, counted
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
@@ -46,7 +45,8 @@ from edgedec_runtimes.shared.cards import methods_of, model_card, row_count, row
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION
 from edgedec_runtimes.shared.sizes import check_sizes
-from edgedec_runtimes.tokenizer import open_tokenizer, refusal
+from edgedec_runtimes.tokenizer import open_tokenizer
+from edgedec_runtimes.tokenizer.metadata import read_vocabulary
 from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 
 _VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # of the code, and of each token
@@ -59,14 +59,10 @@ class Cpu:
     name = "cpu"
     own_options = CpuOptions
 
-    def __init__(self) -> None:
-        self._covered = ""  # hash of the header whose vocabulary was found to be covered; that takes 0.1 s
-
     def accepts(self, path: Path) -> str | None:
         """Return None when architecture, tensor types and vocabulary are covered, else the reason why they are not."""
         try:
-            gguf, _ = _read(path)
-            self._require_covered_vocabulary(gguf)
+            _read(path)
             native()
         except EdgedecError as error:
             return str(error)
@@ -80,7 +76,6 @@ class Cpu:
         """Return the terms of the memory plan, from the header."""
         _check_options(options)
         gguf, network = _read(path)
-        self._require_covered_vocabulary(gguf)
         _check_kv(path, network, options)
         n_ctx, job = options.n_ctx or default_n_ctx(network.n_ctx_train), weights.tile_job(gguf, network, options)
         streamed = weights.stream_plan(job, network, options.resident_bytes)
@@ -98,11 +93,12 @@ class Cpu:
         _check_options(options)
         before = resident_bytes() or 0
         _report(path, options, 0)
+        whole = read_gguf(path)  # while it is held, nothing parses the file again
         gguf, network = _read(path)
         _check_kv(path, network, options)
         of_head = _head_terms(gguf, options)  # before the tiles, as the next lines: all may refuse
         of_adapters = adapter_terms(options, network, path)
-        tokenizer = open_tokenizer(gguf)
+        tokenizer = open_tokenizer(whole)
         return_free_memory()  # building the tokenizer's tables took some 150 bytes a token
         with ExitStack() as undo:
             n_ctx = options.n_ctx or default_n_ctx(network.n_ctx_train)
@@ -173,14 +169,6 @@ class Cpu:
         fetching = prefetch.described(prefetch.known(cache_folder(), used, usable_cores()))
         return RuntimeReport(__version__, ("CPU",), (f"instruction sets: {', '.join(sets)}", fetching))
 
-    def _require_covered_vocabulary(self, gguf: GGUF) -> None:
-        if gguf.header_hash == self._covered:
-            return
-        reason = refusal(gguf)
-        if reason is not None:
-            raise UnsupportedModelError(f"{gguf.paths[0]}: {reason}; use the llamacpp runtime")
-        self._covered = gguf.header_hash
-
 
 def _report(path: Path, options: LoadOptions, percent: int) -> None:
     """Report that a load begins or ends; the long parts in between report their own progress."""
@@ -192,6 +180,7 @@ def _read(path: Path) -> tuple[GGUF, Network]:
     gguf = read_gguf(path)
     require_text_decoder(gguf, may_embed=True, may_denoise=True)
     network = read_network(gguf)
+    read_vocabulary(gguf)  # refuses one that is not covered
     methods_of(gguf)
     return usual_tensors(gguf, network), network
 
@@ -286,12 +275,12 @@ def _open_head(handle: ctypes.c_void_p, job: Job, options: LoadOptions, n_ctx: i
     gguf, path = job.gguf, job.gguf.paths[0]
     fitted = fit(load_head(options.draft_head), read_gguf(path))  # the header whose hashes are known already
     head = CpuDraftHead(
-        *(handle, fitted, partial(borrowed_rows, gguf), lambda: layer_bytes(path).total),
+        *(handle, fitted, partial(borrowed_rows, gguf), layer_bytes(path).total),
         n_ctx=n_ctx,
         shared_output=_shared_output(gguf, options),
         of_target=replace(job, tiles_only=False, on_progress=None),
     )
-    gc.collect()  # the head as it was stored is held by cycles
+    del fitted
     return_free_memory()
     return head
 

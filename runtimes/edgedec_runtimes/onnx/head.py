@@ -1,6 +1,5 @@
 """A trained draft head beside an export: whether it can be, what it takes, and what it borrows from the graph."""
 
-import gc
 from collections.abc import Callable
 from functools import partial
 
@@ -80,7 +79,6 @@ def open_head(export: Export, options: LoadOptions, n_threads: int) -> HeadBesid
     except MemoryError as error:
         raise MemoryCapError(f"no memory for the draft head {card.name}; leave {argument('draft_head')} out") from error
     del fitted
-    gc.collect()  # the head as it was stored is held by cycles
     return_free_memory()
     return head
 

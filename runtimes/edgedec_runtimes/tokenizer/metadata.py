@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf.file import GGUF, ValueType
+from edgedec.gguf.file import GGUF, ValueType, once_per_header
 from edgedec.gguf.metadata import get_array, get_bool, get_int, get_text, refuse_missing
 from edgedec_runtimes.tokenizer.pretokenizers import NAMES
 from edgedec_runtimes.tokenizer.special import (
@@ -84,6 +84,7 @@ def metadata_refusal(gguf: GGUF) -> str | None:
     return None
 
 
+@once_per_header
 def read_vocabulary(gguf: GGUF) -> Vocabulary:
     """Return the checked tokens of a GGUF and their roles.
 

@@ -26,16 +26,20 @@ class StringTable:
         assert len(self.blob) <= _MAX_BLOB_BYTES, "a GGUF header is smaller"
         self.starts = np.zeros(self.n + 1, np.int32)
         np.cumsum(np.fromiter(map(len, strings), np.int32, self.n), out=self.starts[1:])
-        # The numbers are sorted by bucket (the low bits of Python's hash), in which equal hashes stand together.
+        # The numbers are sorted by bucket (the low bits of Python's hash), in which equal hashes stand together. The
+        # numbers are the low bits of what is sorted, as that takes a tenth of the time of a stable order.
         n_bits = max(self.n, 2).bit_length()
+        low = np.uint64((1 << n_bits) - 1)
         hashes = np.fromiter(map(hash, strings), np.int64, self.n).view(np.uint64)
-        turned = (hashes << np.uint64(64 - n_bits)) | (hashes >> np.uint64(n_bits))
-        order = np.argsort(turned, kind="stable").astype(np.int32)
-        turned = turned[order]
+        turned = (hashes << np.uint64(64 - n_bits)) | (hashes >> np.uint64(n_bits) & ~low)
+        turned |= np.arange(self.n, dtype=np.uint64)
+        turned.sort()
+        order = (turned & low).astype(np.int32)
         counts = np.bincount((turned >> np.uint64(64 - n_bits)).astype(np.int64), minlength=1 << n_bits)
         buckets = np.zeros((1 << n_bits) + 1, np.int32)
         np.cumsum(counts, out=buckets[1:])
-        self._alike = order[:-1][turned[:-1] == turned[1:]], order[1:][turned[:-1] == turned[1:]]
+        is_alike = turned[:-1] ^ turned[1:] <= low
+        self._alike = order[:-1][is_alike], order[1:][is_alike]
         self._mask = (1 << n_bits) - 1
         # A memoryview is three times as fast to read element by element as an array.
         self._starts, self._order, self._buckets = self.starts.data, order.data, buckets.data

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from edgedec.gguf.file import GGUF
+from edgedec.gguf.file import GGUF, once_per_header
 from edgedec_runtimes.trained_heads import gguf_block, gguf_eagle3
 from edgedec_runtimes.trained_heads.gguf_values import HeadFile
 from edgedec_runtimes.trained_heads.head import Head
@@ -21,6 +21,7 @@ def is_head(gguf: GGUF) -> bool:
     return gguf.metadata.get("general.architecture") in _READERS
 
 
+@once_per_header
 def read_gguf_head(gguf: GGUF) -> Head:
     """Return the head that a GGUF holds.
 

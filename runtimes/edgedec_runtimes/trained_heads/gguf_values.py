@@ -4,7 +4,7 @@ Keys of edgedec's own: `edgedec.head` (a record) and `edgedec.head.token_ids`, w
 an output matrix. llama.cpp does not take a shorter d2t beside the target's matrix.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +23,24 @@ from edgedec_runtimes.weights.levels import LEVELS
 TOKEN_IDS_KEY = f"{RECORD_KEY}.token_ids"
 D2T = "d2t"
 MOST_VALUES = 2**24
+
+
+class FileTensor(HeadTensor):
+    """A tensor whose bytes are read whenever they are asked for, so that a head is light until its weights are used."""
+
+    __slots__ = ("_gguf",)
+    _gguf: GGUF
+
+    def __init__(self, gguf: GGUF, name: str) -> None:
+        tensor = gguf.tensors[name]
+        bare = replace(gguf, metadata={}, tensors={name: tensor})
+        for field, value in {"shape": tensor.shape[::-1], "type": tensor.type, "_gguf": bare}.items():
+            object.__setattr__(self, field, value)
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The rows, read anew (raises as GGUF.read_tensor_bytes)."""
+        return np.frombuffer(self._gguf.read_tensor_bytes(next(iter(self._gguf.tensors))), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +125,7 @@ class HeadFile:
             )
         if len(tensor.shape) not in (1, 2, 3):
             self.fail(f"tensor {tensor.name!r} has {len(tensor.shape)} dimensions, expected 1 to 3")
-        data = np.frombuffer(self.gguf.read_tensor_bytes(tensor.name), np.uint8)
-        return HeadTensor(tensor.shape[::-1], tensor.type, data)
+        return FileTensor(self.gguf, name)
 
     def n_vocab(self) -> int:
         """Return the size of the target's vocabulary, by the list of tokens or by `vocab_size`."""

@@ -1,7 +1,7 @@
 """Plans and loads the models of a server, each within the memory that the server has for all of them."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -179,8 +179,7 @@ class Opener:
 
     def _close(self, path: Path, engine: Engine) -> None:
         """Save the draft store and the model's speed, and free the model; a failure to save is only reported."""
-        with suppress(EdgedecError):  # the file is gone
-            keep_speed(path, engine)
+        keep_speed(path, engine)
         try:
             engine.save_draft_store()
         except EdgedecError as error:

@@ -88,7 +88,7 @@ class HeadBeside:
         self._target = _stand_in(target, n_threads, self._look_up)
         self._freed = weakref.finalize(self, native().ec_model_destroy, self._target)
         self._freed.atexit = False
-        self.head = CpuDraftHead(self._target, fitted, target.output_rows, lambda: target.token_bytes)
+        self.head = CpuDraftHead(self._target, fitted, target.output_rows, target.token_bytes)
 
     def text(self, n_ctx: int) -> "TextBeside | None":
         """Return what the head will know of an empty text of at most `n_ctx` tokens; None where the head was freed."""

@@ -1,6 +1,5 @@
 """The memory that a trained draft head takes on the cpu runtime, from its card."""
 
-import gc
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -49,12 +48,9 @@ def _facts(path: Path, modified_ns: int) -> HeadFacts:
     require_runnable(head)
     matrices = [(name, tensor) for name, tensor in head.tensors.items() if place_of(name, head.card).is_matrix]
     layers = None if head.layers is None else read_layers(head.layers, head.card.n_vocab_draft)
-    own_bytes = sum(stored_bytes(name, tensor) for name, tensor in matrices)
-    facts = HeadFacts(head.card, own_bytes)
-    if layers is not None:
-        facts = HeadFacts(head.card, own_bytes + layers.job.n_bytes, layers.network)
+    own_bytes = sum(stored_bytes(name, tensor) for name, tensor in matrices) + (layers.job.n_bytes if layers else 0)
+    facts = HeadFacts(head.card, own_bytes, layers.network if layers else None)
     del head, matrices, layers
-    gc.collect()  # cycles hold the weights
     return_free_memory()
     return facts
 

@@ -69,7 +69,7 @@ class CpuDraftHead:
         model: ctypes.c_void_p,
         fitted: Fitted,
         output_rows: Callable[[NDArray[np.int32]], HeadTensor],
-        token_bytes: Callable[[], int],
+        token_bytes: int,
         *,
         n_ctx: int = 1,
         shared_output: GGMLType | None = None,
@@ -82,7 +82,7 @@ class CpuDraftHead:
             fitted: The head.
             output_rows: Returns the rows of the target's output matrix that belong to some tokens, which a head borrows
                 that has none.
-            token_bytes: Returns the bytes of weights that a token of the target reads.
+            token_bytes: Bytes of weights that a token of the target reads.
             n_ctx: Tokens of a session, which the rotations of a head's layers may depend on.
             shared_output: The type of the target's output matrix, where a head that joins pairs reads its rows there;
                 None: such a head borrows them, too.
@@ -176,7 +176,7 @@ class CpuDraftHead:
     @cached_property
     def price(self) -> DraftPrice:
         """The bytes of weights that a draft reads, as shares of those that a token of the target reads."""
-        n_bytes = self._token_bytes()
+        n_bytes = self._token_bytes
         return DraftPrice(level=self._bytes_of_token / n_bytes, once=self._bytes_once / n_bytes)
 
     def close(self) -> None:
