@@ -168,24 +168,14 @@ TESTS: dict[str, Callable[..., Any]] = {
     if name not in _MISSING
 }
 
-METHODS: tuple[tuple[type, dict[str, Price]], ...] = (
-    (
-        str,
-        _by_name(
-            (pay_step, "capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit"),
-            (
-                pay_step,
-                "islower isnumeric isspace istitle isupper lower partition removeprefix removesuffix startswith",
-            ),
-            (pay_step, "swapcase title upper"),
-            (pay_format, "format"),
-            (pay_pieces, "split splitlines"),
-            (pay_product, "center join ljust lstrip replace rfind rindex rjust rpartition rstrip strip zfill"),
-            (_pay_rsplit, "rsplit"),
-        ),
-    ),
-    (dict, _by_name((pay_step, "copy get items keys values"))),
-    (list, _by_name((pay_step, "copy count index"))),
-    (tuple, _by_name((pay_step, "count index"))),
-    (LoopContext, _by_name((pay_step, "changed cycle"))),
+OWNERS = (str, dict, list, tuple, LoopContext)
+"""The types of values that have the methods."""
+METHODS = _by_name(
+    (pay_step, "capitalize casefold count endswith find index isalnum isalpha isascii isdecimal isdigit islower"),
+    (pay_step, "isnumeric isspace istitle isupper lower partition removeprefix removesuffix startswith swapcase"),
+    (pay_step, "title upper copy get items keys values changed cycle"),
+    (pay_format, "format"),
+    (pay_pieces, "split splitlines"),
+    (pay_product, "center join ljust lstrip replace rfind rindex rjust rpartition rstrip strip zfill"),
+    (_pay_rsplit, "rsplit"),
 )

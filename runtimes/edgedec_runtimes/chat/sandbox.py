@@ -21,7 +21,7 @@ from jinja2.visitor import NodeTransformer
 
 from edgedec.progress import CancelToken
 from edgedec_runtimes.chat.budget import STEP_BYTES, Budget, listed, pay_arithmetic, plain
-from edgedec_runtimes.chat.filters import FILTERS, METHODS, TESTS
+from edgedec_runtimes.chat.filters import FILTERS, METHODS, OWNERS, TESTS
 
 # The largest template known has 40,000 characters and 2,000 nodes; compiling takes up to 2 s at these limits.
 MAX_SOURCE_CHARS = 128 * 1024
@@ -153,12 +153,10 @@ def _printed(context: Context, value: Any) -> Any:
 def _pay_method(budget: Budget, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Pay for calling a method of a value (SecurityError where it is not in METHODS)."""
     method = getattr(callee, "__wrapped__", callee)  # Jinja wraps str.format
-    if isinstance(method, (BuiltinMethodType, MethodType)):
-        for owner, prices in METHODS:
-            if isinstance(method.__self__, owner) and method.__name__ in prices:
-                prices[method.__name__](budget, method.__self__, *args, **kwargs)
-                return
-    raise SecurityError(f"calling {getattr(method, '__qualname__', type(callee).__name__)} is not available")
+    is_method = isinstance(method, (BuiltinMethodType, MethodType)) and isinstance(method.__self__, OWNERS)
+    if not is_method or method.__name__ not in METHODS:
+        raise SecurityError(f"calling {getattr(method, '__qualname__', type(callee).__name__)} is not available")
+    METHODS[method.__name__](budget, method.__self__, *args, **kwargs)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
