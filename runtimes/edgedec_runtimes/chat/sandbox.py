@@ -4,8 +4,8 @@ Calls, filters, tests, items and arithmetic go through the methods of `Sandbox` 
 rewritten before it is compiled, so that loops, `~`, slices and literals do so, too. In all else the environment is that
 of Hugging Face's apply_chat_template.
 
-minijinja (3.1) does not take Jinja's place: its fuel does not end a template that prints a list which holds itself twice,
-sixty levels deep, and a list in a list, 30,000 levels deep, ends the process.
+minijinja (3.1) does not take Jinja's place: its fuel does not end a template that prints a list which holds itself
+twice, sixty levels deep, and a list in a list, 30,000 levels deep, ends the process.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -419,6 +419,7 @@ def grown(start: str, step: str, use: str) -> str:
 FOR_EVER = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}{% endfor %}"
 BIG = "{% set a = 'a' * 99999 %}{% set b = a ~ 'b' %}{% set c = a ~ 'c' %}"
 LISTS = "{% set big = range(999) | list %}"
+MACROS = "".join(f"{{% macro m{i}() %}}{{% endmacro %}}" for i in range(20))
 MANY_PARTS = "a{% if 1 %}{% endif %}" * 1500
 
 TOO_MUCH = [
@@ -487,7 +488,7 @@ TOO_MUCH = [
     times(99999, "{% set ns.x = namespace(y=ns.x) %}"),
     times(99999, "{% set ns.x = namespace(y=ns.x, a=0, b=0, c=0, d=0, e=0, f=0) %}"),
     times(99999, "{% set ns.x = namespace(y=ns.x, f=''.format) %}"),
-    times(99999, "{% macro m() %}{% endmacro %}{% set ns.x = namespace(y=ns.x, m=m) %}"),
+    times(99999, MACROS + "{% set ns.x = namespace(y=ns.x, " + ", ".join(f"m{i}=m{i}" for i in range(20)) + ") %}"),
     times(99999, "{% for k in [1] %}{% set ns.x = namespace(y=ns.x, loop=loop) %}{% endfor %}"),
     # small in memory, endless to print, compare or hash: such a value can't be made
     *(
