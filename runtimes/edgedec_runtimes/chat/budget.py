@@ -1,15 +1,15 @@
 """The cost of one rendering of an untrusted chat template: a budget of bytes and steps, and a deadline.
 
-Every operation of a template pays before it runs, for what it reads and for what it makes. So a template can't build
-anything larger than the budget, can't read anything more often than the budget allows, and no single operation takes
-long. A step (an iteration, a call, a comparison) costs 32 bytes.
-
-A price is right only where the time of an operation is in proportion to it. So there are limits on what makes Python's
-own operations take longer: large integers (division), deep nesting (hashing overflows the stack), and numbers with
-equal hashes (sets and dicts search them one by one; see `identity`).
+Every value that a template makes is paid for and weighed. So a template can't build anything larger than the budget,
+however small it is in memory, or nested so deeply that the stack overflows. An operation that makes more than it reads,
+or takes longer than reading, pays for that before it runs. So no single operation takes long, and the deadline and the
+token that cancels are looked at between two of them. A step (an iteration, a call) costs 32 bytes.
 """
 
+import re
+from collections.abc import Iterable
 from operator import length_hint
+from string import Formatter
 from sys import getsizeof
 from time import perf_counter
 from types import GeneratorType
@@ -26,10 +26,12 @@ STEP_BYTES = 32
 MAX_INT_BITS = 33_219  # 10,000 digits
 MAX_DEPTH = 200  # of lists in lists; tools and messages have a few dozen
 
-_ATOMS = (str, int, float, type(None), Undefined)
+_ATOMS = (str, int, float, type(None), range, Undefined)
 # Any, for isinstance: types of the standard library that have no public name.
 _LIST_ITERATOR: Any = type(iter([]))
-CONTAINERS: Any = (list, tuple, dict, range, type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS: Any = (list, tuple, dict, type({}.keys()), type({}.values()), type({}.items()))
+_STAR_WIDTH = re.compile(r"%[-+ #0-9.]*\*")
+_PLAIN: Any = (*_ATOMS, *_CONTAINERS)
 
 
 class Budget:
@@ -64,47 +66,56 @@ class Budget:
         """Pay for `n_steps` steps."""
         self.spend(STEP_BYTES * n_steps)
 
-    def weigh(self, *values: Any) -> int:
-        """Pay for reading all of the values, and return the price. What is reached twice counts twice.
+    def weigh(self, value: Any) -> int:
+        """Return the bytes of a value and of all that it holds. What is reached twice counts twice.
 
         A list that contains another one twice, and so on for a hundred levels, is small in memory and takes for ever
         to print, compare or hash.
 
         Raises:
-            SecurityError: The budget is used up; a value is no plain data (a macro, a namespace, a function); or a
-                value is nested so deeply that hashing it could overflow the stack.
+            SecurityError: It weighs more than is left; it holds what is no plain data (a macro, a namespace, a
+                function); or it is nested so deeply that hashing it could overflow the stack.
         """
-        before = self.left_bytes
-        level: list[Any] = list(values)
+        n_bytes, level = 0, [value]
         for _ in range(MAX_DEPTH):
             deeper: list[Any] = []
-            for value in level:
-                self.spend(STEP_BYTES + getsizeof(value))
-                if isinstance(value, _ATOMS):
+            for each in level:
+                n_bytes += STEP_BYTES + getsizeof(each)
+                if isinstance(each, _ATOMS):
                     continue
-                if not isinstance(value, CONTAINERS):
-                    raise SecurityError(f"a {type(value).__name__} is no text or plain data")
-                deeper.extend(value)
-                if isinstance(value, dict):
-                    deeper.extend(value.values())
+                if n_bytes > self.left_bytes:
+                    break
+                deeper.extend(plain(each))
+                if isinstance(each, dict):
+                    deeper.extend(each.values())
+            if n_bytes > self.left_bytes:
+                self.spend(n_bytes)
             if not deeper:
-                return before - self.left_bytes
+                return n_bytes
             level = deeper
         raise SecurityError(f"data nested more than {MAX_DEPTH} deep is not available")
 
     def made(self, value: Any) -> Any:
-        """Pay for a value that was just made, without the values that it refers to, and return it.
+        """Pay for a value that was just made, and return it.
 
         A generator is run to its end, so that generators can't be chained, and comes back as an iterator.
         """
         if isinstance(value, GeneratorType):
-            value = list(value)
-            self.spend(getsizeof(value))
-            return iter(value)
+            return iter(self.made(list(value)))
         if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
             raise too_large()
+        if isinstance(value, _CONTAINERS):
+            self.weigh(value)
         self.spend(getsizeof(value))
         return value
+
+    def size(self, value: Any) -> int:
+        """Return the bytes of a text's characters, or of all that a container holds; 1 for anything else."""
+        if isinstance(value, str):
+            return len(value) * (1 if value.isascii() else 4)
+        if isinstance(value, range):
+            return STEP_BYTES * len(value)
+        return self.weigh(value) if isinstance(value, _CONTAINERS) else 1
 
 
 def too_large() -> SecurityError:
@@ -112,21 +123,11 @@ def too_large() -> SecurityError:
     return SecurityError("integers of more than 10,000 digits are not available")
 
 
-def identity(value: Any) -> Any:
-    """Return a key that is equal for equal values, and is fast to look up in a set, whatever values a template made.
-
-    The hashes of numbers, and of tuples of them, are foreseeable: a template can make many numbers with one hash, each
-    of which a set compares with all others. The hash of a number's text is not foreseeable.
-    """
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, int):
-        return "integer", hex(value)
-    if isinstance(value, float):
-        return "number", repr(value)
-    if isinstance(value, tuple):
-        return "tuple", *map(identity, value)
-    return check_key(value)
+def plain(value: Any) -> Any:
+    """Return a value that is plain data (SecurityError for another one, as what it holds was not weighed)."""
+    if not isinstance(value, _PLAIN):
+        raise SecurityError(f"a {type(value).__name__} is no text or plain data")
+    return value
 
 
 def listed(value: Any) -> Any:
@@ -134,30 +135,63 @@ def listed(value: Any) -> Any:
     return list(value) if isinstance(value, _LIST_ITERATOR) else value
 
 
-def check_key(value: Any) -> Any:
-    """Return a key of a dict or a list (SecurityError for one that is no atom: hashing a tuple can take for ever)."""
-    if not isinstance(value, _ATOMS):
-        raise SecurityError(f"a {type(value).__name__} cannot be a key")
-    return value
+def pay_step(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
+    """Pay for one step: the operation makes nothing larger than what it reads."""
+    budget.step()
 
 
 def pay_items(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
-    """Pay for one step for each item of `value` and each character of the arguments (dotted names of attributes)."""
-    budget.step(1 + sum(map(length_hint, (value, *args, *kwargs.values()))))
+    """Pay for one step for each item of `value`."""
+    budget.step(1 + length_hint(value))
 
 
-def pay_all(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
-    """Pay for reading all of `value` and the arguments."""
-    budget.step(sum(map(length_hint, (*args, *kwargs.values()))))
-    budget.weigh(value, *args, *kwargs.values())
+def pay_pieces(budget: Budget, text: Any, separator: Any = None, *args: Any) -> None:
+    """Pay for one step for each piece into which `text` is taken apart."""
+    budget.step(1 + (text.count(separator) if isinstance(separator, str) else budget.size(text) // 2))
 
 
-def pay_sorted(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
-    """Pay as pay_all does, and for a list of keys with one key for each item (or character) of `value`."""
-    budget.step(4 * length_hint(value))
-    pay_all(budget, value, *args, **kwargs)
+def pay_product(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
+    """Pay for the size of `value` times that of the arguments, of which an integer may be a width."""
+    others = (*args, *kwargs.values())
+    times = sum(abs(each) if isinstance(each, int) else budget.size(each) for each in others)
+    budget.spend(budget.size(value) * (1 + times))
 
 
-def pay_step(budget: Budget, value: Any, *args: Any, **kwargs: Any) -> None:
-    """Pay for one step: the operation takes the same time for all values."""
+def _pay_widths(budget: Budget, text: str, args: Iterable[Any]) -> None:
+    """Pay for formatting, in which each number in `text` may be a width, and all of it may print all arguments."""
+    widths = sum(map(int, re.findall(r"\d+", text)))
+    budget.spend(len(text) * (1 + widths + sum(map(budget.size, args))))
+
+
+def pay_format(budget: Budget, text: Any, *args: Any, **kwargs: Any) -> None:
+    """Pay for `text.format(...)`."""
+    if any("{" in (spec or "") for _, _, spec, _ in Formatter().parse(text)):
+        raise SecurityError("a format inside a format is not available")
+    _pay_widths(budget, text, (*args, *kwargs.values()))
+
+
+def pay_percent(budget: Budget, text: Any, *args: Any, **kwargs: Any) -> None:
+    """Pay for `text % args`."""
+    if _STAR_WIDTH.search(str(text)):
+        raise SecurityError("'*' as a width is not available")
+    _pay_widths(budget, str(text), (*args, *kwargs.values()))
+
+
+_SEQUENCES = (str, list, tuple)
+_OPERANDS = (*_SEQUENCES, int, float, Undefined)  # an Undefined raises its own error
+
+
+def pay_arithmetic(budget: Budget, left: Any, name: str, right: Any) -> None:
+    """Pay for what the operation `left name right` makes; `name` is one of + - * / // % **."""
     budget.step()
+    if name == "%" and isinstance(left, str):
+        pay_percent(budget, left, plain(right))
+    elif not isinstance(left, _OPERANDS) or not isinstance(right, _OPERANDS):
+        raise TypeError(f"unsupported operands of {name}: {type(left).__name__} and {type(right).__name__}")
+    elif isinstance(left, int) and isinstance(right, int):
+        n_bits = left.bit_length() * right if name == "**" else left.bit_length() + right.bit_length()
+        if n_bits > MAX_INT_BITS:
+            raise too_large()
+    elif name == "*":
+        times = max(0, next((n for n in (left, right) if isinstance(n, int)), 1))
+        budget.spend(times * (budget.size(left) + budget.size(right)))

@@ -1,13 +1,15 @@
 """Jinja's sandbox for templates of unknown origin, in which everything that a template does is on a budget.
 
-Calls, filters, tests, attributes and arithmetic go through the methods of `Sandbox` by Jinja's own hooks. The syntax
-tree is rewritten before it is compiled, so that loops, macros, comparisons, `~`, slices and literals do so, too. In all
-else the environment is that of Hugging Face's apply_chat_template.
+Calls, filters, tests, items and arithmetic go through the methods of `Sandbox` by Jinja's own hooks. The syntax tree is
+rewritten before it is compiled, so that loops, `~`, slices and literals do so, too. In all else the environment is that
+of Hugging Face's apply_chat_template.
+
+minijinja (3.1) does not take Jinja's place: its fuel does not end a template that prints a list which holds itself
+twice, sixty levels deep, and a list in a list, 30,000 levels deep, ends the process.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from itertools import chain
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType
 from typing import Any, NoReturn
 
@@ -21,16 +23,15 @@ from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
 from edgedec.progress import CancelToken
-from edgedec_runtimes.chat.budget import STEP_BYTES, Budget, check_key, listed
-from edgedec_runtimes.chat.filters import FILTERS, METHODS, TESTS, budget_of
-from edgedec_runtimes.chat.operators import compare, pay_arithmetic
+from edgedec_runtimes.chat.budget import STEP_BYTES, Budget, listed, pay_arithmetic, plain
+from edgedec_runtimes.chat.filters import FILTERS, METHODS, OWNERS, TESTS
 
 # The largest template known has 40,000 characters and 2,000 nodes; compiling takes up to 2 s at these limits.
 MAX_SOURCE_CHARS = 128 * 1024
 MAX_NODES = 10_000
 MAX_TIME_FORMAT_CHARS = 200
 NODE_BYTES = 8  # of a piece of output that waits to be joined
-NODES_PER_MACRO = 128
+MACRO_BYTES = 1024  # of a macro that is defined, as it can be kept
 STEPS_PER_CALL = 4
 FORMAT_BYTES = 1024  # roughly those of the wrapper of a str.format
 
@@ -51,16 +52,12 @@ def _call(name: str, *args: nodes.Node, lineno: int) -> nodes.Call:
     return nodes.Call(method, list(args), [], None, None, lineno=lineno)
 
 
-def _run(n_nodes: int, lineno: int) -> nodes.ExprStmt:
-    """Return the statement that pays for running `n_nodes` nodes."""
-    return nodes.ExprStmt(_call("run", nodes.Const(n_nodes), lineno=lineno), lineno=lineno)
-
-
 class _Rewriter(NodeTransformer):  # Jinja is extended by inheritance
     """Makes calls of the sandbox from nodes that Jinja compiles to plain Python, and refuses nodes it does not know."""
 
     def __init__(self) -> None:
         self.n_nodes = 0
+        self.n_bytes = 0  # of one run of all nodes so far
 
     def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
         """Count the node and visit its children."""
@@ -68,54 +65,41 @@ class _Rewriter(NodeTransformer):  # Jinja is extended by inheritance
         if name not in _NODES:
             raise TemplateSyntaxError(f"{name} is not available to chat templates", node.lineno)
         self.n_nodes += 1
+        self.n_bytes += MACRO_BYTES if isinstance(node, (nodes.Macro, nodes.CallBlock)) else NODE_BYTES
         if self.n_nodes > MAX_NODES:
             raise TemplateSyntaxError(f"it has more than {MAX_NODES:,} parts", node.lineno)
         return super().generic_visit(node)
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         """Let every iteration pay for the body, and every test for itself."""
-        n_nodes = self.n_nodes
+        before = self.n_bytes
         self.generic_visit(node)
-        node.body.insert(0, _run(self.n_nodes - n_nodes, node.lineno))
+        run = _call("run", nodes.Const(self.n_bytes - before), lineno=node.lineno)
+        node.body.insert(0, nodes.ExprStmt(run, lineno=node.lineno))
         if node.test is not None:
-            node.test = nodes.And(_call("run", nodes.Const(1), lineno=node.lineno), node.test, lineno=node.lineno)
+            node.test = nodes.And(_call("run", nodes.Const(0), lineno=node.lineno), node.test, lineno=node.lineno)
         return node
-
-    def visit_Macro(self, node: nodes.Macro) -> list[nodes.Node]:
-        """Let every call pay for the body, and every definition for the macro, which can be kept."""
-        n_nodes = self.n_nodes
-        self.generic_visit(node)
-        node.body.insert(0, _run(self.n_nodes - n_nodes, node.lineno))
-        return [_run(NODES_PER_MACRO, node.lineno), node]
-
-    visit_CallBlock = visit_Macro
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _call("concatenate", *node.nodes, lineno=node.lineno)
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+    def visit_List(self, node: nodes.Expr) -> nodes.Node:
+        """Let a literal, a slice, and the arguments that a macro doesn't name be paid for."""
         self.generic_visit(node)
-        pairs = ((nodes.Const(operand.op, lineno=node.lineno), operand.expr) for operand in node.ops)
-        return _call("compare", node.expr, *chain.from_iterable(pairs), lineno=node.lineno)
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        return _call("made", node, lineno=node.lineno) if isinstance(node.arg, nodes.Slice) else node
-
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
-        self.generic_visit(node)
-        node.key = _call("key", node.key, lineno=node.lineno)
-        return node
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        return _call("made", self.generic_visit(node), lineno=node.lineno)
+        return _call("made", node, lineno=node.lineno)
 
     visit_Dict = visit_List
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return _call("made", node, lineno=node.lineno) if node.ctx == "load" else node
+        return self.visit_List(node) if node.ctx == "load" else self.generic_visit(node)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        return self.visit_List(node) if isinstance(node.arg, nodes.Slice) else self.generic_visit(node)
+
+    def visit_Name(self, node: nodes.Name) -> nodes.Node:
+        named = node.ctx == "load" and node.name in ("varargs", "kwargs")
+        return self.visit_List(node) if named else self.generic_visit(node)
 
     def visit_NSRef(self, node: nodes.NSRef) -> nodes.Node:
         if node.attr.startswith("_"):
@@ -164,21 +148,18 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pass_context
+@pass_context  # so that Jinja evaluates no constant beforehand, without paying
 def _printed(context: Context, value: Any) -> Any:
-    budget_of(context).weigh(value)
-    return value
+    return plain(value)
 
 
 def _pay_method(budget: Budget, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Pay for calling a method of a value (SecurityError where it is not in METHODS)."""
     method = getattr(callee, "__wrapped__", callee)  # Jinja wraps str.format
-    if isinstance(method, (BuiltinMethodType, MethodType)):
-        for owner, prices in METHODS:
-            if isinstance(method.__self__, owner) and method.__name__ in prices:
-                prices[method.__name__](budget, method.__self__, *args, **kwargs)
-                return
-    raise SecurityError(f"calling {getattr(method, '__qualname__', type(callee).__name__)} is not available")
+    is_method = isinstance(method, (BuiltinMethodType, MethodType)) and isinstance(method.__self__, OWNERS)
+    if not is_method or method.__name__ not in METHODS:
+        raise SecurityError(f"calling {getattr(method, '__qualname__', type(callee).__name__)} is not available")
+    METHODS[method.__name__](budget, method.__self__, *args, **kwargs)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -222,31 +203,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     # --- called by the rewritten tree ---
 
-    def run(self, n_nodes: int) -> bool:
-        """Pay for one run of a piece of a template with that many nodes."""
-        self.budget.spend(STEP_BYTES + NODE_BYTES * n_nodes)
+    def run(self, n_bytes: int) -> bool:
+        """Pay for one run of a piece of a template, and for so many bytes."""
+        self.budget.spend(STEP_BYTES + n_bytes)
         return True
 
-    def concatenate(self, *parts: Any) -> str:
+    def concatenate(self, *parts: Any) -> Any:
         """Return `a ~ b ~ c` for the parts a, b and c."""
-        self.budget.spend(self.budget.weigh(*parts))
-        return "".join(map(str, parts))
-
-    def compare(self, left: Any, *pairs: Any) -> bool:
-        """Return the result of `left operator right operator right ...`; `pairs` are the operators and right sides."""
-        for name, right in zip(pairs[::2], pairs[1::2], strict=True):
-            if not compare(self.budget, left, name, right):
-                return False
-            left = right
-        return True
+        return self.budget.made("".join(str(plain(part)) for part in parts))
 
     def made(self, value: Any) -> Any:
-        """Pay for a slice, a list, a tuple or a dict that was just made, and return it."""
+        """Pay for a value that was just made, and return it."""
         return self.budget.made(value)
-
-    def key(self, value: Any) -> Any:
-        """Return a key of a dict, which was checked."""
-        return check_key(value)
 
     # --- called by Jinja ---
 
@@ -267,11 +235,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return context.call(callee, *args, **kwargs)
         kwargs.pop("_loop_vars", None)
         kwargs.pop("_block_vars", None)
-        args = tuple(map(listed, args))
-        if isinstance(callee, FunctionType) and callee in _FUNCTIONS.values():
-            self.budget.weigh(*args)
-        else:
-            _pay_method(self.budget, callee, args, kwargs)
+        args = tuple(plain(listed(each)) for each in args)
+        if not (isinstance(callee, FunctionType) and callee in _FUNCTIONS.values()):
+            _pay_method(self.budget, callee, args, {name: plain(each) for name, each in kwargs.items()})
         return self.budget.made(callee(*args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -284,7 +250,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Return `obj[argument]`."""
         self.budget.step()
-        return super().getitem(obj, check_key(argument))
+        return super().getitem(obj, plain(argument))
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         """Raise SecurityError for an unsafe attribute at once, where Jinja would wait until it is used."""
@@ -293,4 +259,4 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Return the result of `left operator right`."""
         pay_arithmetic(self.budget, left, operator, right)
-        return self.binop_table[operator](left, right)
+        return self.budget.made(self.binop_table[operator](left, right))

@@ -1,12 +1,9 @@
 """Chat templates: the text they give, the messages they refuse, and what a hostile one can't do."""
 
-import subprocess
-import sys
 import threading
 import tracemalloc
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +17,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.progress import CancelToken
 from edgedec_runtimes.chat import budget as chat_budget
 from edgedec_runtimes.chat.budget import Budget
-from edgedec_runtimes.chat.filters import FILTERS, METHODS, TESTS
+from edgedec_runtimes.chat.filters import FILTERS, METHODS
 from edgedec_runtimes.chat.template import ChatTemplate, check_messages
 
 Message = dict[str, Any]
@@ -232,6 +229,7 @@ def test_qwen_style_without_thinking() -> None:
         ("{{ 1 < 2 < 3 }} {{ 1 < 3 < 2 }} {{ 'a' not in 'b' }} {{ 2 in [1, 2] }}", "True False True True"),
         ("{{ (1, 2) + (3,) }}{{ [1] * 2 }}{{ 7 // 2 }}{{ 7 % 4 }}{{ 2 ** 5 }}{{ 'a' * -1 }}", "(1, 2, 3)[1, 1]3332"),
         ("{{ '%s-%03d' % ('a', 7) }} {{ '{:>4}|{x}'.format('b', x=1) }} {{ '%d%%' | format(5) }}", "a-007    b|1 5%"),
+        ("{{ '{%d}' % 1764000000 }} {{ '{{{}}}'.format(1764000000) }}", "{1764000000} {1764000000}"),
         ("{{ 'a\nb' | indent(2) }}{{ ' x ' | trim }}{{ 'ab' | replace('a', 'c') | upper }}", "a\n  bxCB"),
         ("{{ [1, 1.0, true, 2, 0.5, 0.5, 'A', 'a', none, none, '1'] | unique | list }}", "[1, 2, 0.5, 'A', None, '1']"),
         ("{{ [(1, 'a'), (1.0, 'a'), (1, ('b',)), (1, ('b',))] | unique | list }}", "[(1, 'a'), (1, ('b',))]"),
@@ -435,6 +433,7 @@ def grown(start: str, step: str, use: str) -> str:
 FOR_EVER = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}{% endfor %}"
 BIG = "{% set a = 'a' * 99999 %}{% set b = a ~ 'b' %}{% set c = a ~ 'c' %}"
 LISTS = "{% set big = range(999) | list %}"
+MACROS = "".join(f"{{% macro m{i}() %}}{{% endmacro %}}" for i in range(20))
 MANY_PARTS = "a{% if 1 %}{% endif %}" * 1500
 
 TOO_MUCH = [
@@ -502,22 +501,22 @@ TOO_MUCH = [
     times(99999, "{% set ns.x = [ns.x, [" + "1," * 5000 + "]] %}"),
     times(99999, "{% set ns.x = namespace(y=ns.x) %}"),
     times(99999, "{% set ns.x = namespace(y=ns.x, a=0, b=0, c=0, d=0, e=0, f=0) %}"),
-    times(99999, "{% set ns.x = [ns.x, ''.format] %}"),
-    times(99999, "{% macro m() %}{% endmacro %}{% set ns.x = [ns.x, m] %}"),
-    times(99999, "{% for k in [1] %}{% set ns.x = [ns.x, loop] %}{% endfor %}"),
-    # small in memory, endless to walk
-    grown("['a']", "[ns.x, ns.x]", "{{ ns.x }}"),
-    grown("['a']", "[ns.x, ns.x]", "{{ ns.x ~ '' }}"),
-    grown("['a']", "[ns.x, ns.x]", "{{ '%s' % ns.x }}"),
-    grown("['a']", "[ns.x, ns.x]", "{{ raise_exception(ns.x) }}"),
-    grown("['a']", "[ns.x, ns.x]", "{{ [ns.x, ns.x[0:]] | sort }}"),
-    grown("{'a': 1}", "{'a': ns.x, 'b': ns.x}", "{{ ns.x }}"),
-    grown("('a',)", "(ns.x, ns.x)", "{{ ns.x in messages[0].keys() }}"),
-    grown("('a',)", "(ns.x, ns.x)", "{{ [ns.x] | unique | list }}"),
-    grown("('a',)", "(ns.x, ns.x)", "{{ namespace([(ns.x, 1)]) }}"),
-    grown("('a',)", "(ns.x, ns.x)", "{% for i in [1, 2] %}{{ loop.changed(ns.x) }}{% endfor %}"),
-    grown("('a',)", "(ns.x, ns.x)", "{{ ns.x == (ns.x[0], ns.x[0]) }}"),
-    grown("('a',)", "(ns.x, ns.x)", "{{ [ns.x] | select('eq', (ns.x[0], ns.x[0])) }}"),
+    times(99999, "{% set ns.x = namespace(y=ns.x, f=''.format) %}"),
+    times(99999, MACROS + "{% set ns.x = namespace(y=ns.x, " + ", ".join(f"m{i}=m{i}" for i in range(20)) + ") %}"),
+    times(99999, "{% for k in [1] %}{% set ns.x = namespace(y=ns.x, loop=loop) %}{% endfor %}"),
+    # small in memory, endless to print, compare or hash: such a value can't be made
+    *(
+        grown("['a']", way, "")
+        for way in ("[ns.x, ns.x]", "(ns.x, ns.x)", "{'a': ns.x, 'b': ns.x}", "dict(a=ns.x, b=ns.x)")
+    ),
+    *(
+        grown("['a']", way, "")
+        for way in ("[ns.x] + [ns.x]", "([ns.x] * 2)[0:]", "[ns.x, 1, ns.x] | reject('eq', 1) | list")
+    ),
+    "{% macro f() %}{% set ns.x = varargs %}{% endmacro %}" + times(60, "{{ f(ns.x, ns.x) }}"),
+    "{% macro f() %}{% set ns.x = kwargs %}{% endmacro %}" + times(60, "{{ f(a=ns.x, b=ns.x) }}"),
+    "{{ [1] | tojson(indent=10**9) }}",
+    "{{ range(999) | list | tojson(separators=('a' * 999, ':')) }}",
 ]
 
 
@@ -536,22 +535,25 @@ def test_templates_that_want_too_much(source: str) -> None:
         tracemalloc.stop()
 
 
-FILTER_USES = [f"{{% set y = {use} %}}" for name in FILTERS for use in (f"ns.x | {name}", f"'a' | {name}(ns.x)")]
-TEST_USES = [f"{{% set y = {use} %}}" for name in TESTS for use in (f"ns.x is {name}", f"ns.z is {name}(ns.x)")]
-METHOD_USES = [f"{{% set y = {use} %}}" for _, names in METHODS for name in names for use in (f"'a'.{name}(ns.x)",)]
+@pytest.mark.parametrize(
+    "use",
+    [
+        *("{{ ns }}", "{{ ns ~ '' }}", "{{ '%s' % ns }}", "{{ [ns] }}", "{{ {ns: 1} }}", "{{ raise_exception(ns) }}"),
+        *("{{ messages[0][ns] }}", "{{ messages[0].get(ns) }}", "{{ ns is lower }}", "{{ [ns.f] }}"),
+        "{{ '{a}'.format(a=ns) }}",
+        "{% for i in [1] %}{{ [loop] }}{% endfor %}",
+        "{% macro f() %}{{ kwargs }}{% endmacro %}{{ f(a=ns) }}",
+        "{% macro f() %}{{ varargs }}{% endmacro %}{{ f(ns) }}",
+        "{% macro f() %}{% endmacro %}{{ [f] }}",
+        *(f"{{{{ {use} }}}}" for name in FILTERS for use in (f"ns | {name}", f"'a' | {name}(ns)")),
+        *(f"{{{{ 'a'.{name}(ns) }}}}" for name in METHODS if hasattr(str, name)),
+    ],
+)
+def test_only_plain_data_is_printed_or_kept_in_data(use: str) -> None:
+    """A namespace may hold itself many times over, so nothing prints, hashes or walks through it."""
+    with pytest.raises(TemplateError, match="is no text or plain data"):
+        rendered("{% set ns = namespace(f=''.format) %}" + use)
 
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_budget")
-@pytest.mark.parametrize("use", FILTER_USES + TEST_USES + METHOD_USES)
-def test_nothing_walks_through_endless_lists_unpaid(use: str) -> None:
-    """Every filter, test and method refuses a list that is endless to walk, or gets by without the walk."""
-    source = grown("['a']", "[ns.x, ns.x]", "{% set ns.z = [ns.x[0], ns.x[0]] %}" + use)
-    with suppress(TemplateError):
-        rendered(source)
-
-
-TUPLES = grown("('a',)", "(ns.x, ns.x)", "USE")
 
 NOT_ALLOWED = [
     ("{{ ''.__class__ }}", "access to attribute '__class__' of 'str'"),
@@ -575,31 +577,25 @@ NOT_ALLOWED = [
     (times(99, "{% set ns.x = (ns.x if i else 9) * (ns.x if i else 9) %}"), "integers of more than 10,000 digits"),
     ("{{ 5 | round(-10**9) }}", "round takes at most 300 digits"),
     ("{{ 5 | round(10**9, 'ceil') }}", "round takes at most 300 digits"),
+    ("{{ 'a' | round(9, 'ceil') }}", "a number is expected, not a str"),
     ("{{ [[1]] | sum(start=[]) }}", "a number is expected, not a list"),
     ("{{ '%999999999d' is odd }}", "a number is expected, not a str"),
     ("{{ '%999999999d' is divisibleby(3) }}", "a number is expected, not a str"),
     ("{{ '%*d' % (10**9, 1) }}", "as a width is not available"),
     ("{{ '%.*f' | format(10**9, 1) }}", "as a width is not available"),
     ("{{ '{0:{1}}'.format(1, 10**9) }}", "a format inside a format"),
-    ("{{ [1] | tojson(indent=10**9) }}", "indents and separators of at most 16"),
-    ("{{ [1] | tojson(separators=('a' * 99, ':')) }}", "indents and separators of at most 16"),
     ("{{ 'a'.center('nan' | float) }}", "cannot be interpreted as an integer"),
     ("{{ strftime_now('%c' * 999) }}", "a time format has at most 200"),
-    (TUPLES.replace("USE", "{{ {ns.x: 1} }}"), "a tuple cannot be a key"),
-    (TUPLES.replace("USE", "{{ messages[0][ns.x] }}"), "a tuple cannot be a key"),
-    (TUPLES.replace("USE", "{{ messages[0].get(ns.x) }}"), "a tuple cannot be a key"),
-    (TUPLES.replace("USE", "{{ messages[0].keys() - [ns.x] }}"), "unsupported operands of -"),
-    (grown("1", "namespace(a=ns.x, b=ns.x)", "{{ ns.x }}"), "a Namespace is no text"),
     ("{{ self }}", "a TemplateReference is no text"),
     ("{{ 'a' | map('upper') }}", "a list_iterator is no text"),
+    ("{{ ['a' | map('upper')] }}", "a list_iterator is no text"),
+    ("{{ messages[0].keys() - ['role'] }}", "unsupported operands of -"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth"),
     ("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}", "maximum recursion depth"),
-    (times(20000, "{% set ns.x = [ns.x] %}") + "{{ ns.x }}", "data nested more than 200 deep"),
-    (times(300, "{% set ns.x = (ns.x,) %}") + "{{ ns.x in messages[0] }}", "data nested more than 200 deep"),
+    (times(300, "{% set ns.x = [ns.x] %}"), "data nested more than 200 deep"),
+    (times(300, "{% set ns.x = (ns.x,) %}"), "data nested more than 200 deep"),
     ("{{ ('f' * 20000) | int(0, 16) }}", "integers of more than 10,000 digits"),
     ("{{ (('f' * 400000) | int(0, 16)) is divisibleby(('f' * 200000) | int(0, 16)) }}", "integers of more than 10,000"),
-    ("{{ [range(3)] | unique | list }}", "a range cannot be a key"),
-    ("{{ [[1], [1]] | unique | list }}", "a list cannot be a key"),
     ("{{ no_such_function() }}", "'no_such_function' is undefined"),
     ("a\nb\n{{ messages[0].content.a.b }}", "line 3: 'str object' has no attribute 'a'"),
 ]
@@ -614,60 +610,21 @@ def test_templates_that_reach_too_far(source: str, complaint: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "step",
-    ["[ns.x] | map('default')", "namespace(a=ns.x)"],
-)
-def test_deep_chains_of_objects_are_freed(step: str) -> None:
+@pytest.mark.parametrize("step", ["[ns.x].none", "namespace(a=ns.x)"])
+def test_deep_chains_of_objects_are_freed(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects that hold each other 30,000 deep do not overflow the stack when they go."""
+    monkeypatch.setattr(chat_budget, "LIMIT_S", 600.0)
     assert rendered(times(30_000, f"{{% set ns.x = {step} %}}") + "done") == "done"
 
 
 PRIME = 2**61 - 1  # Python's hash of a multiple of this is 0
-EQUAL_HASHES = f"range(0, 60000 * {PRIME}, {PRIME})"
-MANY_EQUAL_HASHES = " + ".join(
-    f"(range({k} * {PRIME}, {k + 90_000} * {PRIME}, {PRIME}) | list)" for k in range(0, 180_000, 90_000)
-)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FILTERS)
-def test_numbers_with_equal_hashes_cost_no_more_than_others(name: str) -> None:
-    """Every filter ends for 180,000 numbers that all have the hash 0; a set of them would take minutes."""
-    x = f"{{% set x = {MANY_EQUAL_HASHES} %}}"
-    assert rendered(f"{x}{{{{ x | length }}}}") == "180000"
-    with suppress(TemplateError):
-        rendered(f"{x}{{% set y = x | {name} %}}{{% set z = x | join | {name} %}}")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int", "float"])
 def test_unique_keeps_numbers_with_equal_hashes(kind: str) -> None:
-    """They are all different, and come out once each."""
-    source = f"{{{{ (({EQUAL_HASHES} | map('{kind}') | list) * 2) | unique | list | length }}}}"
-    assert rendered(source) == "60000"
-
-
-@pytest.mark.slow
-def test_deep_tuples_do_not_overflow_the_stack() -> None:
-    """Python hashes tuples in tuples without a limit of depth; what would end the process is a TemplateError."""
-    source = (
-        times(3, "{% for j in range(60000) %}{% set ns.x = (ns.x,) %}{% endfor %}") + "{{ [ns.x] | unique | list }}"
-    )
-    code = (
-        "import sys\n"
-        "from edgedec.errors import TemplateError\n"
-        "from edgedec_runtimes.chat import budget as chat_budget\n"
-        "from edgedec_runtimes.chat.template import ChatTemplate\n"
-        "chat_budget.LIMIT_S = 600.0\n"
-        "try:\n"
-        "    ChatTemplate(sys.argv[1], bos_token='', eos_token='').render([{'role': 'user', 'content': 'x'}])\n"
-        "except TemplateError as error:\n"
-        "    print(error)\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code, source], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "nested more than 200 deep" in result.stdout
+    """They are all different, and come out once each; no set or dict of them is made, which would take for ever."""
+    numbers = f"range(0, 300 * {PRIME}, {PRIME})"
+    assert rendered(f"{{{{ (({numbers} | map('{kind}') | list) * 2) | unique | list | length }}}}") == "300"
 
 
 def test_a_rendering_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
