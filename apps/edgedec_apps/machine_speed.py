@@ -1,5 +1,6 @@
 """How fast this machine reads memory, and how fast its models wrote, kept in the cache between starts."""
 
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING

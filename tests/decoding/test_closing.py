@@ -16,6 +16,7 @@ import edgedec
 from edgedec.api.options import DraftOptions
 from edgedec.errors import CancelledError, SessionError
 from edgedec.progress import CancelToken, Progress
+from edgedec_apps.prompt_cache import save_prompt_cache
 from edgedec_runtimes.chat import budget as chat_budget
 
 PROMPT = "Some text to go on from"
@@ -105,7 +106,7 @@ def test_close_refuses_those_who_wait_behind_a_paused_stream(tiny_path: Path, tm
     with loaded(tiny_path) as engine, ThreadPoolExecutor(2) as pool:
         held = in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS)))
         waiting = pool.submit(engine.generate, PROMPT, **ENDLESS)
-        saving = pool.submit(engine.save_prompt_cache, tmp_path / "cache")
+        saving = pool.submit(save_prompt_cache, engine, tmp_path / "cache")
         while engine.pool.n_waiting < 2:
             assert not waiting.done()
             assert not saving.done()
