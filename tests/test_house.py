@@ -103,7 +103,7 @@ class House:
         return sum(text.count("\n") for name, text in self.texts.items() if name.startswith(folders))
 
     def upper_names(self) -> int:
-        """Return how often the product names a package above it in a string, or asks for edgedec.own."""
+        """Return how often the product names a package above it in a string."""
         n = 0
         for package, allowed in test_layers.ALLOWED.items():
             above = {each.rpartition("/")[2] for each in test_layers.ALLOWED} - allowed
