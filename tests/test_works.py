@@ -102,7 +102,8 @@ def is_chosen(name: str, row: Row, capsys: pytest.CaptureFixture[str]) -> None:
 
 def lacks_only_its_model(name: str, row: Row, capsys: pytest.CaptureFixture[str]) -> None:
     """The command takes the arguments, and looks for the model."""
-    arguments = [each.replace("MODEL", "./no-such-model.gguf") for each in row["arguments"]]
+    stands_for = {"MODEL": "./no-such-model.gguf", "PICTURE": str(ROOT / "docs" / "page.png")}
+    arguments = [stands_for.get(each, each) for each in row["arguments"]]
     with Path(os.devnull).open(encoding="utf-8") as nothing, pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", nothing)
         with pytest.raises(EdgedecError, match=r"no-such-model\.gguf"):
