@@ -6,7 +6,6 @@ that lies behind a link.
 
 import os
 import re
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -93,7 +92,9 @@ def sort_out(root: Path, kind: str) -> tuple[list[Path], list[Path]]:
 def delete(path: Path, root: Path) -> None:
     """Delete what is_ours() or sort_out() knows, and the folders above, up to `root`, that are empty then (OSError)."""
     if path.is_dir():
-        shutil.rmtree(path)
+        from shutil import rmtree  # here, as it imports three kinds of compression, and every start this file
+
+        rmtree(path)
     else:
         path.unlink(missing_ok=True)
     with suppress(OSError):  # other files are in one of them

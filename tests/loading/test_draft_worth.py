@@ -1,6 +1,7 @@
 """A draft model that can never pay is not loaded and named with the numbers; one that is loaded says what it did."""
 
 import re
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,8 @@ def why_not(draft: Path, target: Path, curve: CostCurve, share: float = 1.0, n_m
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, curve: CostCurve, large: Path, **options: Any) -> edgedec.Engine:
-    """Load the target as if its forwards took what the curve says."""
-    monkeypatch.setattr(opening_drafts, "cost_curve", lambda *_, **__: curve)
+    """Load the target as if its forwards took what the curve says; the engine's own curve follows its steps."""
+    monkeypatch.setattr(opening_drafts, "cost_curve", lambda *_, **__: deepcopy(curve))
     return edgedec.load(large, runtime="cpu", n_ctx=256, n_threads=1, **options)
 
 

@@ -26,7 +26,7 @@ from edgedec.model import Model, Session
 from edgedec_export.block_types import quantize_q4_0
 from edgedec_methods.sliding_window import SlidingSession
 from edgedec_runtimes.cpu.draft_head.check import require_runnable
-from edgedec_runtimes.cpu.draft_head.weights import borrowed_rows, stored
+from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead, borrowed_rows, stored
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles.listing import list_tiles, remove_tiles_of
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
@@ -424,6 +424,26 @@ def test_sizes_that_the_kernels_do_not_take_are_refused(
     require_runnable(head)
     with pytest.raises(UnsupportedModelError, match=message):
         require_runnable(replace(head, card=replace(head.card, **changes)))  # type: ignore[arg-type]
+
+
+def test_a_head_whose_outputs_are_fed_back_normed_needs_their_norm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The native library refuses a head without it; found by fuzzing, as the norm was read where none was."""
+    given = CpuDraftHead._set_vector
+
+    def set_all_but_one(self: CpuDraftHead, name: str, values: NDArray[np.float32]) -> None:
+        if name != "output_norm":
+            given(self, name, values)
+
+    monkeypatch.setattr(CpuDraftHead, "_set_vector", set_all_but_one)
+    with (
+        pytest.raises(SessionError, match="fed back normed, and it has no output norm"),
+        loaded(tmp_path, INTEGERS, NORMED),
+    ):
+        pass
+    with loaded(tmp_path, INTEGERS, OF_INTEGERS):  # others need none
+        pass
 
 
 def test_a_head_of_other_sizes_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:

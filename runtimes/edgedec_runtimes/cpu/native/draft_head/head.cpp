@@ -111,6 +111,8 @@ void ec_draft_head::check_inputs() const {
   require_shape(joint, "joint", joins ? config.n_embd : 0, joins ? 2 * (int64_t)config.n_embd : 0);
   for (const std::vector<float> *norm : {&embedding_norm, &feature_norm})
     require((int64_t)norm->size() == (joins ? config.n_embd : 0), "a norm of joined pairs is missing or not used");
+  const bool norms = (config.block_size == 0 && config.feeds_back_normed) || net.config.norm_period != 0;
+  require(!norms || !net.output_norm.empty(), "the head's outputs are fed back normed, and it has no output norm");
 }
 
 // Take the first rows of the target's output matrix where they are those of the tokens that the head drafts.
