@@ -21,6 +21,7 @@ from edgedec.sessions.text_pages import PAGE_TOKENS
 _LEAST = PAGE_TOKENS  # a shorter prefix fills no page that could be shared
 _MOST_WAIT_S = 10.0  # without a token read
 _POLL_S = 0.005
+_TRIES = 4  # a text notes what is cached after its prompt and at its end
 _MOST_TAKE_S = 1.0  # less than reading a shared prefix takes, and many steps of the other text
 
 
@@ -107,16 +108,19 @@ class SharedPrefixes:
             limit = len(prompt) - 1
             return n_common(ids, prompt, min(limit, n_exact) if exact else limit)
 
-        found = [(n_held(ids := other.cached_ids, other.n_exact), other, ids) for other in self._others(own)]
-        n, other, ids = max(found, key=lambda entry: entry[0], default=(0, own, own.cached_ids))
-        if n - n_held(own.cached_ids, own.n_exact) < _LEAST:
-            return
-        n_exact = min(other.n_exact, n)
-        before, own.cached_ids = own.cached_ids, []  # first: others may look at this session, too
-        if not _taken(own.session, other.session, n):
-            own.cached_ids = before
-        elif other.cached_ids is ids:  # it held them all the time
-            own.cached_ids, own.n_exact = ids[:n], n_exact
+        for _ in range(_TRIES):
+            found = [(n_held(ids := other.cached_ids, other.n_exact), other, ids) for other in self._others(own)]
+            n, other, ids = max(found, key=lambda entry: entry[0], default=(0, own, own.cached_ids))
+            if n - n_held(own.cached_ids, own.n_exact) < _LEAST:
+                return
+            n_exact = min(other.n_exact, n)
+            before, own.cached_ids = own.cached_ids, []  # first: others may look at this session, too
+            if not _taken(own.session, other.session, n):
+                own.cached_ids = before
+                return
+            if other.cached_ids is ids:  # it held them all the time; else its text went on, or began anew
+                own.cached_ids, own.n_exact = ids[:n], n_exact
+                return
 
     def _others(self, own: PrefixHolder) -> list[PrefixHolder]:
         """Return the other holders whose sessions have the same adapters: only their keys and values are the same."""

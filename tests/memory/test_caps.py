@@ -31,7 +31,7 @@ def run(model: Path, cap: int, out: Path, cache: Path | str) -> Result:
     ("n_mb", "given_up"),
     [
         (130, {"weights read from storage as needed"}),
-        (195, {"common text left out"}),  # the middle of the caps that give up just this
+        (188, {"common text left out"}),  # the middle of the caps that give up just this
         (260, set()),
     ],
 )
