@@ -283,7 +283,7 @@ def wrong(name: str, value: float, limit: float) -> str | None:
         return f"{name}: {value} is {limit - value:.1f} below the least, {limit}" if value < limit else None
     if value > limit:
         return f"{name}: {value} is {value - limit} above the limit {limit}; make room first"
-    if value < limit * (1 - SLACK):
+    if value < limit * (1 - SLACK) and name != STEP:  # of a step it is less where earlier tests have warmed caches
         return f"{name}: {value} is {limit - value} below the limit {limit}; lower the limit in {TABLE.name}"
     return None
 

@@ -130,7 +130,8 @@ def pytest_pycollect_makeitem(
         return None
     marks = collector.config.option.markexpr
     whole = getattr(collector.obj, "pytestmark", [])
-    marked = [*(whole if isinstance(whole, list) else [whole]), *getattr(obj, "pytestmark", ())]
+    own = getattr(obj, "pytestmark", ()) if callable(obj) else ()  # a module of tests may be imported by another
+    marked = [*(whole if isinstance(whole, list) else [whole]), *own]
     if not name.startswith("test_") or not any(mark.name == "slow" for mark in marked):
         return None
     file, _, _ = collector.nodeid.partition("::")
