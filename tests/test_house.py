@@ -50,6 +50,7 @@ TOKEN = re.compile(
 
 VAGUE = ("given", "wanted", "known", "kept", "named", "told", "own")
 UPPER = re.compile(r"\bedgedec_(?:runtimes|apps|export|models|methods)\b")
+PACKAGE = re.compile(r"edgedec(_\w+)?")  # of ours, wherever it is installed
 SMALL = 40  # lines
 SMALL_ANYWHERE = ("__init__.py", "__main__.py", "conftest.py")
 
@@ -227,7 +228,8 @@ def step_files(model: Path) -> int:
         finally:
             sys.setprofile(None)
         text.close()
-    return sum(Path(name).is_relative_to(ROOT) and not name.startswith(str(ROOT / "tests")) for name in passed)
+    installed = [Path(module.__file__ or "").parent for name, module in sys.modules.items() if PACKAGE.fullmatch(name)]
+    return sum(any(Path(name).is_relative_to(folder) for folder in installed) for name in passed)
 
 
 def step_files_alone(model: Path) -> int:
