@@ -31,9 +31,10 @@ _DENOISING = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _DRAFT_HEAD = "a draft head, which works only on top of its own target model"
 _IMAGE = "an image or video generation model"
 _SPEECH_ARCHITECTURES = ("whisper", "parler-tts", "kokoro", "dia", "snac", "qwen3tts", "pockettts")
-_IMAGE_ARCHITECTURES = (
-    *("sd1", "sd2", "sd3", "sdxl", "flux", "flux2", "aura", "hidream", "cosmos", "ltxv", "ltx2", "hyvid"),
-    *("wan", "lumina2", "qwen_image", "z_image", "pig", "vae"),
+_IMAGE_ARCHITECTURES = tuple(
+    """
+    sd1 sd2 sd3 sdxl flux flux2 aura hidream cosmos ltxv ltx2 hyvid wan lumina2 qwen_image z_image pig vae
+    """.split()
 )
 
 _ARCHITECTURES = {

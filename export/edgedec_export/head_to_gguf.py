@@ -43,10 +43,11 @@ from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.record import RECORD_KEY, record_text
 from edgedec_runtimes.trained_heads.target import fit
 
-MATRICES = (
-    *("fc", "q", "k", "v", "o", "gate", "up", "down", "embedding", "output"),
-    *("markov_w1", "markov_w2", "markov_gate", "markov_joint"),
-    *("attention_conv_proj", "mlp_conv_proj", "selector_predecessor", "selector_successor", "selector_hidden"),
+MATRICES = tuple(
+    """
+    fc q k v o gate up down embedding output markov_w1 markov_w2 markov_gate markov_joint attention_conv_proj
+    mlp_conv_proj selector_predecessor selector_successor selector_hidden
+    """.split()
 )
 DEFAULT_TYPES = "Q4_0,fc=Q8_0"
 """What docs/heads.md measured to cost little acceptance; fc feeds every draft, and is small."""

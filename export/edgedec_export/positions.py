@@ -14,28 +14,18 @@ from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.cpu.tensor_places import MATRICES, VECTORS
 
 _HONOURED = frozenset(
-    {
-        *("rope", "rope_interleaved", "rope_sliding", "unrotated", "temperature_scale", "temperature_tokens"),
-        *("attention_scale", "attention_softcap", "wide_norms", "sliding_window", "sliding"),
-        "norms_after_rope",
-        *("embedding_scale", "residual_scale", "logit_scale", "logit_softcap"),
-        "scaled_vectors",  # graphs take tokens only, as the capability `vector_rows` says
-    }
+    """
+    rope rope_interleaved rope_sliding unrotated temperature_scale temperature_tokens attention_scale attention_softcap
+    wide_norms sliding_window sliding norms_after_rope embedding_scale residual_scale logit_scale logit_softcap
+    scaled_vectors
+    """.split()  # scaled_vectors, as graphs take tokens only: the capability `vector_rows` says so
 )
 _HONOURED_VALUES = frozenset({("activation", "gelu")})
-_OTHER_LAYERS = (
-    *(
-        "ffn_gate_inp",
-        "exp_probs_b",
-        "_exps.",
-        "_shexp.",
-        "shortconv.",
-        "ssm_",
-        "per_layer_",
-        "inp_gate.",
-        "proj.weight",
-    ),
-    *("post_norm.", "layer_output_scale", "pre_ffw_norm_", "post_ffw_norm_"),
+_OTHER_LAYERS = tuple(
+    """
+    ffn_gate_inp exp_probs_b _exps. _shexp. shortconv. ssm_ per_layer_ inp_gate. proj.weight post_norm.
+    layer_output_scale pre_ffw_norm_ post_ffw_norm_
+    """.split()
 )
 _OPERATIONS = frozenset(
     name for name in (*MATRICES, *VECTORS) if name != SINKS and not any(part in name for part in _OTHER_LAYERS)

@@ -32,9 +32,10 @@ from edgedec_runtimes.llamacpp.library import how_to_install, installed, llama
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 # The types that work well without an importance matrix, as this quantizer has none.
-_NAMES = (
-    *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0"),
-    *("IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
+_NAMES = tuple(
+    """
+    F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS Q3_K_L Q3_K_M Q3_K_S Q2_K
+    """.split()
 )
 TYPES: Mapping[str, int] = {name: number for number, name in FILE_TYPE_NAMES.items() if name in _NAMES}
 """The types to choose from, with llama.cpp's numbers for them (LLAMA_FTYPE)."""

@@ -34,10 +34,10 @@ from edgedec_export.hf.config import GEMMA_27B_LAYERS, GEMMA_PERIOD
 
 # In these architectures a layer's number does not decide what it does, in llama.cpp and here.
 _UNIFORM = frozenset(
-    {
-        *("llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "ernie4_5", "glm4", "granite", "granitemoe", "mistral3"),
-        *("olmoe", "phi3", "seed_oss", "hunyuan-dense", "minicpm", "qwen2vl"),
-    }
+    """
+    llama qwen2 qwen3 qwen2moe qwen3moe ernie4_5 glm4 granite granitemoe mistral3 olmoe phi3 seed_oss hunyuan-dense
+    minicpm qwen2vl
+    """.split()
 )
 # Metadata arrays with one entry per layer.
 _PER_LAYER = frozenset(
@@ -50,8 +50,10 @@ _PER_LAYER = frozenset(
     }
 )
 # Metadata numbers that count layers from one end; 0 means that the model has no such layers.
-_POSITIONS = (
-    *("full_attention_interval", "interleave_moe_layer_step", "leading_dense_block_count", "nextn_predict_layers"),
+_POSITIONS = tuple(
+    """
+    full_attention_interval interleave_moe_layer_step leading_dense_block_count nextn_predict_layers
+    """.split()
 )
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,5})\.(.+)", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")

@@ -18,15 +18,26 @@ U32, U64 = ctypes.c_uint32, ctypes.c_uint64
 
 class _Application(ctypes.Structure):
     _fields_ = (
-        *(("type", U32), ("next", ctypes.c_void_p), ("name", ctypes.c_char_p), ("version", U32)),
-        *(("engine", ctypes.c_char_p), ("engine_version", U32), ("api", U32)),
+        ("type", U32),
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("version", U32),
+        ("engine", ctypes.c_char_p),
+        ("engine_version", U32),
+        ("api", U32),
     )
 
 
 class _Instance(ctypes.Structure):
     _fields_ = (
-        *(("type", U32), ("next", ctypes.c_void_p), ("flags", U32), ("application", ctypes.POINTER(_Application))),
-        *(("n_layers", U32), ("layers", ctypes.c_void_p), ("n_extensions", U32), ("extensions", ctypes.c_void_p)),
+        ("type", U32),
+        ("next", ctypes.c_void_p),
+        ("flags", U32),
+        ("application", ctypes.POINTER(_Application)),
+        ("n_layers", U32),
+        ("layers", ctypes.c_void_p),
+        ("n_extensions", U32),
+        ("extensions", ctypes.c_void_p),
     )
 
 
@@ -40,8 +51,12 @@ class _Budget(ctypes.Structure):
 
 class _Memory(ctypes.Structure):
     _fields_ = (
-        *(("type", U32), ("next", ctypes.POINTER(_Budget)), ("n_types", U32), ("types", U32 * 64)),
-        *(("n_heaps", U32), ("heaps", _Heap * 16)),
+        ("type", U32),
+        ("next", ctypes.POINTER(_Budget)),
+        ("n_types", U32),
+        ("types", U32 * 64),
+        ("n_heaps", U32),
+        ("heaps", _Heap * 16),
     )
 
 

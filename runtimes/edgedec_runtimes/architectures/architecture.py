@@ -20,10 +20,9 @@ INPUT_NORMS = frozenset({"attn_norm.weight", "ffn_norm.weight"})
 POST_NORMS = frozenset({"post_attention_norm.weight", "post_ffw_norm.weight"})
 PER_LAYER = frozenset({"per_layer_proj_norm.weight", "post_norm.weight"})
 EXPERT_NORMS = frozenset(
-    {
-        *("ffn_gate_inp.scale", "pre_ffw_norm_2.weight", "post_ffw_norm_1.weight", "post_ffw_norm_2.weight"),
-        "ffn_down_exps.scale",
-    }
+    """
+    ffn_gate_inp.scale pre_ffw_norm_2.weight post_ffw_norm_1.weight post_ffw_norm_2.weight ffn_down_exps.scale
+    """.split()
 )
 QK_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
 CONVOLUTION_KERNELS = frozenset({"shortconv.conv.weight"})

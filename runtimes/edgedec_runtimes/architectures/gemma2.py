@@ -29,10 +29,9 @@ def _switches(header: Header) -> Switches:
 GEMMA2 = Architecture(
     _switches,
     keys=frozenset(
-        {
-            *("attn_logit_softcapping", "final_logit_softcapping"),
-            *("attention.sliding_window", "attention.sliding_window_pattern"),
-        }
+        """
+        attn_logit_softcapping final_logit_softcapping attention.sliding_window attention.sliding_window_pattern
+        """.split()
     ),
     vectors=POST_NORMS,
 )

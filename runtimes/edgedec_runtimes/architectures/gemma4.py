@@ -78,13 +78,13 @@ def _switches(header: Header) -> Switches:
 
 GEMMA4 = Architecture(
     _switches,
-    keys=EXPERT_KEYS
-    | {
-        *("attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers"),
-        *("attention.sliding_window", "attention.sliding_window_pattern"),
-        *("embedding_length_per_layer_input", "final_logit_softcapping"),
-        *("rope.dimension_count_swa", "rope.freq_base_swa"),
-    },
+    keys=EXPERT_KEYS.union(
+        """
+        attention.key_length_swa attention.value_length_swa attention.shared_kv_layers attention.sliding_window
+        attention.sliding_window_pattern embedding_length_per_layer_input final_logit_softcapping
+        rope.dimension_count_swa rope.freq_base_swa
+        """.split()
+    ),
     vectors=frozenset({"layer_output_scale.weight", LLAMA3_DIVISORS}),
     needed=INPUT_NORMS | POST_NORMS | QK_NORMS | PER_LAYER | EXPERT_NORMS,
     layers=_layers,

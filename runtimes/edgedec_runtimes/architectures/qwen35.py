@@ -21,12 +21,7 @@ from edgedec_runtimes.shared.hyperparameters import ATTENTION, RECURRENT, LayerS
 
 _INTERVAL = 4  # one layer of so many has attention, the last of each group, where a file does not say
 _SIZES = ("conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank")
-DELTA_KEYS = frozenset(
-    {
-        *(f"ssm.{name}" for name in _SIZES),
-        *("full_attention_interval", "attention.recurrent_layers"),
-    }
-)
+DELTA_KEYS = frozenset({"full_attention_interval", "attention.recurrent_layers", *(f"ssm.{name}" for name in _SIZES)})
 
 
 def delta_switches(header: Header, *, tiled: bool) -> Switches:

@@ -21,9 +21,10 @@ SHORT_DIVISORS, LONG_DIVISORS = "rope_factors_short.weight", "rope_factors_long.
 DIVISORS = (LLAMA3_DIVISORS, SHORT_DIVISORS, LONG_DIVISORS)
 SCALING_KEYS = frozenset(
     f"rope.scaling.{name}"
-    for name in (
-        *("type", "factor", "attn_factor", "original_context_length", "finetuned"),
-        *("yarn_beta_fast", "yarn_beta_slow", "yarn_log_multiplier"),
+    for name in tuple(
+        """
+        type factor attn_factor original_context_length finetuned yarn_beta_fast yarn_beta_slow yarn_log_multiplier
+        """.split()
     )
 )
 """The metadata keys that `read_rope` honours, below the architecture's name."""

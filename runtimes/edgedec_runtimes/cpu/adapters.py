@@ -54,10 +54,9 @@ def attach_adapters(handle: ctypes.c_void_p, gguf: GGUF, network: Network, optio
             unused.discard(name)
             a, b = _tiles(pair.a), _tiles(pair.b)
             tiles += [a, b]
-            code = native().ec_model_adapt(
-                *(handle, number, placed.which, placed.layer, _type_of(pair.a), pair.a.shape[0], pair.factor),
-                *(address(a), len(a), address(b), len(b)),
-            )
+            place, rank = (placed.which, placed.layer), pair.a.shape[0]
+            parts = address(a), len(a), address(b), len(b)
+            code = native().ec_model_adapt(handle, number, *place, _type_of(pair.a), rank, pair.factor, *parts)
             check(code, f"{adapter.path}: {placed.tensor.name}")
         if unused:
             raise UnsupportedModelError(

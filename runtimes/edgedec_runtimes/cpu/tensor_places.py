@@ -103,10 +103,7 @@ _GATES = frozenset({"ffn_gate.weight", "ffn_gate_shexp.weight", "ffn_gate_exps.w
 _SHARED = frozenset(
     {"ffn_gate_inp_shexp.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight", "ffn_down_shexp.weight"}
 )
-_EXPERTS = EXPERT_NORMS | {
-    *("ffn_gate_inp.weight", "ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"),
-    GATES_AND_UPS,
-}
+_EXPERTS = EXPERT_NORMS | {GATES_AND_UPS, "ffn_gate_inp.weight", "ffn_down_exps.weight"} | _OF_SEPARATE_EXPERTS
 
 TILE_TYPES = frozenset(
     {

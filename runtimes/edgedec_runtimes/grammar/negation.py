@@ -8,9 +8,11 @@ from edgedec_runtimes.grammar.references import target
 
 TYPES = ("null", "boolean", "object", "array", "number", "string")
 ANNOTATIONS = frozenset(
-    (
-        *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "format"),
-        *("$schema", "$id", "id", "$comment", "$anchor", "definitions", "$defs", "contentEncoding", "contentMediaType"),
+    tuple(
+        """
+        title description default examples example deprecated readOnly writeOnly format $schema $id id $comment
+        $anchor definitions $defs contentEncoding contentMediaType
+        """.split()
     )
 )
 _MOST_LEVELS = 16

@@ -39,12 +39,7 @@ def other_words(grammar: Grammar, n_most: int) -> Words | None:
     return Grammar.json_schema(said), unique
 
 
-_FORMATS = frozenset(
-    (
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"),
-        *("unknown",),
-    )
-)
+_FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri uuid unknown".split())
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "propertyNames")

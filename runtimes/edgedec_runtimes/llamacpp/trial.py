@@ -35,9 +35,10 @@ _PATIENCE_S = 120.0
 _BYTES = 130_000_000  # what the process that tries it holds: 58 MB, 124 MB with Vulkan's library
 _PROGRAM = "edgedec_runtimes.llamacpp.tiny_run"
 _PLAIN = "plain"  # the program's argument: weights are not rearranged
-_DEVICE_VARIABLES = (
-    *("CUDA_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "LD_LIBRARY_PATH"),
-    *("VK_DRIVER_FILES", "VK_ICD_FILENAMES"),
+_DEVICE_VARIABLES = tuple(
+    """
+    CUDA_VISIBLE_DEVICES GGML_VK_VISIBLE_DEVICES HIP_VISIBLE_DEVICES LD_LIBRARY_PATH VK_DRIVER_FILES VK_ICD_FILENAMES
+    """.split()
 )
 _DRIVERS = ("/dev/dri", "/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d")
 

@@ -55,16 +55,17 @@ _FIRST_OF_LAYER_MATRICES, _FIRST_OF_LAYER_VECTORS = 3, 7
 class _Config(ctypes.Structure):
     """ec_encoder_config: the shape of an encoder."""
 
-    _fields_ = (
-        *((name, c_int32) for name in ("n_patch", "n_embd", "n_ff", "n_layer", "n_head", "n_out")),
-        *((name, c_int32) for name in ("activation", "merge", "pools")),
-        *((name, c_float) for name in ("epsilon", "merged_epsilon")),
-    )
+    _fields_ = [
+        (name, c_int32) for name in "n_patch n_embd n_ff n_layer n_head n_out activation merge pools".split()
+    ] + [(name, c_float) for name in ("epsilon", "merged_epsilon")]
 
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ec_encoder_create": (c_int32, (POINTER(_Config), c_int32, c_char_p, POINTER(c_void_p))),
-    "ec_encoder_set_matrix": (c_int32, (c_void_p, *(c_int32,) * 3, c_int64, c_int64, c_int32, c_void_p, c_uint64)),
+    "ec_encoder_set_matrix": (
+        c_int32,
+        (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_int32, c_void_p, c_uint64),
+    ),
     "ec_encoder_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
     "ec_encoder_set_mapping": (None, (c_void_p, c_void_p)),
     "ec_encoder_finish": (c_int32, (c_void_p,)),
@@ -259,20 +260,26 @@ class _Weights:
         return np.ascontiguousarray(floats(tensor.type, data))
 
     def _set_matrix(self, which: int, layer: int, weight: Weight, start: int) -> None:
-        tensor = weight.tensor
-        code = _library().ec_encoder_set_matrix(
-            *(self._handle, which, layer, int(tensor.type), weight.n_rows, weight.n_cols, weight.transposed),
-            *(start + tensor.offset, tensor.n_bytes),
-        )
+        kind, place, n_bytes = int(weight.tensor.type), start + weight.tensor.offset, weight.tensor.n_bytes
+        shape = weight.n_rows, weight.n_cols, weight.transposed
+        code = _library().ec_encoder_set_matrix(self._handle, which, layer, kind, *shape, place, n_bytes)
         check(code, _WHAT)
 
 
 def _create(file: SiglipFile, n_threads: int) -> c_void_p:
     """Return a native encoder without weights, which the caller destroys."""
-    n_patch, pools = 3 * file.cutting.patch_size**2, file.cutting.kind == "gemma3"
     config = _Config(
-        *(n_patch, file.n_embd, file.n_ff, file.n_layer, file.n_head, file.n_out),
-        *(_ACTIVATIONS[file.activation], file.cutting.merge, pools, file.epsilon, file.merged_epsilon),
+        n_patch=3 * file.cutting.patch_size**2,
+        n_embd=file.n_embd,
+        n_ff=file.n_ff,
+        n_layer=file.n_layer,
+        n_head=file.n_head,
+        n_out=file.n_out,
+        activation=_ACTIVATIONS[file.activation],
+        merge=file.cutting.merge,
+        pools=file.cutting.kind == "gemma3",
+        epsilon=file.epsilon,
+        merged_epsilon=file.merged_epsilon,
     )
     handle = c_void_p()
     code = _library().ec_encoder_create(ctypes.byref(config), n_threads, forced_instruction_set(), ctypes.byref(handle))

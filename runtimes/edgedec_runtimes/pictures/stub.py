@@ -10,12 +10,14 @@ from pathlib import Path
 
 from edgedec.gguf.values import ValueType
 
-_MARKS = (
-    *("\n\n", "<start_of_image>", "<end_of_image>", "<fake_token_around_image>", "<global-img>", "<image>", "</image>"),
-    *("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", "<|vision_start|>", "<|vision_end|>", "<img>", "</img>"),
-    *("[IMG_END]", "[IMG_BREAK]", "<|image>", "<image|>", "<|im_start|>", "<|im_end|>", "<|media_start|>"),
-    *("<|media_end|>", "<|media_begin|>", "<|begin_of_image|>", "<|end_of_image|>"),
-)
+_MARKS = [
+    "\n\n",
+    *"""
+    <start_of_image> <end_of_image> <fake_token_around_image> <global-img> <image> </image> <|image_start|>
+    <|image_end|> <|img_thumbnail|> <|vision_start|> <|vision_end|> <img> </img> [IMG_END] [IMG_BREAK] <|image>
+    <image|> <|im_start|> <|im_end|> <|media_start|> <|media_end|> <|media_begin|> <|begin_of_image|> <|end_of_image|>
+    """.split(),
+]
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _CONTROL, _NORMAL, _UNKNOWN, _BYTE = 3, 1, 2, 6  # llama.cpp's enum llama_token_type
 TOKENS = ("<unk>", "<s>", "</s>", *_BYTES, *_MARKS)

@@ -19,9 +19,10 @@ from edgedec_runtimes.architectures.rope import DIVISORS, Turns, turns_in
 from edgedec_runtimes.reference.recurrent import RecurrentWeights
 from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, RECURRENT, Hyperparameters
 
-_MAY_LACK = (
-    *("attn_norm", "k", "v", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm"),
-    *("attn_output_bias", "sinks", "attn_post_norm", "kernels"),
+_MAY_LACK = tuple(
+    """
+    attn_norm k v q_bias k_bias v_bias q_norm k_norm attn_output_bias sinks attn_post_norm kernels
+    """.split()
 )
 _CONVOLVED = ("shortconv.c", "shortconv.b", "shortconv.x", "shortconv.out_proj")
 _DTYPES: dict[GGMLType, np.dtype[np.floating]] = {GGMLType.F32: np.dtype("<f4"), GGMLType.F16: np.dtype("<f2")}

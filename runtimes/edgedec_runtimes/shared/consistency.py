@@ -21,14 +21,12 @@ _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 # Architectures whose keys and values have one length, all of which is rotated.
 _WHOLE_HEADS = frozenset(
-    {
-        *("apertus", "arcee", "arctic", "baichuan", "chameleon", "codeshell", "dbrx", "deepseek", "dots1"),
-        *("ernie4_5", "ernie4_5-moe", "exaone", "falcon", "granite", "granitemoe", "grok", "grovemoe"),
-        *("hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "internlm2", "jais2", "llama", "maincoder", "minicpm"),
-        *("mistral3", "olmo", "olmo2", "olmoe", "orion", "paddleocr", "pangu-embedded", "plamo", "qwen2", "qwen2moe"),
-        *("qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "seed_oss", "smallthinker", "smollm3"),
-        *("starcoder2", "talkie", "xverse"),
-    }
+    """
+    apertus arcee arctic baichuan chameleon codeshell dbrx deepseek dots1 ernie4_5 ernie4_5-moe exaone falcon granite
+    granitemoe grok grovemoe hunyuan-dense hunyuan-moe hunyuan_vl internlm2 jais2 llama maincoder minicpm mistral3
+    olmo olmo2 olmoe orion paddleocr pangu-embedded plamo qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe
+    seed_oss smallthinker smollm3 starcoder2 talkie xverse
+    """.split()
 )
 _STATE_SPACES = frozenset({"falcon-h1", "granitehybrid", "mamba2", "nemotron_h", "nemotron_h_moe"})
 _TWICE_AS_WIDE = frozenset({"granitehybrid", "mamba2"})  # llama.cpp ends the process where the mixers are not

@@ -19,10 +19,9 @@ _DEFAULT_BOS = {"llama": 1, "bert": 101, "gpt2": 11, "hybriddna": 11, "whitespac
 _DEFAULT_EOS = {"llama": 2, "t5": 1, "gpt2": 11, "hybriddna": 11, "whitespace": 11}
 # Pre-tokenizers of byte-pair vocabularies that begin texts with BOS where the metadata does not say.
 _ADDS_BOS = frozenset(
-    {
-        *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
-        *("tekken", "chameleon", "gemma4"),
-    }
+    """
+    llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken chameleon gemma4
+    """.split()
 )
 _BYTE_KIND = 6
 _TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # the bytes that occur in UTF-8

@@ -66,19 +66,15 @@ _STAGES: dict[str, tuple[str, ...]] = {
 # The values of `tokenizer.ggml.pre` by the entry of _STAGES that they stand for.
 _SAME_CUTS = {
     "default": ("", "default"),
-    "gpt-2": (
-        *("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "mpt", "olmo", "jais", "trillion"),
-        "granite-docling",
-    ),
+    "gpt-2": tuple("gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 mpt olmo jais trillion granite-docling".split()),
     "smollm": ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
     "falcon": ("falcon",),
-    "llama3": (
-        *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "dbrx"),
-        *("smaug-bpe", "chatglm-bpe", "glm4", "glm5"),
+    "llama3": tuple(
+        """
+        llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 dbrx smaug-bpe chatglm-bpe glm4 glm5
+        """.split()
     ),
-    "qwen2": (
-        *("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
-    ),
+    "qwen2": tuple("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2".split()),
     "qwen35": ("qwen35",),
     "ufakzeka": ("ufakzeka",),
     "minicpm5": ("minicpm5",),

@@ -28,41 +28,34 @@ KIND_OF_TYPE = {
 }
 
 # Tokens with these texts end a generation, whatever the metadata says.
-_ENDS = (
-    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
-    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
-    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
+_ENDS = tuple(
+    """
+    <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|>
+    <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜>
+    [e~[
+    """.split()
 )
 # Roles in code infilling: the metadata keys that name the token (the last one counts), and the texts that it may have.
 _INFILL_ROLES = {
     "pre": (
         ("fim_pre_token_id", "prefix_token_id"),
-        (
-            *(
-                "<|fim_prefix|>",
-                "<fim-prefix>",
-                "<fim_prefix>",
-                "<｜fim▁begin｜>",
-                "<PRE>",
-                "▁<PRE>",
-                "<|code_prefix|>",
-            ),
-            "<|prefix|>",
+        tuple(
+            """
+            <|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>
+            """.split()
         ),
     ),
     "suf": (
         ("fim_suf_token_id", "suffix_token_id"),
-        (
-            *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>"),
-            "<|suffix|>",
+        tuple(
+            """
+            <|fim_suffix|> <fim-suffix> <fim_suffix> <｜fim▁hole｜> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>
+            """.split()
         ),
     ),
     "mid": (
         ("fim_mid_token_id", "middle_token_id"),
-        (
-            *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>"),
-            "<|middle|>",
-        ),
+        tuple("<|fim_middle|> <fim-middle> <fim_middle> <｜fim▁end｜> <MID> ▁<MID> <|code_middle|> <|middle|>".split()),
     ),
     "pad": (("fim_pad_token_id",), ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]")),
     "rep": (("fim_rep_token_id",), ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>")),

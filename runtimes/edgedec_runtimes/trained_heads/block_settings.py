@@ -71,25 +71,21 @@ _EXPECTED: dict[str, tuple[Any, ...]] = {
 }
 # Settings that change no score, or that the tensors answer; and those that are read by name below.
 _KNOWN = frozenset(
-    {
-        *("_name_or_path", "architectures", "attention_dropout", "attention_mode", "attn_output_gate", "auto_map"),
-        *("aux_hidden_state_layer_ids", "block_size", "bos_token_id", "causal", "chunk_size_feed_forward"),
-        *("conv_group_size", "conv_kernel_size", "selector_rank", "selector_top_k"),
-        *("confidence_head_alpha", "confidence_head_with_markov", "dflash_config", "draft_vocab_size", "dtype"),
-        *("enable_confidence_head", "eos_token_id", "final_logit_softcapping", "full_attention_interval"),
-        *("has_no_defaults_at_init", "head_dim", "hidden_size", "id2label", "initializer_range"),
-        *("input_embedding_scale", "intermediate_size", "is_causal", "is_decoder", "label2id", "layer_types"),
-        *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
-        *("linear_value_head_dim", "mamba_ssm_dtype", "markov_head_type", "markov_rank", "mask_token_id"),
-        *("max_position_embeddings", "max_window_layers", "model_type", "mtp_num_hidden_layers", "num_anchors"),
-        *("num_attention_heads", "num_hidden_layers", "num_key_value_heads", "num_target_layers", "output_gate_type"),
-        *("output_multiplier", "pad_token_id", "pretraining_tp", "problem_type", "rms_norm_eps", "rope_is_neox_style"),
-        *("rope_parameters", "rope_scaling", "rope_theta", "runtime_block_size", "sample_from_anchor"),
-        *("sliding_window", "sliding_window_non_causal", "speculators_config", "speculators_version"),
-        *("swa_window_size", "target_hidden_size", "target_layer_ids", "text_config", "tie_word_embeddings"),
-        *("torch_dtype", "transformer_layer_config", "transformers_version", "use_cache", "use_sliding_window"),
-        *("use_swa", "vision_config", "vocab_size"),
-    }
+    """
+    _name_or_path architectures attention_dropout attention_mode attn_output_gate auto_map aux_hidden_state_layer_ids
+    block_size bos_token_id causal chunk_size_feed_forward conv_group_size conv_kernel_size selector_rank
+    selector_top_k confidence_head_alpha confidence_head_with_markov dflash_config draft_vocab_size dtype
+    enable_confidence_head eos_token_id final_logit_softcapping full_attention_interval has_no_defaults_at_init
+    head_dim hidden_size id2label initializer_range input_embedding_scale intermediate_size is_causal is_decoder
+    label2id layer_types linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads
+    linear_value_head_dim mamba_ssm_dtype markov_head_type markov_rank mask_token_id max_position_embeddings
+    max_window_layers model_type mtp_num_hidden_layers num_anchors num_attention_heads num_hidden_layers
+    num_key_value_heads num_target_layers output_gate_type output_multiplier pad_token_id pretraining_tp problem_type
+    rms_norm_eps rope_is_neox_style rope_parameters rope_scaling rope_theta runtime_block_size sample_from_anchor
+    sliding_window sliding_window_non_causal speculators_config speculators_version swa_window_size target_hidden_size
+    target_layer_ids text_config tie_word_embeddings torch_dtype transformer_layer_config transformers_version
+    use_cache use_sliding_window use_swa vision_config vocab_size
+    """.split()
 )
 
 

@@ -72,25 +72,16 @@ _RELATIVES = {
 }
 _SIZES = ("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length")
 # The settings that this file reads, and those that change no token.
-_KEYS = frozenset(
-    {
-        *(*_SIZES, "attention.causal", "attention.layer_norm_rms_epsilon", "attention.scale"),
-        *("attention.sliding_window", "attention.sliding_window_pattern", "attention.value_scale", "block_count"),
-        *(
-            "block_size",
-            "context_length",
-            "conv_group_size",
-            "conv_kernel_size",
-            "embedding_length",
-            "embedding_scale",
-            "feed_forward_length",
-        ),
-        *("final_logit_softcapping", "has_confidence_head", "hidden_act", "logit_scale", "rope.dimension_count"),
-        *("rope.dimension_sections", "rope.freq_base", "rope.scaling.factor", "rope.scaling.type"),
-        *("sample_from_anchor", "selector_rank", "selector_top_k", "target_layers", "vocab_size"),
-        *("dflash.backbone_rotary_base", "dflash.block_size", "dflash.laguna", "dflash.mask_token_id"),
-        *("dflash.n_target_features", "dflash.target_layer_ids"),
-    }
+_KEYS = frozenset(_SIZES).union(
+    """
+    attention.causal attention.layer_norm_rms_epsilon attention.scale attention.sliding_window
+    attention.sliding_window_pattern attention.value_scale block_count block_size context_length conv_group_size
+    conv_kernel_size embedding_length embedding_scale feed_forward_length final_logit_softcapping has_confidence_head
+    hidden_act logit_scale rope.dimension_count rope.dimension_sections rope.freq_base rope.scaling.factor
+    rope.scaling.type sample_from_anchor selector_rank selector_top_k target_layers vocab_size
+    dflash.backbone_rotary_base dflash.block_size dflash.laguna dflash.mask_token_id dflash.n_target_features
+    dflash.target_layer_ids
+    """.split()
 )
 
 

@@ -35,12 +35,12 @@ TENSORS = {
 """The names of a head's tensors in a GGUF, by the names of edgedec_runtimes.trained_heads.head."""
 # The settings that this file reads, and those that change no token.
 _KEYS = frozenset(
-    {
-        *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
-        *("attention.layer_norm_rms_epsilon", "block_count", "context_length", "embedding_length"),
-        *("feed_forward_length", "norm_before_fc", "norm_before_residual", "rope.dimension_count", "rope.freq_base"),
-        *("rope.scaling.factor", "rope.scaling.type", "target_hidden_size", "target_layers", "vocab_size"),
-    }
+    """
+    attention.head_count attention.head_count_kv attention.key_length attention.value_length
+    attention.layer_norm_rms_epsilon block_count context_length embedding_length feed_forward_length norm_before_fc
+    norm_before_residual rope.dimension_count rope.freq_base rope.scaling.factor rope.scaling.type target_hidden_size
+    target_layers vocab_size
+    """.split()
 )
 
 

@@ -57,19 +57,17 @@ _EXPECTED: dict[str, tuple[Any, ...]] = {
     "speculators_model_type": ("eagle3",),
 }
 # Settings that change no logit, or that the tensors answer; and those that are read by name below.
-_KNOWN = frozenset(
-    {
-        *("_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id", "chunk_size_feed_forward"),
-        *("d2t_path", "draft_arch", "draft_vocab_size", "dtype", "eagle_config", "embed_requires_grad", "eos_token_id"),
-        *("fc_norm", "has_lm_head", "has_no_defaults_at_init", "head_dim", "hidden_size", "id2label"),
-        *("initializer_range", "intermediate_size", "is_decoder", "label2id", "layer_types", "max_position_embeddings"),
-        *("max_window_layers", "model_type", "norm_before_fc", "norm_before_residual", "norm_output"),
-        *("num_attention_heads", "num_aux_hidden_states", "num_key_value_heads", "pad_token_id", "pretraining_tp"),
-        *("problem_type", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window"),
-        *("speculators_config", "speculators_version", "t2d_path", "target_hidden_size", "target_model_type"),
-        *("target_vocab_size", "tie_word_embeddings", "torch_dtype", "transformer_layer_config"),
-        *("transformers_version", "use_cache", "vocab_size", LAYER_IDS),
-    }
+_KNOWN = frozenset({LAYER_IDS}).union(
+    """
+    _name_or_path architectures attention_dropout auto_map bos_token_id chunk_size_feed_forward d2t_path draft_arch
+    draft_vocab_size dtype eagle_config embed_requires_grad eos_token_id fc_norm has_lm_head has_no_defaults_at_init
+    head_dim hidden_size id2label initializer_range intermediate_size is_decoder label2id layer_types
+    max_position_embeddings max_window_layers model_type norm_before_fc norm_before_residual norm_output
+    num_attention_heads num_aux_hidden_states num_key_value_heads pad_token_id pretraining_tp problem_type
+    rms_norm_eps rope_parameters rope_scaling rope_theta sliding_window speculators_config speculators_version
+    t2d_path target_hidden_size target_model_type target_vocab_size tie_word_embeddings torch_dtype
+    transformer_layer_config transformers_version use_cache vocab_size
+    """.split()
 )
 
 

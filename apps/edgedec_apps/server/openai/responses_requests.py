@@ -21,9 +21,10 @@ from edgedec_apps.server.openai.response_store import ResponseStore
 from edgedec_apps.server.openai.responses_items import read_input
 
 _WITH_LOGPROBS = "message.output_text.logprobs"
-_SHOWN = (
-    *("instructions", "metadata", "previous_response_id", "prompt_cache_key", "reasoning", "safety_identifier"),
-    *("text", "tool_choice", "user"),
+_SHOWN = tuple(
+    """
+    instructions metadata previous_response_id prompt_cache_key reasoning safety_identifier text tool_choice user
+    """.split()
 )
 
 

@@ -5,14 +5,17 @@ from typing import NamedTuple
 from edgedec_runtimes.cpu.library import DraftHeadConfig
 from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
 
-_MATRICES = (
-    *("q", "k", "v", "o", "gate", "up", "down", "attention_conv_proj", "mlp_conv_proj"),
-    *("fc", "output", "embedding", "joint", "markov_w1", "markov_w2", "markov_gate", "markov_joint"),
+_MATRICES = tuple(
+    """
+    q k v o gate up down attention_conv_proj mlp_conv_proj fc output embedding joint markov_w1 markov_w2 markov_gate
+    markov_joint
+    """.split()
 )
-_VECTORS = (
-    *("embedding_norm", "attn_norm", "post_attention_norm", "q_norm", "k_norm", "attention_conv_base", "mlp_conv_base"),
-    *("output_norm", "fc_norm", "feature_norm", "pair_norm", "rope_divisors", "mask"),
-    *("markov_gate_bias", "markov_joint_bias", "confidence", "confidence_bias"),
+_VECTORS = tuple(
+    """
+    embedding_norm attn_norm post_attention_norm q_norm k_norm attention_conv_base mlp_conv_base output_norm fc_norm
+    feature_norm pair_norm rope_divisors mask markov_gate_bias markov_joint_bias confidence confidence_bias
+    """.split()
 )
 _OF_PAIRS = {"input_norm": "embedding_norm", "hidden_norm": "attn_norm"}
 _OF_JOINED = {"input_norm": "pair_norm", "hidden_norm": "feature_norm"}

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from copy import copy
 from ctypes import addressof, c_float
-from math import isfinite
 from time import perf_counter
 
 import numpy as np
@@ -207,10 +206,8 @@ class CpuDraftHeadState:
             return _NO_CHAIN
         edges = (c_float * len(rules.edges))(*rules.edges)
         factors = None if rules.factors is None else (c_float * len(rules.factors))(*rules.factors)
-        native_rules = DraftRules(
-            *(rules.n_max, len(edges), addressof(edges), None if factors is None else addressof(factors)),
-            *(rules.least_path, rules.most_s if isfinite(rules.most_s) else _LONGEST_S),
-        )
+        most_s, of_factors = min(rules.most_s, _LONGEST_S), None if factors is None else addressof(factors)
+        native_rules = DraftRules(rules.n_max, len(edges), addressof(edges), of_factors, rules.least_path, most_s)
         nodes = (Drafted * rules.n_max)()
         item = DraftItem(self._session, n_past, token, native_rules, nodes)
         found = nodes[: self._called(_CHAINS, item, edges, factors)]

@@ -37,9 +37,11 @@ _HASHED = (
     "selector_hidden",
 )
 _FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
-_EXACT = (
-    *("fc", "joint", "embedding", "markov_w1", "markov_gate", "markov_joint", "attention_conv_proj", "mlp_conv_proj"),
-    *("selector_predecessor", "selector_successor", "selector_hidden"),
+_EXACT = tuple(
+    """
+    fc joint embedding markov_w1 markov_gate markov_joint attention_conv_proj mlp_conv_proj selector_predecessor
+    selector_successor selector_hidden
+    """.split()
 )
 _BLOCK = 32
 _WIDEST = 256  # columns of the largest blocks
@@ -102,11 +104,9 @@ class CpuDraftHead:
         windows = np.array(card.block.windows if card.block is not None else (), np.int32)
         layers = None if head.layers is None else read_layers(head.layers, card.n_vocab_draft)
         shape = None if layers is None else ctypes.byref(config_of(layers.network))
-        code = native().ec_draft_head_create(
-            *(model, ctypes.byref(native_config(card)), shape),
-            *(address(taps), address(self.token_ids), address(windows) if len(windows) else None),
-            ctypes.byref(self.handle),
-        )
+        config, windows_at = ctypes.byref(native_config(card)), address(windows) if len(windows) else None
+        arrays = address(taps), address(self.token_ids), windows_at
+        code = native().ec_draft_head_create(model, config, shape, *arrays, ctypes.byref(self.handle))
         check(code, f"the draft head {card.name}")
         self._finalizer = weakref.finalize(self, native().ec_draft_head_destroy, self.handle)
         self._finalizer.atexit = False

@@ -18,9 +18,10 @@ from edgedec_runtimes.llamacpp.rpc.library import BUILT_FOR, built_library
 from edgedec_runtimes.llamacpp.trial import folders
 
 _SOURCES = ("ggml-rpc.cpp", "transport.cpp")
-_FLAGS = (
-    *("-O2", "-fPIC", "-shared", "-std=c++17", "-DGGML_SHARED", "-DGGML_BACKEND_SHARED", "-DGGML_BACKEND_BUILD"),
-    *("-DGGML_BACKEND_DL", "-pthread"),
+_FLAGS = tuple(
+    """
+    -O2 -fPIC -shared -std=c++17 -DGGML_SHARED -DGGML_BACKEND_SHARED -DGGML_BACKEND_BUILD -DGGML_BACKEND_DL -pthread
+    """.split()
 )
 
 

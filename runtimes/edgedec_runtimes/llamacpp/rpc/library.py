@@ -68,9 +68,8 @@ def rpc_library() -> Any:
             raise OSError("llama.cpp refuses it")
         library.ggml_backend_rpc_add_server.argtypes = [ctypes.c_char_p]
         library.ggml_backend_rpc_add_server.restype = ctypes.c_void_p
-        library.ggml_backend_rpc_start_server.argtypes = [
-            *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p)
-        ]
+        text, size = ctypes.c_char_p, ctypes.c_size_t
+        library.ggml_backend_rpc_start_server.argtypes = [text, text, size, size, ctypes.c_void_p]
         library.ggml_backend_rpc_start_server.restype = None
     except (OSError, AttributeError) as error:
         raise RuntimeUnavailableError(
