@@ -28,7 +28,7 @@ EDGES = {
     "edgedec/processes.py": "processes that started others",
     "edgedec/processor.py": "what the processor is",
     "edgedec/storage/probe_cache.py": "how often other programs took the processor",
-    "export/edgedec_export/training/torch_library.py": "where torch comes from",
+    "export/edgedec_export/training/kinds.py": "where torch comes from",
 }
 OF_SYSTEMS = re.compile(
     r"sys\.platform|\bos\.name\b|os\.uname|platform\.(win32|mac_ver)|[\"']/(proc|sys)/|\bwinerror\b|"

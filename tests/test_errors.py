@@ -16,8 +16,8 @@ from edgedec.errors import EdgedecError, OptionError, RuntimeLostError, ScorerEr
 from edgedec_apps.cli.interrupts import TerminatedError
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.shelf.models import CrowdedError
+from edgedec_models.fetching.offline import NeedsDownloadError
 from edgedec_models.fetching.remote_file import WholeFilesOnlyError
-from edgedec_models.needs_download import NeedsDownloadError
 from edgedec_runtimes.tokenizer.metadata import UncoveredError
 
 ROOT = Path(__file__).parent.parent

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from edgedec_apps.call_bodies import ToolCall, Tools, call_of, json_values
 from edgedec_apps.call_ends import MOST_HEAD, Finder, OpenCall, finder
-from edgedec_apps.overlaps import n_overlap
 from edgedec_apps.reply_marks import MARKS, Mark
 
 USUAL = (*MARKS["think"], *MARKS["tool_call"])
@@ -356,3 +355,12 @@ def _plain_calls(text: str, tools: Tools) -> list[ToolCall]:
     calls = [call_of(value, needs_arguments=True) for value in found]
     known = [call for call in calls if call is not None and call.name in tools]
     return known if len(known) == len(found) else []
+
+
+def n_overlap(text: str, tag: str) -> int:
+    """Return the length of the longest end of `text` that is a beginning of `tag`, but not all of it.
+
+    >>> n_overlap("so far </th", "</think>")
+    4
+    """
+    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:n])), 0)

@@ -1,4 +1,4 @@
-"""Reads texts in UTF-8, up to a limit of size."""
+"""Texts that people write: files in UTF-8, up to a limit of size, and an adapter with its scale."""
 
 from pathlib import Path
 
@@ -34,3 +34,16 @@ def decoded(data: bytes, name: str, most_bytes: int | None = None) -> str:
         line = error.object.count(b"\n", 0, error.start) + 1  # error.object has no byte order mark
         found = f"byte {error.start}, in line {line}, is {error.object[error.start]:#04x}"
         raise RequestError(f"{name} is not UTF-8: {found}") from error
+
+
+def adapter(given: str) -> tuple[str, float]:
+    """Return an adapter and its scale, from a text such as "tone.gguf=0.5"; the scale is 1 where none is given.
+
+    >>> adapter("a=b.gguf=0.5"), adapter("a=b.gguf")
+    (('a=b.gguf', 0.5), ('a=b.gguf', 1.0))
+    """
+    name, _, scale = given.rpartition("=")
+    try:
+        return name, float(scale)
+    except ValueError:
+        return given, 1.0

@@ -22,7 +22,7 @@ from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, prepare, read_prompts
 from edgedec_apps.bench.provenance import report
 from edgedec_apps.evaluation.layer_search import first_layers, late_layers
-from edgedec_apps.evaluation.part_cost import part_cost
+from edgedec_apps.evaluation.tune_skip import part_cost
 from edgedec_runtimes.layer_skip.layer_sets import evenly_spaced, left_out, tuned_set
 
 WAYS = ("skip", "exit", "suffix+skip", "suffix", "auto")

@@ -16,12 +16,14 @@ from urllib.parse import unquote
 from edgedec.callers import did_you_mean
 from edgedec.errors import ModelNotFoundError, RequestError, StorageError
 from edgedec.gguf.places import standing, tiled_place
+from edgedec.storage.cache_files import cache_folder
 from edgedec_models.addresses import url_path
 from edgedec_models.catalogue import Entry, load_catalogue, reference_of
 from edgedec_models.fetching.lock import locked_now
 from edgedec_models.fetching.partial import partial_path
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_models.hubs.hub_spec import HEAD_CONFIG, LISTING, HubSpec, choose, parse_hub, shards_of
+from edgedec_models.presets import remove_preset
 from edgedec_models.record import WantedFile, is_recorded
 from edgedec_models.storage import size_of, storage_errors
 from edgedec_runtimes.tile_files.record import read_json, read_record, rename_tiles, sidecar
@@ -310,3 +312,30 @@ def _prune(folder: Path, root: Path) -> None:
             (folder / LISTING).unlink(missing_ok=True)
             folder.rmdir()
         folder = folder.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What was deleted: bytes in all, and the bytes of tiles among them."""
+
+    n_bytes: int
+    n_tile_bytes: int = 0
+
+
+def remove(name: str) -> Freed:
+    """Delete a preset, or a model of the cache with its tiles; files elsewhere are never deleted.
+
+    Raises:
+        ModelNotFoundError: There is nothing of this name in the cache; the message has similar names.
+        PullError: Another process is fetching the model at the moment.
+        StorageError: A file can't be deleted.
+    """
+    from edgedec_runtimes.cpu.tiles.listing import remove_missing, remove_tiles_of
+
+    if remove_preset(name):
+        return Freed(0)
+    before = {stored.path for stored in list_models() if stored.origin == "cache"}
+    n_freed = remove_model(name)
+    gone = before - {stored.path for stored in list_models()}
+    n_tiles = sum(remove_tiles_of(cache_folder(), path) for path in gone) + remove_missing(cache_folder())
+    return Freed(n_freed + n_tiles, n_tiles)

@@ -29,7 +29,7 @@ from edgedec.scheduler.drafter_set import Drafting, open_policy
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import Request, TextState
 from edgedec.testing import check_drafter
-from edgedec_apps.evaluation.part_cost import part_cost
+from edgedec_apps.evaluation.tune_skip import part_cost
 from edgedec_methods import exit as exit_drafter
 from edgedec_methods.skip import SkipDrafter
 from edgedec_runtimes.cpu.runtime import Cpu

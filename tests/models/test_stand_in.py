@@ -18,7 +18,7 @@ from edgedec.load_options import ResolveOptions
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.reports.stand_ins import stand_ins
 from edgedec_models.fetching import remote_file
-from edgedec_models.needs_download import NeedsDownloadError
+from edgedec_models.fetching.offline import NeedsDownloadError
 from edgedec_models.stand_in import model_or_stand_in
 
 Catalogue = Callable[[str], None]

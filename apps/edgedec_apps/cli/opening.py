@@ -19,7 +19,6 @@ from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED
-from edgedec_apps.adapter_names import adapter
 from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.preset_options import loading, preset_of
@@ -30,7 +29,7 @@ from edgedec_apps.cli.shown.terminal import say
 from edgedec_apps.cli.wording import KEYWORDS, in_options
 from edgedec_apps.fit_first import require_fit
 from edgedec_apps.machine_speed import keep_speed
-from edgedec_apps.texts import read_text
+from edgedec_apps.texts import adapter, read_text
 
 if TYPE_CHECKING:
     from edgedec_apps.documents.passages import Passage
@@ -107,7 +106,7 @@ def rank_by_model(name: str | None, load: LoadFlags, output: OutputFlags) -> "Ra
     def rank(
         passages: Sequence["Passage"], question: str, cancel: CancelToken | None, on_progress: OnProgress | None
     ) -> list[int]:
-        from edgedec_apps.documents.meaning import by_meaning
+        from edgedec_apps.documents.search import by_meaning
 
         flags = LoadFlags(memory=load.memory, threads=load.threads, offline=load.offline, draft="off")
         stop = cancel or CancelToken()

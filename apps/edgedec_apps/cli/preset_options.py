@@ -4,8 +4,8 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from edgedec_apps.adapter_names import adapter
 from edgedec_apps.cli.sampling_options import SamplingFlags
+from edgedec_apps.texts import adapter
 
 if TYPE_CHECKING:
     from edgedec.api.options import EngineOptions

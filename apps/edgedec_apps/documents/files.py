@@ -12,7 +12,7 @@ from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken
 from edgedec_apps.documents.pdf_text import PAGE_BREAK
 from edgedec_apps.texts import MOST_BYTES, decoded
-from edgedec_runtimes.shared.child_environment import child_environment
+from edgedec_runtimes.child.process import child_environment
 
 MOST_PDF_BYTES = 64_000_000
 """The most bytes of a PDF."""

@@ -2,15 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgedec.errors import counted
-from edgedec.progress import CancelToken, OnProgress
+from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_apps.documents.files import Document
 from edgedec_apps.documents.passages import Passage, by_words, passages_of
+from edgedec_apps.embedding import embed
+
+if TYPE_CHECKING:
+    from edgedec.api.engine import Engine
 
 _MOST, _LEAST = 1200, 80  # characters of a passage
 _AT_ONCE = 6  # passages of the most characters should fit, at three characters a token
+_EMBEDDED_AT_ONCE = 16  # passages between two reports
 _TOKEN_CHARACTERS = 3
 _SHOWN = 160  # characters of a passage
 
@@ -135,3 +140,24 @@ def _places(passages: Sequence[Passage]) -> list[str]:
     return [
         ", ".join(places) if len(named) == 1 else f"{name}: {', '.join(places)}" for (_, name), places in named.items()
     ]
+
+
+def by_meaning(
+    embedder: "Engine",
+    passages: Sequence[Passage],
+    question: str,
+    cancel: CancelToken | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[int]:
+    """Return the indices of passages, the one first whose vector is the most similar to that of the question.
+
+    Texts are cut to the context of the embedding model (raises what embed raises).
+    """
+    wanted = embed(embedder, [embedder.cut_ids(question)], cancel=cancel)[0]
+    scores: list[float] = []
+    for begin in range(0, len(passages), _EMBEDDED_AT_ONCE):
+        report_progress(on_progress, "embedding", begin, len(passages), "passages")
+        ids = [embedder.cut_ids(passage.text) for passage in passages[begin : begin + _EMBEDDED_AT_ONCE]]
+        scores += (embed(embedder, ids, cancel=cancel) @ wanted).tolist()
+    report_progress(on_progress, "embedding", len(passages), len(passages), "passages")
+    return sorted(range(len(scores)), key=lambda i: -scores[i])

@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from math import floor
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ from edgedec_apps.cli.shown.terminal import one_line
 from edgedec_apps.evaluation.layer_judge import SKIPPED_ROWS, Judge
 from edgedec_apps.evaluation.layer_score import Score
 from edgedec_apps.evaluation.layer_search import Effort, FoundSet, effort_for, first_layers, late_layers, search
-from edgedec_apps.evaluation.part_cost import part_cost
 from edgedec_apps.evaluation.tune_job import TuneJob
 from edgedec_apps.texts import read_text
 from edgedec_runtimes.layer_skip.choose import choose_layers, require_layer_skip
@@ -314,3 +313,28 @@ def _use(document: dict[str, Any]) -> str:
         return f"{document['options']} uses it{nearest}"
     verdict = "auto drafts with it" if document["auto"] else "too little for auto; --draft skip uses it anyway"
     return f"drafts with it promise {document['promised_speedup']:.2f} times plain decoding's speed: {verdict}"
+
+
+_N_PAST = 32
+_TURNS = 9  # measurements of each of two forwards that are compared
+
+
+def part_cost(session: Session, layers: LayerSet) -> float:
+    """Return the time of one token through some half-layers, in times of a token through all layers.
+
+    Both times are the least of several forwards, which take turns. What the session holds is lost.
+
+    Raises:
+        CapabilityError: The runtime can't leave out layers.
+    """
+    n_past = min(_N_PAST, session.n_ctx - 1)
+    tokens = np.arange(n_past + 1, dtype=np.int32) % session.model.card.n_vocab
+    if n_past:
+        session.forward(tokens[:-1], n_past=0)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(_TURNS):
+        for into, subset in zip(seconds, (None, layers), strict=True):
+            started = perf_counter()
+            session.forward(tokens[-1:], n_past=n_past, layers=subset)
+            into.append(perf_counter() - started)
+    return min(seconds[1]) / max(min(seconds[0]), 1e-9)

@@ -17,7 +17,7 @@ from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.storage.cache_files import is_ours
 from edgedec_export.optimum.child_process import last_line, run_child
-from edgedec_export.training.torch_library import CPU_INDEX
+from edgedec_export.training.kinds import CPU_INDEX
 from edgedec_models.fetching.lock import locked
 from edgedec_models.storage import require_space, storage_errors
 from edgedec_runtimes.shared.file_lock import try_lock

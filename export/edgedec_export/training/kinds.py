@@ -1,7 +1,9 @@
 """The kinds of drafters that are trained: what differs between a head, a block drafter and a narrow draft model."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft_price import DraftPrice
-from edgedec.errors import OptionError
+from edgedec.errors import OptionError, RuntimeUnavailableError
+from edgedec.plugins import install_command
 from edgedec.storage.cache_files import cache_folder
 from edgedec_export.target_rows import output_name
 from edgedec_export.training import short_list
@@ -292,3 +295,15 @@ def bytes_per_step(parts: TargetParts) -> int:
     tensors = parts.gguf.tensors
     tied = output_name(parts.gguf) == "token_embd.weight"
     return sum(tensor.n_bytes for name, tensor in tensors.items() if tied or name != "token_embd.weight")
+
+
+CPU_INDEX = ("--index-url", "https://download.pytorch.org/whl/cpu") if sys.platform == "linux" else ()
+"""Arguments of pip, for a torch without CUDA; elsewhere than on Linux the package has none."""
+
+
+def require_torch() -> None:
+    """Raise RuntimeUnavailableError where torch is not installed; nothing is imported."""
+    if find_spec("torch") is None:
+        command = install_command("train")
+        smaller = f"; for a machine without a GPU: {command} {' '.join(CPU_INDEX)}" if CPU_INDEX else ""
+        raise RuntimeUnavailableError(f"training a head needs torch, which is not installed: {command}{smaller}")

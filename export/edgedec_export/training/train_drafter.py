@@ -24,7 +24,7 @@ from edgedec.sessions.cost_probe import cost_curve
 from edgedec.storage.cache_files import cache_folder
 from edgedec.storage.whole_file import remove_temporaries
 from edgedec_export.training import recipe
-from edgedec_export.training.kinds import AskedShape, Kind, Start, kind_of
+from edgedec_export.training.kinds import AskedShape, Kind, Start, kind_of, require_torch
 from edgedec_export.training.lessons.collecting import PROMPTS_PER_FILE, TEMPERATURES, Collecting
 from edgedec_export.training.lessons.collecting_processes import AnswerModel, collect_alone, collect_together
 from edgedec_export.training.lessons.lesson_files import HELD_BACK_EVERY, LessonFile, first_files
@@ -32,7 +32,6 @@ from edgedec_export.training.lessons.openings import Opening
 from edgedec_export.training.report import DrafterReport, drafter_report
 from edgedec_export.training.short_list import count_tokens, coverage, short_list
 from edgedec_export.training.target_parts import TargetParts
-from edgedec_export.training.torch_library import require_torch
 from edgedec_runtimes.shared.file_lock import try_lock
 from edgedec_runtimes.trained_heads.target import target_of
 

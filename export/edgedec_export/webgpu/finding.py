@@ -18,10 +18,10 @@ from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import Device
 from edgedec.plugins import install_command
 from edgedec_export.webgpu.vulkan import VulkanDevice, vulkan_devices
+from edgedec_runtimes.child.process import child_environment
 from edgedec_runtimes.llamacpp.trial import ending
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.onnx.providers import PROVIDERS, choose_provider
-from edgedec_runtimes.shared.child_environment import child_environment
 from edgedec_runtimes.shared.native import VULKAN_ALONE
 
 NAME = "WebGPU"

@@ -27,7 +27,7 @@ from edgedec_runtimes.onnx.exported import Export, FileFacts, read_export, verif
 from edgedec_runtimes.onnx.memory import memory_terms
 from edgedec_runtimes.onnx.runtime import Onnx
 from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
-from edgedec_runtimes.shared.sizes import check_sizes
+from edgedec_runtimes.shared.load_checks import check_sizes
 
 _DEVICES = (None, "gpu", "auto", NAME.lower())
 _ON_GPU = ("weights", "KV cache", "activations")

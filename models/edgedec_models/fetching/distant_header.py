@@ -16,12 +16,12 @@ from edgedec.load_options import ResolveOptions
 from edgedec_models.addresses import redact, url_path
 from edgedec_models.catalogue import Entry, Source, WheelSource, find_model
 from edgedec_models.fetching.download import Remote
+from edgedec_models.fetching.offline import NeedsDownloadError
 from edgedec_models.fetching.remote_file import RemoteFile, WholeFilesOnlyError
 from edgedec_models.fetching.web import open_client
 from edgedec_models.hubs.hub import chosen_files
 from edgedec_models.hubs.hub_spec import parse_hub
 from edgedec_models.hubs.wheel import find_wheel, only_member
-from edgedec_models.needs_download import NeedsDownloadError
 from edgedec_models.storage import storage_errors
 from edgedec_runtimes.tile_files.keeping import write_header_file
 

@@ -1,8 +1,10 @@
-"""Whether the network may be used."""
+"""Whether the network may be used, and the error for what needs it."""
 
 import os
 
+from edgedec.errors import PullError
 from edgedec.load_options import ResolveOptions
+from edgedec_models.storage import human_bytes
 
 _FALSE = {"", "0", "false", "no", "off"}
 
@@ -15,3 +17,13 @@ def offline_reason(options: ResolveOptions) -> str | None:
         if os.environ.get(variable, "").lower() not in _FALSE:
             return f"{variable} is set"
     return None
+
+
+class NeedsDownloadError(PullError):
+    """A model's header can't be had without the whole model; `n_bytes` is how much that is, or None."""
+
+    def __init__(self, name: str, reason: str, n_bytes: int | None) -> None:
+        """Say what would have to be downloaded, and the command for it."""
+        size = "" if n_bytes is None else f" ({human_bytes(n_bytes)})"
+        super().__init__(f"{reason}, so all of {name}{size} is needed; download it with: edgedec pull {name}")
+        self.n_bytes = n_bytes

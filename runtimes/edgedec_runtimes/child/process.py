@@ -16,7 +16,6 @@ from typing import IO, Any
 from edgedec.errors import RuntimeLostError, RuntimeUnavailableError
 from edgedec.progress import OnProgress
 from edgedec_runtimes.child.messages import LOAD, Answer, Ask, Cancel, Channel, GoOn, Report
-from edgedec_runtimes.shared.child_environment import child_environment
 
 _PROGRAM = "edgedec_runtimes.child"
 _MODEL = "edgedec_runtimes.child.host:Calls"
@@ -225,3 +224,8 @@ def _ending(code: int, words: str) -> str:
     except ValueError:
         how = f"was ended by signal {-code}"
     return f"it {how}: {words}" if words else f"it {how}"
+
+
+def child_environment() -> dict[str, str]:
+    """Return this process's environment, with its import path: a child imports what this process can import."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

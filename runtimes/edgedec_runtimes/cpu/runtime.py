@@ -44,7 +44,7 @@ from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
 from edgedec_runtimes.shared.cards import methods_of, model_card, row_count, rows_together
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION
-from edgedec_runtimes.shared.sizes import check_sizes
+from edgedec_runtimes.shared.load_checks import check_sizes
 from edgedec_runtimes.tokenizer import open_tokenizer
 from edgedec_runtimes.tokenizer.metadata import read_vocabulary
 from edgedec_runtimes.trained_heads.kind import NAME as TRAINED

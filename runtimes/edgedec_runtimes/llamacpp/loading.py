@@ -28,7 +28,7 @@ from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llam
 from edgedec_runtimes.llamacpp.options import own
 from edgedec_runtimes.llamacpp.trial import repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.draft_heads import refuse_adapters, refuse_draft_head
+from edgedec_runtimes.shared.load_checks import refuse_adapters, refuse_draft_head
 
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
 _N_FORKS = 3

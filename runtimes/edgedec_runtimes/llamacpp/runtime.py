@@ -40,17 +40,17 @@ from edgedec_runtimes.llamacpp.library import how_to_install, how_to_mend, insta
 from edgedec_runtimes.llamacpp.loading import DryRun, checked_options, context_options, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
 from edgedec_runtimes.llamacpp.options import LlamaCppOptions, is_apart, of_this_machine, own
-from edgedec_runtimes.llamacpp.rpc.hosting import hosting
 from edgedec_runtimes.llamacpp.rpc.library import connect, rpc_note
 from edgedec_runtimes.llamacpp.rpc.patience import Patience
+from edgedec_runtimes.llamacpp.rpc.server import hosting
 from edgedec_runtimes.llamacpp.rpc.servers import rpc_devices
 from edgedec_runtimes.llamacpp.trial import choice, complaint, repack_complaint
 from edgedec_runtimes.shared.consistency import require_consistent
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
-from edgedec_runtimes.shared.draft_heads import refuse_adapters
 from edgedec_runtimes.shared.invariance import will_probe
 from edgedec_runtimes.shared.layer_split import split_layers, whole_split
+from edgedec_runtimes.shared.load_checks import refuse_adapters
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.pages import with_mappings
 from edgedec_runtimes.tile_files.keeping import header_file, make_whole

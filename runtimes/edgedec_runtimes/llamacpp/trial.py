@@ -24,8 +24,8 @@ from edgedec.errors import RuntimeUnavailableError
 from edgedec.memory.system import available_bytes
 from edgedec.storage import probe_cache
 from edgedec.storage.cache_files import cache_folder
+from edgedec_runtimes.child.process import child_environment
 from edgedec_runtimes.llamacpp.binding import RELEASES, Release
-from edgedec_runtimes.shared.child_environment import child_environment
 
 logger = logging.getLogger("edgedec.llamacpp")
 

@@ -16,8 +16,9 @@ from edgedec.errors import (
     RuntimeUnavailableError,
     UnsupportedModelError,
     argument,
+    counted,
 )
-from edgedec.gguf.file import GGUF, VOCABULARY, read_gguf, storage_error
+from edgedec.gguf.file import DATA, GGUF, VOCABULARY, read_gguf, storage_error
 from edgedec.gguf.metadata import get_text
 from edgedec.load_options import LoadOptions, read_options
 from edgedec.memory.system import resident_bytes
@@ -25,15 +26,15 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model
 from edgedec.model_card import ModelCard
 from edgedec.runtime import RuntimeReport
-from edgedec_runtimes.npu.facts import EMBEDDING, ROWS, Facts, folder_of, read_facts
+from edgedec_runtimes.npu.blocks import PREFILL_ROWS
+from edgedec_runtimes.npu.facts import EMBEDDING, PARTS, ROWS, Facts, folder_of, read_facts
 from edgedec_runtimes.npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
-from edgedec_runtimes.npu.memory import memory_terms
 from edgedec_runtimes.npu.model import NpuModel
 from edgedec_runtimes.onnx.exported import verify_files
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.draft_heads import refuse_adapters, refuse_draft_head
+from edgedec_runtimes.shared.load_checks import refuse_adapters, refuse_draft_head
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
@@ -166,3 +167,30 @@ def _card(gguf: GGUF, facts: Facts, numerics: str) -> ModelCard:
     identity = f"npu 1 {facts.sha256} {numerics}"
     card = model_card(Npu.name, gguf, facts, hashlib.sha256(identity.encode()).hexdigest())
     return replace(card, n_ctx_train=_default_n_ctx(facts))
+
+
+_VOCABULARY_BYTES_PER_TOKEN = 250
+
+
+def memory_terms(facts: Facts, n_ctx: int, n_rows: int, base_bytes: int, n_parallel: int = 1) -> tuple[MemoryTerm, ...]:
+    """Return the terms for n_parallel sessions of n_ctx tokens, with all graphs open that such sessions need.
+
+    Args:
+        facts: The facts of the manifest.
+        n_ctx: Tokens of a session.
+        n_rows: Rows of logits.
+        base_bytes: What the process held before loading.
+        n_parallel: Number of sessions.
+    """
+    context = facts.context_of(min(-(-n_ctx // PREFILL_ROWS) * PREFILL_ROWS, facts.contexts[-1]))
+    n_graphs = len(ROWS) * (facts.contexts.index(context) + 1)
+    n_data = facts.files[DATA].n_bytes if DATA in facts.files else 0
+    kv_bytes = 2 * len(PARTS) * facts.n_layer * facts.n_head_kv * facts.head_dim * context * n_parallel
+    return (
+        MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
+        MemoryTerm("graphs", n_graphs * n_data, f"weights of {n_graphs} graphs"),
+        MemoryTerm("embedding (mapped)", facts.files[EMBEDDING].n_bytes, "float16"),
+        MemoryTerm("vocabulary", facts.n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{facts.n_vocab} tokens"),
+        MemoryTerm("KV cache", kv_bytes, f"{counted(context, 'token')} × {n_parallel}, twice 8 bits"),
+        MemoryTerm("logits", n_rows * facts.n_vocab * 4, counted(n_rows, "row")),
+    )

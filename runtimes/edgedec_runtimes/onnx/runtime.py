@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import DATA
+from edgedec.gguf.model_info import describe
 from edgedec.load_options import LoadOptions, NoOptions, default_n_ctx, read_options
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
@@ -17,20 +18,21 @@ from edgedec.model_card import ModelCard
 from edgedec.processor import cpu_name
 from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
-from edgedec_runtimes.onnx.foreign.memory import copying_memory_terms
+from edgedec_runtimes.onnx.feeds import CHUNK
 from edgedec_runtimes.onnx.foreign.model import ForeignModel, check_n_ctx
 from edgedec_runtimes.onnx.graph_model import Opened
 from edgedec_runtimes.onnx.head import open_head, planned_head, require_head, takes_heads
+from edgedec_runtimes.onnx.kv import token_bytes
 from edgedec_runtimes.onnx.library import is_imported, load_library, open_graph, read_foreign
 from edgedec_runtimes.onnx.memory import memory_terms
 from edgedec_runtimes.onnx.model import OnnxModel
 from edgedec_runtimes.onnx.providers import choose_provider, devices
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.draft_heads import refuse_adapters
+from edgedec_runtimes.shared.hyperparameters import in_all_layers
+from edgedec_runtimes.shared.load_checks import check_sizes, refuse_adapters
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.pages import with_mappings
-from edgedec_runtimes.shared.sizes import check_sizes
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 
@@ -138,3 +140,17 @@ def _check_options(export: Export, options: LoadOptions) -> None:
 def _card(export: Export, numerics: str) -> ModelCard:
     identity = f"onnx 1 {export.sha256} {numerics}"
     return model_card(Onnx.name, export.gguf, export, hashlib.sha256(identity.encode()).hexdigest())
+
+
+_SCORES = 3  # about how many arrays of all heads' scores are held at the same time
+
+
+def copying_memory_terms(
+    export: Export, options: LoadOptions, n_ctx: int, n_rows: int, base_bytes: int, *, with_library: bool
+) -> tuple[MemoryTerm, ...]:
+    """Return the terms of `memory_terms`, and a term for a second KV cache, attention scores and all logits."""
+    terms = memory_terms(export, options, n_ctx, n_rows, base_bytes, with_library=with_library)
+    n_head = in_all_layers(export.gguf, "attention.head_count", describe(export.gguf).n_head)
+    scores = _SCORES * n_head * CHUNK * n_ctx * 4
+    copies = (n_ctx + 1) * token_bytes(export) + scores + CHUNK * export.n_vocab * 4
+    return (*terms, MemoryTerm("copies", copies, "the KV cache as it grows, attention scores, logits of all rows"))

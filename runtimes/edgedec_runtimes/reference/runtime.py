@@ -21,7 +21,7 @@ from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint,
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import n_weight_bytes, read_shape, read_weights
 from edgedec_runtimes.shared.cards import model_card
-from edgedec_runtimes.shared.draft_heads import refuse_adapters, refuse_draft_head
+from edgedec_runtimes.shared.load_checks import refuse_adapters, refuse_draft_head
 
 _KV_DTYPES: dict[str, np.dtype[np.floating]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 

@@ -69,7 +69,7 @@ def _kinship(head: Path, model: Path, cache_dir: Path | None) -> Kinship:
 
 def _target(head: Path) -> "Target | None":
     """Return what a head says of its target; None for what is no head, is damaged, or says nothing."""
-    from edgedec_runtimes.trained_heads.gguf_head import gguf_record, is_head
+    from edgedec_runtimes.trained_heads.load import gguf_record, is_head
     from edgedec_runtimes.trained_heads.record import read_record
 
     try:

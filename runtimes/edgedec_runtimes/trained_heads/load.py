@@ -1,19 +1,22 @@
 """Load a draft head from wherever it lies: the folder of a checkpoint, or a GGUF."""
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgedec.errors import EdgedecError, UnsupportedModelError
-from edgedec.gguf.file import read_gguf
+from edgedec.gguf.file import GGUF, once_per_header, read_gguf
 from edgedec.gguf.metadata import get_text
 from edgedec_runtimes.architectures.nextn import is_nextn_alone, nextn_layer
+from edgedec_runtimes.trained_heads import gguf_block, gguf_eagle3
 from edgedec_runtimes.trained_heads.block_checkpoint import read_block_checkpoint
 from edgedec_runtimes.trained_heads.block_settings import is_block_config
 from edgedec_runtimes.trained_heads.checkpoint import read_checkpoint
 from edgedec_runtimes.trained_heads.checkpoint_tensors import CONFIG
-from edgedec_runtimes.trained_heads.gguf_head import ARCHITECTURES, is_head, read_gguf_head
+from edgedec_runtimes.trained_heads.gguf_values import HeadFile
 from edgedec_runtimes.trained_heads.head import Head
 from edgedec_runtimes.trained_heads.nextn import read_nextn
+from edgedec_runtimes.trained_heads.record import Record
 from edgedec_runtimes.weights.safetensors import read_json
 
 _EAGLE3_WORDS = ("draft_vocab_size", "eagle_config", "speculators_model_type", "eagle_aux_hidden_state_layer_ids")
@@ -65,3 +68,33 @@ def load_head(path: str | os.PathLike[str]) -> Head:
 def _read_folder(folder: Path) -> Head:
     is_block = is_block_config(read_json(folder / CONFIG))
     return read_block_checkpoint(folder) if is_block else read_checkpoint(folder)
+
+
+_READERS: Mapping[str, Callable[[GGUF], Head]] = {
+    gguf_eagle3.ARCHITECTURE: gguf_eagle3.read_eagle3,
+    gguf_block.ARCHITECTURE: gguf_block.read_dflash,
+    gguf_block.IK_ARCHITECTURE: gguf_block.read_dflash_draft,
+}
+ARCHITECTURES = tuple(_READERS)
+
+
+def is_head(gguf: GGUF) -> bool:
+    """Return whether a GGUF holds a draft head rather than a model."""
+    return gguf.metadata.get("general.architecture") in _READERS
+
+
+@once_per_header
+def read_gguf_head(gguf: GGUF) -> Head:
+    """Return the head that a GGUF holds.
+
+    Raises:
+        ModelFormatError: The file is damaged, or contradicts itself.
+        UnsupportedModelError: A key or a tensor is none that edgedec runs; the message names it.
+        StorageError, MemoryCapError: The file can't be read, or there is no memory for it.
+    """
+    return _READERS[str(gguf.metadata["general.architecture"])](gguf)
+
+
+def gguf_record(gguf: GGUF) -> Record:
+    """Return the record in a GGUF; an empty one where there is none (raises what parse_record raises)."""
+    return HeadFile(gguf, "").record()

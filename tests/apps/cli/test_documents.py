@@ -11,8 +11,8 @@ from support.processes.command_line import Result, run_here
 from support.texts.pdf_files import pdf_of
 
 from edgedec_apps.documents.files import read_document
-from edgedec_apps.documents.meaning import by_meaning
 from edgedec_apps.documents.passages import passages_of
+from edgedec_apps.documents.search import by_meaning
 
 pytestmark = pytest.mark.slow
 

@@ -273,7 +273,7 @@ def test_without_torch_the_command_says_how_to_get_it(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any work; nothing is written."""
-    monkeypatch.setattr("edgedec_export.training.torch_library.find_spec", lambda name: None)
+    monkeypatch.setattr("edgedec_export.training.kinds.find_spec", lambda name: None)
     result = run_here("train-drafter", target, "--out", tmp_path / "head")
     assert result.code == RuntimeUnavailableError.exit_code
     assert "training a head needs torch, which is not installed: pip install" in result.err
@@ -311,7 +311,7 @@ def test_options_that_cannot_be(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
 ) -> None:
     """Each is refused by name, before any work."""
-    monkeypatch.setattr("edgedec_export.training.torch_library.find_spec", lambda name: object())
+    monkeypatch.setattr("edgedec_export.training.kinds.find_spec", lambda name: object())
     result = run_here("train-drafter", target, "--out", tmp_path / "head", *options)
     assert result.code in (RequestError.exit_code, 60)
     assert message in result.err

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from edgedec_runtimes.child.process import child_environment
 from edgedec_runtimes.llamacpp.rpc.library import VARIABLE, find_library
-from edgedec_runtimes.shared.child_environment import child_environment
 
 PATIENCE_S = 60.0
 

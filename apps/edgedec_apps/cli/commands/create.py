@@ -8,12 +8,11 @@ import typer
 
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.load_options import ResolveOptions
-from edgedec_apps.adapter_names import adapter
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.options import Adapters, Quiet, System, SystemFile, model_option, parsed
 from edgedec_apps.cli.prompt import system_text
 from edgedec_apps.cli.shown.terminal import say
-from edgedec_apps.texts import read_text
+from edgedec_apps.texts import adapter, read_text
 
 
 def command(

@@ -14,7 +14,6 @@ from edgedec.memory.system import peak_resident_bytes
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.storage.cache_files import cache_folder
-from edgedec_apps.adapter_names import adapter
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, option
@@ -22,6 +21,7 @@ from edgedec_apps.cli.shown.log import warnings_of
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json
 from edgedec_apps.cli.wording import in_options
+from edgedec_apps.texts import adapter
 from edgedec_models.fetching.offline import offline_reason
 
 _EXPORT = "Export"

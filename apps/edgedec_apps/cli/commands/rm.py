@@ -16,7 +16,7 @@ def command(
     ],
 ) -> None:
     """Delete a model and its tiles from the cache, or a preset; files elsewhere are never deleted."""
-    from edgedec_apps.removal import remove
+    from edgedec_models.cache import remove
 
     freed = remove(model)
     tiles = f", {format_bytes(freed.n_tile_bytes)} of them tiles" if freed.n_tile_bytes else ""

@@ -148,8 +148,8 @@ def _train(job: TrainJob, on_progress: Any, cancel: CancelToken) -> "Trained":
     from edgedec.load_options import ResolveOptions
     from edgedec.loading.resolve import resolve
     from edgedec.storage.cache_files import cache_folder
+    from edgedec_export.training.kinds import require_torch
     from edgedec_export.training.lessons.prompt_files import read_prompts
-    from edgedec_export.training.torch_library import require_torch
     from edgedec_export.training.train_drafter import TrainOptions, train_drafter
 
     require_torch()  # before a model is downloaded

@@ -13,7 +13,7 @@ from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import say
-from edgedec_models.needs_download import NeedsDownloadError
+from edgedec_models.fetching.offline import NeedsDownloadError
 from edgedec_models.stand_in import model_or_stand_in
 
 _NOTE = "planned by the header alone: a draft head, which is found by a model's weights, is not counted"

@@ -15,18 +15,20 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from edgedec.errors import EdgedecError
+from edgedec.head_kinds import OFF, require_fit
 from edgedec.load_options import ResolveOptions
+from edgedec.loading.resolve import resolve
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.new_preset import new_preset
-from edgedec_apps.removal import remove
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError, problem_of
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.sender import STREAM_HEADERS, json_line
 from edgedec_apps.server.core.service import Service, endpoint
 from edgedec_apps.server.ollama.requests import read_options
-from edgedec_apps.server.shelf.named_heads import require_head
+from edgedec_apps.server.shelf.names import Named, installed_file
 from edgedec_apps.server.shelf.shelf import ShelfPlace
+from edgedec_models.cache import remove
 from edgedec_models.folders import is_plain
 from edgedec_models.presets import has_preset, save_preset
 from edgedec_models.resolve import pull
@@ -191,3 +193,26 @@ class _Pulling:
                         document = await asyncio.wait_for(queue.get(), _REPEAT_S)
             finally:
                 cancel.cancel()
+
+
+def require_head(name: str, named: Named) -> None:
+    """Check that a name is "off", or that of a draft head on this machine which fits a model.
+
+    Raises:
+        ApiError: It is not (400). The answer to a path is the same whether the path exists or not.
+    """
+    if name == OFF:
+        return
+    head = installed_file(name, draft_head=True)
+    if head is None:
+        raise ApiError(
+            f'there is no draft head {name!r:.200} here; draft_head is "off", or the name of a head that edgedec pull '
+            "or POST /api/pull has fetched",
+            param="draft_head",
+        )
+    try:
+        require_fit(head, resolve(named.recipe.model, ResolveOptions(offline=True)))
+    except EdgedecError as error:
+        raise ApiError(
+            f"draft_head is {name!r:.200}, which {named.name} can't use: {error}", param="draft_head"
+        ) from error

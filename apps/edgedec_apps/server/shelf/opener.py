@@ -23,12 +23,12 @@ from edgedec.memory.system import available_bytes, peak_resident_bytes, resident
 from edgedec.memory.terms import REQUESTS, RESERVE
 from edgedec.memory_plan import MemoryPlan, format_bytes
 from edgedec.progress import CancelToken, OnProgress
-from edgedec_apps.adapter_names import adapter
 from edgedec_apps.base_memory import LEFT_BYTES, base_bytes
 from edgedec_apps.fit_first import require_fit
 from edgedec_apps.machine_speed import keep_speed
 from edgedec_apps.server.shelf.account import Account, planning_need
 from edgedec_apps.server.shelf.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
+from edgedec_apps.texts import adapter
 
 _USABLE = 0.9  # of the memory that the system has free when the server starts
 _OF_ALL = (REQUESTS, RESERVE)  # the terms of a plan that all models of a server share

@@ -23,7 +23,7 @@ from edgedec.progress import CancelToken, OnProgress, Progress, check_cancelled
 from edgedec.storage.whole_file import remove_temporaries
 from edgedec_export.training.lessons.collecting import Collecting, collect
 from edgedec_export.training.lessons.lesson_files import first_files, lesson_files
-from edgedec_runtimes.shared.child_environment import child_environment
+from edgedec_runtimes.child.process import child_environment
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 _LOOK_EVERY_S = 0.2

@@ -1,15 +1,49 @@
 """An rpc-server on the CPU by the installed llama.cpp: python -m edgedec_runtimes.llamacpp.rpc.server HOST PORT [N].
 
 llama.cpp's own rpc-server does the same, and lends GPUs as well. Neither asks who connects: whoever reaches the port
-can read and write the process's memory, so it belongs on a network of your own.
+can read and write the process's memory, so it belongs on a network of your own. `hosting` is the other side: what a
+model on such servers is loaded by.
 """
 
 import ctypes
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
+from edgedec.errors import RuntimeUnavailableError
+from edgedec.load_options import LoadOptions
+from edgedec.memory_plan import MemoryTerm
+from edgedec_runtimes.child.model import Hosting
 from edgedec_runtimes.llamacpp.library import llama
+from edgedec_runtimes.llamacpp.options import own
 from edgedec_runtimes.llamacpp.rpc.addresses import check_addresses
-from edgedec_runtimes.llamacpp.rpc.library import rpc_library
+from edgedec_runtimes.llamacpp.rpc.library import HOW_TO_GET_IT, find_library, rpc_library
+from edgedec_runtimes.llamacpp.rpc.servers import ask_servers, silent
+
+_ADVICE = "see that every server runs, and ask again; the next request loads the model anew"
+
+
+def hosting(
+    target: str, path: Path, options: LoadOptions, terms: Callable[[int, int], tuple[MemoryTerm, ...]]
+) -> Hosting:
+    """Return what a child loads by the function `target`, and what it needs: the RPC library and the servers."""
+    servers = own(options).machines
+
+    def prepare() -> None:
+        if find_library() is None:
+            raise RuntimeUnavailableError(f"llama.cpp has no RPC here; {HOW_TO_GET_IT}")
+        ask_servers(servers)
+
+    def explain(reason: str) -> str:
+        gone = silent(servers)
+        if not gone:
+            return (
+                f"the connection to the rpc-server {' or '.join(servers)} was lost ({reason}), and each answers again"
+            )
+        what = f"the rpc-server {gone[0]} does" if len(gone) == 1 else f"the rpc-servers {' and '.join(gone)} do"
+        return f"{what} not answer any more"
+
+    return Hosting(target, path, options, terms, prepare, explain, _ADVICE)
 
 
 def serve(address: str, n_threads: int) -> None:

@@ -1,6 +1,6 @@
-"""What runtimes without trained draft heads, or without adapters, say when one is given."""
+"""Checks of the options that a model is loaded with: sizes, and what a runtime cannot use."""
 
-from edgedec.errors import RequestError, argument
+from edgedec.errors import OptionError, RequestError, argument
 from edgedec.load_options import LoadOptions
 
 _WHY = {
@@ -27,3 +27,14 @@ def refuse_adapters(options: LoadOptions, runtime: str) -> None:
             f"the {runtime} does not take adapters; use the cpu or the llamacpp runtime, merge the adapter into "
             f"the model (edgedec export --lora), or leave {argument('lora')} out"
         )
+
+
+_MOST = {"n_ctx": 1 << 24, "n_parallel": 1 << 16, "n_threads": 256, "max_rows": 1 << 16, "resident_bytes": 1 << 62}
+
+
+def check_sizes(options: LoadOptions) -> None:
+    """Raise OptionError for a size that is out of range; None leaves it to the runtime."""
+    for name, most in _MOST.items():
+        value = getattr(options, name)
+        if value is not None and not 1 <= value <= most:
+            raise OptionError(name, value, f"it must be from 1 to {most}")
