@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -133,6 +134,21 @@ def test_a_package_names_none_above_it(package: str) -> None:
             head = path.read_text(encoding="utf-8").partition("\ndef ")[0]
             wrong = {name for name in wrong if re.search(rf"(?m)^ *(import|from) {name}\b", head)}
         assert not wrong, f"{place} imports {wrong}"
+
+
+@pytest.mark.parametrize("room", ["memory", "decoding", "choosing", "api"])
+def test_a_room_above_the_scheduler_names_no_drafter(room: str) -> None:
+    """A drafter declares what it needs, holds and loses; no constant, string or import knows one of them by name."""
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    drafters: dict[str, str] = entries["edgedec.drafters"]
+    constants = {name.upper() for name in drafters}
+    homes = {target.partition(":")[0] for target in drafters.values()}
+    for path in sorted((ROOT / "edgedec" / room).rglob("*.py")):
+        imported = {name for _, names in import_statements(path) for name in names}
+        named = (strings(path) & drafters.keys()) | (imported & constants)
+        assert not named, f"{path} names {named}"
+        wrong = {module for module, _ in import_statements(path)} & homes
+        assert not wrong, f"{path} imports {wrong}"
 
 
 def test_the_core_imports_few_libraries() -> None:

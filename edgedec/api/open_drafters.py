@@ -3,132 +3,105 @@
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from edgedec.api.options import EngineOptions, Numerics
-from edgedec.api.wishes import Wishes
+from edgedec.api.plan import draft_store
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import TreeShape
-from edgedec.drafter import DrafterFactory, SortedText
-from edgedec.drafters.suffix.common import CommonText, common_text
-from edgedec.errors import StorageError
-from edgedec.load_options import LoadOptions
-from edgedec.memory.planner import without_draft_model
-from edgedec.memory.setting import Planned
+from edgedec.drafter import DrafterFactory
+from edgedec.drafter_traits import Opening, demands_of
+from edgedec.errors import CancelledError, EdgedecError
+from edgedec.load_plan import LoadPlan
+from edgedec.memory.setting import with_drafters
 from edgedec.model import Model, Session
 from edgedec.progress import stage
-from edgedec.scheduler.drafter_factories import (
-    COMMON,
-    LEARNED,
-    SUFFIX,
-    demands_of,
-    drafter_factory,
-    promised_gains,
-    with_draft_model,
-)
+from edgedec.scheduler.drafter_factories import promised_gains, with_draft_model
 from edgedec.scheduler.drafter_set import Drafting, share_of
 from edgedec.sessions.cost_probe import MOST_ROWS, cost_curve
-from edgedec.storage.cache_files import cache_folder
 
 if TYPE_CHECKING:
     from edgedec.drafters.suffix.store_file import DraftStore
 
-Factories = Mapping[str, DrafterFactory]
-
 logger = logging.getLogger("edgedec.api.load")
 
 
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """What the sessions of a model draft with.
-
-    Attributes:
-        planned: The plan, without the draft model where that is not loaded.
-        curves: The cost of forwards for each of the sessions, as measured; empty where it was not measured.
-        drafting: What all of the sessions draft with; None where nothing is drafted.
-        notes: Sentences for the statistics of every text, where nothing is drafted.
-    """
-
-    planned: Planned
-    curves: tuple[CostCurve, ...] = ()
-    drafting: Drafting | None = None
-    notes: tuple[str, ...] = ()
-
-
 def open_drafters(
-    model: Model,
-    sessions: Sequence[Session],
-    planned: Planned,
-    wishes: Wishes,
-    options: EngineOptions,
-    undo: ExitStack,
-) -> Drafts:
+    model: Model, sessions: Sequence[Session], plan: LoadPlan, options: EngineOptions, undo: ExitStack
+) -> tuple[LoadPlan, Sequence[CostCurve], Drafting | None]:
     """Open the drafters of the sessions, and measure what forwards cost where a decision needs it.
 
-    `undo` gets what closes the draft model, should the rest of the load fail.
+    Returns the plan, without the draft model where that can't pay; the cost of forwards for each of the sessions; and
+    what all of them draft with, None where nothing is drafted. `undo` gets what closes the draft model, should the rest
+    of the load fail.
 
     Raises:
         EdgedecError: The draft model can't be loaded, the draft store can't be read, or a forward failed.
     """
-    setting, first, notes = planned.setting, sessions[0], [*wishes.notes]
-    factories = _left(wishes.factories, planned)
-    if not factories:
-        return Drafts(planned, notes=wishes.notes)
-    max_rows = setting.options.max_rows if planned.plan.terms else None
+    first, notes = sessions[0], [*plan.notes]
+    curves: Sequence[CostCurve] = [CostCurve() for _ in sessions]
+    if not plan.drafters:
+        return plan, curves, None
+    max_rows = plan.options.max_rows if plan.memory.terms else None
     n_most = options.n_draft_max if max_rows is None else min(options.n_draft_max, max_rows - 1)
     with stage(options.on_progress, "checking how long drafts with the bits of single steps may be"):
         n_max = _draft_limit(model, n_most, options.drafting.numerics)
-    curves: tuple[CostCurve, ...] = ()
-    if n_max >= 1 and (not setting.pinned or any(demands_of(factory).costs for factory in factories.values())):
-        curves = _curves(sessions, cost_curve(first, setting.options, most_rows=max_rows or MOST_ROWS))
-    token_s = None
-    if setting.draft_model is not None:
-        curve = curves[0] if curves else CostCurve()
-        factories, planned, token_s, left_out = _with_draft_model(factories, planned, model, curve, n_max, undo)
-        notes += left_out
-    learned, why = _learned(model, options) if setting.learned_bytes else (None, None)
-    if why is not None:
-        notes.append(why)
-    if learned is not None and SUFFIX in factories and not setting.pinned:
-        factories = {**factories, LEARNED: drafter_factory(LEARNED)}
+    if n_max >= 1 and (not plan.pinned or any(demands_of(factory).costs for factory in plan.drafters.values())):
+        curves = _curves(sessions, cost_curve(first, plan.options, most_rows=max_rows or MOST_ROWS))
+    if plan.draft_model is not None:
+        plan, why = _with_draft_model(plan, model, curves[0], n_max, undo)
+        notes += why
     budget_bytes = None
-    if planned.plan.terms:
-        from edgedec.memory.terms import drafter_bytes
+    if plan.memory.terms:
+        from edgedec.memory.terms import drafter_terms
 
-        budget_bytes = drafter_bytes(setting, first.n_ctx)
+        budget_bytes = sum(term.n_bytes for term in drafter_terms(plan.with_options(n_ctx=first.n_ctx)))
     store, of_store = dict[str, Any](), list[str]()
-    file = _opened_store(wishes.draft_store, model, planned) if n_max >= 1 else None
+    file = _opened_store(options, model, plan) if n_max >= 1 else None
     if file is not None:
-        note = file.fill(store, share_of(budget_bytes, setting.store_bytes), setting.options)
+        note = file.fill(store, share_of(budget_bytes, plan.store_bytes), plan.options)
         of_store += [] if note is None else [note]
+    factories, why = _opened(plan, first) if n_max >= 1 else (plan.drafters, [])
     drafting = Drafting(
         factories,
         n_max,
-        always=setting.pinned,
+        always=plan.pinned,
         budget_bytes=budget_bytes,
-        store_bytes=setting.store_bytes,
+        store_bytes=plan.store_bytes,
         store=store,
         file=file,
         notes=of_store,
-        common=_common(model, planned) if n_max >= 1 else None,
-        promised={} if setting.pinned else promised_gains(model, setting.options.cache_dir),
-        cache_dir=setting.options.cache_dir,
+        promised={} if plan.pinned else promised_gains(model, plan.options.cache_dir),
+        cache_dir=plan.options.cache_dir,
         strict=options.drafting.numerics != "loose",
-        learned=learned,
         tree=_shape(options),
-        reasons=tuple(notes),
-        head=first.draft_head,
-        token_s=token_s,
+        reasons=(*notes, *why),
     )
-    return Drafts(planned, curves, drafting)
+    return plan, curves, drafting
 
 
-def _opened_store(path: Path | None, model: Model, planned: Planned) -> "DraftStore | None":
-    """Return the file of that path that keeps what the suffix drafter learns, where that drafter drafts."""
-    if path is None or SUFFIX not in planned.setting.drafters:
+def _opened(plan: LoadPlan, session: Session) -> tuple[Mapping[str, DrafterFactory], list[str]]:
+    """Return the factories with what they make of the loaded target, and a sentence for each that can't draft."""
+    opened, notes = dict[str, DrafterFactory](), list[str]()
+    for name, factory in plan.drafters.items():
+        try:
+            made = factory.opened(session, plan) if isinstance(factory, Opening) else factory
+        except CancelledError:
+            raise
+        except EdgedecError as error:
+            made = None
+            notes.append(f"{name} off: {error}")
+        if made is not None:
+            opened[name] = made
+    return opened, notes
+
+
+def _opened_store(options: EngineOptions, model: Model, plan: LoadPlan) -> "DraftStore | None":
+    """Return the file of earlier texts that the options name, where a drafter keeps its texts there."""
+    path = draft_store(options)
+    if path is None or not any(demands_of(factory).store_file for factory in plan.drafters.values()):
         return None
     from edgedec.drafters.suffix.store_file import DraftStore
 
@@ -136,40 +109,40 @@ def _opened_store(path: Path | None, model: Model, planned: Planned) -> "DraftSt
 
 
 def _with_draft_model(
-    factories: Factories, planned: Planned, model: Model, curve: CostCurve, n_max: int, undo: ExitStack
-) -> tuple[Factories, Planned, float | None, list[str]]:
-    """Load and time the draft model; return the factories with it, the plan, and its seconds for a token.
+    plan: LoadPlan, model: Model, curve: CostCurve, n_max: int, undo: ExitStack
+) -> tuple[LoadPlan, list[str]]:
+    """Load and time the draft model; return the plan with its factories. One that is pinned is not timed.
 
-    Where it can't pay, return the factories and the plan without it, None, and a sentence why. One that is pinned is
-    not timed.
+    Where it can't pay, return the plan without it, and a sentence why.
     """
     from edgedec.loading.draft_worth import expected_time, file_bytes, measured_time, why_it_cannot_pay
     from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
 
-    setting, path = planned.setting, planned.setting.draft_model
+    path, options, overlap = plan.draft_model, plan.options, plan.draft_overlap
     assert path is not None, "asked for where a draft model is planned"
-    options, overlap = setting.options, setting.draft_overlap
 
-    def without(why: str) -> tuple[Factories, Planned, None, list[str]]:
+    def without(why: str) -> tuple[LoadPlan, list[str]]:
         size = file_bytes(path)
         note = f"the draft model {path.name}{f' ({size})' if size else ''} is not loaded: {why}"
         logger.warning("%s", note)
-        left = without_draft_model(planned)
-        return _left(factories, left), left, None, [note]
+        others = {name: each for name, each in plan.drafters.items() if not demands_of(each).draft_model}
+        return with_drafters(plan, others), [note]
 
     is_apart = overlap or bool(options.machines)  # the target's time is then that of another device
-    expected = None if is_apart else expected_time(path, planned.choice.path, curve, model.card.share)
-    if not setting.pinned and (why := why_it_cannot_pay(expected, curve, n_max)) is not None:
+    expected = None if is_apart else expected_time(path, plan.path, curve, model.card.share)
+    if not plan.pinned and (why := why_it_cannot_pay(expected, curve, n_max)) is not None:
         return without(why)
-    most = options.n_parallel if planned.plan.terms else None
+    most = options.n_parallel if plan.memory.terms else None
     with stage(options.on_progress, "load", path.name):
         source = open_draft_model(path, model, options, overlap=overlap, most=most)
     undo.callback(source.close)
-    token_s = None if setting.pinned else draft_token_s(source, draft_model_options(options, overlap=overlap))
+    if not plan.pinned:
+        source.source.token_s = draft_token_s(source, draft_model_options(options, overlap=overlap))
+    token_s = source.source.token_s
     if token_s is not None and (why := why_it_cannot_pay(measured_time(token_s), curve, n_max, overlap=overlap)):
         source.close()
         return without(why)
-    return with_draft_model(factories, source, pinned=setting.pinned), planned, token_s, []
+    return replace(plan, drafters=with_draft_model(plan.drafters, source, pinned=plan.pinned)), []
 
 
 def _shape(options: EngineOptions) -> TreeShape | None:
@@ -179,24 +152,6 @@ def _shape(options: EngineOptions) -> TreeShape | None:
     from edgedec.drafters.drawn_trees import parse_shape
 
     return parse_shape(options.drafting.tree)
-
-
-def _learned(model: Model, options: EngineOptions) -> tuple[SortedText | None, str | None]:
-    """Return the user's files that were learned for a model's vocabulary, and a sentence where they can't be read."""
-    from edgedec.drafters.suffix.learned_file import learned_path, read_learned
-    from edgedec.drafters.suffix.store_file import vocabulary_hash
-
-    path = learned_path(cache_folder(options.resolving.cache_dir), vocabulary_hash(model.tokenizer))
-    try:
-        found = read_learned(path, model.card.n_vocab)
-    except StorageError as error:
-        return None, f"{LEARNED} off: {error}"
-    return (None if found is None else found[1]), None
-
-
-def _left(factories: Factories, planned: Planned) -> Factories:
-    """Return the factories of the drafters that the plan keeps."""
-    return {name: factory for name, factory in factories.items() if name in planned.setting.drafters}
 
 
 def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
@@ -209,16 +164,6 @@ def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
         return limit
     invariant = model.batch_invariant
     return limit if invariant is True else min(limit, invariant - 1)
-
-
-def _common(model: Model, planned: Planned) -> CommonText | None:
-    """Return the common text in the model's tokens, where a drafter uses it."""
-    if COMMON not in planned.setting.drafters:
-        return None
-    options: LoadOptions = planned.setting.options
-    found = common_text(model.tokenizer, options.cache_dir, model.card.fingerprint)
-    found.build(options)
-    return found
 
 
 def _curves(sessions: Sequence[Session], curve: CostCurve) -> tuple[CostCurve, ...]:

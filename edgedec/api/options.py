@@ -228,7 +228,7 @@ class EngineOptions:
         return resolve(name, self.resolving, "lora"), float(np.float32(scale))
 
     def load_options(self, planning_bytes: int | None = None) -> LoadOptions:
-        """Return the runtime's options, without a draft head: edgedec.api.wishes finds it.
+        """Return the runtime's options, without a draft head: edgedec.api.plan finds it.
 
         Args:
             planning_bytes: Bytes that making a memory plan may take; None for any.

@@ -14,8 +14,21 @@ from numpy.typing import NDArray
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.draft_constants import SURE
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
-from edgedec.drafter_traits import Declaring, Demands, DrafterTraits, Draws, Following, FollowingFactory, Shedding
+from edgedec.drafter_traits import (
+    Declaring,
+    Demands,
+    DrafterTraits,
+    Draws,
+    Following,
+    FollowingFactory,
+    Opening,
+    Sheddable,
+    Shedding,
+    demands_of,
+    shedding_of,
+)
 from edgedec.errors import PluginError
+from edgedec.load_plan import LoadPlan
 from edgedec.model import Session
 
 _MAKING_S = 2.0  # that a constructor may take: the first token waits for it
@@ -185,8 +198,7 @@ class GuardedFactory:
     _making: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
-        self.shedding = getattr(self.factory, "shedding", Shedding())
-        self.demands = getattr(self.factory, "demands", Demands())
+        self.shedding, self.demands = shedding_of(self.factory), demands_of(self.factory)
 
     def __call__(self, context: DraftContext) -> Drafter:
         """Make a drafter (raises what Guarded raises)."""
@@ -198,6 +210,20 @@ class GuardedFactory:
                 return self.factory(context)
 
         return Guarded(made, context.note_late)
+
+    def opened(self, session: Session, plan: LoadPlan) -> DrafterFactory | None:
+        """Return the factory with what it makes of a loaded target, guarded too (raises what it raises)."""
+        made = self.factory.opened(session, plan) if isinstance(self.factory, Opening) else self.factory
+        return None if made is None else GuardedFactory(made)
+
+    def memory_bytes(self) -> int:
+        """Return the bytes that the factory itself holds."""
+        return self.factory.memory_bytes() if isinstance(self.factory, Sheddable) else 0
+
+    def shed(self) -> None:
+        """Drop them."""
+        if isinstance(self.factory, Sheddable):
+            self.factory.shed()
 
     def begin_prompt(self, session: Session, *, follows: bool) -> None:
         """Tell the factory of a prompt that several texts share, where it follows texts; at most two seconds pass."""

@@ -1,6 +1,7 @@
 """How a trained head is asked: as long as its next token pays, and with what other requests gain."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,12 +11,13 @@ from support.decoding.simulation import N_VOCAB, Clock, Oracle, a_text, decode, 
 from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft
 from edgedec.draft_price import DraftPrice
-from edgedec.drafter import Drafter
+from edgedec.drafter import Drafter, DrafterFactory
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.head import HeadDrafter
+from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.load_options import LoadOptions
+from edgedec.load_plan import LoadPlan
 from edgedec.memory.ladder import rungs
-from edgedec.memory.setting import Setting
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog
 from edgedec.scheduler.draft_tree import Choice, Expected, Gain, PolicyOptions
@@ -195,12 +197,13 @@ def test_the_ladder_gives_the_head_up_unless_it_is_pinned(tmp_path: object) -> N
     """One step leaves the head out, with its option; a head that was asked for by name stays."""
     options = LoadOptions(draft_head=tmp_path)  # type: ignore[arg-type]
     for pinned in (False, True):
-        setting = Setting(options, (SUFFIX, HEAD), pinned)
-        for rung in rungs(setting, Cpu()):
-            setting = rung(setting)
-            assert (HEAD in setting.drafters) == (setting.options.draft_head is not None)
-        assert (HEAD in setting.drafters) == pinned
-        assert ("draft head left out" in setting.given_up.values()) == (not pinned)
+        drafters: dict[str, DrafterFactory] = {SUFFIX: SuffixDrafter, HEAD: HeadDrafter}
+        plan = LoadPlan(Path(), Cpu(), options=options, drafters=drafters, pinned=pinned)
+        for rung in rungs(plan):
+            plan = rung(plan)
+            assert (HEAD in plan.drafters) == (plan.options.draft_head is not None)
+        assert (HEAD in plan.drafters) == pinned
+        assert ("draft head left out" in plan.given_up.values()) == (not pinned)
 
 
 def test_what_passes_beside_the_calls_is_shared_like_the_calls() -> None:

@@ -8,17 +8,25 @@ context is found by bisection (Manber and Myers 1993, "Suffix arrays: a new meth
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from edgedec.draft import EMPTY_DRAFT, Draft
-from edgedec.drafter import DraftContext, SortedText
+from edgedec.drafter import DraftContext, DrafterFactory, SortedText
+from edgedec.drafter_traits import Demands, Place
 from edgedec.drafters.draft_builder import Child, grow_tree
 from edgedec.drafters.suffix.matching import LEAST_PATH, FixedTextDrafter, MatchRates
 from edgedec.errors import CapabilityError
+from edgedec.load_plan import LoadPlan
+from edgedec.memory_plan import MemoryTerm
+from edgedec.model import Session
+from edgedec.storage.cache_files import cache_folder
 
 NAME = "learned"
+_NOTHING = "nothing was learned for this model's vocabulary; run edgedec learn FOLDER --for MODEL"
 _LAST = 64  # tokens of a prompt that decide where the text stands
 _LONGEST = 32  # tokens of a context; with the nodes of a draft behind it, it stays below SORTED of SortedText
 _SHORTENED = 16  # tokens of a context that became too long, or is looked for anew
@@ -130,16 +138,55 @@ class SortedMatch:
         return grow_tree(here, children, n_max=n_max, least_path=LEAST_PATH, older_first=True)
 
 
-class LearnedDrafter(FixedTextDrafter):
-    """Implements edgedec.drafter.Drafter."""
+def _bytes(cache_dir: Path | None) -> int:
+    """Return the bytes of the largest file below the cache: which one a model takes, its vocabulary decides."""
+    if cache_dir is None or not (cache_dir / NAME).is_dir():
+        return 0
+    from edgedec.drafters.suffix.learned_file import largest_learned
 
-    def __init__(self, context: DraftContext) -> None:
+    return largest_learned(cache_dir)
+
+
+def _terms(plan: LoadPlan) -> list[MemoryTerm]:
+    n_bytes = _bytes(plan.options.cache_dir)
+    return [MemoryTerm("learned files", n_bytes, "mapped; those of edgedec learn")] if n_bytes else []
+
+
+class LearnedDrafter(FixedTextDrafter):
+    """Implements edgedec.drafter.Drafter, for a user's files in the target's tokens."""
+
+    demands = Demands(
+        memory=_terms,
+        place=Place.LAST,
+        called="your learned files",
+        exists=lambda cache_dir: _bytes(cache_dir) > 0,
+    )
+
+    def __init__(self, context: DraftContext, text: SortedText | None = None) -> None:
         """Draft from the files that were learned (CapabilityError where none were)."""
-        if context.learned is None:
-            raise CapabilityError(
-                "nothing was learned for this model's vocabulary; run edgedec learn FOLDER --for MODEL"
-            )
-        super().__init__(NAME, context, SortedMatch(context.learned), _LAST)
+        if text is None:
+            raise CapabilityError(_NOTHING)
+        super().__init__(NAME, context, SortedMatch(text), _LAST)
+
+    @staticmethod
+    def opened(session: Session, plan: LoadPlan) -> DrafterFactory | None:
+        """Return the factory for the files of the target's vocabulary; None where there are none that were asked for.
+
+        Raises:
+            CapabilityError: The drafter was asked for by name, and nothing was learned for this vocabulary.
+            StorageError: The files can't be read.
+        """
+        from edgedec.drafters.suffix.learned_file import learned_path, read_learned
+        from edgedec.drafters.suffix.store_file import vocabulary_hash
+
+        model = session.model
+        path = learned_path(cache_folder(plan.options.cache_dir), vocabulary_hash(model.tokenizer))
+        learned = read_learned(path, model.card.n_vocab)
+        if learned is not None:
+            return partial(LearnedDrafter, text=learned[1])
+        if plan.pinned:
+            raise CapabilityError(_NOTHING)
+        return None
 
     def memory_bytes(self) -> int:
         """Return the bytes of the rates; the files are mapped, and the system takes their pages back at will."""

@@ -8,6 +8,13 @@ import pytest
 from support.models.tiny_models import tiny_llama
 from support.processes.command_line import Result, run_here
 
+from edgedec.api.engine import Engine
+from edgedec.api.load import open_plan
+from edgedec.api.options import EngineOptions
+from edgedec.load_plan import LoadPlan
+from edgedec.progress import CancelToken
+from edgedec_apps.cli.opening import open_model
+from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.reports.plan import _step
 
 pytestmark = pytest.mark.usefixtures("drafting")
@@ -109,6 +116,56 @@ def test_the_plan_is_that_of_a_run(tiny: Path) -> None:
     assert {name: memory[name] for name in ("terms", "total_bytes", "start_bytes")} == {
         name: said[name] for name in ("terms", "total_bytes", "start_bytes")
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("free_mb", "flags"),
+    [
+        (100_000, {}),
+        (100_000, {"draft": "off", "context": 300}),
+        (100_000, {"draft": "suffix+model"}),
+        (100_000, {"memory": "95MB"}),
+        (100_000, {"memory": "76MB", "kv_type": "auto"}),
+        (100_000, {"memory": "90MB", "draft": "suffix+model"}),
+        (100_000, {"memory": "76MB", "draft": "off"}),
+        (25, {}),  # the system is short of memory: its free memory is the cap
+        (25, {"draft": "common"}),
+    ],
+)
+def test_what_is_planned_is_what_is_loaded(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mb: int, flags: dict[str, Any]
+) -> None:
+    """Runtime, context, type of the KV cache, rows, drafters, what is given up and, under a cap, each term."""
+    monkeypatch.setattr("edgedec.memory.planner.resident_bytes", lambda: 60 * MB)
+    for module in ("planner", "setting"):
+        monkeypatch.setattr(f"edgedec.memory.{module}.available_bytes", lambda: free_mb * MB)
+    if "model" in flags.get("draft", ""):
+        flags = flags | {"draft_model": str(tiny_llama(tmp_path / "small.gguf", n_layer=1))}
+    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
+    said = document(tiny, *words)
+    loaded = list[LoadPlan]()
+
+    def opened(plan: LoadPlan, options: EngineOptions) -> Engine:
+        loaded.append(plan)
+        return open_plan(plan, options)
+
+    monkeypatch.setattr("edgedec.api.load.open_plan", opened)
+    asked = LoadFlags(runtime="cpu", **flags)
+    with open_model(
+        str(tiny), asked, OutputFlags(quiet=True), CancelToken(), one_request=True, keeps_prompts=True
+    ) as engine:
+        (plan,), options, slot = loaded, loaded[0].options, engine.pool.slots[0]
+        factories = {} if slot.drafting is None else slot.drafting.factories
+        assert said["setting"]["runtime"] == plan.runtime.name == engine.card.runtime
+        assert said["setting"]["context"] == options.n_ctx == engine.n_ctx
+        assert said["setting"]["kv_type"] == options.kv_type
+        assert said["setting"]["max_rows"] == options.max_rows == (slot.forward_rows or options.max_rows)
+        assert said["setting"]["drafters"] == [*plan.drafters] == [*factories]
+        assert said["given_up"] == [*engine.plan.given_up]
+        terms = [(term.name, term.n_bytes) for term in engine.plan.terms]
+        assert bool(terms) == ("memory" in flags or free_mb < 1000)
+        assert not terms or terms == [(term["name"], term["n_bytes"]) for term in said["terms"]]
 
 
 @pytest.mark.slow
