@@ -98,10 +98,6 @@ class Place(Enum):
     LAST = "after these: what takes little"
 
 
-def _no_terms(plan: LoadPlan) -> Sequence[MemoryTerm]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Demands:
     """What a drafter needs when the model is loaded.
@@ -127,7 +123,7 @@ class Demands:
     draft_model: bool = False
     head: bool = False
     store_file: bool = False
-    memory: Callable[[LoadPlan], Sequence[MemoryTerm]] = _no_terms
+    memory: Callable[[LoadPlan], Sequence[MemoryTerm]] = lambda plan: ()
     place: Place | None = None
     called: str = ""
     exists: Callable[[Path | None], bool] = lambda cache_dir: True
@@ -188,17 +184,14 @@ class Opening(Protocol):
     """A factory that has something to read or to make once the target is loaded: a text, the state of a head."""
 
     def opened(self, session: Session, plan: LoadPlan) -> DrafterFactory | None:
-        """Return the factory that holds what was made; None where there is nothing to draft with.
-
-        It is also a Sheddable where it holds memory that could be shed.
+        """Return the factory that holds what was made, a Sheddable where that can be shed; None for no drafts.
 
         Args:
             session: The target's first session.
             plan: What is loaded.
 
         Raises:
-            CancelledError: The plan's options.cancel was set.
-            EdgedecError: Why the drafter can't draft, which the statistics of every text say.
+            EdgedecError: Why the drafter can't draft, which the statistics of every text say; CancelledError ends load.
         """
 
 

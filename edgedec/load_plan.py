@@ -37,7 +37,7 @@ class LoadPlan:
         memory: What all of this takes, under which cap; without terms where nothing had to be planned.
         given_up: What was given up to fit: for each kind of sacrifice, the phrase that describes it.
         notes: Sentences for the statistics of every text.
-        drafters: The drafters' factories by name, before open_drafters has opened them.
+        drafters: The drafters' factories by name, before load has opened them.
         pinned: Whether the drafters were asked for by name; they are not given up then.
         draft_model: The file of the draft model, where one drafts; or None.
         draft_overlap: Whether the draft model drafts on the CPU while the target verifies.

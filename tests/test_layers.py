@@ -141,14 +141,10 @@ def test_a_room_above_the_scheduler_names_no_drafter(room: str) -> None:
     """A drafter declares what it needs, holds and loses; no constant, string or import knows one of them by name."""
     entries = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
     drafters: dict[str, str] = entries["edgedec.drafters"]
-    constants = {name.upper() for name in drafters}
-    homes = {target.partition(":")[0] for target in drafters.values()}
+    names = {*drafters, *map(str.upper, drafters), *(target.partition(":")[0] for target in drafters.values())}
     for path in sorted((ROOT / "edgedec" / room).rglob("*.py")):
-        imported = {name for _, names in import_statements(path) for name in names}
-        named = (strings(path) & drafters.keys()) | (imported & constants)
-        assert not named, f"{path} names {named}"
-        wrong = {module for module, _ in import_statements(path)} & homes
-        assert not wrong, f"{path} imports {wrong}"
+        imported = {each for module, taken in import_statements(path) for each in (module, *taken)}
+        assert not (wrong := names & (strings(path) | imported)), f"{path} names {wrong}"
 
 
 def test_the_core_imports_few_libraries() -> None:

@@ -23,7 +23,7 @@ from edgedec.loading.runtime_choice import choose_runtime, machines_of, other_ma
 from edgedec.memory.planner import with_kv_type
 from edgedec.memory.setting import free_if_short
 from edgedec.progress import stage
-from edgedec.scheduler.drafter_factories import drafter_factories, require_overlap, used_draft_model
+from edgedec.scheduler.drafter_factories import drafter_factories, require_overlap
 from edgedec.sessions.text_pages import require_count
 
 
@@ -114,14 +114,14 @@ def plain_plan(
         load_options = replace(load_options, draft_head=head)
     if options.drafting.overlap and drafters:
         require_overlap(drafters)
-    draft_model, notes = used_draft_model(second, drafters)
+    uses_second = any(demands_of(factory).draft_model for factory in drafters.values())
     return replace(
         chosen,
         options=load_options,
-        notes=(*notes, *filter(None, [head_note]), *_unused(options, drafters)),
+        notes=(*filter(None, [head_note]), *_unused(options, drafters, None if uses_second else second)),
         drafters=drafters,
         pinned=pinned,
-        draft_model=draft_model,
+        draft_model=second if uses_second else None,
         draft_overlap=options.drafting.overlap,
         store_bytes=application.store_bytes,
         max_rows_pinned=options.drafting.max_rows is not None,
@@ -144,13 +144,14 @@ def draft_store(options: EngineOptions) -> Path | None:
     return require_draft_store(Path(options.drafting.store))
 
 
-def _unused(options: EngineOptions, drafters: Mapping[str, DrafterFactory]) -> list[str]:
-    """Return sentences on options of drafting that have no effect with these drafters."""
-    notes, file = [], options.drafting.store
+def _unused(options: EngineOptions, drafters: Mapping[str, DrafterFactory], draft_model: Path | None) -> list[str]:
+    """Return sentences on options of drafting, and on a draft model, that have no effect with these drafters."""
+    notes, file, found = [], options.drafting.store, " + ".join(drafters) or "none"
+    if draft_model is not None:
+        notes.append(f"the draft model {draft_model.name} is not loaded: no drafter uses it, found {found}")
     if options.drafting.tree is not None and not drafters:
         notes.append(f"the shape {options.drafting.tree} has no effect: nothing is drafted")
     if file is not None and not any(demands_of(factory).store_file for factory in drafters.values()):
-        found = " + ".join(drafters) or "none"
         notes.append(f"the draft store {Path(file).name} is not used: no drafter keeps one, found {found}")
     return notes
 

@@ -70,12 +70,10 @@ class HeadDrafter:
         own_s: Seconds of this thread that the latest draft took beside these calls.
         traits: What the head declares: what its trainer measured.
         demands: What the drafter needs at load.
-        shedding: Nothing of one session: HeadFactory sheds the head for all of them together.
     """
 
     needs = DrafterNeeds()
     demands = Demands(head=True, place=Place.BEFORE_KV_TYPES, called="draft head")
-    shedding: Shedding | None = None
 
     def __init__(self, context: DraftContext) -> None:
         """Draft with the head that follows the target's session.
@@ -269,11 +267,9 @@ class HeadFactory:
 
     Attributes:
         state: The head's state in one of the sessions.
-        demands: What the drafters need at load.
         shedding: The head's weights, and what it knows of the texts of all sessions.
     """
 
-    demands = HeadDrafter.demands
     shedding = Shedding(70, "the draft head", returns=False)
     begin_prompt = staticmethod(HeadDrafter.begin_prompt)
 

@@ -22,12 +22,7 @@ from edgedec.memory.setting import (
     planning_bytes,
 )
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes, return_free_memory
-from edgedec.memory_plan import (
-    DeviceCap,
-    MemoryPlan,
-    MemoryTerm,
-    n_split,
-)
+from edgedec.memory_plan import DeviceCap, MemoryPlan, MemoryTerm, n_split
 
 if TYPE_CHECKING:  # the ladder is imported where a plan goes down it
     from edgedec.memory.ladder import Rung

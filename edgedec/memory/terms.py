@@ -11,12 +11,7 @@ from edgedec.gguf.file import read_header_of
 from edgedec.gguf.model_info import describe
 from edgedec.load_options import LoadOptions
 from edgedec.load_plan import LoadPlan
-from edgedec.memory.setting import (
-    DRAFT_MODEL,
-    Cap,
-    Plan,
-    devices_for,
-)
+from edgedec.memory.setting import DRAFT_MODEL, Cap, Plan, devices_for
 from edgedec.memory.shedding import margin_bytes
 from edgedec.memory_plan import (
     DRIVER,
@@ -36,10 +31,6 @@ REQUESTS = "requests"
 """The term of what a server keeps for requests."""
 RESERVE = "reserve"
 """The term of what a plan keeps free below the cap."""
-TEXTS = "texts of one prompt"
-"""The term of what several texts of one prompt take beside the first one."""
-STORES = "draft stores"
-"""The term of what drafters keep between requests; texts fill the stores."""
 
 _OF_EACH_TEXT = ("KV cache", "KV cache of the draft head", "columns of convolutions")
 _WORKING_BYTES = 4_000_000
@@ -117,7 +108,7 @@ def drafter_terms(plan: LoadPlan) -> list[MemoryTerm]:
     """Return the terms of what the drafters hold, a draft model not included; drafters share equal terms."""
     declared = (term for factory in plan.drafters.values() for term in demands_of(factory).memory(plan))
     n_bytes = plan.store_bytes * sum(map(keeps_store, plan.drafters.values()))
-    store = MemoryTerm(STORES, n_bytes, "texts kept between requests, where full", grows=True)
+    store = MemoryTerm("draft stores", n_bytes, "texts kept between requests, where full", grows=True)
     return [*dict.fromkeys(declared), *([store] if n_bytes else [])]
 
 
@@ -134,7 +125,7 @@ def _request_terms(plan: LoadPlan, terms: Sequence[MemoryTerm]) -> Iterator[Memo
         n_page = n_held // max(1, n_pages(0, plan.options.n_ctx or PAGE_TOKENS))
         n_rows = ROWS_OF_TEXT * n_parallel * n_more * logit_bytes // plan.options.max_rows if device == HOST else 0
         detail = f"keys, values and two rows of logits of {n_more} more"
-        yield MemoryTerm(TEXTS, n_more * n_held + n_page + n_rows, detail, grows=True, device=device)
+        yield MemoryTerm("texts of one prompt", n_more * n_held + n_page + n_rows, detail, grows=True, device=device)
     if n_parallel > 1:
         yield MemoryTerm("shared forwards", 2 * n_parallel * logit_bytes, "logits of parallel requests")
     if plan.request_bytes:

@@ -81,18 +81,6 @@ def with_draft_model(
     return filled
 
 
-def used_draft_model(path: Path | None, drafters: Mapping[str, DrafterFactory]) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the draft model's path where one of these drafters uses it, else None and a sentence that says so.
-
-    >>> used_draft_model(Path("small.gguf"), {})
-    (None, ('the draft model small.gguf is not loaded: no drafter uses it, found none',))
-    """
-    if path is None or any(demands_of(factory).draft_model for factory in drafters.values()):
-        return path, ()
-    found = " + ".join(drafters) or "none"
-    return None, (f"the draft model {path.name} is not loaded: no drafter uses it, found {found}",)
-
-
 def require_overlap(drafters: Collection[str]) -> None:
     """Raise RequestError unless one of these drafters is a draft model that can draft while the target verifies."""
     if MODEL not in drafters or CASCADE in drafters:

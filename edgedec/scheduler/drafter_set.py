@@ -38,7 +38,7 @@ class Drafting:
         n_max: Most nodes of a draft; 0 where no draft can be verified with the bits of single steps.
         always: Whether to verify what is proposed, whatever it costs: the drafters are pinned.
         budget_bytes: Most memory that the drafters may hold together, or None.
-        store_bytes: Most memory that each of them keeps between requests, or None.
+        share_bytes: Most memory that each of them may hold, its store included, or None.
         store: What drafters keep between requests.
         records: What is known of the acceptance and the cost of each drafter.
         file: Where the suffix drafter's part of `store` outlives the process, or None.
@@ -58,7 +58,7 @@ class Drafting:
     n_max: int
     always: bool = False
     budget_bytes: int | None = None
-    store_bytes: int | None = None
+    share_bytes: int | None = None
     store: dict[str, Any] = field(default_factory=dict)
     records: dict[str, DrafterRecord] = field(default_factory=dict)
     file: "DraftStore | None" = None
@@ -71,11 +71,6 @@ class Drafting:
     reasons: tuple[str, ...] = ()
     tree: TreeShape | None = None
     lock: AbstractContextManager[object] = field(default_factory=RLock)
-
-    @property
-    def share_bytes(self) -> int | None:
-        """Most bytes that one drafter may hold, as share_of says."""
-        return share_of(self.budget_bytes, self.store_bytes)
 
     def switch_off(self, name: str, reason: str) -> None:
         """Stop asking a drafter, in the texts that are being written and in later ones, until forget()."""
@@ -113,11 +108,6 @@ class Drafting:
     @property
     def _models(self) -> list[ModelFactory]:
         return [factory for factory in self.factories.values() if isinstance(factory, ModelFactory)]
-
-
-def share_of(budget_bytes: int | None, store_bytes: int | None) -> int | None:
-    """Return the most bytes that one drafter may hold, its store included, which takes at most half; None for any."""
-    return min((n for n in (budget_bytes, store_bytes and 2 * store_bytes) if n is not None), default=None)
 
 
 def open_policy(

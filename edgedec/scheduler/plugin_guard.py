@@ -22,7 +22,6 @@ from edgedec.drafter_traits import (
     Following,
     FollowingFactory,
     Opening,
-    Sheddable,
     Shedding,
     demands_of,
     shedding_of,
@@ -215,15 +214,6 @@ class GuardedFactory:
         """Return the factory with what it makes of a loaded target, guarded too (raises what it raises)."""
         made = self.factory.opened(session, plan) if isinstance(self.factory, Opening) else self.factory
         return None if made is None else GuardedFactory(made)
-
-    def memory_bytes(self) -> int:
-        """Return the bytes that the factory itself holds."""
-        return self.factory.memory_bytes() if isinstance(self.factory, Sheddable) else 0
-
-    def shed(self) -> None:
-        """Drop them."""
-        if isinstance(self.factory, Sheddable):
-            self.factory.shed()
 
     def begin_prompt(self, session: Session, *, follows: bool) -> None:
         """Tell the factory of a prompt that several texts share, where it follows texts; at most two seconds pass."""

@@ -159,8 +159,7 @@ class OverlappedDrafter(ModelDrafter):
         A draft's first token is there if the draft before it and its bonus token came as expected, and if there was
         time for both while the target verified.
         """
-        token_s = self._overlapped.token_s
-        if token_s is None:
+        if (token_s := self._overlapped.token_s) is None:
             return None
         hidden_s = min(token_s, (context.curve.seconds(2) or 0.0) / 2)
         return token_s - self.traits.rate * self.traits.rate * hidden_s

@@ -28,20 +28,14 @@ _PLANNED_BYTES = 10_000_000
 _FILE = Path(__file__).with_name("common_text.txt")
 
 
-def _terms(plan: LoadPlan) -> list[MemoryTerm]:
-    return [MemoryTerm("common text", _PLANNED_BYTES, "for the first drafts")]
-
-
 class CommonText:
     """The text in one tokenizer's tokens, and the factory of the drafters that share it.
 
     Attributes:
         token_ids: The tokens.
-        demands: What the drafters need at load.
         shedding: What is lost where memory runs short.
     """
 
-    demands = Demands(memory=_terms, place=Place.LAST, called="common text")
     shedding = Shedding(30, "the common text")
 
     def __init__(self, token_ids: Sequence[int]) -> None:
@@ -105,7 +99,11 @@ def _tokens(tokenizer: Tokenizer, cache_dir: Path | None, fingerprint: str) -> l
 class CommonDrafter(FixedTextDrafter):
     """Implements edgedec.drafter.Drafter."""
 
-    demands, shedding = CommonText.demands, CommonText.shedding
+    demands = Demands(
+        memory=lambda plan: [MemoryTerm("common text", _PLANNED_BYTES, "for the first drafts")],
+        place=Place.LAST,
+        called="common text",
+    )
 
     def __init__(self, context: DraftContext, automaton: SuffixAutomaton | None = None) -> None:
         self._automaton = SuffixAutomaton() if automaton is None else automaton

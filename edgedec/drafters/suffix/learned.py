@@ -26,7 +26,6 @@ from edgedec.model import Session
 from edgedec.storage.cache_files import cache_folder
 
 NAME = "learned"
-_NOTHING = "nothing was learned for this model's vocabulary; run edgedec learn FOLDER --for MODEL"
 _LAST = 64  # tokens of a prompt that decide where the text stands
 _LONGEST = 32  # tokens of a context; with the nodes of a draft behind it, it stays below SORTED of SortedText
 _SHORTENED = 16  # tokens of a context that became too long, or is looked for anew
@@ -165,16 +164,16 @@ class LearnedDrafter(FixedTextDrafter):
     def __init__(self, context: DraftContext, text: SortedText | None = None) -> None:
         """Draft from the files that were learned (CapabilityError where none were)."""
         if text is None:
-            raise CapabilityError(_NOTHING)
+            raise CapabilityError(
+                "nothing was learned for this model's vocabulary; run edgedec learn FOLDER --for MODEL"
+            )
         super().__init__(NAME, context, SortedMatch(text), _LAST)
 
     @staticmethod
     def opened(session: Session, plan: LoadPlan) -> DrafterFactory | None:
-        """Return the factory for the files of the target's vocabulary; None where there are none that were asked for.
+        """Return the factory for the files of the target's vocabulary (StorageError where they can't be read).
 
-        Raises:
-            CapabilityError: The drafter was asked for by name, and nothing was learned for this vocabulary.
-            StorageError: The files can't be read.
+        Where nothing was learned for it, a drafter that was asked for by name says so in each text.
         """
         from edgedec.drafters.suffix.learned_file import learned_path, read_learned
         from edgedec.drafters.suffix.store_file import vocabulary_hash
@@ -182,11 +181,9 @@ class LearnedDrafter(FixedTextDrafter):
         model = session.model
         path = learned_path(cache_folder(plan.options.cache_dir), vocabulary_hash(model.tokenizer))
         learned = read_learned(path, model.card.n_vocab)
-        if learned is not None:
-            return partial(LearnedDrafter, text=learned[1])
-        if plan.pinned:
-            raise CapabilityError(_NOTHING)
-        return None
+        if learned is None:
+            return LearnedDrafter if plan.pinned else None
+        return partial(LearnedDrafter, text=learned[1])
 
     def memory_bytes(self) -> int:
         """Return the bytes of the rates; the files are mapped, and the system takes their pages back at will."""
