@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from edgedec.drafter import DrafterFactory, ModelFactory
@@ -113,8 +112,6 @@ class Demands:
             under a plan whose context is known. Drafters that return equal terms share what these stand for.
         place: Where a memory plan leaves the drafter out; None where it stays for as long as anything drafts.
         called: What is then left out, for a person ("draft model"); drafters of one such name go together.
-        exists: Returns whether there is something to draft from, given the cache's folder; "auto" takes the drafter
-            only then.
     """
 
     rows: int = 1
@@ -126,7 +123,6 @@ class Demands:
     memory: Callable[[LoadPlan], Sequence[MemoryTerm]] = lambda plan: ()
     place: Place | None = None
     called: str = ""
-    exists: Callable[[Path | None], bool] = lambda cache_dir: True
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,9 @@ def drafter_factories(
         return {}, False
     if not isinstance(draft, str):
         return {getattr(draft, "__name__", "custom"): _guarded(draft)}, True
-    is_auto = draft == "auto"
-    second = [*([MODEL] if with_model else []), *([HEAD] if with_head else [])]
-    names = [*AUTO, *second, LEARNED] if is_auto else draft.split("+")
+    has_learned = cache_dir is not None and (cache_dir / LEARNED).is_dir()
+    usable = {MODEL: with_model, HEAD: with_head, LEARNED: has_learned}
+    names = [*AUTO, *(name for name in usable if usable[name])] if draft == "auto" else draft.split("+")
     factories = {name: drafter_factory(name) for name in names}
     for name, factory in factories.items():
         demands = demands_of(factory)
@@ -49,9 +49,7 @@ def drafter_factories(
             raise RequestError(f"{name!r} needs a draft model; give one ({argument('draft_model')})")
         if demands.head and not with_head:
             raise RequestError(f"the drafter {name!r} needs a trained head; give one ({argument('draft_head')})")
-    if is_auto:
-        factories = {name: each for name, each in factories.items() if demands_of(each).exists(cache_dir)}
-    return factories, not is_auto
+    return factories, draft != "auto"
 
 
 def with_draft_model(

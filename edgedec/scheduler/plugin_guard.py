@@ -6,7 +6,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,9 +211,13 @@ class GuardedFactory:
         return Guarded(made, context.note_late)
 
     def opened(self, session: Session, plan: LoadPlan) -> DrafterFactory | None:
-        """Return the factory with what it makes of a loaded target, guarded too (raises what it raises)."""
-        made = self.factory.opened(session, plan) if isinstance(self.factory, Opening) else self.factory
-        return None if made is None else GuardedFactory(made)
+        """Return the factory with what it makes of a loaded target, guarded too (PluginError where it fails)."""
+        if not isinstance(self.factory, Opening):
+            return self
+        made = _outcome(partial(self.factory.opened, session, plan))
+        if isinstance(made, Exception):
+            raise PluginError(f"{type(made).__name__}: {made}") from made
+        return None if made is None else GuardedFactory(cast(DrafterFactory, made))
 
     def begin_prompt(self, session: Session, *, follows: bool) -> None:
         """Tell the factory of a prompt that several texts share, where it follows texts; at most two seconds pass."""

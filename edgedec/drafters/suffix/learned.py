@@ -9,7 +9,6 @@ context is found by bisection (Manber and Myers 1993, "Suffix arrays: a new meth
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -137,29 +136,18 @@ class SortedMatch:
         return grow_tree(here, children, n_max=n_max, least_path=LEAST_PATH, older_first=True)
 
 
-def _bytes(cache_dir: Path | None) -> int:
-    """Return the bytes of the largest file below the cache: which one a model takes, its vocabulary decides."""
-    if cache_dir is None or not (cache_dir / NAME).is_dir():
-        return 0
+def _terms(plan: LoadPlan) -> list[MemoryTerm]:
+    """Return the term of the largest file below the cache: which one a model takes, its vocabulary decides."""
     from edgedec.drafters.suffix.learned_file import largest_learned
 
-    return largest_learned(cache_dir)
-
-
-def _terms(plan: LoadPlan) -> list[MemoryTerm]:
-    n_bytes = _bytes(plan.options.cache_dir)
+    n_bytes = largest_learned(cache_folder(plan.options.cache_dir))
     return [MemoryTerm("learned files", n_bytes, "mapped; those of edgedec learn")] if n_bytes else []
 
 
 class LearnedDrafter(FixedTextDrafter):
     """Implements edgedec.drafter.Drafter, for a user's files in the target's tokens."""
 
-    demands = Demands(
-        memory=_terms,
-        place=Place.LAST,
-        called="your learned files",
-        exists=lambda cache_dir: _bytes(cache_dir) > 0,
-    )
+    demands = Demands(memory=_terms, place=Place.LAST, called="your learned files")
 
     def __init__(self, context: DraftContext, text: SortedText | None = None) -> None:
         """Draft from the files that were learned (CapabilityError where none were)."""
