@@ -28,7 +28,7 @@ async def in_thread(generate: Callable[[CancelToken], T], cancel: CancelToken | 
     """Generate in a thread; cancelling the task stops the generation by `cancel`, or by a token of its own."""
     import asyncio
 
-    cancel = cancel or CancelToken()
+    cancel = CancelToken() if cancel is None else cancel
     try:
         return await asyncio.to_thread(generate, cancel)
     except asyncio.CancelledError:
