@@ -23,6 +23,7 @@ from edgedec.loading.runtime_choice import choose_runtime, machines_of, other_ma
 from edgedec.memory.planner import with_kv_type
 from edgedec.memory.setting import free_if_short
 from edgedec.progress import stage
+from edgedec.runtime import TakesHeads
 from edgedec.scheduler.drafter_factories import drafter_factories, require_overlap
 from edgedec.sessions.text_pages import require_count
 
@@ -177,8 +178,8 @@ def _head(chosen: LoadPlan, draft: str | DrafterFactory | None, options: EngineO
             return None, note if is_named else ""
     if is_named:
         return _named_head(options), ""
-    kinds = getattr(chosen.runtime, "draft_head_kinds", lambda path: ())  # other packages' runtimes need not have it
-    return usable_head(chosen.path, kinds(chosen.path), options.resolving.cache_dir)
+    kinds = chosen.runtime.draft_head_kinds(chosen.path) if isinstance(chosen.runtime, TakesHeads) else ()
+    return usable_head(chosen.path, kinds, options.resolving.cache_dir)
 
 
 def _require_alone(what: str, options: EngineOptions) -> None:
