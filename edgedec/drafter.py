@@ -117,20 +117,6 @@ class ProposalLog(ForwardLog, Protocol):
         """
 
 
-class Corpus(Protocol):
-    """A small text in the target's tokens that all requests share."""
-
-    @property
-    def automaton(self) -> Any:
-        """The contexts of the text: a suffix automaton (edgedec.drafters.suffix.automaton), which is only read."""
-
-    def shed(self) -> None:
-        """Drop the contexts; `automaton` makes them anew."""
-
-    def memory_bytes(self) -> int:
-        """Return about how much memory the contexts take."""
-
-
 @dataclass(frozen=True, slots=True)
 class SortedText:
     """A text in a model's tokens whose suffixes are sorted, so that every place of a context is found by bisection.
@@ -160,17 +146,14 @@ class DraftContext:
         floor: The path probability below which a node does not pay now, for a drafter that takes time for every node.
         coupled: Whether the verification rule is the coupled one: a drafter that samples then draws with `noise` at the
             absolute position. Otherwise it draws with numbers of its own, new ones in every step, and gives its q.
-        common: A small text in the target's tokens to begin with, or None.
         recorder: Notes the forwards that the drafter makes, while drafts are recorded; else None.
         lock: Held while `store` or what it holds is read or changed, as several texts may be written at the same time.
         constraint: The grammar that the text keeps to, or None. A drafter may ask it for the tokens that are allowed,
             in propose() and in no other thread; nodes that it rules out are removed from every draft in any case.
-        learned: The user's own files in the target's tokens, or None.
         shape: How a drafter that evaluates a model branches, so that the rule verifies its drafts exactly.
         predicted: Tokens that the request expects the text to have; they may be wrong.
         curve: What forwards of the target take.
         correction: What the drafter's own estimates were worth so far.
-        token_s: Seconds that the draft model takes for a token, as timed at load; None where it was not timed.
         note_ahead: `(tokens drafted while the target verified, those of use)` notes these sums so far.
         note_late: Notes a draft that did not come by its deadline.
         note: Adds a sentence for a person to the statistics of the text.
@@ -185,16 +168,13 @@ class DraftContext:
     store: dict[str, Any] = field(default_factory=dict)
     floor: Floor = field(default_factory=Floor)
     coupled: bool = True
-    common: Corpus | None = None
     recorder: ForwardLog | None = None
     constraint: Constraint | None = None
-    learned: SortedText | None = None
     shape: TreeShape = ONE_CHAIN
     predicted: tuple[int, ...] = ()
     lock: AbstractContextManager[object] = field(default_factory=RLock)
     curve: CostCurve = field(default_factory=CostCurve)
     correction: Correction = field(default_factory=Correction)
-    token_s: float | None = None
     note_ahead: Callable[[int, int], None] = lambda n_ahead, n_used: None
     note_late: Callable[[], None] = lambda: None
     note: Callable[[str], None] = lambda sentence: None
@@ -224,8 +204,8 @@ class Drafter(Protocol):
 class DrafterFactory(Protocol):
     """Makes the drafter of one generation; entry points of `edgedec.drafters` name factories, or classes like this.
 
-    An attribute `shedding` may say what the drafter loses where memory runs short, as Shedding, or None where it holds
-    next to nothing that it could lose. An attribute `demands` may say what the drafter needs at load, as Demands.
+    It may declare what its drafters need when the model is loaded, what they hold, when a memory plan leaves them out,
+    and what they lose where memory runs short (edgedec.drafter_traits: Demanding, Losing, Opening).
     """
 
     def __call__(self, context: DraftContext) -> Drafter: ...
@@ -240,6 +220,9 @@ class LoadedDraftModel(Protocol):
 
     def held_bytes(self) -> tuple[int, int]:
         """Return the bytes of the draft model, KV caches included, and of the KV caches alone."""
+
+    def spare_bytes(self) -> int:
+        """Return the bytes that shrink() would free."""
 
     def shrink(self) -> None:
         """Go on with smaller KV caches (raises what Model.session raises)."""

@@ -21,9 +21,6 @@ class RuntimeReport:
 class Runtime(Protocol):
     """What an entry point of `edgedec.runtimes` names: a class that is called without arguments, or an object.
 
-    A runtime that honours LoadOptions.draft_head has a method `draft_head_kinds(path: Path) -> tuple[str, ...]`, which
-    returns the kinds of heads (edgedec.head_kinds) that it takes for a model; no head is looked for without it.
-
     A runtime that puts layers on devices has a method `devices` (edgedec.memory_plan.HasDevices), and its terms say on
     which device they lie (MemoryTerm.device) where LoadOptions.layer_split is given.
     """
@@ -46,6 +43,14 @@ class Runtime(Protocol):
 
     def report(self) -> RuntimeReport:
         """Return what this machine has of the runtime (RuntimeUnavailableError where the runtime does not work)."""
+
+
+@runtime_checkable
+class TakesHeads(Protocol):
+    """A runtime that honours LoadOptions.draft_head; no head is looked for with any other one."""
+
+    def draft_head_kinds(self, path: Path) -> tuple[str, ...]:
+        """Return the kinds of heads (edgedec.head_kinds) that it takes for a model."""
 
 
 @runtime_checkable

@@ -14,7 +14,6 @@ from support.models.real_models import real_model
 from support.models.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.memory.setting import HELD
 
 pytest_plugins = ["support.lanes"]
 
@@ -89,7 +88,7 @@ def _ctrl_c_is_heard() -> None:
 def _account_of_this_file() -> Iterator[None]:
     """Let what models of other files hold, such as those of a server, count under no cap of this file's models."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HELD, "_holders", WeakSet())
+        patch.setattr("edgedec.memory.setting.HOLDERS", WeakSet())
         yield
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -133,6 +134,17 @@ def test_a_package_names_none_above_it(package: str) -> None:
             head = path.read_text(encoding="utf-8").partition("\ndef ")[0]
             wrong = {name for name in wrong if re.search(rf"(?m)^ *(import|from) {name}\b", head)}
         assert not wrong, f"{place} imports {wrong}"
+
+
+@pytest.mark.parametrize("room", ["memory", "decoding", "choosing", "api"])
+def test_a_room_above_the_scheduler_names_no_drafter(room: str) -> None:
+    """A drafter declares what it needs, holds and loses; no constant, string or import knows one of them by name."""
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    drafters: dict[str, str] = entries["edgedec.drafters"]
+    names = {*drafters, *map(str.upper, drafters), *(target.partition(":")[0] for target in drafters.values())}
+    for path in sorted((ROOT / "edgedec" / room).rglob("*.py")):
+        imported = {each for module, taken in import_statements(path) for each in (module, *taken)}
+        assert not (wrong := names & (strings(path) | imported)), f"{path} names {wrong}"
 
 
 def test_the_core_imports_few_libraries() -> None:

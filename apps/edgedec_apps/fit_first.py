@@ -4,9 +4,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from edgedec.api.load import engine_wishes
+from edgedec.api.load import asked_plan
 from edgedec.api.options import Application, EngineOptions
-from edgedec.api.wishes import find_model
+from edgedec.api.plan import find_model
 from edgedec.errors import EdgedecError, MemoryCapError
 from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import Cap, planning_bytes
@@ -29,12 +29,12 @@ def require_fit(model: str, options: EngineOptions, application: Application, ca
                 return
             alone = replace(options, draft_model=None, draft_head=None, lossy=replace(options.lossy, methods=None))
             room = planning_bytes(cap)
-            choice = find_model(path, alone, room, measure=False)
-            planned = plan_within(choice, engine_wishes(choice, alone, application, room).setting, cap)
+            chosen = find_model(path, alone, room, measure=False)
+            plan = plan_within(asked_plan(chosen, alone, application, room), cap)
         except MemoryCapError:
             raise
         except EdgedecError:
             if options.cancel is not None:
                 options.cancel.check(f"read the header of {model}")
             return  # loading says what is wrong
-        planned.plan.require()
+        plan.memory.require()

@@ -71,7 +71,7 @@ def main() -> None:
         tokens, prompts, n_files = split(engine, args.folder, args.every)
         drafting = engine.pool.slots[0].drafting
         assert drafting is not None, "the policy drafts"
-        drafting.learned = sort_text(tokens)
+        files = sort_text(tokens)
         without = {name: factory for name, factory in drafting.factories.items() if name != NAME}
         prompts = prompts[:: max(1, len(prompts) // args.prompts)][: args.prompts]
         for prompt in track(prompts, "prompts", console=Console(stderr=True)):
@@ -79,7 +79,7 @@ def main() -> None:
             texts = set()
             for way in (PLAIN, AUTO, LEARNED, UNPRUNED):
                 drafting.store.clear()
-                drafting.factories = without if way == AUTO else {**without, NAME: LearnedDrafter}
+                drafting.factories = without if way == AUTO else {**without, NAME: lambda c: LearnedDrafter(c, files)}
                 options: dict[str, Any] = {"max_tokens": args.max_tokens, "ignore_end": True, "draft": way != PLAIN}
                 drop = (lambda *_: None) if way == UNPRUNED else prunes
                 with patch.object(DraftTree, "drop_improbable", drop):

@@ -5,9 +5,11 @@ all others the import would be a part of the start.
 """
 
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from edgedec.callers import checks_arguments
 from edgedec.decoding.stream import Stream, second_reader
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation, SampleOutput, TokenOutput
@@ -15,21 +17,36 @@ from edgedec.sequence import Generation, SampleOutput, TokenOutput
 if TYPE_CHECKING:
     from edgedec.decoding.samples import SampleStream
 
-__all__ = ["AsyncSampleStream", "AsyncStream", "AsyncTokenStream", "TokenOutput", "in_thread"]
+__all__ = ["AsyncSampleStream", "AsyncStream", "AsyncTokenStream", "TokenOutput", "awaited", "in_thread"]
 
+E = TypeVar("E")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def in_thread(generate: Callable[[CancelToken], T]) -> T:
-    """Generate in a thread; cancelling the task stops the generation."""
+async def in_thread(generate: Callable[[CancelToken], T], cancel: CancelToken | None = None) -> T:
+    """Generate in a thread; cancelling the task stops the generation by `cancel`, or by a token of its own."""
     import asyncio
 
-    cancel = CancelToken()
+    cancel = CancelToken() if cancel is None else cancel
     try:
         return await asyncio.to_thread(generate, cancel)
     except asyncio.CancelledError:
         cancel.cancel()
         raise
+
+
+def awaited(call: Callable[Concatenate[E, P], T]) -> Callable[Concatenate[E, P], Coroutine[Any, Any, T]]:
+    """Return a method that does the same without blocking the event loop; cancelling the task stops the generation."""
+    checked: Callable[..., T] = checks_arguments(call)
+
+    @wraps(call)
+    async def twin(engine: E, /, *args: P.args, **keywords: P.kwargs) -> T:
+        options: dict[str, Any] = {**keywords}
+        stop = options.pop("cancel", None)
+        return await in_thread(lambda cancel: checked(engine, *args, cancel=cancel, **options), stop)
+
+    return twin
 
 
 class AsyncStream(AsyncIterator[T]):

@@ -6,9 +6,9 @@ It is one class, of more lines than other files have: what a caller can ask of a
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, Unpack, cast
 
+from edgedec.api.async_api import AsyncSampleStream, AsyncTokenStream, awaited
 from edgedec.api.requests import ChatPrompts, Prompt, RequestOptions, Requests, SamplingOptions, adapter_scales
 from edgedec.callers import checked_value, checks_methods
 from edgedec.chat import Chat, Message, messages_of, thinking_variables
@@ -18,10 +18,11 @@ from edgedec.decoding.generate import TokenStream, finished
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.errors import CancelledError, OptionError, RequestError, TemplateError, argument
+from edgedec.load_plan import LoadPlan
 from edgedec.memory_plan import MemoryPlan, format_bytes
 from edgedec.model import Model, Session
 from edgedec.model_card import ModelCard
-from edgedec.pictures import PictureReader, Pictures, has_pictures
+from edgedec.pictures import Pictures, has_pictures
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.runtime import processes_of
 from edgedec.sampling import SamplingParams
@@ -30,7 +31,6 @@ from edgedec.sessions.text_pages import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # what few texts need is imported when it is asked for
-    from edgedec.api.async_api import AsyncSampleStream, AsyncTokenStream
     from edgedec.api.best_text import BestOf
     from edgedec.choosing.choice import ChosenText
     from edgedec.choosing.partial_texts import PartialTexts
@@ -64,33 +64,30 @@ class Engine(Closeable):
         model: Model,
         slots: Sequence[SessionSlot],
         template: SaidTemplate | None,
-        plan: MemoryPlan,
-        path: Path,
+        plan: LoadPlan,
+        held: MemoryPlan,
         companion: Model | None,
-        scales: tuple[float, ...],
         grammar_bytes: int,
-        held_bytes: int,
-        gpu_held_bytes: int,
-        pictures: PictureReader | None,
     ) -> None:
         """Hold what load has opened; the attributes say what is not told here.
 
         Args:
             slots: The sessions of the requests that are generated at the same time.
             template: The chat template, or None.
+            plan: What was loaded.
+            held: What the model holds: the plan's memory, or what the model says where none was planned.
             companion: A further model that writes with this one, or None.
-            scales: Those of the model's adapters, for requests that name none.
             grammar_bytes: Most bytes that compiled grammars take.
-            pictures: Reads pictures for the model, or None.
         """
-        self.model, self.plan, self.path = model, plan, path
+        self.model, self.plan, self.path = model, plan.memory, plan.path
         self.card: ModelCard = model.card
         self.tokenizer: Tokenizer = model.tokenizer
-        self.held_bytes, self.gpu_held_bytes = held_bytes, gpu_held_bytes
-        self._companion, self._template, self._pictures = companion, template, pictures
+        self.held_bytes = held.own_bytes
+        self.gpu_held_bytes = max((held.device_bytes(cap.device.name) for cap in held.devices), default=0)
+        self._companion, self._template, self._pictures = companion, template, plan.pictures
         self.pool, self._slot = SessionPool(slots), slots[0]
         self._grammars = Grammars(self.tokenizer, grammar_bytes, self.card.fingerprint)
-        self.requests = Requests(model, self._slot, self._grammars, scales)
+        self.requests = Requests(model, self._slot, self._grammars, self._slot.session.scales)
 
     def __repr__(self) -> str:
         held = format_bytes(self.held_bytes) if self.held_bytes else "closed"
@@ -601,21 +598,9 @@ class Engine(Closeable):
         if drafting is not None and os.getpid() == self._slot.pid:
             drafting.save()
 
-    async def asamples(
-        self,
-        prompt: Prompt | Sequence[Message],
-        n: int = 8,
-        *,
-        until: Until | None = None,
-        think: bool | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> tuple[Generation, ...]:
-        """Generate as samples() without blocking the event loop; cancelling the task stops all texts."""
-        from edgedec.api.async_api import in_thread
-
-        return await in_thread(
-            lambda cancel: self.samples(prompt, n, until=until, cancel=cancel, think=think, **options)
-        )
+    agenerate = awaited(generate)
+    achat = awaited(chat)
+    asamples = awaited(samples)
 
     def asamples_stream(
         self,
@@ -625,40 +610,20 @@ class Engine(Closeable):
         until: Until | None = None,
         think: bool | None = None,
         **options: Unpack[RequestOptions],
-    ) -> "AsyncSampleStream":
+    ) -> AsyncSampleStream:
         """Generate as samples_stream() without blocking the event loop; leaving the loop stops all texts."""
-        from edgedec.api.async_api import AsyncSampleStream
-
         return AsyncSampleStream(
             lambda cancel: self.samples_stream(prompt, n, until=until, cancel=cancel, think=think, **options)
         )
 
-    async def agenerate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Generation:
-        """Generate without blocking the event loop; cancelling the task stops the generation."""
-        from edgedec.api.async_api import in_thread
-
-        return await in_thread(lambda cancel: self.generate(prompt, cancel=cancel, **options))
-
-    async def achat(
-        self, messages: Chat, *, think: bool | None = None, **options: Unpack[RequestOptions]
-    ) -> Generation:
-        """Answer without blocking the event loop; cancelling the task stops the generation."""
-        from edgedec.api.async_api import in_thread
-
-        return await in_thread(lambda cancel: self.chat(messages, cancel=cancel, think=think, **options))
-
-    def astream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> "AsyncTokenStream":
+    def astream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncTokenStream:
         """Generate token by token without blocking the event loop; leaving the loop stops the generation."""
-        from edgedec.api.async_api import AsyncTokenStream
-
         return AsyncTokenStream(lambda cancel: self.stream(prompt, cancel=cancel, **options))
 
     def achat_stream(
         self, messages: Chat, *, think: bool | None = None, **options: Unpack[RequestOptions]
-    ) -> "AsyncTokenStream":
+    ) -> AsyncTokenStream:
         """Answer token by token without blocking the event loop; leaving the loop stops the generation."""
-        from edgedec.api.async_api import AsyncTokenStream
-
         return AsyncTokenStream(lambda cancel: self.chat_stream(messages, cancel=cancel, think=think, **options))
 
 

@@ -9,26 +9,39 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from threading import Lock
+from typing import Any
 
 from edgedec.api.engine import Engine
-from edgedec.api.open_drafters import Drafts, open_drafters
-from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
-from edgedec.api.wishes import Wishes, find_model, plain_wishes
+from edgedec.api.options import (
+    LIBRARY,
+    AdapterName,
+    Application,
+    DraftOptions,
+    EngineOptions,
+    Lossy,
+    ModelName,
+    Numerics,
+)
+from edgedec.api.plan import draft_store, find_model, plain_plan
 from edgedec.callers import checks_arguments
 from edgedec.companion import Companion, companion_of
 from edgedec.control_tokens import SaidTemplate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.drafter import DrafterFactory
-from edgedec.errors import TemplateError
+from edgedec.drafter_traits import Opening, demands_of
+from edgedec.errors import CancelledError, EdgedecError, TemplateError
 from edgedec.gguf.file import last_header_held
 from edgedec.gguf.model_info import context_note
 from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx
-from edgedec.loading.runtime_choice import Choice, machines_of
+from edgedec.load_plan import LoadPlan
+from edgedec.loading.runtime_choice import machines_of
 from edgedec.memory.planner import plan_within
-from edgedec.memory.setting import HELD, Cap, Planned, planning_bytes
+from edgedec.memory.setting import Cap, cap_beside_held, count_held, planning_bytes, with_drafters
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import HasDevices, MemoryPlan, Size
@@ -36,7 +49,9 @@ from edgedec.model import Model, Session
 from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken, OnProgress, shown_progress, stage
 from edgedec.runtime import processes_of
-from edgedec.scheduler.drafter_factories import demands_of
+from edgedec.scheduler.drafter_factories import promised_gains, with_draft_model
+from edgedec.scheduler.drafter_set import Drafting
+from edgedec.sessions.cost_probe import MOST_ROWS, cost_curve
 from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 
 _FEW_ROWS_BYTES = 2_000_000
@@ -129,126 +144,135 @@ def open_engine(model: ModelName, options: EngineOptions, application: Applicati
     Raises:
         EdgedecError: As load.
     """
-    choice = find_model(model, options, planning_bytes(_cap(options, application)))
-    return open_choice(choice, options, application)
+    return open_chosen(find_model(model, options, planning_bytes(_cap(options, application))), options, application)
 
 
 @last_header_held()
-def open_choice(choice: Choice, options: EngineOptions, application: Application = LIBRARY) -> Engine:
-    """Plan the memory, load the model file on the chosen runtime with the models beside it, and return the engine.
+def open_chosen(chosen: LoadPlan, options: EngineOptions, application: Application = LIBRARY) -> Engine:
+    """Plan how a model is loaded on the runtime that was chosen for it, and load it.
 
     Raises:
         EdgedecError: As load.
     """
-    wishes = engine_wishes(choice, options, application)
+    wishes = asked_plan(chosen, options, application)
     with stage(options.on_progress, "planning the memory"):
-        planned = plan_within(choice, wishes.setting, _cap(options, application))
-    planned.plan.require()
-    is_planned = bool(planned.plan.terms)
+        plan = plan_within(wishes, _cap(options, application))
+    plan.memory.require()
+    return open_plan(plan, options)
+
+
+def asked_plan(
+    chosen: LoadPlan, options: EngineOptions, application: Application, planning_bytes: int | None = None
+) -> LoadPlan:
+    """Return the plan that load's options ask for, with what other packages make of them; raises as load.
+
+    Args:
+        chosen: The plan of the model's file and runtime, as find_model returns it.
+        options: The options of load.
+        application: The application that loads the model.
+        planning_bytes: Bytes that making a memory plan may take; None for any.
+    """
+    plan = plain_plan(chosen, options, application, planning_bytes)
+    if options.lossy.layer_skip is not None:
+        from edgedec_runtimes.layer_skip.choose import layer_skip
+
+        shortened = [name for name, factory in plan.drafters.items() if demands_of(factory).layers]
+        speedup, force = options.lossy.layer_skip, options.lossy.layer_skip_force
+        plan = replace(plan, change=layer_skip(plan.path, speedup, force=force, drafters=shortened))
+    if embeds_only(plan.path):
+        return plan
+    from edgedec_runtimes.pictures.opened import picture_reader
+
+    return replace(plan, pictures=picture_reader(plan.path, options))
+
+
+def open_plan(plan: LoadPlan, options: EngineOptions) -> Engine:
+    """Load a model as planned, with the models beside it, and return the engine.
+
+    Raises:
+        EdgedecError: As load.
+    """
+    is_planned = bool(plan.memory.terms)
     with ExitStack() as undo:
-        model, of_model = _load_model(planned, wishes, options, undo)
+        model, of_model = _load_model(plan, options, undo)
         if is_planned:
             return_free_memory()  # before what is allocated next is put among the freed pages
-        sessions, of_sessions = _sessions(model, planned.setting.options, _around(options.lossy, model.card))
-        sessions[0], companion = _with_companion(sessions[0], planned, wishes.companion, undo)
-        of_models = _notes(planned, sessions[0].n_ctx, model, options)
+        around = _around(options.lossy, model.card)
+        sessions, of_sessions = _sessions(model, plan.options, around)
+        sessions[0], companion = _with_companion(sessions[0], plan, undo)
+        of_models = _notes(plan, sessions[0].n_ctx, model, options)
         for note in (*of_sessions, *of_models):
             logger.warning("%s", note)
-        drafts = open_drafters(model, sessions, planned, wishes, options, undo)
-        notes = (*of_sessions, *of_model, *of_models, *drafts.notes)
-        slots = _slots(sessions, drafts, options, notes, lambda: processes_of(model, companion))
-        planned = _with_account(drafts.planned)
+        plan, curves, drafting = _open_drafters(model, sessions, plan, options, undo)
+        notes = (*of_sessions, *of_model, *of_models, *(plan.notes if drafting is None else ()))
+        processes = partial(processes_of, model, companion)
+        slots = _slots(sessions, curves, drafting, plan, notes, processes, share=not around)
+        if plan.memory.devices and isinstance(plan.runtime, HasDevices):  # what their own accounts say
+            plan = replace(plan, memory=plan.runtime.account(plan.memory, plan.options))
         n_tokens = len(slots) * sessions[0].n_ctx
-        held = planned.plan if is_planned else MemoryPlan(model.memory(n_tokens, planned.setting.options.max_rows))
+        held = plan.memory if is_planned else MemoryPlan(model.memory(n_tokens, plan.options.max_rows))
         engine = Engine(
             model=model,
             slots=slots,
-            template=_template(model, choice.path.name, options.chat_template),
-            plan=planned.plan,
-            path=choice.path,
+            template=_template(model, plan.path.name, options.chat_template),
+            plan=plan,
+            held=held,
             companion=companion,
-            scales=sessions[0].scales,
-            grammar_bytes=planned.setting.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES),
-            held_bytes=held.own_bytes,
-            gpu_held_bytes=max((held.device_bytes(cap.device.name) for cap in held.devices), default=0),
-            pictures=wishes.pictures if planned.setting.picture_terms or not is_planned else None,
+            grammar_bytes=plan.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES),
         )
-        HELD.add(engine)
+        count_held(engine)
         undo.pop_all()
     if is_planned:
         return_free_memory()  # what probing and measuring left behind
     return engine
 
 
-def engine_wishes(
-    choice: Choice, options: EngineOptions, application: Application, planning_bytes: int | None = None
-) -> Wishes:
-    """Return what load's options ask for, with what other packages make of it; raises as load before it loads.
-
-    Args:
-        choice: The model's file, and its runtime.
-        options: The options of load.
-        application: The application that loads the model.
-        planning_bytes: Bytes that making a memory plan may take; None for any.
-    """
-    wishes = plain_wishes(choice, options, application, planning_bytes)
-    if options.lossy.layer_skip is not None:
-        from edgedec_runtimes.layer_skip.choose import layer_skip
-
-        partial = [name for name, factory in wishes.factories.items() if demands_of(factory).layers]
-        speedup, force = options.lossy.layer_skip, options.lossy.layer_skip_force
-        wishes = replace(wishes, change=layer_skip(choice.path, speedup, force=force, drafters=partial))
-    if embeds_only(choice.path):
-        return wishes
-    from edgedec_runtimes.pictures.opened import picture_reader
-
-    pictures = picture_reader(choice.path, options)
-    if pictures is None:
-        return wishes
-    return replace(wishes, setting=replace(wishes.setting, picture_terms=pictures.terms()), pictures=pictures)
-
-
 def _slots(
     sessions: Sequence[Session],
-    drafts: Drafts,
-    options: EngineOptions,
+    curves: Sequence[CostCurve],
+    drafting: Drafting | None,
+    plan: LoadPlan,
     notes: tuple[str, ...],
     processes: Callable[[], Sequence[int]],
+    *,
+    share: bool,
 ) -> list[SessionSlot]:
     """Return the sessions, each with all that a generation on it must know.
 
     Args:
         sessions: The sessions of the requests that are generated at the same time.
-        drafts: What they draft with, and the plan that they were opened under.
-        options: The options of load.
+        curves: What forwards of each of them cost.
+        drafting: What they draft with; None where nothing is drafted.
+        plan: The plan that they were opened under.
         notes: Sentences for the statistics of every text.
         processes: Returns the further processes whose memory counts as this one's.
+        share: Whether texts may share what they have in common, where the runtime can.
     """
-    plan, first, n_texts = drafts.planned.plan, sessions[0], options.n_texts
-    load_options, runtime = drafts.planned.setting.options, drafts.planned.choice.runtime
-    elsewhere = machines_of(runtime, load_options.runtime_options)
-    n_rows = load_options.max_rows if plan.terms else None
+    first, n_texts = sessions[0], plan.n_texts
+    elsewhere = machines_of(plan.runtime, plan.options.runtime_options)
+    n_rows = plan.options.max_rows if plan.memory.terms else None
     # A few rows of a small vocabulary are within the working memory that is planned.
-    few_rows = _FEW_ROWS_BYTES // (4 * first.model.card.n_vocab)
+    row_bytes = 4 * first.model.card.n_vocab
+    few_rows = _FEW_ROWS_BYTES // row_bytes
+    kv_bytes = sum(term.n_bytes for term in plan.memory.terms if term.name == "KV cache")
     n_pages_each = n_pages(0, first.n_ctx)
-    shared = len(sessions) > 1 and not _around(options.lossy, first.model.card) and first.model.capabilities.fork
     prefixes = None
-    if shared and first.model.capabilities.prefill_chunk == 1:
+    if share and len(sessions) > 1 and first.model.capabilities.fork and first.model.capabilities.prefill_chunk == 1:
         from edgedec.decoding.shared_prefix import SharedPrefixes
 
         prefixes = SharedPrefixes()
-    curves = drafts.curves or tuple(CostCurve() for _ in sessions)
     return [
         SessionSlot(
             session,
             curve=curve,
-            drafting=drafts.drafting,
-            runtime_reason=drafts.planned.choice.reason,
-            watch=memory_watch(drafts.drafting, plan.process_cap_bytes, processes),
+            drafting=drafting,
+            runtime_reason=plan.reason,
+            watch=memory_watch(drafting, plan.memory.process_cap_bytes, processes),
             forward_rows=n_rows,
             text_rows=None if n_rows is None else max(n_texts, n_rows, few_rows),
             kept_rows=ROWS_OF_TEXT * n_texts,
-            row_tokens=_row_tokens(plan, len(sessions) * n_pages_each * PAGE_TOKENS, first.model.card.n_vocab),
+            # How many tokens of the KV cache take the memory of a row of logits; 0 without a plan.
+            row_tokens=row_bytes * len(sessions) * n_pages_each * PAGE_TOKENS / kv_bytes if kv_bytes else 0.0,
             # The prompt's last page is held once more.
             fork_tokens=None if n_rows is None else (n_texts * n_pages_each + 1) * PAGE_TOKENS,
             wait_s=0.0 if elsewhere is None else elsewhere.wait_s,
@@ -259,38 +283,24 @@ def _slots(
     ]
 
 
-def _row_tokens(plan: MemoryPlan, n_tokens: int, n_vocab: int) -> float:
-    """Return how many tokens of a KV cache of `n_tokens` take the memory of a row of logits; 0 without a plan."""
-    kv_bytes = sum(term.n_bytes for term in plan.terms if term.name == "KV cache")
-    return 4 * n_vocab * n_tokens / kv_bytes if kv_bytes else 0.0
-
-
-def _with_account(planned: Planned) -> Planned:
-    """Return the plan with what its devices' own accounts say after the load."""
-    plan, runtime = planned.plan, planned.choice.runtime
-    if not plan.devices or not isinstance(runtime, HasDevices):
-        return planned
-    return replace(planned, plan=runtime.account(plan, planned.setting.options))
-
-
 def _cap(options: EngineOptions, application: Application) -> Cap:
     """Return the cap that `memory` sets: for the application's whole process, or for the engines of this process."""
-    cap = replace(HELD.cap(options.cap_bytes, options.gpu_cap_bytes), earlier_peak_bytes=application.earlier_peak_bytes)
+    cap = replace(
+        cap_beside_held(options.cap_bytes, options.gpu_cap_bytes), earlier_peak_bytes=application.earlier_peak_bytes
+    )
     if application.base_bytes is None:
         return cap
     return replace(cap, beside_bytes=application.base_bytes, whole_process=True)
 
 
-def _load_model(
-    planned: Planned, wishes: Wishes, options: EngineOptions, undo: ExitStack
-) -> tuple[Model, tuple[str, ...]]:
+def _load_model(plan: LoadPlan, options: EngineOptions, undo: ExitStack) -> tuple[Model, tuple[str, ...]]:
     """Load the model as the options want it, and return it with sentences for the statistics of every text."""
-    choice, load_options = planned.choice, planned.setting.options
-    with stage(options.on_progress, "load", choice.path.name):
-        model = choice.runtime.load(choice.path, load_options)
+    load_options = plan.options
+    with stage(options.on_progress, "load", plan.path.name):
+        model = plan.runtime.load(plan.path, load_options)
     undo.callback(model.close)
-    if wishes.change is not None:
-        model = wishes.change(model, load_options.cache_dir)
+    if plan.change is not None:
+        model = plan.change(model, load_options.cache_dir)
     if options.drafting.numerics in ("strict", "loose"):
         return model, ()
     n_ctx = load_options.n_ctx or default_n_ctx(model.card.n_ctx_train)
@@ -334,31 +344,29 @@ def _sessions(model: Model, options: LoadOptions, around: Sequence[Companion]) -
     return sessions, [f"{options.n_parallel} parallel requests take turns: {reason}"]
 
 
-def _notes(planned: Planned, n_ctx: int, model: Model, options: EngineOptions) -> list[str]:
+def _notes(plan: LoadPlan, n_ctx: int, model: Model, options: EngineOptions) -> list[str]:
     """Return sentences on models trained for a shorter context than a text's, other machines, and an unused option."""
-    companion = planned.setting.companion
-    elsewhere = machines_of(planned.choice.runtime, planned.setting.options.runtime_options)
+    elsewhere, method = machines_of(plan.runtime, plan.options.runtime_options), plan.companion
     can = options.prompt_cache in (None, "auto") or model.capabilities.keeps_prompts
+    beside = "" if method is None or plan.companion_path is None else f"the {method.role}"
     notes = [
         "" if can else "no prompts are kept on the disk: the cpu runtime can, for models that write from left to right",
         "" if elsewhere is None else elsewhere.warning,
-        context_note(planned.choice.path, n_ctx),
-        "" if companion is None else context_note(companion, n_ctx, f"the {planned.setting.companion_role}"),
+        context_note(plan.path, n_ctx),
+        "" if plan.companion_path is None else context_note(plan.companion_path, n_ctx, beside),
     ]
     return [note for note in notes if note]
 
 
-def _with_companion(
-    session: Session, planned: Planned, method: Companion | None, undo: ExitStack
-) -> tuple[Session, Model | None]:
+def _with_companion(session: Session, plan: LoadPlan, undo: ExitStack) -> tuple[Session, Model | None]:
     """Load the companion, where a method writes with one; return a session on which both write, and the companion."""
-    path, options = planned.setting.companion, planned.setting.options
+    path, method = plan.companion_path, plan.companion
     if path is None or method is None:
         return session, None
     from edgedec.loading.second_model import open_companion
 
-    with stage(options.on_progress, "load", path.name):
-        companion = open_companion(path, session.model, options, method)
+    with stage(plan.options.on_progress, "load", path.name):
+        companion = open_companion(path, session.model, plan.options, method)
     undo.callback(companion.close)
     return method.session(session, companion.session(session.n_ctx)), companion
 
@@ -373,3 +381,136 @@ def _template(model: Model, file: str, given: str | None) -> SaidTemplate | None
     if template.refusal:
         logger.warning("%s", TemplateError(template.refusal))
     return template
+
+
+def _open_drafters(
+    model: Model, sessions: Sequence[Session], plan: LoadPlan, options: EngineOptions, undo: ExitStack
+) -> tuple[LoadPlan, Sequence[CostCurve], Drafting | None]:
+    """Open the drafters of the sessions, and measure what forwards cost where a decision needs it.
+
+    Returns the plan, without the draft model where that can't pay; the cost of forwards for each of the sessions; and
+    what all of them draft with, None where nothing is drafted. `undo` gets what closes the draft model, should the rest
+    of the load fail.
+
+    Raises:
+        EdgedecError: The draft model can't be loaded, the draft store can't be read, or a forward failed.
+    """
+    first, notes = sessions[0], [*plan.notes]
+    curves: Sequence[CostCurve] = [CostCurve() for _ in sessions]
+    if not plan.drafters:
+        return plan, curves, None
+    max_rows = plan.options.max_rows if plan.memory.terms else None
+    n_most = options.n_draft_max if max_rows is None else min(options.n_draft_max, max_rows - 1)
+    with stage(options.on_progress, "checking how long drafts with the bits of single steps may be"):
+        n_max = _draft_limit(model, n_most, options.drafting.numerics)
+    if n_max >= 1 and (not plan.pinned or any(demands_of(factory).costs for factory in plan.drafters.values())):
+        curves = _curves(sessions, cost_curve(first, plan.options, most_rows=max_rows or MOST_ROWS))
+    if plan.draft_model is not None:
+        plan, why = _with_draft_model(plan, model, curves[0], n_max, undo)
+        notes += why
+    budget_bytes, share_bytes = None, 2 * plan.store_bytes  # a store takes at most half of a drafter's share
+    if plan.memory.terms:
+        from edgedec.memory.terms import drafter_terms
+
+        budget_bytes = sum(term.n_bytes for term in drafter_terms(plan.with_options(n_ctx=first.n_ctx)))
+        share_bytes = min(budget_bytes, share_bytes)
+    store, of_store, file = dict[str, Any](), list[str](), None
+    keeps_file = any(demands_of(factory).store_file for factory in plan.drafters.values())
+    if n_max >= 1 and keeps_file and (path := draft_store(options)) is not None:
+        from edgedec.drafters.suffix.store_file import DraftStore
+
+        file = DraftStore(path, model, model.card.variant)
+        note = file.fill(store, share_bytes, plan.options)
+        of_store += [] if note is None else [note]
+    factories, why = _opened(plan, first) if n_max >= 1 else (plan.drafters, [])
+    drafting = Drafting(
+        factories,
+        n_max,
+        always=plan.pinned,
+        budget_bytes=budget_bytes,
+        share_bytes=share_bytes,
+        store=store,
+        file=file,
+        notes=of_store,
+        promised={} if plan.pinned else promised_gains(model, plan.options.cache_dir),
+        cache_dir=plan.options.cache_dir,
+        strict=options.drafting.numerics != "loose",
+        tree=options.drafting.shape,
+        reasons=(*notes, *why),
+    )
+    return plan, curves, drafting
+
+
+def _opened(plan: LoadPlan, session: Session) -> tuple[Mapping[str, DrafterFactory], list[str]]:
+    """Return the factories with what they make of the loaded target, and a sentence for each that can't draft."""
+    opened, notes = dict[str, DrafterFactory](), list[str]()
+    for name, factory in plan.drafters.items():
+        try:
+            made = factory.opened(session, plan) if isinstance(factory, Opening) else factory
+        except CancelledError:
+            raise
+        except EdgedecError as error:
+            made = None
+            notes.append(f"{name} off: {error}")
+        if made is not None:
+            opened[name] = made
+    return opened, notes
+
+
+def _with_draft_model(
+    plan: LoadPlan, model: Model, curve: CostCurve, n_max: int, undo: ExitStack
+) -> tuple[LoadPlan, list[str]]:
+    """Load and time the draft model; return the plan with its factories. One that is pinned is not timed.
+
+    Where it can't pay, return the plan without it, and a sentence why.
+    """
+    from edgedec.loading.draft_worth import expected_time, file_bytes, measured_time, why_it_cannot_pay
+    from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
+
+    path, options, overlap = plan.draft_model, plan.options, plan.draft_overlap
+    assert path is not None, "asked for where a draft model is planned"
+
+    def without(why: str) -> tuple[LoadPlan, list[str]]:
+        size = file_bytes(path)
+        note = f"the draft model {path.name}{f' ({size})' if size else ''} is not loaded: {why}"
+        logger.warning("%s", note)
+        others = {name: each for name, each in plan.drafters.items() if not demands_of(each).draft_model}
+        return with_drafters(plan, others), [note]
+
+    is_apart = overlap or bool(options.machines)  # the target's time is then that of another device
+    expected = None if is_apart else expected_time(path, plan.path, curve, model.card.share)
+    if not plan.pinned and (why := why_it_cannot_pay(expected, curve, n_max)) is not None:
+        return without(why)
+    most = options.n_parallel if plan.memory.terms else None
+    with stage(options.on_progress, "load", path.name):
+        source = open_draft_model(path, model, options, overlap=overlap, most=most)
+    undo.callback(source.close)
+    if not plan.pinned:
+        source.source.token_s = draft_token_s(source, draft_model_options(options, overlap=overlap))
+    token_s = source.source.token_s
+    if token_s is not None and (why := why_it_cannot_pay(measured_time(token_s), curve, n_max, overlap=overlap)):
+        source.close()
+        return without(why)
+    return replace(plan, drafters=with_draft_model(plan.drafters, source, pinned=plan.pinned)), []
+
+
+def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
+    """Return the most nodes of a draft: in strict numerics, those whose verification has the bits of single steps.
+
+    The result is 0 where the model can't go back, as most recurrent ones: a rejected draft could not be forgotten.
+    """
+    limit = min(n_draft_max, model.capabilities.max_rows - 1) if model.capabilities.rollback else 0
+    if numerics == "loose":
+        return limit
+    invariant = model.batch_invariant
+    return limit if invariant is True else min(limit, invariant - 1)
+
+
+def _curves(sessions: Sequence[Session], curve: CostCurve) -> tuple[CostCurve, ...]:
+    """Return the measured curve for each session; sessions of one batcher measure joined forwards together."""
+    if all(one.shared is None for one in sessions):
+        return (curve,) * len(sessions)
+    from edgedec.scheduler.shared_cost_curve import JoinedCurve
+
+    lock = Lock()
+    return tuple(curve if one.shared is None else JoinedCurve(curve, one, lock) for one in sessions)

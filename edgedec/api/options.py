@@ -10,6 +10,7 @@ import numpy as np
 
 from edgedec.callers import check_fields, one_line
 from edgedec.companion import companion_of
+from edgedec.draft import TreeShape
 from edgedec.drafter import STORE_BYTES, DrafterFactory
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
@@ -61,10 +62,16 @@ class DraftOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.tree is not None:
-            from edgedec.drafters.drawn_trees import parse_shape
+        _ = self.shape
 
-            parse_shape(self.tree)
+    @property
+    def shape(self) -> TreeShape | None:
+        """The shape that `tree` names, or None (RequestError where it names none)."""
+        if self.tree is None:
+            return None
+        from edgedec.drafters.drawn_trees import parse_shape
+
+        return parse_shape(self.tree)
 
     __repr__ = one_line
 
@@ -228,7 +235,7 @@ class EngineOptions:
         return resolve(name, self.resolving, "lora"), float(np.float32(scale))
 
     def load_options(self, planning_bytes: int | None = None) -> LoadOptions:
-        """Return the runtime's options, without a draft head: edgedec.api.wishes finds it.
+        """Return the runtime's options, without a draft head: edgedec.api.plan finds it.
 
         Args:
             planning_bytes: Bytes that making a memory plan may take; None for any.

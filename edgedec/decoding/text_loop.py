@@ -118,7 +118,7 @@ class TextRun:
         if decoder.policy is not None and self.drafting is not None:
             if decoder.curve is not None:
                 stats.curve = decoder.curve.table()
-            head = self.drafting.head
+            head = decoder.session.draft_head
             stats.explanation = [*decoder.policy.explain(), *(() if head is None else head.notes)]
             for sentence in decoder.policy.unused():
                 stats.add_reason(sentence)

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
 from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
-from edgedec.drafter import DraftContext, DrafterNeeds, DrafterRestsError
-from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
+from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds, DrafterRestsError
+from edgedec.drafter_traits import Demands, DraftCost, DrafterTraits, Draws, Place, Shedding
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.levels import LevelMaker, agreement
 from edgedec.errors import CapabilityError, RequestError, argument
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
+from edgedec.load_plan import LoadPlan
 from edgedec.model import Forward, Session
 from edgedec.sampling import Distribution
 
@@ -68,11 +69,11 @@ class HeadDrafter:
         calls: The head's calls for the latest draft, in which other sessions may have had texts.
         own_s: Seconds of this thread that the latest draft took beside these calls.
         traits: What the head declares: what its trainer measured.
-        shedding: Nothing, as the head is shed for all sessions together.
+        demands: What the drafter needs at load.
     """
 
     needs = DrafterNeeds()
-    shedding = None
+    demands = Demands(head=True, place=Place.BEFORE_KV_TYPES, called="draft head")
 
     def __init__(self, context: DraftContext) -> None:
         """Draft with the head that follows the target's session.
@@ -116,6 +117,11 @@ class HeadDrafter:
             head.follow()
         else:
             head.rest()
+
+    @staticmethod
+    def opened(session: Session, plan: LoadPlan) -> DrafterFactory:
+        """Return the factory that can shed the session's head."""
+        return HeadDrafter if session.draft_head is None else HeadFactory(session.draft_head)
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a text with its prompt, which the head reads together with the target."""
@@ -254,6 +260,33 @@ class HeadDrafter:
     def memory_bytes(self) -> int:
         """Return the bytes of the text's tokens and of a row of logits; the head has terms in the memory plan."""
         return 16 * len(self._ids) + self._allowed.n_bytes
+
+
+class HeadFactory:
+    """Makes the drafters of a head that was loaded with the target, and sheds the head for all sessions.
+
+    Attributes:
+        state: The head's state in one of the sessions.
+        shedding: The head's weights, and what it knows of the texts of all sessions.
+    """
+
+    shedding = Shedding(70, "the draft head", returns=False)
+    begin_prompt = staticmethod(HeadDrafter.begin_prompt)
+
+    def __init__(self, state: HeadState) -> None:
+        self.state = state
+
+    def __call__(self, context: DraftContext) -> HeadDrafter:
+        """Make the drafter of one generation (raises what HeadDrafter raises)."""
+        return HeadDrafter(context)
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of the head; 0 once it is shed."""
+        return 0 if self.state.gone else self.state.held_bytes
+
+    def shed(self) -> None:
+        """Free the head."""
+        self.state.let_go()
 
 
 class _Allowed:

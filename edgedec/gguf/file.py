@@ -169,7 +169,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUF:
     While an earlier result for the same path is still referenced, and the state of no part changed, that result is
     returned and nothing is read. Choosing a runtime, planning its memory and loading all ask by path, as runtimes of
     other packages get nothing but the path; so whoever takes these steps keeps the result meanwhile
-    (edgedec.loading.runtime_choice.Choice), and no signature passes it on. Nothing is kept beyond that, but for
+    (edgedec.load_plan.LoadPlan), and no signature passes it on. Nothing is kept beyond that, but for
     last_header_held().
 
     Raises:

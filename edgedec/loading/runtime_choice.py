@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from edgedec import plugins
 from edgedec.errors import EdgedecError, ModelFormatError, RequestError, UnsupportedModelError, argument
-from edgedec.gguf.file import GGUF, is_onnx, read_gguf, read_header_of
+from edgedec.gguf.file import is_onnx, read_gguf, read_header_of
 from edgedec.gguf.model_kinds import denoises, is_embedder
 from edgedec.load_options import LoadOptions, OtherMachines, own_options, read_options
+from edgedec.load_plan import LoadPlan
 from edgedec.loading.comparison import Comparison, compared_runtimes
 from edgedec.progress import stage
 from edgedec.runtime import HasKernels, Runtime
@@ -25,28 +26,8 @@ _NO_GPUS = ("CPU", "BLAS")
 _COMPARING = "comparing the runtimes' speed:"
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The runtime chosen for a model file.
-
-    Attributes:
-        path: The model file.
-        runtime: The runtime.
-        reason: What a comparison of two runtimes found, for a person; empty where none was made.
-        slower: The runtime that would be preferred but for its speed; it may need less memory.
-        header: The file's header, where it has one. While the choice is referenced, read_gguf returns this object to
-            whatever plans and loads the model, and parses nothing again.
-    """
-
-    path: Path
-    runtime: Runtime
-    reason: str = ""
-    slower: Runtime | None = None
-    header: GGUF | None = field(default=None, repr=False, compare=False)
-
-
-def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *, measure: bool = False) -> Choice:
-    """Return the runtime of that name, or for "auto" the best one that takes the file and the options.
+def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *, measure: bool = False) -> LoadPlan:
+    """Return a file with the runtime of that name, or for "auto" with the best one that takes it and the options.
 
     Where both preferred runtimes take a model that writes, the one that was measured to be faster is chosen, with
     drafts counted as they are expected on any text: neither the drafters nor the length of drafts can change the
@@ -70,7 +51,7 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
         if options is not None:
             read_options(own_options(named), options.runtime_options, f"the {name} runtime")
         note = _gpu_note(options, {name: _devices(named)}) if options is not None and wants_gpu else ""
-        return Choice(path, named, note, header=header)
+        return LoadPlan(path, named, note, header=header)
     found = plugins.plugins(plugins.RUNTIMES)
     order = _order(path, found)
     note = ""
@@ -81,6 +62,7 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
     choice = replace(_first_taking(path, found, order, options), header=header)
     may_differ = tuple(order[:2]) == _PREFERRED and choice.runtime.name == _PREFERRED[0]
     is_other = header is not None and (is_embedder(header) or denoises(header))
+    measure = measure and (header is None or header.form is None)  # the rival may need the GGUF
     if options is not None and may_differ and not is_other:
         for rival in order[1:] if options.device == "auto" else order[1:2]:
             choice = _compare(choice, found[rival], options, measure=measure)
@@ -116,7 +98,7 @@ def machines_of(runtime: Runtime, given: Mapping[str, object]) -> OtherMachines 
 
 def _first_taking(
     path: Path, found: Mapping[str, plugins.Plugin], order: Sequence[str], options: LoadOptions | None
-) -> Choice:
+) -> LoadPlan:
     """Return the first of the runtimes in `order` that takes the file and the options (raises as choose_runtime)."""
     refusals: dict[str, EdgedecError] = {}
     for candidate in order:
@@ -126,7 +108,7 @@ def _first_taking(
         is_asked = candidate != order[-1] or is_refused or (bool(refusals) and candidate not in _PREFERRED)
         runtime = _taking(found[candidate], path, options if is_asked else None, refusals)
         if runtime is not None:
-            return Choice(path, runtime)
+            return LoadPlan(path, runtime)
     for candidate, refusal in refusals.items():
         _require_sound(found[candidate], path, options, str(refusal))
     declined = {name: error.marked for name, error in refusals.items() if isinstance(error, RequestError)}
@@ -233,15 +215,14 @@ def _instance(plugin: Any) -> Runtime:
     return runtime
 
 
-def _compare(choice: Choice, rival: plugins.Plugin, options: LoadOptions, *, measure: bool) -> Choice:
+def _compare(choice: LoadPlan, rival: plugins.Plugin, options: LoadOptions, *, measure: bool) -> LoadPlan:
     """Return the choice with the rival in place of its runtime where the rival is known, or found now, to be faster."""
     first = choice.runtime
     is_known = isinstance(first, HasKernels) and first.is_fastest
     key = f"{_key(options)} {first.name} {is_known} {rival.name}"
     found = _known(options, key)
     if found is None:
-        may_measure = measure and (choice.header is None or choice.header.form is None)  # the rival may need the GGUF
-        other = _taking(rival, choice.path, options, {}) if may_measure else None
+        other = _taking(rival, choice.path, options, {}) if measure else None
         if other is None:
             return choice
         if is_known and not _may_have_gpu(_devices(other)):

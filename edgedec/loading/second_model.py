@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from edgedec import plugins
 from edgedec.companion import Companion
 from edgedec.errors import EdgedecError, UnsupportedModelError
-from edgedec.gguf.file import read_gguf
+from edgedec.gguf.file import read_header_of
 from edgedec.gguf.model_info import describe
 from edgedec.load_options import LoadOptions, known_to
 from edgedec.loading.runtime_choice import choose_runtime
@@ -182,6 +182,6 @@ def _runtime(path: Path, options: LoadOptions) -> tuple[Runtime, LoadOptions]:
     if not isinstance(choice.runtime, HasDevices):
         return choice.runtime, replace(options, layer_split=None)
     own = [device.name for device in choice.runtime.devices(replace(options, layer_split=None))]
-    n_layers = describe(choice.header or read_gguf(path)).n_layer + 1
+    n_layers = describe(read_header_of(path)).n_layer + 1
     split = tuple((name, n_layers) for name, _ in options.layer_split[-1:] if name in own)
     return choice.runtime, replace(options, layer_split=split)

@@ -1,21 +1,22 @@
-"""A way to load a model, and the memory that there is for it: under a cap, beside other models, or free."""
+"""The memory that there is for a model: under a cap, beside other models, or free."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
-from edgedec.drafter import STORE_BYTES
+from edgedec.drafter import DrafterFactory
+from edgedec.drafter_traits import demands_of
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import is_onnx, read_gguf, read_header_of
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder
 from edgedec.gguf.places import standing
-from edgedec.load_options import LoadOptions, default_n_ctx
-from edgedec.loading.runtime_choice import Choice
+from edgedec.load_options import default_n_ctx
+from edgedec.load_plan import LoadPlan
 from edgedec.memory.system import available_bytes
-from edgedec.memory_plan import Device, MemoryPlan, MemoryTerm, devices_of
+from edgedec.memory_plan import Device, devices_of
 
 DRAFT_MODEL = "draft model"
 """What the terms of a draft model begin with."""
@@ -25,82 +26,6 @@ _USABLE = 0.9  # of the memory that the system has free
 _SHARE = 0.25  # of the memory that is left beside the model: what a context longer than default_n_ctx may take of it
 _ELEMENT_BYTES = 2  # of a key or a value in f16, the largest type that is taken without being asked for
 _LONG_DIVISORS = "rope_factors_long.weight"  # a model that has them turns positions otherwise in long contexts
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One way to load a model.
-
-    Attributes:
-        options: The runtime's options.
-        drafters: Names of the drafters, "model" or "cascade" among them where a draft model drafts.
-        pinned: Whether the drafters were asked for by name; they are not given up then.
-        draft_model: The draft model's file, or None.
-        store_bytes: Most bytes that each drafter with a store keeps between requests.
-        grammar_bytes: Most bytes that compiled grammars take, and that each text takes whose tokens a grammar limits;
-            0 where no grammar is used. The first grammar also takes a second copy of the vocabulary.
-        given_up: What was given up to fit: for each kind of sacrifice, the phrase that describes it.
-        companion: The file of a further model that writes with this one, or None.
-        companion_role: What that model is called.
-        draft_overlap: Whether the draft model drafts on the CPU while the target verifies.
-        max_rows_pinned: Whether `options.max_rows` was asked for by name; it is not given up then.
-        request_bytes: Bytes that a server keeps for requests, from their bodies to their answers.
-        n_texts: Texts of one prompt that a request writes at the same time.
-        fewer_layers: Whether as many layers as fit are put on devices, instead of all that are wished for.
-        learned_bytes: Most bytes of the user's own files that the drafters may read from; 0 for none.
-        slides: Whether the context slides. Its length decides then what the model sees of a text, so free memory does
-            not make it longer.
-        stores: Names of drafters that keep a store between requests.
-        least_rows: The fewest rows of a forward that the drafters can do with.
-        picture_terms: What reading pictures takes; none where no pictures are read.
-        pictures_pinned: Whether pictures were asked for by name; they are not given up then.
-    """
-
-    options: LoadOptions
-    drafters: tuple[str, ...] = ()
-    pinned: bool = False
-    draft_model: Path | None = None
-    store_bytes: int = STORE_BYTES
-    grammar_bytes: int = 0
-    given_up: Mapping[str, str] = field(default_factory=dict)
-    companion: Path | None = None
-    companion_role: str = ""
-    draft_overlap: bool = False
-    max_rows_pinned: bool = False
-    request_bytes: int = 0
-    n_texts: int = 1
-    fewer_layers: bool = False
-    learned_bytes: int = 0
-    slides: bool = False
-    stores: tuple[str, ...] = ()
-    least_rows: int = 1
-    picture_terms: tuple[MemoryTerm, ...] = ()
-    pictures_pinned: bool = False
-
-    @property
-    def n_stores(self) -> int:
-        """How many of the drafters keep a store between requests."""
-        return sum(name in self.stores for name in self.drafters)
-
-    def less(self, kind: str, phrase: str, options: Mapping[str, Any] | None = None, **fields: Any) -> "Setting":
-        """Return the setting with a sacrifice of this kind; its phrase replaces an earlier one of the same kind.
-
-        Args:
-            kind: The kind of sacrifice, a key of `given_up`.
-            phrase: What is given up, in words for a person.
-            options: Fields of the runtime's options that change.
-            **fields: Fields of the setting that change.
-        """
-        given_up = {**self.given_up_without(kind), kind: phrase}
-        return replace(self, options=replace(self.options, **options or {}), given_up=given_up, **fields)
-
-    def given_up_without(self, kind: str) -> dict[str, str]:
-        """Return `given_up` without the sacrifice of that kind."""
-        return {name: phrase for name, phrase in self.given_up.items() if name != kind}
-
-    def drafters_without(self, *names: str) -> tuple[str, ...]:
-        """Return the names of the drafters that are not among `names`."""
-        return tuple(name for name in self.drafters if name not in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +54,8 @@ class Cap:
     gpu_beside_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """A setting, the runtime that loads it, and the memory that this takes under the cap."""
-
-    setting: Setting
-    plan: MemoryPlan
-    choice: Choice
-
-
-Plan = Callable[[Setting], Planned]
-"""Plans a setting."""
+Plan = Callable[[LoadPlan], LoadPlan]
+"""Returns a plan with the memory that it takes under the cap."""
 
 
 class Holder(Protocol):
@@ -154,24 +70,20 @@ class Holder(Protocol):
     gpu_held_bytes: int
 
 
-class HeldByModels:
-    """What edgedec's models hold in this process: the cap of load(memory=...) is for all of them together."""
-
-    def __init__(self) -> None:
-        self._holders: WeakSet[Holder] = WeakSet()
-
-    def add(self, holder: Holder) -> None:
-        """Count a model, for as long as it exists."""
-        self._holders.add(holder)
-
-    def cap(self, n_bytes: int | None, gpu_bytes: int | None) -> Cap:
-        """Return the cap of a model loaded now, where these are for all models together."""
-        held, gpu_held = (sum(getattr(one, name) for one in self._holders) for name in ("held_bytes", "gpu_held_bytes"))
-        return Cap(n_bytes, held, gpu_bytes=gpu_bytes, gpu_beside_bytes=gpu_held)
+HOLDERS: WeakSet[Holder] = WeakSet()
+"""The models of this process: the cap of load(memory=...) is for all of them together."""
 
 
-HELD = HeldByModels()
-"""The one account of this process's models."""
+def count_held(holder: Holder) -> None:
+    """Count a model, for as long as it exists."""
+    HOLDERS.add(holder)
+
+
+def cap_beside_held(n_bytes: int | None, gpu_bytes: int | None) -> Cap:
+    """Return the cap of a model loaded now, where these are for all models together."""
+    holders = [*HOLDERS]
+    held, gpu_held = sum(one.held_bytes for one in holders), sum(one.gpu_held_bytes for one in holders)
+    return Cap(n_bytes, held, gpu_bytes=gpu_bytes, gpu_beside_bytes=gpu_held)
 
 
 def planning_bytes(cap: Cap) -> int | None:
@@ -231,6 +143,16 @@ def _token_bytes(found: ModelInfo) -> int:
     return sum(found.n_head_kv) * (found.key_length + found.value_length) * _ELEMENT_BYTES
 
 
-def devices_for(choice: Choice, wishes: Setting) -> tuple[Device, ...]:
+def devices_for(plan: LoadPlan) -> tuple[Device, ...]:
     """Return the devices that layers may be put on (raises as HasDevices.devices); none where none are wanted there."""
-    return () if wishes.options.n_gpu_layers == 0 else devices_of(choice.runtime, wishes.options)
+    return () if plan.options.n_gpu_layers == 0 else devices_of(plan.runtime, plan.options)
+
+
+def with_drafters(plan: LoadPlan, drafters: Mapping[str, DrafterFactory]) -> LoadPlan:
+    """Return the plan with these drafters only, and without the draft model or the head if none drafts with it."""
+    demands = [demands_of(factory) for factory in drafters.values()]
+    plan = replace(plan, drafters=drafters)
+    if plan.draft_model is not None and not any(each.draft_model for each in demands):
+        terms = tuple(term for term in plan.memory.terms if not term.name.startswith(f"{DRAFT_MODEL}: "))
+        plan = replace(plan, draft_model=None, memory=replace(plan.memory, terms=terms))
+    return plan if any(each.head for each in demands) else plan.with_options(draft_head=None)

@@ -1,19 +1,11 @@
 """Shedding: what drafting does without where memory runs short while text is generated; the text stays the same.
 
-What is missed least goes first:
-
-1. What the suffix drafter keeps of earlier texts; it goes on with the present text, which brings most of the gain.
-2. The tables of n-grams, one after the other, each with its drafter.
-3. The common text, with its drafter.
-4. The drafters of other packages.
-5. Most of the draft model's KV cache: the draft model goes on with a window of 256 tokens.
-6. The draft model.
-7. The draft head: its weights, and what it knows of the texts of all sessions.
-8. The suffix drafter itself.
+What is missed least goes first: what drafters keep of earlier texts and can do without, then each drafter with all that
+it holds, in the order that the drafters declare (edgedec.drafter_traits.Shedding). Of a draft model, most of its KV
+cache goes before it does.
 
 What is shed stays away from later requests, too, and their statistics say so: memory that was short once will be short
-again. Engine.forget() brings everything back but the draft model, its window and the draft head; those come back with
-the next load.
+again. Engine.forget() brings everything back but the models, which come back with the next load.
 """
 
 import gc
@@ -23,14 +15,11 @@ from operator import itemgetter
 from time import monotonic
 from typing import Protocol, runtime_checkable
 
-from edgedec.drafter import DrafterFactory, LoadedDraftModel, ModelFactory
-from edgedec.drafter_traits import Shedding
-from edgedec.drafters.suffix.suffix import SuffixStore
+from edgedec.drafter import LoadedDraftModel, ModelFactory
+from edgedec.drafter_traits import Sheddable, Shedding, shedding_of
 from edgedec.errors import EdgedecError
-from edgedec.head_state import HeadState
 from edgedec.memory import system
 from edgedec.memory_plan import format_bytes
-from edgedec.scheduler.drafter_factories import CASCADE, COMMON, HEAD, SUFFIX
 from edgedec.scheduler.drafter_set import Drafting
 
 _EVERY_S = 0.25
@@ -39,8 +28,8 @@ _AFTER_PRESSURE_S = 10.0  # the average is over 10 s: until then it also covers 
 _PRESSURE_PERCENT = 20.0
 _LEAST_AVAILABLE = 0.05
 _WORTH_BYTES = 256_000
-_WINDOW, _MODEL, _HEAD = 50, 60, 70
-"""Places, among those that drafters declare (Shedding.order), of what draft models and heads lose."""
+_STORES, _WINDOW, _MODEL = 0, 50, 60
+"""Places, among those that drafters declare (Shedding.order), of stores and of what draft models lose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,56 +234,58 @@ def shedders(drafting: Drafting) -> list[Shedder]:
 
     A part is shed between two steps of a generation, by its thread, or while no generation runs.
     """
-    found: list[tuple[int, Shedder]] = []
-    if {SUFFIX, CASCADE} & set(drafting.factories):
-        found.append((0, _suffix_store(drafting)))
+    parts: list[tuple[int, Shedder]] = []
+    spared: dict[str, list[str]] = {}
     for name, factory in drafting.factories.items():
-        if (shedding := _shedding(factory)) is not None:
-            found.append((shedding.order, _drafter(drafting, name, shedding.what.replace("{name}", name))))
+        if (shedding := shedding_of(factory)) is None:
+            continue
+        if shedding.spared:
+            spared.setdefault(shedding.spared, []).append(name)
+        if not isinstance(factory, ModelFactory):
+            parts.append((shedding.order, _drafter(drafting, name, shedding)))
+    parts += [(_STORES, _spared(drafting, what, names)) for what, names in spared.items()]
     for source, users in _draft_models(drafting):
-        found += [(_WINDOW, _window(drafting, source, users)), (_MODEL, _model(drafting, source, users))]
-    if drafting.head is not None:
-        found.append((_HEAD, _head(drafting, drafting.head)))
-    return [shedder for _, shedder in sorted(found, key=itemgetter(0))]
+        parts += [(_WINDOW, _window(drafting, source, users)), (_MODEL, _model(drafting, source, users))]
+    return [shedder for _, shedder in sorted(parts, key=itemgetter(0))]
 
 
-def _shedding(factory: DrafterFactory) -> Shedding | None:
-    """Return what a drafter declares to lose; nothing of its own where its memory is a draft model's."""
-    found = getattr(factory, "shedding", None if isinstance(factory, ModelFactory) else Shedding())
-    return found if isinstance(found, Shedding) else None
+def _spared(drafting: Drafting, what: str, names: Sequence[str]) -> Shedder:
+    """Return the shedder of the stores of these drafters, which go on without them."""
 
-
-def _suffix_store(drafting: Drafting) -> Shedder:
-    def stores() -> list[SuffixStore]:
-        kept = (drafting.store.get(SUFFIX), drafting.store.get(CASCADE, {}).get(SUFFIX))
-        return [store for store in kept if isinstance(store, SuffixStore) and not store.shut]
+    def stores() -> list[Sheddable]:
+        kept = [drafting.store.get(name) for name in names]
+        within = [part for each in kept for part in (each.values() if isinstance(each, dict) else [each])]
+        return [part for part in within if isinstance(part, Sheddable)]
 
     def shed() -> None:
         with drafting.lock:
             for store in stores():
                 store.shed()
 
-    return Shedder("the suffix store", lambda: sum(store.memory_bytes() for store in stores()), shed)
+    return Shedder(what, lambda: sum(store.memory_bytes() for store in stores()), shed)
 
 
-def _drafter(drafting: Drafting, name: str, what: str) -> Shedder:
+def _drafter(drafting: Drafting, name: str, shedding: Shedding) -> Shedder:
     """Return the shedder of a drafter with all that it keeps."""
+    what, factory = shedding.what.replace("{name}", name), drafting.factories[name]
+    remedy = "forget() brings it back" if shedding.returns else "load again to have it"
 
     def held() -> int:
         if name in drafting.off:
             return 0
         drafters = [policy.drafters.get(name) for policy in [*drafting.policies]]
-        kept = drafting.common if name == COMMON else drafting.store.get(name)
+        shared = factory if isinstance(factory, Sheddable) else None
+        parts = (*drafters, drafting.store.get(name), shared)
         try:
-            return max((part.memory_bytes() for part in (*drafters, kept) if isinstance(part, _Sized)), default=0)
+            return max((part.memory_bytes() for part in parts if isinstance(part, _Sized)), default=0)
         except Exception:  # a drafter of another package never ends a generation
             return 0
 
     def shed() -> None:
-        drafting.switch_off(name, f"{name} off: {what} was shed when memory ran short; forget() brings it back")
-        if name == COMMON and drafting.common is not None:
-            drafting.common.shed()
-        elif name != SUFFIX:  # the suffix store is empty by now, except for what is still to be written to a file
+        drafting.switch_off(name, f"{name} off: {what} was shed when memory ran short; {remedy}")
+        if isinstance(factory, Sheddable):
+            factory.shed()
+        if not shedding.spared:  # such a store is empty by now, except for what is still to be written to a file
             drafting.store.pop(name, None)
 
     return Shedder(what, held, shed)
@@ -302,21 +293,16 @@ def _drafter(drafting: Drafting, name: str, what: str) -> Shedder:
 
 def _draft_models(drafting: Drafting) -> list[tuple[LoadedDraftModel, list[str]]]:
     """Return the loaded draft models, each with the names of the drafters that use it."""
-    found: dict[int, tuple[LoadedDraftModel, list[str]]] = {}
+    users: dict[int, tuple[LoadedDraftModel, list[str]]] = {}
     for name, factory in drafting.factories.items():
         if isinstance(factory, ModelFactory):
-            found.setdefault(id(factory.source), (factory.source, []))[1].append(name)
-    return list(found.values())
+            users.setdefault(id(factory.source), (factory.source, []))[1].append(name)
+    return list(users.values())
 
 
 def _window(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> Shedder:
-    from edgedec.drafters.draft_model.model import SMALL_WINDOW
-
     def held() -> int:
-        n_ctx = source.n_ctx
-        if n_ctx <= SMALL_WINDOW or names[0] in drafting.off:
-            return 0
-        return source.held_bytes()[1] * (n_ctx - SMALL_WINDOW) // n_ctx
+        return 0 if names[0] in drafting.off else source.spare_bytes()
 
     def shed() -> None:
         try:
@@ -332,19 +318,6 @@ def _model(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> Sh
         return 0 if names[0] in drafting.off else source.held_bytes()[0]
 
     return Shedder("the draft model", held, lambda: _close(drafting, source, names))
-
-
-def _head(drafting: Drafting, head: HeadState) -> Shedder:
-    from edgedec.drafters.head import SHED
-
-    def held() -> int:
-        return 0 if head.gone else head.held_bytes
-
-    def shed() -> None:
-        drafting.switch_off(HEAD, f"{HEAD} off: {SHED}")
-        head.let_go()
-
-    return Shedder("the draft head", held, shed)
 
 
 def _close(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> None:

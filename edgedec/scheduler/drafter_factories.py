@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edgedec import plugins
 from edgedec.cost_curve import CostCurve
 from edgedec.drafter import DrafterFactory
-from edgedec.drafter_traits import Demands, Shedding
+from edgedec.drafter_traits import demands_of
 from edgedec.errors import RequestError, argument
 from edgedec.model import Model
 
@@ -24,12 +24,12 @@ PromisedGain = Callable[[CostCurve, int], float]
 
 
 def drafter_factories(
-    draft: str | DrafterFactory | None, *, with_model: bool, with_head: bool = False
+    draft: str | DrafterFactory | None, *, with_model: bool, with_head: bool = False, cache_dir: Path | None = None
 ) -> tuple[dict[str, DrafterFactory], bool]:
     """Return the factories by name, and whether these drafters are pinned, so that they draft whatever it costs.
 
     `with_model` says whether a draft model is given; with_draft_model() puts it into the factories later. `with_head`
-    says whether a trained head is given, which is loaded with the target.
+    says whether a trained head is given, which is loaded with the target. What was learned lies in `cache_dir`.
 
     Raises:
         PluginError: A drafter has no such name, or does not import.
@@ -39,14 +39,17 @@ def drafter_factories(
         return {}, False
     if not isinstance(draft, str):
         return {getattr(draft, "__name__", "custom"): _guarded(draft)}, True
-    second = [*([MODEL] if with_model else []), *([HEAD] if with_head else [])]
-    names = [*AUTO, *second] if draft == "auto" else draft.split("+")
-    for name in names:
-        if name in (MODEL, CASCADE) and not with_model:
+    has_learned = cache_dir is not None and (cache_dir / LEARNED).is_dir()
+    usable = {MODEL: with_model, HEAD: with_head, LEARNED: has_learned}
+    names = [*AUTO, *(name for name in usable if usable[name])] if draft == "auto" else draft.split("+")
+    factories = {name: drafter_factory(name) for name in names}
+    for name, factory in factories.items():
+        demands = demands_of(factory)
+        if demands.draft_model and not with_model:
             raise RequestError(f"{name!r} needs a draft model; give one ({argument('draft_model')})")
-        if name == HEAD and not with_head:
+        if demands.head and not with_head:
             raise RequestError(f"the drafter {name!r} needs a trained head; give one ({argument('draft_head')})")
-    return {name: drafter_factory(name) for name in names}, draft != "auto"
+    return factories, draft != "auto"
 
 
 def with_draft_model(
@@ -76,18 +79,6 @@ def with_draft_model(
     return filled
 
 
-def used_draft_model(path: Path | None, drafters: Collection[str]) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the draft model's path where one of these drafters uses it, else None and a sentence that says so.
-
-    >>> used_draft_model(Path("small.gguf"), ["suffix"])
-    (None, ('the draft model small.gguf is not loaded: it is for model and cascade, found suffix',))
-    """
-    if path is None or MODEL in drafters or CASCADE in drafters:
-        return path, ()
-    found = f"it is for {MODEL} and {CASCADE}, found {' + '.join(drafters) or 'none'}"
-    return None, (f"the draft model {path.name} is not loaded: {found}",)
-
-
 def require_overlap(drafters: Collection[str]) -> None:
     """Raise RequestError unless one of these drafters is a draft model that can draft while the target verifies."""
     if MODEL not in drafters or CASCADE in drafters:
@@ -98,12 +89,6 @@ def require_overlap(drafters: Collection[str]) -> None:
         )
 
 
-def demands_of(factory: DrafterFactory) -> Demands:
-    """Return what a drafter needs when the model is loaded; one that declares nothing needs nothing."""
-    found = getattr(factory, "demands", None)
-    return found if isinstance(found, Demands) else Demands()
-
-
 def promised_gains(model: Model, cache_dir: Path | None) -> dict[str, PromisedGain]:
     """Return the drafters that were prepared for a model, with what they promise; a plug-in that fails has none."""
     found: dict[str, PromisedGain | None] = {}
@@ -111,12 +96,6 @@ def promised_gains(model: Model, cache_dir: Path | None) -> dict[str, PromisedGa
         with suppress(Exception):  # a model answers without what was prepared for it
             found[plugin.name] = plugin.load()(model, cache_dir)
     return {name: gain for name, gain in found.items() if gain is not None}
-
-
-def keeping_stores(factories: Mapping[str, DrafterFactory]) -> tuple[str, ...]:
-    """Return the names of the drafters that declare a store, which they keep between requests."""
-    declared = {name: getattr(factory, "shedding", None) for name, factory in factories.items()}
-    return tuple(name for name, what in declared.items() if isinstance(what, Shedding) and what.keeps_store)
 
 
 def drafter_factory(name: str) -> DrafterFactory:

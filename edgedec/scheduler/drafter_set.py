@@ -13,11 +13,9 @@ from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import CHAIN, ONE_CHAIN, TreeShape
 from edgedec.draft_constants import GAIN
-from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, ModelFactory, SortedText
-from edgedec.drafter_traits import Declaring, DrafterTraits, Following, FollowingFactory
-from edgedec.drafters.suffix.common import CommonText
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, ModelFactory
+from edgedec.drafter_traits import Declaring, DrafterTraits, Following, FollowingFactory, shedding_of
 from edgedec.errors import MemoryCapError, PluginError
-from edgedec.head_state import HeadState
 from edgedec.model import Session
 from edgedec.sampling import Noise
 from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter, note_failure, note_late
@@ -40,10 +38,9 @@ class Drafting:
         n_max: Most nodes of a draft; 0 where no draft can be verified with the bits of single steps.
         always: Whether to verify what is proposed, whatever it costs: the drafters are pinned.
         budget_bytes: Most memory that the drafters may hold together, or None.
-        store_bytes: Most memory that each of them keeps between requests, or None.
+        share_bytes: Most memory that each of them may hold, its store included, or None.
         store: What drafters keep between requests.
         records: What is known of the acceptance and the cost of each drafter.
-        common: A small text to begin with, or None.
         file: Where the suffix drafter's part of `store` outlives the process, or None.
         notes: Sentences for the statistics of the next generation only.
         policies: The policies of the texts that are being written.
@@ -53,10 +50,7 @@ class Drafting:
         cache_dir: Where is kept what was measured of the model; None for nowhere.
         strict: Whether to verify only what has the bits of single steps: no trees where the runtime's are not exact.
         reasons: Sentences for the statistics of every generation: what it drafts without, and why.
-        learned: The user's own files in the model's tokens, or None.
         tree: The shape of drafts that the user named, or None for the rule's.
-        head: The trained head that follows the first session, which can be shed for all of them; or None.
-        token_s: Seconds that the draft model takes for a token, as timed when it was loaded; None where it was not.
         lock: Held while the store is used, as several texts may be written at the same time.
     """
 
@@ -64,10 +58,9 @@ class Drafting:
     n_max: int
     always: bool = False
     budget_bytes: int | None = None
-    store_bytes: int | None = None
+    share_bytes: int | None = None
     store: dict[str, Any] = field(default_factory=dict)
     records: dict[str, DrafterRecord] = field(default_factory=dict)
-    common: CommonText | None = None
     file: "DraftStore | None" = None
     notes: list[str] = field(default_factory=list)
     policies: list[Policy] = field(default_factory=list)
@@ -76,16 +69,8 @@ class Drafting:
     cache_dir: Path | None = None
     strict: bool = True
     reasons: tuple[str, ...] = ()
-    head: HeadState | None = None
-    learned: SortedText | None = None
     tree: TreeShape | None = None
-    token_s: float | None = None
     lock: AbstractContextManager[object] = field(default_factory=RLock)
-
-    @property
-    def share_bytes(self) -> int | None:
-        """Most bytes that one drafter may hold, as share_of says."""
-        return share_of(self.budget_bytes, self.store_bytes)
 
     def switch_off(self, name: str, reason: str) -> None:
         """Stop asking a drafter, in the texts that are being written and in later ones, until forget()."""
@@ -100,8 +85,9 @@ class Drafting:
             self.policies.remove(policy)
 
     def forget(self) -> None:
-        """Drop all that outlives a request; drafters that were switched off return, except closed draft models."""
-        self.off = {name: why for name, why in self.off.items() if isinstance(self.factories[name], ModelFactory)}
+        """Drop all that outlives a request; drafters that were switched off return, except models that were freed."""
+        sheds = {name: shedding_of(self.factories[name]) for name in self.off}
+        self.off = {name: why for name, why in self.off.items() if (shed := sheds[name]) is None or not shed.returns}
         self.store.clear()
         self.records.clear()
         if self.file is not None:
@@ -122,11 +108,6 @@ class Drafting:
     @property
     def _models(self) -> list[ModelFactory]:
         return [factory for factory in self.factories.values() if isinstance(factory, ModelFactory)]
-
-
-def share_of(budget_bytes: int | None, store_bytes: int | None) -> int | None:
-    """Return the most bytes that one drafter may hold, its store included, which takes at most half; None for any."""
-    return min((n for n in (budget_bytes, store_bytes and 2 * store_bytes) if n is not None), default=None)
 
 
 def open_policy(
@@ -161,15 +142,12 @@ def open_policy(
         drafting.share_bytes,
         drafting.store,
         coupled=request.rule == COUPLED,
-        common=drafting.common,
         recorder=request.record,
         constraint=constraint,
-        learned=drafting.learned,
         shape=shape,
         predicted=request.predicted_ids,
         lock=drafting.lock,
         curve=curve,
-        token_s=drafting.token_s,
         note=stats.add_reason,
         cache_dir=drafting.cache_dir,
     )

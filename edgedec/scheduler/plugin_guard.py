@@ -6,7 +6,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,20 @@ from numpy.typing import NDArray
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.draft_constants import SURE
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
-from edgedec.drafter_traits import Declaring, Demands, DrafterTraits, Draws, Following, FollowingFactory, Shedding
+from edgedec.drafter_traits import (
+    Declaring,
+    Demands,
+    DrafterTraits,
+    Draws,
+    Following,
+    FollowingFactory,
+    Opening,
+    Shedding,
+    demands_of,
+    shedding_of,
+)
 from edgedec.errors import PluginError
+from edgedec.load_plan import LoadPlan
 from edgedec.model import Session
 
 _MAKING_S = 2.0  # that a constructor may take: the first token waits for it
@@ -185,8 +197,7 @@ class GuardedFactory:
     _making: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
-        self.shedding = getattr(self.factory, "shedding", Shedding())
-        self.demands = getattr(self.factory, "demands", Demands())
+        self.shedding, self.demands = shedding_of(self.factory), demands_of(self.factory)
 
     def __call__(self, context: DraftContext) -> Drafter:
         """Make a drafter (raises what Guarded raises)."""
@@ -198,6 +209,15 @@ class GuardedFactory:
                 return self.factory(context)
 
         return Guarded(made, context.note_late)
+
+    def opened(self, session: Session, plan: LoadPlan) -> DrafterFactory | None:
+        """Return the factory with what it makes of a loaded target, guarded too (PluginError where it fails)."""
+        if not isinstance(self.factory, Opening):
+            return self
+        made = _outcome(partial(self.factory.opened, session, plan))
+        if isinstance(made, Exception):
+            raise PluginError(f"{type(made).__name__}: {made}") from made
+        return None if made is None else GuardedFactory(cast(DrafterFactory, made))
 
     def begin_prompt(self, session: Session, *, follows: bool) -> None:
         """Tell the factory of a prompt that several texts share, where it follows texts; at most two seconds pass."""

@@ -159,10 +159,10 @@ class OverlappedDrafter(ModelDrafter):
         A draft's first token is there if the draft before it and its bonus token came as expected, and if there was
         time for both while the target verified.
         """
-        if context.token_s is None:
+        if (token_s := self._overlapped.token_s) is None:
             return None
-        hidden_s = min(context.token_s, (context.curve.seconds(2) or 0.0) / 2)
-        return context.token_s - self.traits.rate * self.traits.rate * hidden_s
+        hidden_s = min(token_s, (context.curve.seconds(2) or 0.0) / 2)
+        return token_s - self.traits.rate * self.traits.rate * hidden_s
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Start a text with its prompt, which is read when the first draft is requested."""

@@ -101,7 +101,7 @@ class UniversalDrafter:
         self._n_vocab = context.target.model.card.n_vocab
         self._params = _of_any_vocabulary(context.sampling)
         self._floor = context.floor
-        self.traits = DrafterTraits(DraftCost.MODEL, level_s=context.token_s, about=drafts.summary)
+        self.traits = DrafterTraits(DraftCost.MODEL, level_s=drafts.source.token_s, about=drafts.summary)
         self.begin([])
 
     def begin(self, token_ids: Sequence[int]) -> None:

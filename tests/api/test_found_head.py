@@ -13,10 +13,11 @@ from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
 
 import edgedec
-from edgedec.api.load import engine_wishes
+from edgedec.api.load import asked_plan
 from edgedec.api.options import LIBRARY, EngineOptions
-from edgedec.api.wishes import Wishes, find_model
+from edgedec.api.plan import find_model
 from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, RequestError, UnsupportedModelError
+from edgedec.load_plan import LoadPlan
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 
 TINY = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
@@ -32,15 +33,15 @@ def model(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "m.gguf", TINY)
 
 
-def _wishes(model: Path, **options: Any) -> Wishes:
+def _wishes(model: Path, **options: Any) -> LoadPlan:
     given: dict[str, Any] = {"runtime": "cpu", "cache_dir": model.parent / "cache"} | options
     chosen = EngineOptions(**given)
-    return engine_wishes(find_model(model, chosen, None), chosen, LIBRARY)
+    return asked_plan(find_model(model, chosen, None), chosen, LIBRARY)
 
 
-def _used(wishes: Wishes) -> Path | None:
-    assert ("head" in wishes.setting.drafters) == (wishes.setting.options.draft_head is not None)
-    return wishes.setting.options.draft_head
+def _used(wishes: LoadPlan) -> Path | None:
+    assert ("head" in wishes.drafters) == (wishes.options.draft_head is not None)
+    return wishes.options.draft_head
 
 
 def test_auto_uses_the_head_beside_the_model(model: Path) -> None:

@@ -19,6 +19,7 @@ from edgedec.api.options import Lossy
 from edgedec.decoding import shared_prefix
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.decoding.shared_prefix import SharedPrefixes
+from edgedec.drafters.head import HeadFactory
 from edgedec.errors import SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem
@@ -211,10 +212,11 @@ def test_a_head_can_be_shed_after_the_first_session_took_a_prefix(
         assert third.generation.stats.n_reused_tokens == N_SYSTEM
         drafting = engine.pool.slots[0].drafting
         assert drafting is not None
-        assert drafting.head is not None
-        assert drafting.head.held_bytes > 0
-        drafting.head.let_go()
-        assert drafting.head.held_bytes == 0
+        head = drafting.factories["head"]
+        assert isinstance(head, HeadFactory)
+        assert head.memory_bytes() > 0
+        head.shed()
+        assert head.state.held_bytes == 0
         for _ in (*second, *third):
             pass
         assert [second.generation.token_ids, third.generation.token_ids] == alone[:2]

@@ -25,7 +25,7 @@ N_TOKENS = 48
 @pytest.fixture(autouse=True)
 def _drafting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `auto` take a row more to cost next to nothing, whatever this machine would have measured at load."""
-    monkeypatch.setattr("edgedec.api.open_drafters.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
+    monkeypatch.setattr("edgedec.api.load.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
 
 
 @pytest.fixture(scope="module", params=NAMES)

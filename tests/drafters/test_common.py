@@ -1,7 +1,6 @@
 """The drafter that knows a small text from the start."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -22,7 +21,7 @@ MakeContext = Callable[..., DraftContext]
 def test_it_proposes_what_mostly_followed(make_context: MakeContext) -> None:
     """Of the longest context known the most frequent continuation stands first; the text teaches it nothing."""
     text = CommonText([1, 2, 3, 9, 1, 2, 3, 9, 1, 2, 4, 8])
-    drafter = CommonDrafter(replace(make_context(), common=text))
+    drafter = text(make_context())
     drafter.begin([7, 1, 2])
     draft = drafter.propose(3, 1e18)
     assert list(draft.tokens) == [3, 4, 9]

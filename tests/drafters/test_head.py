@@ -241,7 +241,7 @@ def test_texts_are_plain_decodings(
     options: dict[str, object], files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and merged, with parallel sessions and in a context that slides, the head drafts and changes no text."""
-    monkeypatch.setattr("edgedec.api.open_drafters.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
+    monkeypatch.setattr("edgedec.api.load.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
     keywords = {
         "runtime": "cpu",
         "offline": True,
@@ -266,7 +266,7 @@ def test_texts_that_a_head_leaves_alone_are_plain_decodings(
 ) -> None:
     """One text and several of one prompt are the same, whether the head follows every text, none or every second."""
     keywords: dict[str, Any] = {"runtime": "cpu", "offline": True, "n_ctx": 128, "draft_head": files[1]}
-    monkeypatch.setattr("edgedec.api.open_drafters.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
+    monkeypatch.setattr("edgedec.api.load.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
     found = []
     for draft, idles in (("off", ()), ("auto", (False,)), ("auto", (True,)), ("auto", (False, True, True))):
         turns = cycle(idles or (False,))

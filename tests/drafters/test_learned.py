@@ -5,7 +5,6 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -94,7 +93,7 @@ def test_long_contexts_stay_within_what_is_sorted() -> None:
 def test_it_proposes_what_mostly_followed(make_context: MakeContext) -> None:
     """The most frequent continuation stands first, no file runs on into the next, and nothing is learned from texts."""
     text = sort_text(np.array([1, 2, 3, 9, -1, 1, 2, 3, 9, -1, 1, 2, 4, 8, -1], np.int32))
-    drafter = LearnedDrafter(replace(make_context(), learned=text))
+    drafter = LearnedDrafter(make_context(), text)
     drafter.begin([7, 1, 2])
     draft = drafter.propose(4, 1e18)
     assert list(draft.tokens) == [3, 4, 9, 8]

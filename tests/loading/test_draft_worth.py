@@ -11,7 +11,6 @@ from support.models.tiny_models import tiny_llama
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
-from edgedec.api import open_drafters as opening_drafts
 from edgedec.api.options import DraftOptions
 from edgedec.cost_curve import CostCurve
 from edgedec.draft_price import DraftPrice
@@ -58,7 +57,7 @@ def why_not(draft: Path, target: Path, curve: CostCurve, share: float = 1.0, n_m
 
 def opened(monkeypatch: pytest.MonkeyPatch, curve: CostCurve, large: Path, **options: Any) -> edgedec.Engine:
     """Load the target as if its forwards took what the curve says; the engine's own curve follows its steps."""
-    monkeypatch.setattr(opening_drafts, "cost_curve", lambda *_, **__: deepcopy(curve))
+    monkeypatch.setattr("edgedec.api.load.cost_curve", lambda *_, **__: deepcopy(curve))
     return edgedec.load(large, runtime="cpu", n_ctx=256, n_threads=1, **options)
 
 
@@ -202,7 +201,7 @@ def test_one_that_no_drafter_uses_is_neither_loaded_nor_planned(large: Path, sma
     with edgedec.load(large, runtime="cpu", n_ctx=64, draft="suffix", draft_model=small, memory="1GB") as engine:
         assert not any(term.name.startswith("draft model: ") for term in engine.plan.terms)
         assert engine.generate(TEXT, max_tokens=2).stats.reasons == [
-            "the draft model small.gguf is not loaded: it is for model and cascade, found suffix"
+            "the draft model small.gguf is not loaded: no drafter uses it, found suffix"
         ]
 
 

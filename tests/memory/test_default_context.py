@@ -12,13 +12,12 @@ import edgedec
 from edgedec.decoding.prompt_length import too_long
 from edgedec.errors import PromptTooLongError
 from edgedec.load_options import LoadOptions
-from edgedec.loading.runtime_choice import Choice
+from edgedec.load_plan import LoadPlan
 from edgedec.memory.planner import plan_within
-from edgedec.memory.setting import Cap, Setting, longest_context
+from edgedec.memory.setting import Cap, longest_context
 from edgedec_runtimes.cpu.runtime import Cpu
 
 TOKEN_BYTES = 2 * 2 * (16 + 16) * 2  # two layers of two heads with 16 elements, keys and values, in f16
-WISHES = Setting(LoadOptions(max_rows=16), ("suffix",), stores=("suffix",))
 
 
 @pytest.fixture
@@ -49,8 +48,8 @@ def test_texts_that_depend_on_the_context_keep_4096_tokens(tmp_path: Path, train
     phi3 = replace(ARCHITECTURES["phi3"], n_ctx_train=32768)
     assert longest_context(write_tiny(tmp_path / "phi3.gguf", phi3), 1e12, 1) == 4096
     for slides, n_ctx in ((True, 4096), (False, 32768)):
-        found = plan_within(Choice(trained, Cpu()), replace(WISHES, slides=slides), Cap(None))
-        assert found.setting.options.n_ctx == n_ctx
+        found = plan_within(LoadPlan(trained, Cpu(), options=LoadOptions(max_rows=16), slides=slides), Cap(None))
+        assert found.options.n_ctx == n_ctx
 
 
 @pytest.mark.slow

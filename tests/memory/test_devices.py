@@ -11,11 +11,12 @@ from support.models.real_models import real_model
 from edgedec.errors import MemoryCapError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
-from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import plan_settings, plan_within
-from edgedec.memory.setting import Cap, Planned, Setting
+from edgedec.load_plan import LoadPlan
+from edgedec.memory.planner import all_plans, plan_within
+from edgedec.memory.setting import Cap
 from edgedec.memory.terms import device_caps
 from edgedec.memory_plan import HOST, Device, DeviceCap, IsOver, MemoryPlan, MemoryTerm, Split, n_split
+from edgedec.scheduler.drafter_factories import drafter_factories
 from edgedec_runtimes.llamacpp.device_terms import HostRun, compute_bytes, default_split, kv_terms, weight_terms
 from edgedec_runtimes.llamacpp.options import LlamaCppOptions
 from edgedec_runtimes.llamacpp.options import own as own_of
@@ -26,7 +27,6 @@ MB, MIB = 1_000_000, 2**20
 CUDA0 = Device("CUDA0", "CUDA", 8_000 * MB, 7_000 * MB, driver_bytes=400 * MB)
 JETSON = replace(CUDA0, unified=True, free_bytes=6_000 * MB)
 NEAR, FAR = replace(CUDA0, name="NEAR", driver_bytes=0), replace(CUDA0, name="FAR", backend="RPC", driver_bytes=0)
-WISHES = Setting(LoadOptions(max_rows=16), ("suffix", "common"), stores=("suffix",))
 
 
 class Layered:
@@ -78,16 +78,20 @@ class Layered:
         raise NotImplementedError
 
 
+BOTH, _ = drafter_factories("suffix+common", with_model=False)
+WISHES = LoadPlan(Path(), Layered(), options=LoadOptions(max_rows=16), drafters=BOTH)
+
+
 @pytest.fixture(scope="module")
-def model() -> Choice:
+def model() -> LoadPlan:
     """A model of 28 layers, whose bytes are those of the simulated runtime."""
     path = real_model("qwen2.5-coder-1.5b.gguf")
-    return Choice(path, Layered(), header=read_gguf(path))
+    return LoadPlan(path, Layered(), header=read_gguf(path))
 
 
-def planned(model: Choice, cap: Cap, *devices: Device, wishes: Setting = WISHES) -> Planned:
+def planned(model: LoadPlan, cap: Cap, *devices: Device, wishes: LoadPlan = WISHES) -> LoadPlan:
     """Plan for these devices."""
-    return plan_within(replace(model, runtime=Layered(*devices)), wishes, cap)
+    return plan_within(replace(wishes, path=model.path, runtime=Layered(*devices), header=model.header), cap)
 
 
 @pytest.mark.parametrize(
@@ -102,50 +106,50 @@ def planned(model: Choice, cap: Cap, *devices: Device, wishes: Setting = WISHES)
         (1, ()),
     ],
 )
-def test_as_many_layers_as_fit_are_on_the_device(model: Choice, gpu_mb: int, split: Split) -> None:
+def test_as_many_layers_as_fit_are_on_the_device(model: LoadPlan, gpu_mb: int, split: Split) -> None:
     """With their part of the KV cache and the driver counted; one MB less and a layer stays on the host."""
     found = planned(model, Cap(gpu_bytes=gpu_mb * MB), CUDA0)
-    assert found.setting.options.layer_split == split
-    assert found.plan.fits
+    assert found.options.layer_split == split
+    assert found.memory.fits
     n = n_split(split)
     expected = n * 50 * MB + 30 * MB + (n - 1) * 4096 * 10_000 + 400 * MB if n else 0
-    assert found.plan.device_bytes("CUDA0") == expected <= gpu_mb * MB
-    assert ("layers" in found.setting.given_up) == (n < 29)
+    assert found.memory.device_bytes("CUDA0") == expected <= gpu_mb * MB
+    assert ("layers" in found.given_up) == (n < 29)
     if n < 29:
         where = f"{n} on CUDA0" if n else "none on a GPU"
-        assert found.setting.given_up["layers"] == f"of 29 layers {where}"
+        assert found.given_up["layers"] == f"of 29 layers {where}"
 
 
-def test_the_ladder_goes_over_both_caps(model: Choice) -> None:
+def test_the_ladder_goes_over_both_caps(model: LoadPlan) -> None:
     """Under both caps layers leave the device, then the context is cut, which brings layers back to the device."""
     cap = Cap(2_000 * MB, gpu_bytes=2_000 * MB)
     ample = planned(model, replace(cap, n_bytes=3_000 * MB), CUDA0)
-    assert ample.setting.options.layer_split == (("CUDA0", 17),)  # 400 + 30 + 17 * 50 + 16 * 40.96 = 1,935.36
-    assert ample.setting.options.n_ctx == 4096
+    assert ample.options.layer_split == (("CUDA0", 17),)  # 400 + 30 + 17 * 50 + 16 * 40.96 = 1,935.36
+    assert ample.options.n_ctx == 4096
     found = planned(model, replace(cap, n_bytes=700 * MB), CUDA0)
-    assert found.plan.fits
-    assert found.setting.options.n_ctx == 2048
-    assert found.setting.options.layer_split == (("CUDA0", 22),)  # 400 + 30 + 22 * 50 + 21 * 20.48 = 1,960.08
-    assert own_of(found.setting.options).mmap is False
-    settings = plan_settings(replace(model, runtime=Layered(CUDA0)), WISHES, replace(cap, n_bytes=100 * MB))
-    assert [list(entry.setting.given_up)[-1:] for entry in settings[1:4]] == [["mapping"], ["store"], ["store"]]
-    n_layers = [n_split(entry.setting.options.layer_split or ()) for entry in settings]
-    first = next(index for index, entry in enumerate(settings) if "layers" in entry.setting.given_up)
+    assert found.memory.fits
+    assert found.options.n_ctx == 2048
+    assert found.options.layer_split == (("CUDA0", 22),)  # 400 + 30 + 22 * 50 + 21 * 20.48 = 1,960.08
+    assert own_of(found.options).mmap is False
+    settings = all_plans(replace(WISHES, path=model.path, runtime=Layered(CUDA0)), replace(cap, n_bytes=100 * MB))
+    assert [list(entry.given_up)[-1:] for entry in settings[1:4]] == [["mapping"], ["store"], ["store"]]
+    n_layers = [n_split(entry.options.layer_split or ()) for entry in settings]
+    first = next(index for index, entry in enumerate(settings) if "layers" in entry.given_up)
     assert set(n_layers[:first]) == {29}
     assert n_layers[first:] == sorted(n_layers[first:])
 
 
-def test_layers_that_were_asked_for_by_number_are_not_given_up(model: Choice) -> None:
+def test_layers_that_were_asked_for_by_number_are_not_given_up(model: LoadPlan) -> None:
     """They are refused, with what the device needs and has; fewer of them, or no number, fit."""
     cap = Cap(gpu_bytes=1_000 * MB)
     for n, fits in ((20, False), (6, True)):
         wishes = replace(WISHES, options=replace(WISHES.options, n_gpu_layers=n))
         found = planned(model, cap, CUDA0, wishes=wishes)
-        assert (found.setting.options.layer_split, found.plan.fits) == ((("CUDA0", n),), fits)
+        assert (found.options.layer_split, found.memory.fits) == ((("CUDA0", n),), fits)
     with pytest.raises(MemoryCapError) as caught:
         planned(
             model, cap, CUDA0, wishes=replace(WISHES, options=replace(WISHES.options, n_gpu_layers=20, n_ctx=4096))
-        ).plan.require()
+        ).memory.require()
     message = str(caught.value)
     assert "2208.2 MB on CUDA0" in message  # 400 + 30 + 1,000 + 19 * 40.96
     assert "allowed on CUDA0: 1000.0 MB" in message
@@ -153,69 +157,70 @@ def test_layers_that_were_asked_for_by_number_are_not_given_up(model: Choice) ->
     assert "put fewer layers on CUDA0 (leave n_gpu_layers out to have as many as fit)" in message
 
 
-def test_no_layers_on_devices_where_none_are_wanted(model: Choice) -> None:
+def test_no_layers_on_devices_where_none_are_wanted(model: LoadPlan) -> None:
     """With n_gpu_layers=0 no device is asked for, and the plan has the host's column only."""
     wishes = replace(WISHES, options=replace(WISHES.options, n_gpu_layers=0))
     found = planned(model, Cap(3_000 * MB), CUDA0, wishes=wishes)
-    assert (found.plan.devices, found.setting.options.layer_split) == ((), None)
-    assert "CUDA0" not in found.plan.table()
+    assert (found.memory.devices, found.options.layer_split) == ((), None)
+    assert "CUDA0" not in found.memory.table()
 
 
-def test_unified_memory_is_one_column(model: Choice) -> None:
+def test_unified_memory_is_one_column(model: LoadPlan) -> None:
     """What a Jetson's GPU holds counts as the host's; the cap of the GPU holds for its part."""
     found = planned(model, Cap(4_000 * MB, gpu_bytes=2_000 * MB), JETSON)
-    own, gpu = found.plan.total_bytes, found.plan.device_bytes("CUDA0")
+    own, gpu = found.memory.total_bytes, found.memory.device_bytes("CUDA0")
     assert gpu == 400 * MB + 30 * MB + 17 * 50 * MB + 16 * 4096 * 10_000
-    assert own == sum(term.n_bytes for term in found.plan.terms)
-    assert found.plan.fits
-    header, *_ = found.plan.table().splitlines()
+    assert own == sum(term.n_bytes for term in found.memory.terms)
+    assert found.memory.fits
+    header, *_ = found.memory.table().splitlines()
     assert "host" not in header
-    assert "CUDA0: " in found.plan.table() or "driver" in found.plan.table()
+    assert "CUDA0: " in found.memory.table() or "driver" in found.memory.table()
     tight = planned(model, Cap(2_400 * MB), JETSON)
-    assert tight.plan.fits
-    assert tight.plan.total_bytes <= 2_400 * MB
-    assert own_of(tight.setting.options).mmap is False  # mapped and copied weights do not both fit
+    assert tight.memory.fits
+    assert tight.memory.total_bytes <= 2_400 * MB
+    assert own_of(tight.options).mmap is False  # mapped and copied weights do not both fit
 
 
-def test_the_watch_leaves_out_what_the_system_does_not_count(model: Choice) -> None:
+def test_the_watch_leaves_out_what_the_system_does_not_count(model: LoadPlan) -> None:
     """A GPU's buffers in unified memory are no part of the process's resident memory, so its cap is less."""
     cap = Cap(6_000 * MB, 60 * MB, whole_process=True)
     found = planned(model, cap, JETSON)
-    assert found.plan.process_cap_bytes == 6_000 * MB - found.plan.device_bytes("CUDA0")
-    assert planned(model, cap, CUDA0).plan.process_cap_bytes == 6_000 * MB
+    assert found.memory.process_cap_bytes == 6_000 * MB - found.memory.device_bytes("CUDA0")
+    assert planned(model, cap, CUDA0).memory.process_cap_bytes == 6_000 * MB
 
 
-def test_the_last_layers_are_on_the_nearest_device(model: Choice) -> None:
+def test_the_last_layers_are_on_the_nearest_device(model: LoadPlan) -> None:
     """Devices of other machines come first in the order, and get what the others can't take, up to the cap of each."""
     found = planned(model, Cap(gpu_bytes=1_000 * MB), FAR, NEAR)
-    assert found.setting.options.layer_split == (("FAR", 10), ("NEAR", 11))
-    assert found.plan.device_bytes("NEAR") == 30 * MB + 11 * 50 * MB + 10 * 4096 * 10_000 <= 1_000 * MB
-    assert found.plan.device_bytes("FAR") == 10 * 50 * MB + 10 * 4096 * 10_000 <= 1_000 * MB
-    assert found.plan.fits
+    assert found.options.layer_split == (("FAR", 10), ("NEAR", 11))
+    assert found.memory.device_bytes("NEAR") == 30 * MB + 11 * 50 * MB + 10 * 4096 * 10_000 <= 1_000 * MB
+    assert found.memory.device_bytes("FAR") == 10 * 50 * MB + 10 * 4096 * 10_000 <= 1_000 * MB
+    assert found.memory.fits
     small = replace(FAR, free_bytes=500 * MB)
     found = planned(model, Cap(gpu_bytes=1_000 * MB), small, NEAR)
-    assert found.setting.options.layer_split == (("FAR", 4), ("NEAR", 11))  # 4 * 90.96 of 0.9 * 500 MB
-    assert found.setting.given_up["layers"] == "of 29 layers 4 on FAR and 11 on NEAR"
+    assert found.options.layer_split == (("FAR", 4), ("NEAR", 11))  # 4 * 90.96 of 0.9 * 500 MB
+    assert found.given_up["layers"] == "of 29 layers 4 on FAR and 11 on NEAR"
 
 
-def test_a_draft_model_counts_on_the_device(model: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_model_counts_on_the_device(model: LoadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where its runtime has the target's last device; it goes before a layer does, and comes back for none.
 
     All layers take 3,026.88 MB, and the draft model of 30 layers 31 * 50 + 30 + 30 * 1024 * 10 kB = 1,887.2 MB.
     """
     small = real_model("smollm2-135m.gguf")
-    draft = Choice(small, there := Layered(CUDA0), header=read_gguf(small))
+    draft = LoadPlan(small, there := Layered(CUDA0), header=read_gguf(small))
     monkeypatch.setattr("edgedec.loading.second_model.choose_runtime", lambda path, name, options: draft)
-    wishes = replace(WISHES, drafters=("suffix", "model"), draft_model=small)
+    drafters, _ = drafter_factories("suffix+model", with_model=True)
+    wishes = replace(WISHES, drafters=drafters, draft_model=small)
     for gpu_mb, on_device, with_draft in ((4_915, 4_914.08, True), (4_914, 3_026.88, False), (2_000, 1_935.36, False)):
         found = planned(model, Cap(gpu_bytes=gpu_mb * MB), CUDA0, wishes=wishes)
-        assert found.plan.device_bytes("CUDA0") == round(on_device * MB), gpu_mb
-        assert (found.setting.draft_model is not None) == with_draft
-        assert ("draft model" in found.setting.given_up) == (not with_draft)
+        assert found.memory.device_bytes("CUDA0") == round(on_device * MB), gpu_mb
+        assert (found.draft_model is not None) == with_draft
+        assert ("draft model" in found.given_up) == (not with_draft)
     there.found = ()  # such as where the target's device is another machine's
     found = planned(model, Cap(gpu_bytes=3_027 * MB), CUDA0, wishes=wishes)
-    assert found.plan.device_bytes("CUDA0") == round(3_026.88 * MB)
-    assert {term.device for term in found.plan.terms if term.name.startswith("draft model: ")} == {HOST}
+    assert found.memory.device_bytes("CUDA0") == round(3_026.88 * MB)
+    assert {term.device for term in found.memory.terms if term.name.startswith("draft model: ")} == {HOST}
 
 
 @pytest.mark.parametrize("n_layers", [0, 1, 7, 40])

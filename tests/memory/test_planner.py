@@ -1,23 +1,26 @@
 """The order of sacrifice: what is given up under which cap, what never is, and what comes back."""
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from support.models.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.drafter_traits import keeps_store
 from edgedec.errors import MemoryCapError, RequestError
 from edgedec.load_options import LoadOptions
-from edgedec.loading.runtime_choice import Choice
+from edgedec.load_plan import LoadPlan
 from edgedec.memory.ladder import rungs
-from edgedec.memory.planner import plan_settings, plan_within
-from edgedec.memory.setting import Cap, HeldByModels, Planned, Setting
+from edgedec.memory.planner import all_plans, plan_within
+from edgedec.memory.setting import Cap
 from edgedec.memory.shedding import margin_bytes
 from edgedec.memory_plan import MemoryTerm
-from edgedec.scheduler.drafter_factories import demands_of, drafter_factories, drafter_factory, keeping_stores
+from edgedec.scheduler.drafter_factories import drafter_factories, drafter_factory
 from edgedec_apps.base_memory import base_bytes
 
 MB = 1_000_000
@@ -72,17 +75,23 @@ class NoStream(Sized):
 @pytest.fixture(autouse=True)
 def _no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count none of the models that other tests in this process have loaded."""
-    monkeypatch.setattr("edgedec.api.load.HELD", HeldByModels())
+    monkeypatch.setattr("edgedec.memory.setting.HOLDERS", WeakSet())
 
 
 @pytest.fixture
-def choice(tmp_path: Path) -> Choice:
+def choice(tmp_path: Path) -> LoadPlan:
     """A file of 4,096 tokens of context on that runtime."""
-    return Choice(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=4096), Sized())
+    return LoadPlan(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=4096), Sized())
 
 
-WISHES = Setting(LoadOptions(max_rows=16), ("suffix", "common"), stores=("suffix",))
+BOTH, _ = drafter_factories("suffix+common", with_model=False)
+WISHES = LoadPlan(Path(), Sized(), options=LoadOptions(max_rows=16), drafters=BOTH)
 WISHES_KEPT = replace(WISHES, max_rows_pinned=True)
+
+
+def of(choice: LoadPlan, wishes: LoadPlan) -> LoadPlan:
+    """Return the wishes for a model's file on a runtime."""
+    return replace(wishes, path=choice.path, runtime=choice.runtime, slower=choice.slower, reason=choice.reason)
 
 
 def share(n_mb: float) -> Cap:
@@ -95,42 +104,38 @@ def whole(n_mb: int) -> Cap:
     return Cap(n_mb * MB, 60 * MB, whole_process=True)
 
 
-def planned(choice: Choice, n_mb: float, wishes: Setting = WISHES) -> Planned:
+def planned(choice: LoadPlan, n_mb: float, wishes: LoadPlan = WISHES) -> LoadPlan:
     """Plan within so many MB."""
-    return plan_within(choice, wishes, share(n_mb))
+    return plan_within(of(choice, wishes), share(n_mb))
 
 
-def test_the_wishes_are_kept_where_they_fit(choice: Choice) -> None:
+def test_the_wishes_are_kept_where_they_fit(choice: LoadPlan) -> None:
     """500 + 163.84 KV + 16 logits + 44.58 drafters + 4 + 8 of reserve = 736.42 MB; one byte less gives something up."""
     found = planned(choice, 737)
-    assert (found.setting.given_up, found.setting.options.n_ctx) == ({}, 4096)
+    assert (found.given_up, found.options.n_ctx) == ({}, 4096)
     drafters = 32 * MB + 10 * MB + int(4096 * 1.5 * 420)
-    assert found.plan.total_bytes == (500 + 16 + 4 + 8) * MB + 4096 * 40_000 + drafters
-    exactly = found.plan.total_bytes
-    assert plan_within(choice, WISHES, Cap(exactly)).setting.given_up == {}
-    less = plan_within(choice, WISHES, Cap(exactly - 1))
-    assert less.setting.given_up == {"store": "draft stores cut to 8.0 MB"}
+    assert found.memory.total_bytes == (500 + 16 + 4 + 8) * MB + 4096 * 40_000 + drafters
+    exactly = found.memory.total_bytes
+    assert plan_within(of(choice, WISHES), Cap(exactly)).given_up == {}
+    less = plan_within(of(choice, WISHES), Cap(exactly - 1))
+    assert less.given_up == {"store": "draft stores cut to 8.0 MB"}
 
 
-def test_things_are_given_up_in_order(choice: Choice) -> None:
+def test_things_are_given_up_in_order(choice: LoadPlan) -> None:
     """From ample to too small: stores, long drafts, context, the common text, drafting, weights in memory; refusal."""
-    totals = [entry.plan.total_bytes for entry in plan_settings(choice, WISHES, share(1000))]
+    totals = [entry.memory.total_bytes for entry in all_plans(of(choice, WISHES), share(1000))]
     assert totals == sorted(totals, reverse=True)
-    assert [list(entry.setting.given_up)[-1:] for entry in plan_settings(choice, WISHES, share(1000))] == [
-        *([], ["store"], ["store"], ["rows"], ["context"], ["context"], ["context"]),
-        *(["common"], ["rows"], ["drafting"]),
-    ]
-    assert planned(choice, 650).setting.options.n_ctx == 2048
-    assert planned(choice, 590).setting.options.n_ctx == 1024
+    assert planned(choice, 650).options.n_ctx == 2048
+    assert planned(choice, 590).options.n_ctx == 1024
     short, small, none = (planned(choice, n_mb) for n_mb in (554, 540, 535))
-    assert (short.setting.drafters, short.setting.options.max_rows) == (("suffix", "common"), 8)
-    assert (small.setting.drafters, small.setting.options.max_rows) == (("suffix",), 4)
-    assert (none.setting.drafters, none.setting.options.max_rows) == ((), 1)
-    assert "rows" not in none.setting.given_up
-    assert {found.setting.options.n_ctx for found in (short, small, none)} == {512}
+    assert ([*short.drafters], short.options.max_rows) == (["suffix", "common"], 8)
+    assert ([*small.drafters], small.options.max_rows) == (["suffix"], 4)
+    assert ([*none.drafters], none.options.max_rows) == ([], 1)
+    assert "rows" not in none.given_up
+    assert {found.options.n_ctx for found in (short, small, none)} == {512}
     for found in (short, small, none):
-        assert found.plan.fits
-        assert found.plan.total_bytes <= (found.plan.cap_bytes or 0)
+        assert found.memory.fits
+        assert found.memory.total_bytes <= (found.memory.cap_bytes or 0)
 
 
 @pytest.mark.parametrize(
@@ -146,169 +151,163 @@ def test_things_are_given_up_in_order(choice: Choice) -> None:
     ],
 )
 def test_the_context_is_cut_last_where_reading_weights_costs_little(
-    choice: Choice, monkeypatch: pytest.MonkeyPatch, n_mb: int, mb_slowdown: float, n_ctx: int
+    choice: LoadPlan, monkeypatch: pytest.MonkeyPatch, n_mb: int, mb_slowdown: float, n_ctx: int
 ) -> None:
     """The longest one is taken whose step is less than a tenth slower than that of the shorter ones."""
     monkeypatch.setattr(Sized, "mb_slowdown", mb_slowdown)
     found = planned(choice, n_mb)
-    assert found.plan.fits
-    assert found.setting.options.n_ctx == n_ctx, (found.plan.slowdown, found.setting.options.resident_bytes)
+    assert found.memory.fits
+    assert found.options.n_ctx == n_ctx, (found.memory.slowdown, found.options.resident_bytes)
     asked = replace(WISHES, options=replace(WISHES.options, n_ctx=1024))
-    assert planned(choice, n_mb, asked).setting.options.n_ctx == 1024
+    assert planned(choice, n_mb, asked).options.n_ctx == 1024
 
 
 def test_a_context_beyond_4096_tokens_is_given_up_first(tmp_path: Path) -> None:
     """The default one, before drafts or stores shrink; a context that was asked for is not given up."""
-    choice = Choice(tiny_llama(tmp_path / "long.gguf", n_ctx_train=32768), Sized())
+    choice = LoadPlan(tiny_llama(tmp_path / "long.gguf", n_ctx_train=32768), Sized())
     found = planned(choice, 737)
-    assert (found.setting.options.n_ctx, found.setting.given_up) == (4096, {"context": "context cut to 4096 tokens"})
-    assert planned(choice, 736).setting.given_up.keys() == {"context", "store"}
-    assert planned(choice, 3000).setting.options.n_ctx == 32768
+    assert (found.options.n_ctx, found.given_up) == (4096, {"context": "context cut to 4096 tokens"})
+    assert planned(choice, 736).given_up.keys() == {"context", "store"}
+    assert planned(choice, 3000).options.n_ctx == 32768
     asked = replace(WISHES, options=replace(WISHES.options, n_ctx=16384))
-    assert {one.setting.options.n_ctx for one in plan_settings(choice, asked, share(737))} == {16384}
+    assert {one.options.n_ctx for one in all_plans(of(choice, asked), share(737))} == {16384}
 
 
 @pytest.mark.slow
-def test_rows_that_were_asked_for_by_name_are_not_given_up(choice: Choice) -> None:
+def test_rows_that_were_asked_for_by_name_are_not_given_up(choice: LoadPlan) -> None:
     """Nor with drafting. Drafts are cut to 15 before weights are read as needed, and to 3 before there are none."""
     found = planned(choice, 530, WISHES_KEPT)
-    assert found.setting.options.max_rows == 16
-    assert not any(plan.setting.options.max_rows != 16 for plan in plan_settings(choice, WISHES_KEPT, share(530)))
+    assert found.options.max_rows == 16
+    assert not any(plan.options.max_rows != 16 for plan in all_plans(of(choice, WISHES_KEPT), share(530)))
     many = replace(WISHES, options=LoadOptions(max_rows=200))
-    assert planned(choice, 600, many).setting.given_up["rows"] == "drafts cut to 15 tokens"
-    assert planned(choice, 500, many).setting.options.max_rows == 16
-    least = min(n_mb for n_mb in range(120, 200) if planned(choice, n_mb, many).setting.drafters)
-    assert planned(choice, least, many).setting.options.max_rows == 4
+    assert planned(choice, 600, many).given_up["rows"] == "drafts cut to 15 tokens"
+    assert planned(choice, 500, many).options.max_rows == 16
+    least = min(n_mb for n_mb in range(120, 200) if planned(choice, n_mb, many).drafters)
+    assert planned(choice, least, many).options.max_rows == 4
 
 
-def test_what_was_given_up_in_vain_comes_back(choice: Choice) -> None:
+def test_what_was_given_up_in_vain_comes_back(choice: LoadPlan) -> None:
     """Where a shorter context makes the room, the drafters keep all that still fits."""
     found = planned(choice, 670)
-    assert found.setting.given_up == {"context": "context cut to 2048 tokens"}
-    assert found.setting.store_bytes == 32 * MB
+    assert found.given_up == {"context": "context cut to 2048 tokens"}
+    assert found.store_bytes == 32 * MB
 
 
-def test_below_the_weights_they_are_read_as_needed_with_drafting(choice: Choice) -> None:
+def test_below_the_weights_they_are_read_as_needed_with_drafting(choice: LoadPlan) -> None:
     """What is kept of them is what the cap leaves; drafting stays, as each reading then gives several tokens."""
     found = planned(choice, 400)
-    kept = found.setting.options.resident_bytes
-    assert found.plan.fits
-    assert found.setting.drafters
-    assert found.setting.options.max_rows == 16  # the longer the drafts, the fewer the readings
-    assert kept is not None
-    assert found.plan.total_bytes == 400 * MB
-    assert planned(choice, 120).plan.fits is False
+    assert found.memory.fits
+    assert found.drafters
+    assert found.options.max_rows == 16  # the longer the drafts, the fewer the readings
+    assert found.options.resident_bytes is not None
+    assert found.memory.total_bytes == 400 * MB
     with pytest.raises(MemoryCapError, match="over by"):
-        planned(choice, 120).plan.require()
+        planned(choice, 120).memory.require()
 
 
-def test_stores_are_planned_for_the_drafters_that_declare_one(choice: Choice) -> None:
+def test_stores_are_planned_for_the_drafters_that_declare_one(choice: LoadPlan) -> None:
     """Each drafter that keeps something between requests has its store in the plan; no other drafter has one."""
     factories, _ = drafter_factories("suffix+common+recycling+trigram+stand+learned", with_model=False)
-    assert keeping_stores(factories) == ("suffix", "recycling", "trigram", "stand")
-    wishes = replace(WISHES, drafters=tuple(factories), stores=keeping_stores(factories), store_bytes=MB)
-    terms = {term.name: term.n_bytes for term in planned(choice, 2000, wishes).plan.terms}
+    assert [name for name in factories if keeps_store(factories[name])] == ["suffix", "recycling", "trigram", "stand"]
+    wishes = replace(WISHES, drafters=factories, store_bytes=MB)
+    terms = {term.name: term.n_bytes for term in planned(choice, 2000, wishes).memory.terms}
     assert terms["draft stores"] == 4 * MB
-    assert planned(choice, 2000, replace(wishes, drafters=("common",))).setting.n_stores == 0
+    without = planned(choice, 2000, replace(wishes, drafters={"common": factories["common"]}))
+    assert "draft stores" not in without.memory.table()
 
 
 def test_a_runtime_that_needs_all_weights_refuses(tmp_path: Path) -> None:
     """Without reading as needed the smallest setting is the one without drafting; it says how much it is over."""
-    choice = Choice(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=8192), NoStream())
+    choice = LoadPlan(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=8192), NoStream())
     found = planned(choice, 400)
-    assert not found.plan.fits
-    assert found.setting.drafters == ()
+    assert not found.memory.fits
+    assert not found.drafters
     with pytest.raises(MemoryCapError, match=r"at the least, even with .*, drafting turned off; allowed: 400\.0 MB"):
-        found.plan.require()
-
-
-def test_what_was_asked_for_by_name_is_not_given_up(choice: Choice) -> None:
-    """A context and drafters that were named stay, whatever the cap."""
-    wishes = Setting(LoadOptions(max_rows=16, n_ctx=4096), ("suffix", "common"), pinned=True, stores=("suffix",))
-    found = planned(choice, 700, wishes)
-    assert (found.setting.options.n_ctx, found.setting.drafters) == (4096, ("suffix", "common"))
-    assert found.setting.given_up == {"store": "draft stores cut to 2.0 MB"} or found.plan.fits
+        found.memory.require()
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_drafters_are_given_up_unless_they_were_named(pinned: bool) -> None:
+def test_drafters_are_given_up_unless_they_were_named(tmp_path: Path, pinned: bool) -> None:
     """Whatever is the last step down, with the draft model, the head and the files that they draft from."""
-    options, names = LoadOptions(max_rows=16, n_ctx=4096), ("suffix", "common", "model", "head")
-    setting = Setting(options, names, pinned=pinned, draft_model=Path("small.gguf"), learned_bytes=MB)
-    lowest = setting
-    for rung in rungs(setting, Sized()):
+    drafters, _ = drafter_factories("suffix+common+model+head+learned", with_model=True, with_head=True)
+    options = LoadOptions(max_rows=16, n_ctx=4096, draft_head=tmp_path)
+    plan = replace(WISHES, options=options, drafters=drafters, pinned=pinned, draft_model=Path("small.gguf"))
+    lowest = plan
+    for rung in rungs(plan):
         lowest = rung(lowest)
-    kept = (names, Path("small.gguf"), MB) if pinned else ((), None, 0)
-    assert (lowest.drafters, lowest.draft_model, lowest.learned_bytes) == kept
+    kept = ([*drafters], Path("small.gguf"), tmp_path) if pinned else ([], None, None)
+    assert ([*lowest.drafters], lowest.draft_model, lowest.options.draft_head) == kept
+    phrases = ["draft model left out", "draft head left out", "your learned files left out", "common text left out"]
+    left_out = [phrase for phrase in lowest.given_up.values() if phrase.endswith(" left out")]
+    assert left_out == ([] if pinned else phrases)
 
 
 @pytest.mark.parametrize(("n_mb", "kv_type", "n_ctx"), [(737, "f16", 4096), (670, "q8_0", 4096), (590, "q8_0", 2048)])
 def test_the_kv_type_is_left_to_the_plan_only_where_it_is_auto(
-    choice: Choice, n_mb: float, kv_type: str, n_ctx: int
+    choice: LoadPlan, n_mb: float, kv_type: str, n_ctx: int
 ) -> None:
     """ "auto" begins at f16 and takes q8_0 before the context is cut; f16 that was given stays."""
-    wishes = Setting(LoadOptions(max_rows=16, kv_type="auto"), ("suffix", "common"), stores=("suffix",))
+    wishes = replace(WISHES, options=LoadOptions(max_rows=16, kv_type="auto"))
     found = planned(choice, n_mb, wishes)
-    assert (found.setting.options.kv_type, found.setting.options.n_ctx) == (kv_type, n_ctx)
-    assert planned(choice, n_mb).setting.options.kv_type == "f16"
+    assert (found.options.kv_type, found.options.n_ctx) == (kv_type, n_ctx)
+    assert planned(choice, n_mb).options.kv_type == "f16"
 
 
-def test_the_reserve_is_what_the_watch_keeps_free(choice: Choice) -> None:
-    """2 % of the cap, at most 8 MB."""
-    terms = {term.name: term.n_bytes for term in planned(choice, 900).plan.terms}
+def test_the_reserve_and_all_models_of_the_process_count(choice: LoadPlan) -> None:
+    """2 % of the cap, at most 8 MB, which the watch keeps free; a second model gets what the first one leaves."""
+    terms = {term.name: term.n_bytes for term in planned(choice, 900).memory.terms}
     assert terms["reserve"] == margin_bytes(900 * MB) == 8 * MB
+    assert "other models" not in terms
+    terms = plan_within(of(choice, WISHES), Cap(900 * MB, 100 * MB)).memory.terms
+    assert [term.n_bytes for term in terms if term.name == "other models"] == [100 * MB]
 
 
-def test_all_models_of_the_process_count_together(choice: Choice) -> None:
-    """A second model gets what the first one's plan leaves."""
-    terms = {term.name: term.n_bytes for term in plan_within(choice, WISHES, Cap(900 * MB, 100 * MB)).plan.terms}
-    assert terms["other models"] == 100 * MB
-    assert "other models" not in {term.name for term in planned(choice, 900).plan.terms}
-
-
-def test_kept_prompts_are_given_up_first(choice: Choice) -> None:
+def test_kept_prompts_are_given_up_first(choice: LoadPlan) -> None:
     """Where memory is short, nothing is kept on the disk; where it is not, as much as was asked for."""
     wishes = replace(WISHES, options=replace(WISHES.options, prompt_cache_bytes=10**9))
-    assert planned(choice, 747, wishes).setting.options.prompt_cache_bytes == 10**9
+    assert planned(choice, 747, wishes).options.prompt_cache_bytes == 10**9
     tight = planned(choice, 740, wishes)
-    assert tight.setting.given_up == {"prompts": "no prompts kept on the disk"}
-    assert tight.setting.options.prompt_cache_bytes == 0
+    assert tight.given_up == {"prompts": "no prompts kept on the disk"}
+    assert tight.options.prompt_cache_bytes == 0
 
 
-def test_each_text_of_one_prompt_counts(choice: Choice) -> None:
+def test_each_text_of_one_prompt_counts(choice: LoadPlan) -> None:
     """Three texts take the KV cache thrice, the prompt's last page once more, and two rows of logits for each more."""
     for n_ctx, n_pages in ((512, 8), (129, 3)):
         options = replace(WISHES.options, n_ctx=n_ctx)
         wishes = replace(WISHES, n_texts=3, grammar_bytes=10 * MB, options=options)
-        found = {term.name: term.n_bytes for term in planned(choice, 5000, wishes).plan.terms}
+        found = {term.name: term.n_bytes for term in planned(choice, 5000, wishes).memory.terms}
         kv_bytes = found["KV cache"]
         assert found["grammars"] == (1 + 3) * 10 * MB  # to compile them, and for each text
         assert found["texts of one prompt"] == 2 * kv_bytes + kv_bytes // n_pages + 2 * 2 * MB
-        one = planned(choice, 5000, replace(wishes, n_texts=1)).plan.terms
+        one = planned(choice, 5000, replace(wishes, n_texts=1)).memory.terms
         (index,) = (term.n_bytes for term in one if term.name == "index of the text")
         assert found["index of the text"] == 3 * index
 
 
-def test_learned_files_count_and_are_left_out(choice: Choice) -> None:
+def test_learned_files_count_and_are_left_out(choice: LoadPlan, tmp_path: Path) -> None:
     """Their mapped bytes are a term; they are given up before the common text, and stay where drafters are pinned."""
-    wishes = replace(WISHES, learned_bytes=30 * MB)
-    terms = {term.name: term.n_bytes for term in planned(choice, 2000, wishes).plan.terms}
+    (tmp_path / "learned").mkdir()
+    os.truncate(os.open(tmp_path / "learned" / "v.learned", os.O_CREAT | os.O_WRONLY), 30 * MB)
+    factories, _ = drafter_factories("suffix+common+learned", with_model=False)
+    wishes = replace(WISHES.with_options(cache_dir=tmp_path), drafters=factories)
+    terms = {term.name: term.n_bytes for term in planned(choice, 2000, wishes).memory.terms}
     assert terms["learned files"] == 30 * MB
-    kinds = [list(entry.setting.given_up)[-1:] for entry in plan_settings(choice, wishes, share(1000))]
-    assert kinds.index(["learned"]) == kinds.index(["common"]) - 1
+    kinds = [list(entry.given_up)[-1:] for entry in all_plans(of(choice, wishes), share(1000))]
+    assert kinds.index(["your learned files"]) == kinds.index(["common text"]) - 1
     short = planned(choice, 554, wishes)
-    assert (short.setting.learned_bytes, short.setting.given_up["learned"]) == (0, "your learned files left out")
+    assert ("learned" in short.drafters, "your learned files left out" in short.given_up.values()) == (False, True)
     kept = planned(choice, 554, replace(wishes, pinned=True))
-    assert kept.setting.learned_bytes == 30 * MB
+    assert "learned" in kept.drafters
 
 
-def test_the_whole_process_counts_where_asked_for(choice: Choice) -> None:
+def test_the_whole_process_counts_where_asked_for(choice: LoadPlan) -> None:
     """The interpreter is a term then, as measured, not as the runtime says."""
-    found = plan_within(choice, WISHES, whole(10_000))
-    (base,) = (term for term in found.plan.terms if term.base)
+    found = plan_within(of(choice, WISHES), whole(10_000))
+    (base,) = (term for term in found.memory.terms if term.base)
     assert base.n_bytes == 60 * MB
-    assert found.plan.process_cap_bytes == 10_000 * MB
-    assert planned(choice, 900).plan.process_cap_bytes is None
+    assert found.memory.process_cap_bytes == 10_000 * MB
+    assert planned(choice, 900).memory.process_cap_bytes is None
 
 
 class Large(NoStream):
@@ -322,7 +321,7 @@ class Large(NoStream):
 
 
 @pytest.mark.slow
-def test_the_slower_of_two_runtimes_where_the_faster_does_not_fit(choice: Choice) -> None:
+def test_the_slower_of_two_runtimes_where_the_faster_does_not_fit(choice: LoadPlan) -> None:
     """The faster one needs 1,034 MB at the least; the other one's text may differ, so what is given up says so."""
     fast = replace(choice, runtime=Large(), slower=choice.runtime, reason="measured")
     for n_mb, name, reason in (
@@ -333,31 +332,31 @@ def test_the_slower_of_two_runtimes_where_the_faster_does_not_fit(choice: Choice
         (60, "sized", "measured; only sized fits"),
     ):
         found = planned(fast, n_mb)
-        assert (found.choice.runtime.name, found.choice.reason) == (name, reason)
+        assert (found.runtime.name, found.reason) == (name, reason)
         if name == "sized":
-            assert found.plan.terms == planned(choice, n_mb).plan.terms
-            assert found.plan.given_up[0] == "runtime sized in place of large"
-    assert not planned(replace(fast, slower=None), 1030).plan.fits
-    assert plan_within(fast, WISHES, Cap(None)).choice is fast
-    assert planned(replace(choice, slower=Large()), 700).choice.runtime is choice.runtime
+            assert found.memory.terms == planned(choice, n_mb).memory.terms
+            assert found.memory.given_up[0] == "runtime sized in place of large"
+    assert not planned(replace(fast, slower=None), 1030).memory.fits
+    assert plan_within(of(fast, WISHES), Cap(None)).runtime is fast.runtime
+    assert planned(replace(choice, slower=Large()), 700).runtime is choice.runtime
 
 
-def test_what_was_held_to_make_the_plan_counts(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_held_to_make_the_plan_counts(choice: LoadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was over its cap while it checked the file is told so.
 
     It is not where free memory is the cap, or where it was over the cap before, as a server may have been.
     """
     monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: None)
-    fits = plan_within(choice, WISHES, cap := whole(800))
+    fits = plan_within(of(choice, WISHES), cap := whole(800))
     monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: 800 * MB)
-    assert plan_within(choice, WISHES, cap) == fits
-    assert fits.plan.fits
+    assert plan_within(of(choice, WISHES), cap) == fits
+    assert fits.memory.fits
     monkeypatch.setattr("edgedec.memory.planner.peak_resident_bytes", lambda: 801 * MB)
     earlier = replace(cap, earlier_peak_bytes=801 * MB)
     for other in (replace(cap, name="free"), replace(cap, whole_process=False), earlier):
-        assert plan_within(choice, WISHES, other).plan.fits
+        assert plan_within(of(choice, WISHES), other).memory.fits
     with pytest.raises(MemoryCapError, match=r"801\.0 MB[\s\S]*planning "):
-        plan_within(choice, WISHES, cap).plan.require()
+        plan_within(of(choice, WISHES), cap).memory.require()
 
 
 class Unknown(NoStream):
@@ -368,78 +367,71 @@ class Unknown(NoStream):
         return tuple(replace(term, partial=True) for term in super().plan(path, options)[:2])
 
 
-def test_what_is_known_in_part_does_not_fit(choice: Choice) -> None:
+def test_what_is_known_in_part_does_not_fit(choice: LoadPlan) -> None:
     """Whatever the cap, and the refusal says that there is more; without a cap nothing is refused."""
     found = planned(replace(choice, runtime=Unknown()), 9000)
-    assert not found.plan.fits
+    assert not found.memory.fits
     with pytest.raises(MemoryCapError, match=r"needs more than 5\d\d[\s\S]*and more"):
-        found.plan.require()
-    plans = plan_settings(replace(choice, runtime=Unknown()), WISHES, Cap(None))
-    assert all(entry.plan.partial and entry.plan.fits for entry in plans)
+        found.memory.require()
+    plans = all_plans(of(replace(choice, runtime=Unknown()), WISHES), Cap(None))
+    assert all(entry.memory.partial and entry.memory.fits for entry in plans)
 
 
-def test_what_the_first_runtime_left_behind_counts(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_first_runtime_left_behind_counts(choice: LoadPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its library stays in the process where the other runtime takes its place."""
     fast = replace(choice, runtime=Large(), slower=choice.runtime)
     for name, n_mb in (("resident_bytes", 75), ("peak_resident_bytes", 80)):
         monkeypatch.setattr(f"edgedec.memory.planner.{name}", lambda n_mb=n_mb: n_mb * MB)
     for cap, base in ((whole(900), 75), (whole(1400), 60)):
-        (term,) = (term for term in plan_within(fast, WISHES, cap).plan.terms if term.base)
+        (term,) = (term for term in plan_within(of(fast, WISHES), cap).memory.terms if term.base)
         assert term.n_bytes == base * MB
 
 
-def test_without_drafts_one_row_is_planned_under_a_cap(choice: Choice) -> None:
+def test_without_drafts_one_row_is_planned_under_a_cap(choice: LoadPlan) -> None:
     """As nothing else asks for more; what was asked for by name stays."""
-    plain = replace(WISHES, drafters=())
-    assert planned(choice, 900, plain).setting.options.max_rows == 1
-    assert planned(choice, 900, replace(plain, max_rows_pinned=True)).setting.options.max_rows == 16
-    assert plan_within(choice, plain, Cap(None)).setting.options.max_rows == 16
+    plain = replace(WISHES, drafters={})
+    assert planned(choice, 900, plain).options.max_rows == 1
+    assert planned(choice, 900, replace(plain, max_rows_pinned=True)).options.max_rows == 16
+    assert plan_within(of(choice, plain), Cap(None)).options.max_rows == 16
 
 
-def test_the_exit_drafter_has_the_rows_that_it_looks_at(choice: Choice) -> None:
+def test_the_exit_drafter_has_the_rows_that_it_looks_at(choice: LoadPlan) -> None:
     """Eight, to find the layer to leave at."""
-    rows = demands_of(drafter_factory("exit")).rows
-    exits = Setting(LoadOptions(max_rows=16), ("exit",), pinned=True, least_rows=rows)
-    assert planned(choice, 100, exits).setting.options.max_rows == 8
+    exits = replace(WISHES, drafters={"exit": drafter_factory("exit")}, pinned=True)
+    assert planned(choice, 100, exits).options.max_rows == 8
 
 
-def test_a_runtime_is_told_what_planning_may_take(choice: Choice) -> None:
+def test_a_runtime_is_told_what_planning_may_take(choice: LoadPlan) -> None:
     """What the cap leaves beside the process or, where it is for models only, beside those."""
-    assert plan_within(choice, WISHES, whole(900)).setting.options.planning_bytes == 840 * MB
-    assert plan_within(choice, WISHES, whole(50)).setting.options.planning_bytes == 0
-    assert planned(choice, 900).setting.options.planning_bytes == 900 * MB
-    assert plan_within(choice, WISHES, Cap(900 * MB, 100 * MB)).setting.options.planning_bytes == 800 * MB
-    assert plan_within(choice, WISHES, Cap(None)).setting.options.planning_bytes is None
+    assert plan_within(of(choice, WISHES), whole(900)).options.planning_bytes == 840 * MB
+    assert plan_within(of(choice, WISHES), whole(50)).options.planning_bytes == 0
+    assert planned(choice, 900).options.planning_bytes == 900 * MB
+    assert plan_within(of(choice, WISHES), Cap(900 * MB, 100 * MB)).options.planning_bytes == 800 * MB
+    assert plan_within(of(choice, WISHES), Cap(None)).options.planning_bytes is None
 
 
-def test_a_refusal_names_the_least_that_can_be_done_with(choice: Choice) -> None:
+def test_a_refusal_names_the_least_that_can_be_done_with(choice: LoadPlan) -> None:
     """The fewest weights that reading as needed goes with are tried before it is said that nothing fits."""
     found = planned(choice, 60)
-    assert not found.plan.fits
-    assert found.setting.options.resident_bytes == pytest.approx(100 * MB, abs=100_000)
-    assert found.setting.drafters == ()
-    needs = found.plan.total_bytes + margin_bytes(200 * MB)
-    assert planned(choice, needs / MB).plan.fits
-    assert not planned(choice, found.plan.total_bytes / MB - 1).plan.fits
+    assert not found.memory.fits
+    assert found.options.resident_bytes == pytest.approx(100 * MB, abs=100_000)
+    assert not found.drafters
+    needs = found.memory.total_bytes + margin_bytes(200 * MB)
+    assert planned(choice, needs / MB).memory.fits
+    assert not planned(choice, found.memory.total_bytes / MB - 1).memory.fits
 
 
-def test_without_a_cap_nothing_is_planned(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where memory is ample, the wishes are loaded as they are."""
-    for module in ("planner", "setting"):
-        monkeypatch.setattr(f"edgedec.memory.{module}.available_bytes", lambda: 10_000 * MB)
-    found = plan_within(choice, WISHES, Cap(None))
-    assert (found.plan.terms, found.setting.given_up, found.setting.options.n_ctx) == ((), {}, 4096)
-
-
-def test_where_the_system_is_short_its_free_memory_is_the_cap(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_system_is_short_its_free_memory_is_the_cap(
+    choice: LoadPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No --memory, little free: the same order of sacrifice, and the plan says what is free."""
     for module in ("planner", "setting"):
         monkeypatch.setattr(f"edgedec.memory.{module}.available_bytes", lambda: 450 * MB)
     monkeypatch.setattr("edgedec.memory.planner.resident_bytes", lambda: 60 * MB)
-    found = plan_within(choice, WISHES, Cap(None))
-    assert found.plan.cap_name == "free"
-    assert found.plan.fits
-    assert found.setting.options.resident_bytes is not None
+    found = plan_within(of(choice, WISHES), Cap(None))
+    assert found.memory.cap_name == "free"
+    assert found.memory.fits
+    assert found.options.resident_bytes is not None
 
 
 def test_where_held_memory_is_not_told_the_most_that_was_held_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,12 +461,12 @@ def test_an_engine_within_a_cap_says_what_it_gave_up(tmp_path: Path) -> None:
         assert terms["other models"] == sum(term.n_bytes for term in first.model.memory(4096, 16) if not term.base)
 
 
-def test_each_change_reads_as_what_was_done(choice: Choice) -> None:
+def test_each_change_reads_as_what_was_done(choice: LoadPlan) -> None:
     """A phrase tells what a thing was changed to, and never calls what is left the thing that was given up."""
     wishes = replace(WISHES, options=replace(WISHES.options, kv_type="auto", max_rows=20))
-    first, *changed = plan_settings(choice, wishes, Cap())
-    assert first.plan.given_up == ()
-    last = [list(entry.setting.given_up.values())[-1] for entry in changed]
+    first, *changed = all_plans(of(choice, wishes), Cap())
+    assert first.memory.given_up == ()
+    last = [list(entry.given_up.values())[-1] for entry in changed]
     assert last == [
         "draft stores cut to 8.0 MB",
         "draft stores cut to 2.0 MB",

@@ -17,7 +17,7 @@ from edgedec.drafter import DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.suffix.common import CommonDrafter, CommonText
+from edgedec.drafters.suffix.common import CommonText
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError
 from edgedec.load_options import LoadOptions
@@ -81,7 +81,7 @@ class Bench:
         """Return a target that always drafts with these drafters; without any, one that decodes plainly."""
         target = SessionSlot(self.target.session(256))
         if factories:
-            target.drafting = Drafting(factories, 8, always=True, common=CommonText(PROMPT))
+            target.drafting = Drafting(factories, 8, always=True)
         return target
 
     def everything(self) -> SessionSlot:
@@ -89,7 +89,7 @@ class Bench:
         source = DraftModel(self.draft_model)
         return self.opened(
             suffix=SuffixDrafter,
-            common=CommonDrafter,
+            common=CommonText(PROMPT),
             stand=StandDrafter,
             trigram=TrigramDrafter,
             recycling=RecyclingDrafter,
@@ -166,8 +166,9 @@ def test_everything_is_shed_in_order_and_the_text_is_the_same(bench: Bench, firs
     assert sum(counts["failed"] for counts in found.stats.drafters.values()) == 0
     assert target.drafting is not None
     assert not target.drafting.policies
-    assert target.drafting.common is not None
-    assert target.drafting.common.memory_bytes() == 0
+    common = target.drafting.factories["common"]
+    assert isinstance(common, CommonText)
+    assert common.memory_bytes() == 0
 
 
 @pytest.mark.parametrize("first", [2, 5])
@@ -213,8 +214,9 @@ def test_forget_brings_back_all_but_the_draft_model(bench: Bench) -> None:
     assert found.token_ids == expected.token_ids
     assert found.stats.n_drafts > 0
     assert [reason.partition(" ")[0] for reason in found.stats.reasons] == ["model", "cascade"]
-    assert drafting.common is not None
-    assert drafting.common.memory_bytes() > 0
+    common = drafting.factories["common"]
+    assert isinstance(common, CommonText)
+    assert common.memory_bytes() > 0
     assert drafting.store["suffix"].young.memory_bytes() > 420 * N_TOKENS
 
 
@@ -226,11 +228,10 @@ def test_the_suffix_drafter_goes_on_with_the_text_at_hand(bench: Bench) -> None:
     first = generate(target)
     shedders(drafting)[0].shed()
     store = drafting.store["suffix"]
-    empty = store.memory_bytes()
     found = generate(target)
     assert found.token_ids == first.token_ids
     assert found.stats.n_drafts > 0
-    assert store.memory_bytes() == empty == 2 * 420
+    assert store.memory_bytes() == 0
     assert [output.tolist() for output in store.take_outputs()] == [list(first.token_ids)]
 
 

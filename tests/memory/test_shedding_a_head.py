@@ -15,7 +15,7 @@ from support.models.tiny_quantized import Tiny, write_tiny
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.drafter import DrafterFactory
-from edgedec.drafters.head import SHED, HeadDrafter
+from edgedec.drafters.head import SHED, HeadFactory
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.load_options import LoadOptions
 from edgedec.memory.shedding import Watch, shedders
@@ -60,8 +60,10 @@ def slot(model: Batcher | Model, *, drafts: bool = True) -> SessionSlot:
     """Return a slot that always drafts with the head and the suffix drafter, or never."""
     found = SessionSlot(model.session(128))
     if drafts:
-        factories: dict[str, DrafterFactory] = {"suffix": SuffixDrafter, "head": HeadDrafter}
-        found.drafting = Drafting(factories, 5, always=True, head=found.session.draft_head)
+        assert found.session.draft_head is not None
+        head = HeadFactory(found.session.draft_head)
+        factories: dict[str, DrafterFactory] = {"suffix": SuffixDrafter, "head": head}
+        found.drafting = Drafting(factories, 5, always=True)
     return found
 
 
@@ -100,7 +102,7 @@ def test_the_head_goes_before_the_suffix_drafter_and_the_text_is_the_same(
     expected = [token.token_id for token in plain]
     target, bystander = slot(model), slot(model)
     assert target.drafting is not None
-    head = target.drafting.head
+    head = target.session.draft_head
     assert head is not None
     weights = head.held_bytes - head.n_bytes
     bystander.session.forward(np.array(PROMPT[:9], np.int32), n_past=0)

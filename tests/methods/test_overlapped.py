@@ -290,8 +290,9 @@ def test_a_token_that_was_drafted_meanwhile_is_not_waited_for(
 ) -> None:
     """It is there if two tokens in a row were right, as far as half of a forward of two rows has room for it."""
     curve = CostCurve() if two_rows_s is None else CostCurve({2: two_rows_s})
-    context = replace(context_for(equal, temperature=0), token_s=0.01, curve=curve)
-    drafter = OverlappedModel(equal)(context)
+    source = OverlappedModel(equal)
+    source.token_s = 0.01
+    drafter = source(replace(context_for(equal, temperature=0), curve=curve))
     rate = drafter.traits.rate
     assert drafter.traits.level_s == pytest.approx(0.01 - (0.01 - waited_s) * 4 * rate * rate)
 

@@ -15,9 +15,9 @@ from support.models.tiny_models import byte_ids, tiny_llama
 from support.processes.command_line import run_here
 
 import edgedec
-from edgedec.api.load import open_choice
+from edgedec.api.load import open_chosen
 from edgedec.api.options import EngineOptions, Lossy
-from edgedec.api.wishes import choose
+from edgedec.api.plan import choose
 from edgedec.errors import CapabilityError, ContextFullError, RequestError, SessionError, UnsupportedModelError
 from edgedec.grammar import Grammar
 from edgedec.load_options import LoadOptions
@@ -421,7 +421,7 @@ def test_other_refusals(paths: tuple[Path, Path], models: Models, tmp_path: Path
     choice = choose(paths[LARGE], "cpu", LoadOptions(), measure=False)
     options = EngineOptions(n_ctx=64, lossy=switching(small_model=paths[SMALL], entropy=1.0))
     with pytest.raises(RequestError, match="draft_model"):
-        open_choice(choice, replace(options, draft_model=paths[SMALL]))
+        open_chosen(choice, replace(options, draft_model=paths[SMALL]))
     other = tiny_llama(tmp_path / "other.gguf", n_vocab=300)
     with pytest.raises(UnsupportedModelError, match="its vocabulary of 300 tokens is not the large model's of 260"):
         edgedec.load(paths[LARGE], lossy=switching(small_model=other, entropy=1.0), runtime="cpu", offline=True)

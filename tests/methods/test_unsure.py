@@ -156,7 +156,7 @@ def test_drafts_do_not_change_where_a_text_ends(
     draft: str, n_draft_max: int, ends: list[tuple[dict[str, Any], tuple[Any, ...]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens, text, reason and chance are ==, greedy and sampled, whatever was drafted beyond the end."""
-    monkeypatch.setattr("edgedec.api.open_drafters.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
+    monkeypatch.setattr("edgedec.api.load.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
     model = real_model("smollm2-135m.gguf")
     with edgedec.load(model, draft=draft, n_draft_max=n_draft_max, runtime="cpu", offline=True) as engine:
         results = [engine.generate(PROMPT, max_tokens=N, ignore_end=True, **options) for options, _ in ends]

@@ -13,16 +13,11 @@ from edgedec.draft_price import DraftPrice
 from edgedec.drafter import Drafter
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.head import HeadDrafter
-from edgedec.load_options import LoadOptions
-from edgedec.memory.ladder import rungs
-from edgedec.memory.setting import Setting
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog
 from edgedec.scheduler.draft_tree import Choice, Expected, Gain, PolicyOptions
-from edgedec.scheduler.drafter_factories import HEAD, SUFFIX
 from edgedec.scheduler.drafter_record import Calibration, DrafterRecord, DraftSeconds, Worth
 from edgedec.scheduler.estimator import plan_draft
-from edgedec_runtimes.cpu.runtime import Cpu
 
 
 def cost(n_nodes: int) -> float:
@@ -189,18 +184,6 @@ def test_a_head_that_promises_more_than_comes_is_tried_only(clock: Clock) -> Non
     run = decode(policy_of([active(boaster, record)], curve), text, curve, seconds, clock)
     assert boaster.n_asked < 0.15 * len(run.drafted)
     assert run.rate >= 0.97
-
-
-def test_the_ladder_gives_the_head_up_unless_it_is_pinned(tmp_path: object) -> None:
-    """One step leaves the head out, with its option; a head that was asked for by name stays."""
-    options = LoadOptions(draft_head=tmp_path)  # type: ignore[arg-type]
-    for pinned in (False, True):
-        setting = Setting(options, (SUFFIX, HEAD), pinned)
-        for rung in rungs(setting, Cpu()):
-            setting = rung(setting)
-            assert (HEAD in setting.drafters) == (setting.options.draft_head is not None)
-        assert (HEAD in setting.drafters) == pinned
-        assert ("draft head left out" in setting.given_up.values()) == (not pinned)
 
 
 def test_what_passes_beside_the_calls_is_shared_like_the_calls() -> None:

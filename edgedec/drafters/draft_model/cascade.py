@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import SharedForward
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds
-from edgedec.drafter_traits import DrafterTraits
+from edgedec.drafter_traits import DrafterTraits, Shedding
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser, ModelDrafter
-from edgedec.drafters.suffix.suffix import SuffixDrafter
+from edgedec.drafters.suffix.suffix import STORE, SuffixDrafter
 
 _NODES = 16  # most nodes of a cheap draft
 _LEAST_PATH = 0.15  # a cheap token less probable is not evaluated: a row more takes about a tenth of a forward
@@ -35,7 +35,12 @@ class CascadeModel(DraftModelUser):
     Attributes:
         source: The draft model; it may serve a "model" drafter, too.
         cheap: Makes the cheap drafter.
+        demands: What its drafters need at load.
+        shedding: The cheap drafter's store, which goes first.
     """
+
+    demands = DraftModel.demands
+    shedding = Shedding(spared=STORE)
 
     def __init__(self, source: DraftModel, cheap: DrafterFactory = SuffixDrafter) -> None:
         super().__init__(source)

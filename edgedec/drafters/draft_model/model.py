@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import SharedForward
 from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds, ModelFactory
-from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
+from edgedec.drafter_traits import Demands, DraftCost, DrafterTraits, Draws, Place
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.draft_model.draft_text import DraftForward, DraftText, n_common, window_of
 from edgedec.drafters.levels import LevelMaker, agreement
+from edgedec.drafters.suffix.suffix import index_terms
 from edgedec.errors import MemoryCapError
 from edgedec.memory_plan import format_bytes
 from edgedec.model import Forward, ForwardItem, Model
@@ -52,9 +53,12 @@ class DraftModel:
         most: Most texts that may be drafted for at a time; None for any number.
         joins: Whether forwards for several texts may wait for each other, to be one.
         cascades: Whether a cascade may draft in its place, the same in less time.
+        token_s: Seconds that it takes for a token, as timed when it was loaded; None where it was not.
+        demands: What its drafters need at load.
     """
 
     joins = cascades = True
+    demands = Demands(draft_model=True, memory=index_terms, place=Place.FIRST, called="draft model")
 
     def __init__(self, model: Model, most: int | None = None) -> None:
         self.model = model
@@ -63,6 +67,7 @@ class DraftModel:
         self.texts = [DraftText(model.session(WINDOW))]
         self._users: WeakKeyDictionary[object, DraftText] = WeakKeyDictionary()
         self._n_ctx = WINDOW
+        self.token_s: float | None = None
 
     def __call__(self, context: DraftContext) -> "ModelDrafter":
         """Make the drafter of one generation."""
@@ -206,6 +211,10 @@ class DraftModel:
         card = self.model.card
         return f"the draft model {card.name or card.architecture} ({format_bytes(self.held_bytes()[0])})"
 
+    def spare_bytes(self) -> int:
+        """Return the bytes that shrink() would free."""
+        return max(0, self.held_bytes()[1] * (self._n_ctx - SMALL_WINDOW) // self._n_ctx)
+
     def shrink(self) -> None:
         """Go on with smaller windows, whose KV caches take less memory (raises what Model.session raises)."""
         with self.lock:
@@ -288,7 +297,7 @@ class ModelDrafter:
         self._shape = context.shape
         self._floor = context.floor
         self._ahead = ahead
-        self.traits = DrafterTraits(DraftCost.MODEL, Draws.SHAPES, level_s=context.token_s, about=source.summary)
+        self.traits = DrafterTraits(DraftCost.MODEL, Draws.SHAPES, level_s=source.token_s, about=source.summary)
         self._ids: list[int] = []
         self._n_prompt = 0
         self._begin: int | None = None  # where the window begins; None before the first draft

@@ -10,30 +10,41 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgedec.drafter import DraftContext
-from edgedec.drafter_traits import Shedding
+from edgedec.drafter_traits import Demands, Place, Shedding
 from edgedec.drafters.suffix.automaton import SuffixAutomaton
 from edgedec.drafters.suffix.matching import FixedTextDrafter, Match
 from edgedec.errors import EdgedecError
 from edgedec.load_options import LoadOptions
+from edgedec.load_plan import LoadPlan
+from edgedec.memory_plan import MemoryTerm
+from edgedec.model import Session
 from edgedec.progress import reported
 from edgedec.storage import probe_cache
 from edgedec.tokenizer import Tokenizer
 
 _LAST = 32  # tokens of a prompt that decide where the text stands
 _MOST_TOKENS = 15_000  # of the text, whose contexts take 10 MB then; a vocabulary of bytes would make 52,000 of it
+_PLANNED_BYTES = 10_000_000
 _FILE = Path(__file__).with_name("common_text.txt")
 
 
 class CommonText:
-    """The text in one tokenizer's tokens (an edgedec.drafter.Corpus).
+    """The text in one tokenizer's tokens, and the factory of the drafters that share it.
 
     Attributes:
         token_ids: The tokens.
+        shedding: What is lost where memory runs short.
     """
+
+    shedding = Shedding(30, "the common text")
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self.token_ids = token_ids
         self._automaton: SuffixAutomaton | None = None
+
+    def __call__(self, context: DraftContext) -> "CommonDrafter":
+        """Make the drafter of one generation."""
+        return CommonDrafter(context, self.automaton)
 
     @property
     def automaton(self) -> SuffixAutomaton:
@@ -88,11 +99,23 @@ def _tokens(tokenizer: Tokenizer, cache_dir: Path | None, fingerprint: str) -> l
 class CommonDrafter(FixedTextDrafter):
     """Implements edgedec.drafter.Drafter."""
 
-    shedding = Shedding(30, "the common text")
+    demands = Demands(
+        memory=lambda plan: [MemoryTerm("common text", _PLANNED_BYTES, "for the first drafts")],
+        place=Place.LAST,
+        called="common text",
+    )
 
-    def __init__(self, context: DraftContext) -> None:
-        self._automaton = SuffixAutomaton() if context.common is None else context.common.automaton
+    def __init__(self, context: DraftContext, automaton: SuffixAutomaton | None = None) -> None:
+        self._automaton = SuffixAutomaton() if automaton is None else automaton
         super().__init__("common", context, Match(self._automaton), _LAST)
+
+    @staticmethod
+    def opened(session: Session, plan: LoadPlan) -> CommonText:
+        """Return the text in the target's tokens, made now, so that no request waits for it."""
+        model = session.model
+        text = common_text(model.tokenizer, plan.options.cache_dir, model.card.fingerprint)
+        text.build(plan.options)
+        return text
 
     def memory_bytes(self) -> int:
         """Return about how much memory the small text takes, which all generations share."""

@@ -8,15 +8,21 @@ context is found by bisection (Manber and Myers 1993, "Suffix arrays: a new meth
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from edgedec.draft import EMPTY_DRAFT, Draft
-from edgedec.drafter import DraftContext, SortedText
+from edgedec.drafter import DraftContext, DrafterFactory, SortedText
+from edgedec.drafter_traits import Demands, Place
 from edgedec.drafters.draft_builder import Child, grow_tree
 from edgedec.drafters.suffix.matching import LEAST_PATH, FixedTextDrafter, MatchRates
 from edgedec.errors import CapabilityError
+from edgedec.load_plan import LoadPlan
+from edgedec.memory_plan import MemoryTerm
+from edgedec.model import Session
+from edgedec.storage.cache_files import cache_folder
 
 NAME = "learned"
 _LAST = 64  # tokens of a prompt that decide where the text stands
@@ -130,16 +136,42 @@ class SortedMatch:
         return grow_tree(here, children, n_max=n_max, least_path=LEAST_PATH, older_first=True)
 
 
-class LearnedDrafter(FixedTextDrafter):
-    """Implements edgedec.drafter.Drafter."""
+def _terms(plan: LoadPlan) -> list[MemoryTerm]:
+    """Return the term of the largest file below the cache: which one a model takes, its vocabulary decides."""
+    from edgedec.drafters.suffix.learned_file import largest_learned
 
-    def __init__(self, context: DraftContext) -> None:
+    n_bytes = largest_learned(cache_folder(plan.options.cache_dir))
+    return [MemoryTerm("learned files", n_bytes, "mapped; those of edgedec learn")] if n_bytes else []
+
+
+class LearnedDrafter(FixedTextDrafter):
+    """Implements edgedec.drafter.Drafter, for a user's files in the target's tokens."""
+
+    demands = Demands(memory=_terms, place=Place.LAST, called="your learned files")
+
+    def __init__(self, context: DraftContext, text: SortedText | None = None) -> None:
         """Draft from the files that were learned (CapabilityError where none were)."""
-        if context.learned is None:
+        if text is None:
             raise CapabilityError(
                 "nothing was learned for this model's vocabulary; run edgedec learn FOLDER --for MODEL"
             )
-        super().__init__(NAME, context, SortedMatch(context.learned), _LAST)
+        super().__init__(NAME, context, SortedMatch(text), _LAST)
+
+    @staticmethod
+    def opened(session: Session, plan: LoadPlan) -> DrafterFactory | None:
+        """Return the factory for the files of the target's vocabulary (StorageError where they can't be read).
+
+        Where nothing was learned for it, a drafter that was asked for by name says so in each text.
+        """
+        from edgedec.drafters.suffix.learned_file import learned_path, read_learned
+        from edgedec.drafters.suffix.store_file import vocabulary_hash
+
+        model = session.model
+        path = learned_path(cache_folder(plan.options.cache_dir), vocabulary_hash(model.tokenizer))
+        learned = read_learned(path, model.card.n_vocab)
+        if learned is None:
+            return LearnedDrafter if plan.pinned else None
+        return partial(LearnedDrafter, text=learned[1])
 
     def memory_bytes(self) -> int:
         """Return the bytes of the rates; the files are mapped, and the system takes their pages back at will."""

@@ -14,11 +14,17 @@ from numpy.typing import NDArray
 
 from edgedec.draft import Draft, Verification
 from edgedec.drafter import STORE_BYTES, DraftContext, DrafterNeeds, store_limit
-from edgedec.drafter_traits import Shedding
+from edgedec.drafter_traits import Demands, Shedding
 from edgedec.drafters.suffix.automaton import STATE_BYTES, SuffixAutomaton
 from edgedec.drafters.suffix.matching import Match, MatchRates
+from edgedec.errors import counted
+from edgedec.load_plan import LoadPlan
+from edgedec.memory_plan import MemoryTerm
 
 MOST_TOKENS = STORE_BYTES // STATE_BYTES  # the most that a store ever holds
+STORE = "the suffix store"
+"""What the texts of earlier requests are called where they are shed."""
+_STATES_PER_TOKEN = 1.5  # of an automaton
 _MAX_PROMPT = 32_768  # only so many last tokens of a prompt are looked at
 _MOST_UNREAD = 256  # tokens of a text that came without a draft in between, of which the last ones are read
 _MAX_ANCHOR = 8  # tokens of the prompt's end, which a predicted text is taken to follow
@@ -64,8 +70,16 @@ class SuffixStore:
         self.young, self.old, self.shut = SuffixAutomaton(), SuffixAutomaton(), True
 
     def memory_bytes(self) -> int:
-        """Return about how much memory the texts take."""
-        return self.young.memory_bytes() + self.old.memory_bytes()
+        """Return about how much memory the texts take; 0 once they are shed."""
+        return 0 if self.shut else self.young.memory_bytes() + self.old.memory_bytes()
+
+
+def index_terms(plan: LoadPlan) -> list[MemoryTerm]:
+    """Return the term of the automata that drafters hold of the texts that are written."""
+    n_ctx = plan.options.n_ctx or 0
+    n_bytes = int(n_ctx * plan.options.n_parallel * plan.n_texts * _STATES_PER_TOKEN * STATE_BYTES)
+    detail = f"for drafts, {counted(n_ctx, 'token')}"
+    return [MemoryTerm("index of the text", n_bytes, detail, grows=True)] if n_ctx else []
 
 
 class SuffixDrafter:
@@ -76,7 +90,8 @@ class SuffixDrafter:
     """
 
     needs = DrafterNeeds()
-    shedding = Shedding(90, "the suffix drafter", keeps_store=True)
+    demands = Demands(store_file=True, memory=index_terms)
+    shedding = Shedding(90, "the suffix drafter", keeps_store=True, spared=STORE)
 
     def __init__(self, context: DraftContext) -> None:
         self._lock = context.lock

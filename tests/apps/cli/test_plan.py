@@ -8,6 +8,9 @@ import pytest
 from support.models.tiny_models import tiny_llama
 from support.processes.command_line import Result, run_here
 
+from edgedec.progress import CancelToken
+from edgedec_apps.cli.opening import open_model
+from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.reports.plan import _step
 
 pytestmark = pytest.mark.usefixtures("drafting")
@@ -91,24 +94,41 @@ def test_what_was_asked_for_by_name_is_not_given_up(tiny: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lossy_kv_only_where_the_type_is_left_open(tiny: Path) -> None:
-    """--kv-type auto has steps with a smaller KV cache; without it none has."""
-    phrases = [p for other in document(tiny)["alternatives"] for p in other["given_up"]]
-    assert not any("KV cache" in phrase for phrase in phrases)
-    phrases = [p for other in document(tiny, "--kv-type", "auto")["alternatives"] for p in other["given_up"]]
-    assert "KV cache kept as q8_0" in phrases
-
-
-@pytest.mark.slow
-def test_the_plan_is_that_of_a_run(tiny: Path) -> None:
-    """Under a cap, what `edgedec run` planned for one prompt is to the byte what `edgedec plan` said before."""
-    cap = document(tiny)["total_bytes"] + 40 * MB
-    said = document(tiny, "--memory", cap)
-    ran = run_here("run", tiny, "Hello", "--raw", "--runtime", "cpu", "-n", "2", "--memory", str(cap), "--json", "-q")
-    memory = json.loads(ran.out)["memory"]
-    assert {name: memory[name] for name in ("terms", "total_bytes", "start_bytes")} == {
-        name: said[name] for name in ("terms", "total_bytes", "start_bytes")
-    }
+@pytest.mark.parametrize(
+    ("free_mb", "flags"),
+    [
+        (100_000, {}),
+        (100_000, {"draft": "off", "context": 300}),
+        (100_000, {"draft": "suffix+model"}),
+        (100_000, {"memory": "95MB", "draft_max": 9}),
+        (100_000, {"memory": "76MB", "kv_type": "auto"}),
+        (100_000, {"memory": "90MB", "draft": "suffix+model"}),
+        (100_000, {"memory": "76MB", "draft": "off"}),
+        (25, {}),  # the system is short of memory: its free memory is the cap
+        (25, {"draft": "common"}),
+    ],
+)
+def test_what_is_planned_is_what_is_loaded(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mb: int, flags: dict[str, Any]
+) -> None:
+    """Runtime, context, rows, drafters, what is given up and, under a cap, each term to the byte."""
+    monkeypatch.setattr("edgedec.memory.planner.resident_bytes", lambda: 60 * MB)
+    for module in ("planner", "setting"):
+        monkeypatch.setattr(f"edgedec.memory.{module}.available_bytes", lambda: free_mb * MB)
+    if "model" in flags.get("draft", ""):
+        flags = flags | {"draft_model": str(tiny_llama(tmp_path / "small.gguf", n_layer=1))}
+    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
+    said = document(tiny, *words)
+    asked, quiet = LoadFlags(runtime="cpu", **flags), OutputFlags(quiet=True)
+    with open_model(str(tiny), asked, quiet, CancelToken(), one_request=True, keeps_prompts=True) as m:
+        slot, terms = m.pool.slots[0], [(term.name, term.n_bytes) for term in m.plan.terms]
+        assert (said["setting"]["runtime"], said["setting"]["context"]) == (m.card.runtime, m.n_ctx)
+        assert said["setting"]["drafters"] == ([] if slot.drafting is None else [*slot.drafting.factories])
+        assert said["given_up"] == [*m.plan.given_up]
+        assert bool(terms) == ("memory" in flags or free_mb < 1000)
+        if terms:
+            assert said["setting"]["max_rows"] == slot.forward_rows
+            assert [(term["name"], term["n_bytes"]) for term in said["terms"]] == terms
 
 
 @pytest.mark.slow
@@ -131,14 +151,6 @@ def test_it_says_what_is_held_with_a_short_text(tiny: Path) -> None:
     assert "with a short text, " in plan(tiny).text
 
 
-def test_a_table_for_people(tiny: Path) -> None:
-    """The terms, the setting, and the order of sacrifice with its mark at what is chosen."""
-    result = plan(tiny)
-    assert (result.code, result.err) == (0, "")
-    for words in ("KV cache", "context", "changed to fit", "What else could be held, a line for each", "-> "):
-        assert words in result.text
-
-
 def test_each_line_is_one_state(tiny: Path) -> None:
     """What each setting holds and costs, without another line; what is taken stands there as it stands above."""
     cap = document(tiny)["total_bytes"] - 2 * MB
@@ -146,7 +158,9 @@ def test_each_line_is_one_state(tiny: Path) -> None:
     states, chosen = found["alternatives"], next(each for each in found["alternatives"] if each["chosen"])
     assert (chosen["context"], chosen["given_up"]) == (found["setting"]["context"], found["given_up"])
     assert [each["total_bytes"] for each in states] == sorted((each["total_bytes"] for each in states), reverse=True)
-    lines = plan(tiny, "--memory", cap).text.split("What else could be held")[1].splitlines()[2:]
+    facts, table = plan(tiny, "--memory", cap).text.split("What else could be held, a line for each")
+    lines = table.splitlines()[2:]
+    assert all(words in facts for words in ("KV cache", "runtime         cpu", "at most 15 tokens", "changed to fit"))
     assert len(lines) == len(states)
     for line, state in zip(lines, states, strict=True):
         assert f" {state['context']} " in line
@@ -161,16 +175,6 @@ def test_each_line_is_one_state(tiny: Path) -> None:
 def test_a_line_says_what_it_costs_in_speed(slowdown: float, said: str) -> None:
     """By measured rates, or that there are none."""
     assert _step(slowdown) == said
-
-
-@pytest.mark.slow
-def test_it_says_on_which_runtime_and_with_how_long_drafts(tiny: Path) -> None:
-    """In the table and with --json."""
-    found = document(tiny, "--draft-max", 9)["setting"]
-    assert (found["runtime"], found["runtime_reason"], found["max_rows"]) == ("cpu", "", 10)
-    text = plan(tiny, "--draft-max", 9).text
-    assert "cpu" in text
-    assert "suffix + common, at most 9 tokens" in text
 
 
 @pytest.mark.slow

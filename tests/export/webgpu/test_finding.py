@@ -10,11 +10,12 @@ from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
+from edgedec.load_plan import LoadPlan
 from edgedec.loading import comparison as comparing
 from edgedec.loading.comparison import Measured
-from edgedec.loading.runtime_choice import Choice, choose_runtime
+from edgedec.loading.runtime_choice import choose_runtime
 from edgedec.memory.planner import plan_within
-from edgedec.memory.setting import Cap, Setting
+from edgedec.memory.setting import Cap
 from edgedec_export.cached import graph_bytes, make_graph
 from edgedec_export.webgpu import finding
 from edgedec_export.webgpu import runtime as webgpu
@@ -73,13 +74,14 @@ def test_a_plan_has_the_gpus_memory_and_its_cap(tmp_path: Path, monkeypatch: pyt
     """Weights, keys and values are the GPU's; where they do not fit there, nothing else is tried."""
     card(monkeypatch)
     path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES["qwen2"])
-    choice, options = Choice(path, webgpu.WebGpu()), LoadOptions(n_ctx=64, device="gpu", cache_dir=tmp_path / "cache")
-    plan = plan_within(choice, Setting(options, ()), Cap(2_000_000_000, gpu_bytes=1_000_000_000)).plan
+    options = LoadOptions(n_ctx=64, device="gpu", cache_dir=tmp_path / "cache")
+    wishes = LoadPlan(path, webgpu.WebGpu(), options=options)
+    plan = plan_within(wishes, Cap(2_000_000_000, gpu_bytes=1_000_000_000)).memory
     held = {term.name: term.n_bytes for term in plan.terms if term.device == "WebGPU"}
     assert held.keys() == {"weights", "KV cache", "activations", "driver"}
     assert plan.fits
     assert "the first load makes it in the cache" in plan.table()
-    assert not plan_within(choice, Setting(options, ()), Cap(2_000_000_000, gpu_bytes=200_100_000)).plan.fits
+    assert not plan_within(wishes, Cap(2_000_000_000, gpu_bytes=200_100_000)).memory.fits
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from support.models.cut_files import cut_in_a_forward
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 from support.models.tiny_runs import extend, one_by_one
 
-from edgedec.api.load import open_choice
+from edgedec.api.load import open_chosen
 from edgedec.api.options import EngineOptions
 from edgedec.errors import (
     CancelledError,
@@ -29,7 +29,7 @@ from edgedec.errors import (
     UnsupportedModelError,
 )
 from edgedec.load_options import LoadOptions
-from edgedec.loading.runtime_choice import Choice
+from edgedec.load_plan import LoadPlan
 from edgedec.model import LayerSet, Model
 from edgedec.progress import Progress
 from edgedec.runtime import Runtime
@@ -155,7 +155,7 @@ def test_drafts_change_no_text(exported: Path) -> None:
     """Pinned drafts of the suffix drafter are accepted in part, and the text is plain decoding's."""
     prompt, texts = "one two one two one two one", []
     for draft in ("off", "suffix"):
-        with open_choice(Choice(exported, Npu()), EngineOptions(device="cpu", n_threads=1, draft=draft)) as engine:
+        with open_chosen(LoadPlan(exported, Npu()), EngineOptions(device="cpu", n_threads=1, draft=draft)) as engine:
             result = engine.generate(prompt, max_tokens=40, temperature=0.0)
             texts.append(result.token_ids)
     assert texts[0] == texts[1]

@@ -17,14 +17,15 @@ from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
 
 import edgedec
-from edgedec.api.load import engine_wishes
+from edgedec.api.load import asked_plan
 from edgedec.api.options import LIBRARY, EngineOptions
-from edgedec.api.wishes import Wishes, find_model
+from edgedec.api.plan import find_model
 from edgedec.drafters.head import HeadDrafter
 from edgedec.errors import EdgedecError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules, HeadState
 from edgedec.load_options import LoadOptions
+from edgedec.load_plan import LoadPlan
 from edgedec.model import Model, Session
 from edgedec.testing import check_drafter, raise_failures
 from edgedec_export.target_rows import read_rows
@@ -302,10 +303,10 @@ def named(folder: Path, model: Path) -> Path:
     return folder
 
 
-def wishes(model: Path, cache: Path) -> Wishes:
+def wishes(model: Path, cache: Path) -> LoadPlan:
     """Return what auto uses for a model."""
     options = EngineOptions(cache_dir=cache)
-    return engine_wishes(find_model(model, options, None), options, LIBRARY)
+    return asked_plan(find_model(model, options, None), options, LIBRARY)
 
 
 def test_an_export_names_what_it_was_made_of(model: Exported, tmp_path: Path) -> None:
@@ -317,19 +318,19 @@ def test_an_export_names_what_it_was_made_of(model: Exported, tmp_path: Path) ->
         (model.folder, ()),
         (export_onnx(model.gguf, tmp_path / "balanced", quant="balanced"), ("another quantization of",)),
     ):
-        assert wishes(folder, tmp_path / "cache").setting.options.draft_head == head
+        assert wishes(folder, tmp_path / "cache").options.draft_head == head
         with load(folder, draft_head=head) as found:
             said = head_of(found.session(64)).notes
         assert len(said) == len(notes)
         assert all(note in sentence for note, sentence in zip(notes, said, strict=True))
-    assert wishes(model.gguf, tmp_path / "cache").setting.options.draft_head == head
+    assert wishes(model.gguf, tmp_path / "cache").options.draft_head == head
 
 
 def test_a_head_of_another_model_is_refused(exported: Exporter, model: Exported, tmp_path: Path) -> None:
     """Its norms are others; auto passes it over."""
     other = exported(types=("Q8_0",), n_layer=4, seed=1)
     head = named(tmp_path / "cache" / HEADS / "h", other.gguf)
-    assert wishes(model.folder, tmp_path / "cache").setting.options.draft_head is None
+    assert wishes(model.folder, tmp_path / "cache").options.draft_head is None
     with pytest.raises(UnsupportedModelError, match="is another model"):
         load(model.folder, draft_head=head)
 
@@ -339,7 +340,7 @@ def test_an_export_without_hashes_is_told(model: Exported, tmp_path: Path) -> No
     folder, head = copied(model.folder, tmp_path), named(tmp_path / "cache" / HEADS / "h", model.gguf)
     old = (folder / "vocabulary.gguf").read_bytes().replace(b"edgedec.source.", b"another.source.")
     rewritten(folder, "vocabulary.gguf", old)
-    assert wishes(folder, tmp_path / "cache").setting.options.draft_head is None
+    assert wishes(folder, tmp_path / "cache").options.draft_head is None
     with load(folder, draft_head=head) as found:
         (note,) = head_of(found.session(64)).notes
     assert "does not say by a hash which weights it was made of" in note

@@ -4,18 +4,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgedec.api.load import engine_wishes
+from edgedec.api.load import asked_plan
 from edgedec.api.options import EngineOptions
-from edgedec.api.wishes import choose
+from edgedec.api.plan import choose
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.gguf.file import GGUF, is_onnx, read_header_of
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder, is_ranker
 from edgedec.gguf.places import standing
 from edgedec.load_options import default_n_ctx
-from edgedec.loading.runtime_choice import Choice
+from edgedec.load_plan import LoadPlan
 from edgedec.memory.planner import plan_wishes
-from edgedec.memory.setting import Cap, Planned
+from edgedec.memory.setting import Cap
 from edgedec.memory.system import available_bytes
 from edgedec.runtime import Runtime
 from edgedec.sampling import SamplingParams
@@ -80,7 +80,7 @@ def _export_facts(path: Path) -> dict[str, Any]:
         raise ModelFormatError(f"{folder}: its edgedec.json can't be read ({error}); export the model again") from error
 
 
-def _memory(choice: Choice | None, found: ModelInfo, cap: Cap) -> dict[str, Any]:
+def _memory(choice: LoadPlan | None, found: ModelInfo, cap: Cap) -> dict[str, Any]:
     """Return the default context, and the memory that `edgedec plan` plans for it and for usual ones.
 
     Nothing is planned where no runtime runs the model.
@@ -89,9 +89,9 @@ def _memory(choice: Choice | None, found: ModelInfo, cap: Cap) -> dict[str, Any]
         n_ctx = default_n_ctx(found.n_ctx_train or 0)
         return {"n_ctx_default": n_ctx, "memory_bytes": {}, "memory_start_bytes": None, "memory_on_devices": {}}
     usual = _planned(choice, None, cap)
-    n_default, trained = usual.setting.options.n_ctx or 0, found.n_ctx_train or 4096
+    n_default, trained = usual.options.n_ctx or 0, found.n_ctx_train or 4096
     others = [n for n in _CONTEXTS if n <= trained and n != n_default]
-    plans = dict(sorted({n_default: usual.plan, **{n: _planned(choice, n, cap).plan for n in others}}.items()))
+    plans = dict(sorted({n_default: usual.memory, **{n: _planned(choice, n, cap).memory for n in others}}.items()))
     names = {cap.device.name for plan in plans.values() for cap in plan.devices}
     return {
         "n_ctx_default": n_default,
@@ -103,14 +103,14 @@ def _memory(choice: Choice | None, found: ModelInfo, cap: Cap) -> dict[str, Any]
     }
 
 
-def _planned(choice: Choice, n_ctx: int | None, cap: Cap) -> Planned:
+def _planned(choice: LoadPlan, n_ctx: int | None, cap: Cap) -> LoadPlan:
     """Return the plan of `edgedec run` for a length of context; None for the default one."""
     options = engine_options(flags := LoadFlags(context=n_ctx), keeps_prompts=True)
-    wishes = engine_wishes(choice, options, application_of(flags, None, one_request=True), available_bytes())
-    return plan_wishes(choice, wishes.setting, cap)
+    wishes = asked_plan(choice, options, application_of(flags, None, one_request=True), available_bytes())
+    return plan_wishes(wishes, cap)
 
 
-def _refusals(path: Path, gguf: GGUF, choice: Choice | None) -> dict[str, str | None]:
+def _refusals(path: Path, gguf: GGUF, choice: LoadPlan | None) -> dict[str, str | None]:
     """Return for each runtime why it does not run the file here, without the file's name; None where it does."""
 
     def refusal(runtime: Runtime) -> str | None:
@@ -124,7 +124,7 @@ def _refusals(path: Path, gguf: GGUF, choice: Choice | None) -> dict[str, str | 
     return {name: None if answer is None else str(answer).removeprefix(prefix) for name, answer in answers}
 
 
-def _choose_by_default(path: Path) -> Choice | None:
+def _choose_by_default(path: Path) -> LoadPlan | None:
     """Return the runtime that auto chooses with what was measured before; None where no runtime runs the file."""
     try:
         return choose(path, "auto", EngineOptions().load_options(available_bytes()), measure=False)

@@ -6,17 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgedec.api.load import engine_wishes
+from edgedec.api.load import asked_plan
 from edgedec.api.options import EngineOptions
-from edgedec.api.wishes import find_model
+from edgedec.api.plan import find_model
+from edgedec.drafter_traits import demands_of
 from edgedec.errors import MemoryCapError, RequestError, counted
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import context_note, describe
-from edgedec.loading.runtime_choice import Choice
-from edgedec.memory.planner import best_of, plan_settings, with_peak
-from edgedec.memory.setting import Cap, Planned
+from edgedec.load_plan import LoadPlan
+from edgedec.memory.planner import plans_within
+from edgedec.memory.setting import Cap
 from edgedec.memory.system import available_bytes
-from edgedec.memory_plan import MemoryPlan, format_bytes, parse_size
+from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.pictures import PictureReader
 from edgedec.progress import CancelToken, stage
 from edgedec_apps.base_memory import LEFT_BYTES, base_bytes
@@ -32,7 +33,8 @@ from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, write_facts, write_json, write_line, write_table
 from edgedec_apps.plots import require_picture
 
-_COLUMNS = ("context", "rows", "drafting", "draft model", "head", "common", "weights")  # changes with a column
+_ANY_PEAK = 1 << 62  # what this process held says nothing of another machine
+_COLUMNS = ("context", "rows", "drafting", "weights")  # changes with a column, as are those of a drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +71,18 @@ def print_plan(model: str, wanted: PlannedUse, *, plot: Path | None, as_json: bo
     cap = _cap(wanted)
     with stand_ins(model, wanted.flags, quiet=quiet or as_json) as (file, flags, note):
         here = replace(wanted, flags=flags)
-        planned, pictures = interruptible(lambda cancel: _settings(file, here, cap, cancel, quiet=quiet or as_json))
-        document, chosen, planned = _chosen(model, here, planned, cap)
+        chosen, plans, pictures = interruptible(lambda cancel: _plans(file, here, cap, cancel, quiet=quiet or as_json))
+        document = _document(model, here, chosen, plans)
     document["notes"] += [note] * bool(note)
     document |= {"pictures": pictures} if pictures else {}
     if as_json:
         write_json(document)
     else:
-        _write(document, chosen.plan, planned, chosen)
+        _write(document, chosen, plans)
     if plot is not None:
         write_plot(plot, document)
-    if not chosen.plan.fits:
-        raise MemoryCapError(f"the model needs {chosen.plan.shortage}")
-
-
-def _chosen(
-    model: str, wanted: PlannedUse, planned: list[Planned], cap: Cap
-) -> tuple[dict[str, Any], Planned, list[Planned]]:
-    """Return the plan's document, the setting that is chosen, and all settings."""
-    found = best_of(planned)
-    chosen = with_peak(found, cap) if wanted.machine is None and found.plan.fits else found
-    planned = [chosen if other is found else other for other in planned]
-    # A line of the table for each state, from the one that holds most to the one that holds least.
-    planned = sorted(planned, key=lambda each: -each.plan.total_bytes)
-    there = None if wanted.machine is None else machine_of(wanted.machine)
-    free, step = available_bytes() if there is None else there.free_bytes, _step(chosen.plan.slowdown)
-    speed = there.speed(model) if there else step and f"a step takes {step} as long as with all weights in memory"
-    return _document(model, chosen, planned, free) | {"speed": speed}, chosen, planned
+    if not chosen.memory.fits:
+        raise MemoryCapError(f"the model needs {chosen.memory.shortage}")
 
 
 def _cap(wanted: PlannedUse) -> Cap:
@@ -110,13 +97,14 @@ def _cap(wanted: PlannedUse) -> Cap:
     most = n_bytes if n_bytes is not None and n_bytes <= machine.free_bytes else machine.free_bytes
     name = "allowed" if most == n_bytes else "free"
     base = machine.base_bytes + left
-    return Cap(most, base, whole_process=True, name=name, beside="assumed", gpu_bytes=gpu_bytes)
+    cap = Cap(most, base, whole_process=True, name=name, beside="assumed", gpu_bytes=gpu_bytes)
+    return replace(cap, earlier_peak_bytes=_ANY_PEAK)
 
 
-def _settings(
+def _plans(
     model: str, wanted: PlannedUse, cap: Cap, cancel: CancelToken, *, quiet: bool
-) -> tuple[list[Planned], list[dict[str, Any]]]:
-    """Return the settings for a model, with their plans, from the wishes downwards; and what its pictures become."""
+) -> tuple[LoadPlan, list[LoadPlan], list[dict[str, Any]]]:
+    """Return the plan that load takes, all plans by what they hold, the largest first, and what pictures become."""
     flags, n_parallel = wanted.flags, wanted.n_parallel
     room = available_bytes()  # planning may take more than the cap, so that it is known what would fit
     served = n_parallel is not None
@@ -126,10 +114,11 @@ def _settings(
         grammars = served and serves_grammars()
         how: dict[str, Any] = {"n_parallel": n_parallel or 1, "n_texts": wanted.n_texts, "keeps_prompts": True}
         options = engine_options(flags, on_progress, cancel, grammars=grammars, **how)
-        choice = _choice(model, options, room, wanted.machine)
-        wishes = engine_wishes(choice, options, application, room)
+        wishes = asked_plan(_runtime_of(model, options, room, wanted.machine), options, application, room)
         with stage(on_progress, "planning the memory"):
-            return plan_settings(choice, wishes.setting, cap), _pictures(wishes.pictures, wanted.images)
+            chosen, plans = plans_within(wishes, cap)
+        plans.sort(key=lambda plan: -plan.memory.total_bytes)
+        return chosen, plans, _pictures(wishes.pictures, wanted.images)
 
 
 def _pictures(reader: PictureReader | None, images: Sequence[Path]) -> list[dict[str, Any]]:
@@ -144,64 +133,68 @@ def _pictures(reader: PictureReader | None, images: Sequence[Path]) -> list[dict
         reader.close()
 
 
-def _choice(model: str, options: EngineOptions, room: int | None, machine: str | None) -> Choice:
+def _runtime_of(model: str, options: EngineOptions, room: int | None, machine: str | None) -> LoadPlan:
     """Return the model's file and its runtime; on another machine, the runtime that puts layers on its GPUs."""
     if machine is None:
         return find_model(model, options, room, measure=False)
     there = machine_of(machine)
     if there.devices and options.runtime == "auto":
         options = replace(options, runtime="llamacpp")
-    choice = find_model(model, replace(options, n_gpu_layers=None, gpu_memory=None, device=None), room, measure=False)
-    return replace(choice, runtime=RuntimeThere(choice.runtime, there), slower=None, reason=f"as on {machine}")
+    chosen = find_model(model, replace(options, n_gpu_layers=None, gpu_memory=None, device=None), room, measure=False)
+    return replace(chosen, runtime=RuntimeThere(chosen.runtime, there), slower=None, reason=f"as on {machine}")
 
 
-def _document(model: str, chosen: Planned, planned: list[Planned], free: int | None) -> dict[str, Any]:
+def _document(model: str, wanted: PlannedUse, chosen: LoadPlan, plans: list[LoadPlan]) -> dict[str, Any]:
+    there = None if wanted.machine is None else machine_of(wanted.machine)
+    step = _step(chosen.memory.slowdown)
     return (
-        {"model": model, "free_bytes": free}
-        | plan_document(chosen.plan)
+        {"model": model, "free_bytes": available_bytes() if there is None else there.free_bytes}
+        | plan_document(chosen.memory)
         | {
             "setting": _setting(chosen),
             "notes": _notes(chosen),
             "alternatives": [
                 {
-                    "given_up": list(other.plan.given_up),
-                    "total_bytes": other.plan.total_bytes,
-                    "fits": other.plan.fits,
+                    "given_up": list(other.memory.given_up),
+                    "total_bytes": other.memory.total_bytes,
+                    "fits": other.memory.fits,
                     "chosen": other is chosen,
-                    "context": other.setting.options.n_ctx,
+                    "context": other.options.n_ctx,
                     "drafting": _drafting(other),
-                    "step": _step(other.plan.slowdown),
+                    "step": _step(other.memory.slowdown),
                 }
-                for other in planned
+                for other in plans
             ],
+            "speed": there.speed(model)
+            if there
+            else step and f"a step takes {step} as long as with all weights in memory",
         }
     )
 
 
-def _notes(chosen: Planned) -> list[str]:
+def _notes(chosen: LoadPlan) -> list[str]:
     """Return the notes on a context that is longer than trained, and on a draft model that may not be loaded."""
-    setting = chosen.setting
-    notes = [context_note(chosen.choice.path, setting.options.n_ctx or 0)]
-    if setting.draft_model is not None and not setting.pinned:
-        name = setting.draft_model.name
+    notes = [context_note(chosen.path, chosen.options.n_ctx or 0)]
+    if chosen.draft_model is not None and not chosen.pinned:
+        name = chosen.draft_model.name
         notes.append(f"the draft model {name} is loaded only where it can pay by the measured cost of forwards")
     return [note for note in notes if note]
 
 
-def _setting(chosen: Planned) -> dict[str, Any]:
-    setting, options = chosen.setting, chosen.setting.options
+def _setting(chosen: LoadPlan) -> dict[str, Any]:
+    options = chosen.options
     return {
-        "runtime": chosen.choice.runtime.name,
-        "runtime_reason": chosen.choice.reason,
+        "runtime": chosen.runtime.name,
+        "runtime_reason": chosen.reason,
         "context": options.n_ctx,
         "kv_type": options.kv_type,
-        "drafters": list(setting.drafters),
-        "draft_model": None if setting.draft_model is None else str(setting.draft_model),
-        "small_model": None if setting.companion is None else str(setting.companion),
-        "store_bytes": setting.store_bytes,
+        "drafters": list(chosen.drafters),
+        "draft_model": None if chosen.draft_model is None else str(chosen.draft_model),
+        "small_model": None if chosen.companion_path is None else str(chosen.companion_path),
+        "store_bytes": chosen.store_bytes,
         "max_rows": options.max_rows,
         "runtime_options": dict(options.runtime_options),
-        "n_layers": None if options.layer_split is None else describe(read_gguf(chosen.choice.path)).n_layer + 1,
+        "n_layers": None if options.layer_split is None else describe(read_gguf(chosen.path)).n_layer + 1,
         "layers": None if options.layer_split is None else dict(options.layer_split),
         "resident_bytes": options.resident_bytes,
     }
@@ -214,9 +207,9 @@ def _layers(by_device: dict[str, int], n_layers: int) -> str:
     return f"{', '.join(where)} (the output counts as one)"
 
 
-def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], chosen: Planned) -> None:
+def _write(document: dict[str, Any], chosen: LoadPlan, plans: list[LoadPlan]) -> None:
     write_line(one_line(document["model"]))
-    write_line(plan.table())
+    write_line(chosen.memory.table())
     setting = document["setting"]
     why = f"; {setting['runtime_reason']}" if setting["runtime_reason"] else ""
     write_line("")
@@ -227,36 +220,37 @@ def _write(document: dict[str, Any], plan: MemoryPlan, planned: list[Planned], c
             ("context", f"{counted(setting['context'], 'token')}, KV cache as {setting['kv_type']}"),
             ("drafting", _drafting(chosen)),
             *([("speed", document["speed"])] if document["speed"] else []),
-            ("memory", planned_range(plan)),
+            ("memory", planned_range(chosen.memory)),
             ("changed to fit", ", ".join(document["given_up"]) or "nothing"),
             *(("picture", line.removeprefix("picture ")) for line in pictures_lines(document.get("pictures", []))),
             *(("note", note) for note in document["notes"]),
             ("free memory", "unknown" if document["free_bytes"] is None else format_bytes(document["free_bytes"])),
         ]
     )
-    if plan.partial:
+    if chosen.memory.partial:
         write_line("\nFinding out what else is needed takes more memory than is free; close programs and ask again.")
-    elif len(planned) > 1:
-        _write_states(document["alternatives"], planned)
+    elif len(plans) > 1:
+        _write_states(document["alternatives"], plans)
 
 
-def _write_states(states: Sequence[dict[str, Any]], planned: Sequence[Planned]) -> None:
+def _write_states(states: Sequence[dict[str, Any]], plans: Sequence[LoadPlan]) -> None:
     """Write a line for each setting: what it holds and what it costs, whatever stands on the other lines."""
     write_line("\nWhat else could be held, a line for each; an arrow is at what is taken:")
     rows = [("", "memory", "", "context", "step", "drafts", "also changed")]
-    for state, each in zip(states, planned, strict=True):
-        verdict = "" if each.plan.cap_bytes is None else "fits" if state["fits"] else "too much"
-        others = [phrase for kind, phrase in each.setting.given_up.items() if kind not in _COLUMNS]
+    drafters = {demands_of(factory).called for each in plans for factory in each.drafters.values()}
+    for state, each in zip(states, plans, strict=True):
+        verdict = "" if each.memory.cap_bytes is None else "fits" if state["fits"] else "too much"
+        others = [phrase for kind, phrase in each.given_up.items() if kind not in _COLUMNS and kind not in drafters]
         size, mark = format_bytes(state["total_bytes"]), "->" if state["chosen"] else ""
         context, drafts = f"{state['context']:>7}", state["drafting"].replace(", at most", ", up to")
         rows.append((mark, f"{size:>9}", verdict, context, state["step"], drafts, ", ".join(others)))
     write_table(rows)
 
 
-def _drafting(planned: Planned) -> str:
+def _drafting(plan: LoadPlan) -> str:
     """Return what drafts, and how many tokens at the most."""
-    drafters, n_most = planned.setting.drafters, planned.setting.options.max_rows - 1
-    return f"{' + '.join(drafters)}, at most {counted(n_most, 'token')}" if drafters else "off"
+    n_most = plan.options.max_rows - 1
+    return f"{' + '.join(plan.drafters)}, at most {counted(n_most, 'token')}" if plan.drafters else "off"
 
 
 def _step(slowdown: float) -> str:

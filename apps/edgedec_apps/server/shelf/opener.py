@@ -7,16 +7,16 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from edgedec.api.engine import Engine
-from edgedec.api.load import engine_wishes, open_choice
+from edgedec.api.load import asked_plan, open_chosen
 from edgedec.api.options import Application, EngineOptions
-from edgedec.api.wishes import find_model
+from edgedec.api.plan import find_model
 from edgedec.errors import EdgedecError, MemoryCapError
 from edgedec.gguf.file import FileState, file_states
 from edgedec.gguf.model_info import read_model_info, trained_context
 from edgedec.gguf.model_kinds import embeds_only
 from edgedec.gguf.places import standing
+from edgedec.load_plan import LoadPlan
 from edgedec.loading.resolve import resolve
-from edgedec.loading.runtime_choice import Choice
 from edgedec.memory.planner import plan_wishes, plan_within
 from edgedec.memory.setting import Cap, planning_bytes
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes
@@ -106,21 +106,21 @@ class Opener:
                 raise self._crowded(recipe, n_ctx, path)
             room = planning_bytes(replace(cap, beside_bytes=held_bytes))
             writes = account.others and not at_rest  # a text may be written meanwhile
-            choice = find_model(path, options, room, measure=not writes)
-            setting = engine_wishes(choice, options, application, room).setting
-            planned = plan_wishes(choice, setting, cap)
-            if not planned.plan.fits:
-                planned = plan_within(choice, setting, cap)
-                self._require(planned.plan, recipe, n_ctx, path)
-        if "context" not in planned.setting.given_up:  # so that it does not depend on what else is loaded by then
-            options = replace(options, n_ctx=planned.setting.options.n_ctx)
-        shared = sum(term.n_bytes for term in planned.plan.terms if term.name in _OF_ALL)
+            chosen = find_model(path, options, room, measure=not writes)
+            wishes = asked_plan(chosen, options, application, room)
+            plan = plan_wishes(wishes, cap)
+            if not plan.memory.fits:
+                plan = plan_within(wishes, cap)
+                self._require(plan.memory, recipe, n_ctx, path)
+        if "context" not in plan.given_up:  # so that it does not depend on what else is loaded by then
+            options = replace(options, n_ctx=plan.options.n_ctx)
+        shared = sum(term.n_bytes for term in plan.memory.terms if term.name in _OF_ALL)
         return Prepared(
-            n_bytes=planned.plan.own_bytes - shared,
+            n_bytes=plan.memory.own_bytes - shared,
             budget_bytes=(1 << 62) if cap.n_bytes is None else cap.n_bytes - beside_bytes - shared,
-            n_ctx=planned.setting.options.n_ctx or 0,
-            n_ctx_train=trained_context(choice.path),
-            open=lambda: self._open(choice, options, application),
+            n_ctx=plan.options.n_ctx or 0,
+            n_ctx_train=trained_context(chosen.path),
+            open=lambda: self._open(chosen, options, application),
         )
 
     def _require(self, plan: MemoryPlan, recipe: Recipe, n_ctx: int | None, path: Path) -> None:
@@ -150,14 +150,14 @@ class Opener:
             cancel=cancel,
         )
 
-    def _open(self, choice: Choice, options: EngineOptions, application: Application) -> Loaded:
+    def _open(self, chosen: LoadPlan, options: EngineOptions, application: Application) -> Loaded:
         before_bytes = resident_bytes() or 0
         with self.showing() as on_progress:
-            engine = open_choice(choice, replace(options, on_progress=on_progress), application)
+            engine = open_chosen(chosen, replace(options, on_progress=on_progress), application)
         model = object()  # stands for the engine, and does not hold it
         try:
             template = engine.card.chat_template if options.chat_template is None else options.chat_template
-            path = choice.path
+            path = chosen.path
             file = ModelFile(path, read_model_info(path), standing(path).stat().st_mtime, template, embeds_only(path))
         except BaseException:
             engine.close()
