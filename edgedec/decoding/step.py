@@ -19,7 +19,7 @@ from edgedec.decoding.reading import evaluate
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.errors import ContextFullError, MemoryCapError, RuntimeLostError
 from edgedec.logit_ops import LogitOps
-from edgedec.model import Forward, ForwardItem, Session
+from edgedec.model import Forward, ForwardItem, RowGroup, Session
 from edgedec.progress import OnProgress
 from edgedec.sampling import Distribution, Noise, distribution, log_probs
 from edgedec.scheduler.policy import Policy
@@ -102,11 +102,11 @@ class Prepared:
         A draft comes only where one token is pending, which is then row 0; node i is row i + 1.
         """
         draft, policy = self.draft, self.decoder.policy
+        tokens = np.array([*self.pending, *draft.tokens], np.int32)
         return ForwardItem(
             self.decoder.session,
             self.text.n_cached,
-            np.array([*self.pending, *draft.tokens], np.int32),
-            parents=None if not draft.tokens or draft.is_chain else _rows_above(draft),
+            (RowGroup(tokens, sees=None if not draft.tokens or draft.is_chain else _rows_above(draft)),),
             rows="all" if draft.tokens else "last",
             taps=policy.drafters.needs.taps if policy is not None else (),
         )

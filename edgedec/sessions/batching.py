@@ -134,7 +134,7 @@ class Batcher(OuterModel):
                 forward = _result_of(ticket)
                 assert isinstance(forward, Forward), "the result of an item is a forward"
                 forwards.append(forward)
-            if any(ticket.cancelled and item.parents is None for ticket, item in zip(tickets, items, strict=True)):
+            if any(ticket.cancelled and not item.is_tree for ticket, item in zip(tickets, items, strict=True)):
                 raise CancelledError("a forward was cancelled")  # of a tree, rows are still to be chosen, or dropped
         except BaseException as error:
             if isinstance(error, CancelledError) or not isinstance(error, Exception):
@@ -351,9 +351,9 @@ class BatchedSession(OuterSession):
 
     def _is_cut(self, item: ForwardItem) -> bool:
         """Tell whether an item may be read in pieces: a prompt that fits, of which at most the last row is wanted."""
-        plain = item.parents is None and not item.taps and item.mass is None and item.resume_after in (None, -1)
-        at_most_last = item.rows == "last" if isinstance(item.rows, str) else not len(item.rows)
-        whole = item.block is not None and item.block.mutual
+        group, at_most_last = item.groups[0], item.rows == "last" if isinstance(item.rows, str) else not len(item.rows)
+        plain = len(item.groups) == 1 and group.parents is None and not (item.taps or item.mass or group.span.enter)
+        whole = group.block is not None and group.block.mutual
         return plain and at_most_last and not whole and self.model.joins and item.n_past + item.n_rows <= self.n_ctx
 
     def fork(self) -> "BatchedSession":

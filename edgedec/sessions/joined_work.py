@@ -65,16 +65,10 @@ def n_rows_of(work: Work) -> int:
 
 
 def cut(item: ForwardItem, n: int) -> tuple[ForwardItem, ForwardItem]:
-    """Return an item with the first `n` rows of a chain, none of whose logits are wanted, and one with the others."""
+    """Return an item with the first `n` rows of a group, none of whose logits are wanted, and one with the others."""
+    (group,) = item.groups
     first, rest = replace(item, rows=_NO_ROWS), replace(item, n_past=item.n_past + n)
-    if item.tokens is not None:
-        first.tokens, rest.tokens = item.tokens[:n], item.tokens[n:]
-    if item.hidden is not None:
-        first.hidden, rest.hidden = item.hidden[:n], item.hidden[n:]
-    if item.block is not None:
-        rest.first += n
-    if item.positions is not None:
-        first.positions, rest.positions = item.positions[:n], item.positions[n:]
+    first.groups, rest.groups = (group.part(0, n),), (group.part(n, group.n_rows),)
     return first, rest
 
 
@@ -94,11 +88,7 @@ def groups(items: Sequence[ForwardItem], most: int) -> list[list[ForwardItem]]:
 
 def n_wanted_of(work: Work) -> int:
     """Return how many rows of logits an item returns; 0 for a call."""
-    if not isinstance(work, ForwardItem):
-        return 0
-    if isinstance(work.rows, str):
-        return 1 if work.rows == "last" else n_rows_of(work)
-    return len(work.rows)
+    return len(work.wanted) if isinstance(work, ForwardItem) else 0
 
 
 @dataclass(eq=False, slots=True)

@@ -11,7 +11,7 @@ import pytest
 import edgedec
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import ContextFullError, MemoryCapError
-from edgedec.model import Forward, ForwardItem
+from edgedec.model import Forward, ForwardItem, RowGroup
 from edgedec.progress import OnProgress
 from edgedec.sessions.forks import SessionForks
 from edgedec.sessions.joined_work import n_rows_of, n_wanted_of
@@ -132,9 +132,12 @@ def test_forks_have_their_logits_in_the_planned_rows(plain: edgedec.Engine) -> N
     for session in sessions:
         session.forward(tokens, n_past=0)
     forks = [sessions[0].fork() for _ in range(3)]
-    items = [ForwardItem(fork, 4, tokens[:1]) for fork in forks]
+    items = [ForwardItem(fork, 4, (RowGroup(tokens[:1]),)) for fork in forks]
     assert not any(forward.is_own for forward in forks[0].model.forward(items))
-    assert all(forward.is_own for forward in plain.model.forward([items[0], ForwardItem(sessions[1], 4, tokens[:1])]))
+    assert all(
+        forward.is_own
+        for forward in plain.model.forward([items[0], ForwardItem(sessions[1], 4, (RowGroup(tokens[:1]),))])
+    )
     for each in (*forks, *sessions):
         each.close()
 

@@ -140,9 +140,4 @@ def _evaluated(model: Model, items: Sequence[ForwardItem]) -> list[Forward]:
         return [
             own(forward) for group in groups(items, model.capabilities.max_rows) for forward in model.forward(group)
         ]
-    found = []
-    for item in items:
-        session = item.session
-        forward = session.forward(item.tokens, n_past=item.n_past, parents=item.parents, rows=item.rows)
-        found.append(own(forward))
-    return found
+    return [own(item.session.evaluate(item)) for item in items]

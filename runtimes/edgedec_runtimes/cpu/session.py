@@ -54,7 +54,7 @@ class NativeRows:
     def fill(self, c: CheckedItem, begin: int, end: int, mass: NDArray[np.float32] | None = None) -> None:
         """Describe rows [begin, end) of an item, whose attention is added to `mass` where that is given."""
         item, n = self.item, end - begin
-        tokens, wanted, first = c.tokens, c.wanted, 0
+        tokens, wanted, first = c.groups[0].tokens, c.wanted, 0
         if n < c.n_rows:  # a part of a long chain
             first, last = bisect_left(wanted, begin), bisect_left(wanted, end)
             wanted = wanted[first:last] - begin
@@ -76,18 +76,20 @@ class NativeRows:
 
     def _fill_special(self, c: CheckedItem, begin: int, end: int, mass: NDArray[np.float32] | None) -> None:
         """Set the fields of a special item, or take them back."""
-        hidden = None if c.hidden is None else c.hidden[begin:end]
-        attn = None if c.layers is None else c.layers.attn.astype(np.uint8)
-        mlp = None if c.layers is None else c.layers.mlp.astype(np.uint8)
+        group = c.groups[0]
+        layer_set, block = group.span.layers, group.block
+        hidden = None if group.vectors is None else group.vectors[begin:end]
+        attn = None if layer_set is None else layer_set.attn.astype(np.uint8)
+        mlp = None if layer_set is None else layer_set.mlp.astype(np.uint8)
         taps = np.array(c.taps, np.int32)
         self.tapped = np.empty((len(taps), end - begin, self._n_embd), np.float32)
-        self.item.tokens = None if c.tokens is None else self._tokens_address
-        self.item.first_layer, self.item.n_taps = c.first_layer, len(taps)
+        self.item.tokens = None if group.tokens is None else self._tokens_address
+        self.item.first_layer, self.item.n_taps = group.span.enter, len(taps)
         self.item.n_added = 0 if hidden is None else hidden.shape[1] // self._n_embd - 1
-        self.item.block = MUTUAL_BLOCK if c.block is not None and c.block.mutual else 0
+        self.item.block = MUTUAL_BLOCK if block is not None and block.mutual else 0
         layers, weights, self.item.n_mass = None, None, 0
-        if c.mass is not None and mass is not None and c.mass[1][begin:end].any():
-            layers, weights = np.array(c.mass[0], np.int32), c.mass[1][begin:end]
+        if mass is not None and (of_rows := np.stack([row[begin:end] for row in c.mass.values()])).any():
+            layers, weights = np.array([*c.mass], np.int32), of_rows
             self.item.n_mass, self.item.n_mass_heads, self.item.n_mass_slots = mass.shape
         fields = {"hidden": hidden, "attn": attn, "mlp": mlp, "taps": taps, "tapped": self.tapped}
         fields |= {"mass_layers": layers, "mass_weights": weights, "mass": mass}

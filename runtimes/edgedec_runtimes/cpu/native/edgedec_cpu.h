@@ -229,7 +229,7 @@ typedef struct ec_item {
   const int32_t *places;  /* [n_past + n_rows][3], of each slot: the places that its pairs turn to, the first one
                              unless ec_model_set_rope says which; NULL: all are its number */
   const int32_t *mass_layers; /* [n_mass], the layers whose attention is added up; of a chain only */
-  const float *mass_weights;  /* [n_rows], what the attention of each row is multiplied by; 0: it is left out */
+  const float *mass_weights;  /* [n_mass][n_rows], what the attention of each row is multiplied by; 0: left out */
   float *mass;            /* [n_mass][n_mass_heads][n_mass_slots], to which each row's attention is added, by slot */
   int32_t n_mass;
   int32_t n_mass_heads;   /* at least those of each of these layers */

@@ -95,11 +95,12 @@ class ForeignModel(GraphModel[ForeignSession]):
 
     def _run_piece(self, item: CheckedItem, begin: int, end: int) -> NDArray[np.float32]:
         """Run the graph on rows [begin, end) and return all their logits, f32[n, n_vocab], a view."""
-        assert item.tokens is not None, "hidden states were refused"
+        tokens = item.groups[0].tokens
+        assert tokens is not None, "vectors were refused"
         n_past, n_rows = item.n_past + begin, even(end - begin) if self.is_padded else end - begin
         past, present = item.session.past(n_past), empty_caches(self._contract, n_past + n_rows)
         inputs: dict[str, NDArray[Any]] = {}
-        inputs |= feeds(self._contract, item.tokens[begin:end], n_past, n_rows)
+        inputs |= feeds(self._contract, tokens[begin:end], n_past, n_rows)
         outputs: dict[str, NDArray[Any]] = {"logits": self._logits[:, :n_rows]}
         for cache, before, after in zip(self._contract.caches, past, present, strict=True):
             inputs[f"past_key_values.{cache}"] = before
