@@ -23,7 +23,7 @@ from edgedec.head_state import DraftCall, HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.sampling import SamplingParams
-from edgedec.sessions.joined_work import Result, Work, cut, evaluated, groups, kind_of, n_rows_of
+from edgedec.sessions.joined_work import Result, Work, cut, evaluated, groups, kind_of
 from edgedec.sessions.outer_session import OuterModel, OuterSession
 
 PIECE_ROWS = 32
@@ -272,7 +272,7 @@ class Batcher(OuterModel):
             self.last_s = seconds
         else:
             self._drafted = monotonic()
-        shared = SharedForward(seconds, sum(n_rows_of(ticket.item) for ticket in batch), len(batch))
+        shared = SharedForward(seconds, sum(ticket.item.n_rows for ticket in batch), len(batch))
         for ticket, result in zip(batch, results, strict=True):
             self._waiting.remove(ticket)
             ticket.shared, ticket.result = shared, result

@@ -59,11 +59,6 @@ def kind_of(work: Work) -> Hashable | None:
     return None if isinstance(work, ForwardItem) else work.kind
 
 
-def n_rows_of(work: Work) -> int:
-    """Return the rows of an item, or of a call that was answered."""
-    return work.n_rows
-
-
 def cut(item: ForwardItem, n: int) -> tuple[ForwardItem, ForwardItem]:
     """Return an item with the first `n` rows of a group, none of whose logits are wanted, and one with the others."""
     (group,) = item.groups
@@ -77,18 +72,13 @@ def groups(items: Sequence[ForwardItem], most: int) -> list[list[ForwardItem]]:
     found: list[list[ForwardItem]] = []
     n_left = 0
     for item in items:
-        n = n_wanted_of(item)
+        n = len(item.wanted)
         if not found or n > n_left:
             found.append([])
             n_left = most
         found[-1].append(item)
         n_left -= n
     return found
-
-
-def n_wanted_of(work: Work) -> int:
-    """Return how many rows of logits an item returns; 0 for a call."""
-    return len(work.wanted) if isinstance(work, ForwardItem) else 0
 
 
 @dataclass(eq=False, slots=True)

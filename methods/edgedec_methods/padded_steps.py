@@ -26,7 +26,7 @@ import numpy as np
 from edgedec.errors import ModelFormatError, RequestError, SessionError
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.joined_work import n_rows_of, own
+from edgedec.sessions.joined_work import own
 from edgedec.sessions.outer_session import OuterModel, OuterSession
 from edgedec_runtimes.shared.invariance import N_PREFIX, RANGE_TOKENS, ExactRows, measured_invariance
 
@@ -124,7 +124,7 @@ class PaddedSession(OuterSession):
             raise SessionError(f"n_past is {item.n_past}; the session has cached {self._n_cached} tokens")
         if item.is_tree:
             self.model.capabilities.require("trees", self.model.card.runtime)
-        n_held, padded, n_rows = self.inner.n_cached, self._padded(item), n_rows_of(item)
+        n_held, padded, n_rows = self.inner.n_cached, self._padded(item), item.n_rows
         try:
             forward = super().evaluate(padded, on_progress)
         except BaseException:  # KeyboardInterrupt too

@@ -14,7 +14,6 @@ from edgedec.errors import ContextFullError, MemoryCapError
 from edgedec.model import Forward, ForwardItem, RowGroup
 from edgedec.progress import OnProgress
 from edgedec.sessions.forks import SessionForks
-from edgedec.sessions.joined_work import n_rows_of, n_wanted_of
 from edgedec.sessions.outer_session import OuterSession
 
 pytestmark = pytest.mark.slow
@@ -105,7 +104,7 @@ def test_forwards_return_no_more_rows_than_planned(
     evaluate = SessionForks.forward
 
     def counted(forks: SessionForks, items: Sequence[ForwardItem]) -> list[Forward]:
-        asked.append(sum(map(n_wanted_of, items)))
+        asked.append(sum(len(item.wanted) for item in items))
         return evaluate(forks, items)
 
     monkeypatch.setattr(SessionForks, "forward", counted)
@@ -169,7 +168,7 @@ class _Pool(OuterSession):
     n_cells = 0
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
-        if item.n_past + n_rows_of(item) > self.n_cells:
+        if item.n_past + item.n_rows > self.n_cells:
             raise ContextFullError("no cells are free")
         return super().evaluate(item, on_progress)
 

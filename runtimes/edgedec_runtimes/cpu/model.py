@@ -47,6 +47,7 @@ CAPABILITIES = Capabilities(
     trees=True,
     fork=True,
     layers=True,
+    groups=True,
     taps=True,
     hidden_input=True,
     vector_rows=True,

@@ -14,6 +14,7 @@ from support.models.tiny_runs import bits
 from edgedec.errors import CapabilityError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Forward, ForwardItem, LayerSet, Model, RowGroup, Session, Span
+from edgedec.sessions.joined_work import own
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
@@ -40,7 +41,7 @@ class Case:
 
     def whole(self, n: int, **options: object) -> Forward:
         """Return a forward of the first `n` tokens through all layers."""
-        return self.model.session(320).forward(TOKENS[:n], n_past=0, rows="all", **options)  # type: ignore[arg-type]
+        return own(self.model.session(320).forward(TOKENS[:n], n_past=0, rows="all", **options))  # type: ignore[arg-type]
 
 
 def lower(session: Session) -> Forward:
@@ -73,7 +74,7 @@ def test_rows_that_enter_in_the_middle_beside_rows_that_pass_all(case: Case) -> 
     alone, together = case.begun(), case.begun()
     entering, behind = RowGroup(vectors=case.vectors, span=UPPER), RowGroup(TOKENS[END : END + 3])
     first = evaluated(alone, BEFORE, entering, rows="all").logits.copy()
-    second = evaluated(alone, END, behind, rows="all").logits
+    second = evaluated(alone, END, behind, rows="all").logits.copy()
     found = evaluated(together, BEFORE, entering, behind, rows="all", taps=(1, MIDDLE, N_LAYER - 1))
     same(found.logits, np.concatenate([first, second]))
     same(found.logits, expected.logits[BEFORE : END + 3])
@@ -137,7 +138,8 @@ def test_rows_that_nobody_has_begun_are_not_read(case: Case) -> None:
     with pytest.raises(SessionError, match=f"layer 0 has no keys and values at position {BEFORE}"):
         evaluated(session, BEFORE, *groups)
     assert session.n_cached == BEFORE
-    same(session.forward(TOKENS[BEFORE:END], n_past=BEFORE, rows="all").logits, case.whole(END).logits[BEFORE:])
+    expected = case.whole(END).logits[BEFORE:]
+    same(session.forward(TOKENS[BEFORE:END], n_past=BEFORE, rows="all").logits, expected)
 
 
 @pytest.mark.slow
