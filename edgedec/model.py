@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgedec.callers import one_line
 from edgedec.closeable import Closeable
-from edgedec.cost_curve import Cost, SharedForward
+from edgedec.cost_curve import SharedForward
 from edgedec.errors import CapabilityError, argument
 from edgedec.head_state import DraftCall, HeadState
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
@@ -328,17 +328,10 @@ class Session(Protocol):
         """Return whether `n_rows` rows of a forward at `n_past`, and steps after them, have the bits of single steps.
 
         A runtime that has to measure this does so here, once for contexts of about this length, with forwards of its
-        own at `n_past` (raises what they raise). With `measure` False, what is not known yet is False. By default it
-        is what exact_rows() says.
+        own at `n_past` (raises what they raise), which take edgedec.sessions.cost_probe.measuring_s. With `measure`
+        False, what is not known yet is False. By default it is what exact_rows() says.
         """
         return n_rows <= (self.exact_rows(n_past) or 1)
-
-    def measuring_s(self, n_rows: int, cost: Cost) -> float:
-        """Return the seconds that has_exact_rows() takes where it has to measure `n_rows` rows; 0 by default.
-
-        `cost` says what a forward takes by the number of rows beyond the first.
-        """
-        return 0.0
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree (a root first, each row the parent of the next); drop its other rows.

@@ -24,6 +24,7 @@ from edgedec.progress import OnProgress
 from edgedec.sampling import Distribution, Noise, distribution, log_probs
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import COUPLED, TextState
+from edgedec.sessions.cost_probe import measuring_s
 from edgedec.verification.coupled import verify_coupled
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def _propose(text: TextState, decoder: Decoder, n_generated: int) -> Draft:
         draft = decoder.forced.add_to(draft, text.stats, n_past, room)
     n = len(draft.tokens)
     if decoder.strict and n and not session.has_exact_rows(n_past, 1 + n, measure=False):
-        seconds = 0.0 if decoder.curve is None else session.measuring_s(1 + n, decoder.curve.cost(n_past))
+        seconds = 0.0 if decoder.curve is None else measuring_s(1 + n, decoder.curve.cost(n_past))
         measured = policy.pays_to_measure(seconds) and session.has_exact_rows(n_past, 1 + n)
         return draft if measured else EMPTY_DRAFT
     return draft

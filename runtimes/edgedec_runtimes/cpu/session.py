@@ -75,7 +75,8 @@ class NativeRows:
         if not c.is_special:
             self._group.n_rows = n
             tokens = c.groups[0].tokens
-            self._tokens[:n] = tokens if n == c.n_rows or tokens is None else tokens[begin:end]
+            assert tokens is not None, "what is not special has tokens"
+            self._tokens[:n] = tokens if n == c.n_rows else tokens[begin:end]
 
     def _fill_special(self, c: CheckedItem, begin: int, end: int, mass: NDArray[np.float32] | None) -> None:
         """Set the fields of a special item, or take them back."""

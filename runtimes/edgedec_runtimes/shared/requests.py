@@ -85,18 +85,8 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
     mass = _mass(item, n, n_layer) if item.mass else {}
     if any(each.positions is not None for each in groups):
         positions = np.concatenate([_positions(each) for each in groups])
-    checked = CheckedItem(
-        session,
-        item.n_past,
-        groups,
-        n,
-        parents,
-        wanted,
-        taps=tuple(item.taps),
-        mass=mass,
-        positions=positions,
-        is_special=is_special,
-    )
+    checked = CheckedItem(session, item.n_past, groups, n, parents, wanted, tuple(item.taps), mass)
+    checked.positions, checked.is_special = positions, is_special
     if state.n_whole < item.n_past or len(groups) > 1:
         state.check_written(checked)
     return checked

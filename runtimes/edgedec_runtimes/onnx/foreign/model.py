@@ -15,13 +15,14 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Forward
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress, Progress
+from edgedec.sessions.cost_probe import N_MAX
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.onnx.feeds import CHUNK, even
 from edgedec_runtimes.onnx.foreign.contract import Contract, feeds
 from edgedec_runtimes.onnx.foreign.session import ForeignSession, empty_caches
 from edgedec_runtimes.onnx.graph_model import LOGIT_ROWS, GraphModel, Opened, bind_input, bind_output, pieces
 from edgedec_runtimes.onnx.single_steps import one_row_is_exact
-from edgedec_runtimes.shared.invariance import N_MAX, measured_invariance
+from edgedec_runtimes.shared.invariance import measured_invariance
 from edgedec_runtimes.shared.pages import give_back
 from edgedec_runtimes.shared.session_state import CheckedItem
 
