@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgedec.grammar import Grammar
     from edgedec.load_options import LoadOptions
     from edgedec.memory_plan import MemoryPlan, MemoryTerm
-    from edgedec.model import Forward, ForwardItem, LayerSet, Model, Session
+    from edgedec.model import Forward, ForwardItem, LayerSet, Model, RowGroup, Session, Span
     from edgedec.progress import CancelToken, Progress
     from edgedec.runtime import Runtime
     from edgedec.sampling import SamplingParams
@@ -41,7 +41,7 @@ _HOMES = {
     "api.options": ("DraftOptions", "Lossy"),
     "memory_plan": ("MemoryPlan", "MemoryTerm"),
     "load_options": ("LoadOptions",),
-    "model": ("Forward", "ForwardItem", "LayerSet", "Model", "Session"),
+    "model": ("Forward", "ForwardItem", "LayerSet", "Model", "RowGroup", "Session", "Span"),
     "progress": ("CancelToken", "Progress"),
     "runtime": ("Runtime",),
     "sampling": ("SamplingParams",),
@@ -74,9 +74,11 @@ __all__ = [
     "MemoryTerm",
     "Model",
     "Progress",
+    "RowGroup",
     "Runtime",
     "SamplingParams",
     "Session",
+    "Span",
     "TokenOutput",
     "TokenStream",
     "Tokenizer",

@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Literal, Protocol
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgedec.callers import one_line
 from edgedec.closeable import Closeable
-from edgedec.cost_curve import Cost, SharedForward
+from edgedec.cost_curve import SharedForward
 from edgedec.errors import CapabilityError, argument
 from edgedec.head_state import DraftCall, HeadState
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
@@ -78,55 +78,139 @@ class Forward:
     __repr__ = one_line
 
 
-@dataclass(slots=True)  # not frozen, as that takes a microsecond to make
-class ForwardItem:
-    """One session's part of a forward.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The layers that rows pass.
 
     Attributes:
-        session: The session that the rows are added to.
-        n_past: Cached tokens that the rows build on; what the cache holds beyond them is dropped.
-        tokens: int32[n], the token of each row; None when `hidden` is given.
-        hidden: f32[n, n_embd], the hidden states to resume from after layer `resume_after`, or None.
-        resume_after: The layer that `hidden` is the output of; -1 for vectors in place of embeddings. Each further
-            n_embd numbers of such a vector are added to the state behind one layer more, from layer 0 on.
-        parents: int32[n], the index of each row's parent, which is below the row's own, or -1 for the cached prefix.
-            None for a chain.
-        layers: The layers to run; None for all.
-        rows: The rows whose logits to return: "all", "last" or int32 row indices, ascending.
-        taps: The layers whose output to return for every row.
-        block: The picture's block that the vectors belong to; None for vectors that stand as tokens do. Of tokens: a
-            mutual block of n positions, counted from 0: a row also sees those rows behind it that are in its n.
-        first: The number of the first row within the block, whose earlier rows are the last cached ones.
-        mass: Layers, and f32[w]: the attention of each head of these layers in the item's last w rows is added up by
-            the position that it goes to, each row's times its number. None for none.
-        positions: int32[n], the position that each row of a chain turns to; None where each one stands behind the
-            farthest before it. Which rows see each other depends on slots alone.
+        enter: The first of them. Vectors stand in place of embeddings where that is layer 0, else they are what left
+            the layer before.
+        leave: The layer before which rows leave, to the output; None for behind the last one.
+        layers: The half-layers that run of those in between; None for all.
     """
 
-    session: "Session"
-    n_past: int
-    tokens: NDArray[np.int32] | None = None
-    hidden: NDArray[np.float32] | None = None
-    resume_after: int | None = None
-    parents: NDArray[np.int32] | None = None
+    enter: int = 0
+    leave: int | None = None
     layers: LayerSet | None = None
-    rows: Rows = "last"
-    taps: tuple[int, ...] = ()
-    block: Block | None = None
-    first: int = 0
-    mass: tuple[tuple[int, ...], NDArray[np.float32]] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all layers."""
+        return self.enter == 0 and self.leave is None and self.layers is None
+
+
+ALL_LAYERS = Span()
+
+
+@dataclass(slots=True)  # not frozen, as that takes a microsecond to make
+class RowGroup:
+    """Rows of a forward that pass the same layers: tokens, or vectors.
+
+    Attributes:
+        tokens: int32[n], the token of each row; None for vectors.
+        vectors: f32[n, n_embd], what enters the span; None for tokens. In place of embeddings, each further n_embd
+            numbers of a vector are added to the state behind one layer more, from layer 0 on.
+        span: The layers that the rows pass.
+        sees: None for a chain, whose rows see all rows before them. int32[n] for a tree: the number of each row's
+            parent in the item, which is below the row's own, or -1 for the cached prefix. A block, whose rows see each
+            other where it is mutual: of a picture's vectors; of tokens, counted from position 0 in such blocks.
+        positions: int32[n], the position that each row of a chain of tokens turns to; None where each one stands
+            behind the farthest before it. Which rows see each other depends on slots alone.
+    """
+
+    tokens: NDArray[np.int32] | None = None
+    vectors: NDArray[np.float32] | None = None
+    span: Span = ALL_LAYERS
+    sees: NDArray[np.int32] | Block | None = None
     positions: NDArray[np.int32] | None = None
 
     @property
     def n_rows(self) -> int:
-        """How many rows there are, of tokens or of vectors."""
-        return sum(len(rows) for rows in (self.tokens, self.hidden) if rows is not None)
+        """How many rows there are."""
+        rows = self.vectors if self.tokens is None else self.tokens
+        return 0 if rows is None else len(rows)
 
     @property
-    def is_chain(self) -> bool:
-        """Whether the rows are a chain of tokens through all layers, of which only logits are wanted."""
-        special = (self.hidden, self.resume_after, self.parents, self.layers, self.block, self.mass, self.positions)
-        return self.tokens is not None and not self.taps and all(option is None for option in special)
+    def parents(self) -> NDArray[np.int32] | None:
+        """The parents of a tree's rows; None where the rows are no tree."""
+        return None if isinstance(self.sees, Block) else self.sees
+
+    @property
+    def block(self) -> Block | None:
+        """The block that the rows are; None where they are none."""
+        return self.sees if isinstance(self.sees, Block) else None
+
+    def part(self, begin: int, end: int) -> "RowGroup":
+        """Return the rows [begin, end) of a chain or of a block."""
+        return replace(
+            self,
+            tokens=None if self.tokens is None else self.tokens[begin:end],
+            vectors=None if self.vectors is None else self.vectors[begin:end],
+            sees=None if self.block is None else replace(self.block, first=self.block.first + begin),
+            positions=None if self.positions is None else self.positions[begin:end],
+        )
+
+
+@dataclass(slots=True)
+class ForwardItem:
+    """One session's part of a forward: rows, which take the slots behind the cached tokens in their order.
+
+    Attributes:
+        session: The session that the rows are added to.
+        n_past: Cached tokens that the rows build on; what the cache holds beyond them is dropped.
+        groups: The rows, in groups that pass the same layers. Rows that enter behind layer 0 go on where an earlier
+            forward left them: below, their slots hold its keys and values.
+        rows: The rows whose logits to return: "all", "last" or int32 row numbers, ascending.
+        taps: The layers whose output to return for every row; a row that enters later has there what it enters with.
+        mass: By layer f32[w]: the attention of each of its heads in the item's last w rows is added up by the position
+            that it goes to, each row's times its number. The same w for all layers.
+    """
+
+    session: "Session"
+    n_past: int
+    groups: tuple[RowGroup, ...]
+    rows: Rows = "last"
+    taps: tuple[int, ...] = ()
+    mass: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows there are in all groups."""
+        return sum(group.n_rows for group in self.groups)
+
+    @property
+    def wanted(self) -> NDArray[np.int32]:
+        """The numbers of the rows whose logits are wanted, as far as `rows` is in order."""
+        if not isinstance(self.rows, str):
+            return self.rows
+        return np.arange(0 if self.rows == "all" else self.n_rows - 1, self.n_rows, dtype=np.int32)
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether some rows have parents, so that one path is to be kept."""
+        return any(group.parents is not None for group in self.groups)
+
+    @property
+    def chain(self) -> NDArray[np.int32] | None:
+        """The tokens, where they are a chain through all layers of which only logits are wanted; else None."""
+        group = self.groups[0]
+        is_plain = group.span.is_whole and group.sees is None and group.positions is None
+        return group.tokens if is_plain and len(self.groups) == 1 and not self.taps and not self.mass else None
+
+    def with_tokens(self, tokens: NDArray[np.int32]) -> "ForwardItem":
+        """Return an item of one group with other tokens."""
+        return replace(self, groups=(replace(self.groups[0], tokens=tokens),))
+
+    def only_tokens(self, what: str) -> NDArray[np.int32]:
+        """Return the tokens of an item of one group.
+
+        Raises:
+            CapabilityError: There are several groups, vectors, or positions apart from slots, which `what` can't take.
+        """
+        group = self.groups[0]
+        if len(self.groups) > 1 or group.tokens is None or group.vectors is not None or group.positions is not None:
+            raise CapabilityError(f"{what} takes tokens one behind the other, no hidden states and no pictures")
+        return group.tokens
 
 
 class Session(Protocol):
@@ -189,39 +273,33 @@ class Session(Protocol):
         """Add to the statistics what the session knows of the latest text's first `n_generated` generated tokens."""
         return
 
-    # A parameter for each attribute of an item, so that a forward of one session needs no item.
     def forward(
         self,
-        tokens: NDArray[np.int32] | None = None,
+        tokens: NDArray[np.int32],
         *,
         n_past: int,
-        hidden: NDArray[np.float32] | None = None,
-        resume_after: int | None = None,
         parents: NDArray[np.int32] | None = None,
         layers: LayerSet | None = None,
         rows: Rows = "last",
         taps: tuple[int, ...] = (),
-        block: Block | None = None,
-        first: int = 0,
-        mass: tuple[tuple[int, ...], NDArray[np.float32]] | None = None,
-        positions: NDArray[np.int32] | None = None,
         on_progress: OnProgress | None = None,
     ) -> Forward:
-        """Evaluate new rows; evaluate() with an item of these attributes."""
-        special = (layers, rows, taps, block, first, mass, positions)
-        return self.evaluate(ForwardItem(self, n_past, tokens, hidden, resume_after, parents, *special), on_progress)
+        """Evaluate tokens, a chain or a tree; evaluate() with an item of one group."""
+        span = ALL_LAYERS if layers is None else Span(layers=layers)
+        groups = (RowGroup(tokens, span=span, sees=parents),)
+        return self.evaluate(ForwardItem(self, n_past, groups, rows, taps), on_progress)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item of this session: new rows after the first `item.n_past` cached tokens.
 
-        `on_progress` is called with the tokens of a long prefill. After an item with `parents` the session is branched:
+        `on_progress` is called with the tokens of a long prefill. After an item with a tree the session is branched:
         call keep(), or go back to its n_past or below.
 
         Raises:
             ContextFullError: n_past and the rows together are over n_ctx; nothing was evaluated.
             SessionError: n_past is over n_cached, or the session is closed.
             CapabilityError: The runtime does not declare what the forward needs.
-            RequestError: A token id is outside the vocabulary, or `parents` or `rows` are malformed.
+            RequestError: A token id is outside the vocabulary, or parents or rows are malformed.
             CancelledError: cancel() was called; n_cached counts the chunks that were completed.
         """
 
@@ -250,17 +328,10 @@ class Session(Protocol):
         """Return whether `n_rows` rows of a forward at `n_past`, and steps after them, have the bits of single steps.
 
         A runtime that has to measure this does so here, once for contexts of about this length, with forwards of its
-        own at `n_past` (raises what they raise). With `measure` False, what is not known yet is False. By default it
-        is what exact_rows() says.
+        own at `n_past` (raises what they raise), which take edgedec.sessions.cost_probe.measuring_s. With `measure`
+        False, what is not known yet is False. By default it is what exact_rows() says.
         """
         return n_rows <= (self.exact_rows(n_past) or 1)
-
-    def measuring_s(self, n_rows: int, cost: Cost) -> float:
-        """Return the seconds that has_exact_rows() takes where it has to measure `n_rows` rows; 0 by default.
-
-        `cost` says what a forward takes by the number of rows beyond the first.
-        """
-        return 0.0
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree (a root first, each row the parent of the next); drop its other rows.

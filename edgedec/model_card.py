@@ -15,11 +15,12 @@ class Capabilities:
     Attributes:
         rollback: `n_past` may be any number up to n_cached. False for most recurrent models, whose `n_past` is either
             n_cached or 0.
-        trees: `parents` may describe a tree.
+        trees: Rows may be a tree.
         exact_trees: Rows of a tree are bit-equal to their chains as far as `batch_invariant` says; else strict numerics
             verify chains only.
         fork: A session can be forked and shares its prefix with the fork.
-        layers: `layers` may be a subset of the layers.
+        layers: Rows may leave half-layers out.
+        groups: Rows of one forward may pass different layers (ForwardItem.groups).
         taps: Hidden states after given layers can be returned.
         hidden_input: A forward can start from hidden states instead of tokens.
         vector_rows: A forward can start from vectors in place of embeddings, as pictures of the model need.
@@ -38,6 +39,7 @@ class Capabilities:
     exact_trees: bool = True
     fork: bool = False
     layers: bool = False
+    groups: bool = False
     taps: bool = False
     hidden_input: bool = False
     vector_rows: bool = False

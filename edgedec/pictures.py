@@ -27,12 +27,15 @@ class Block:
         n_x, n_y: Columns and rows of the grid that they fill, row after row. Models whose rotations have sections place
             each row by its column and row, and what follows max(n_x, n_y) places behind the block's start.
         mutual: Whether each row sees all rows of the block, also those behind it; such a block is one forward.
+        first: Of a forward's rows, the number of the first one within the block, whose earlier rows are the last
+            cached ones.
     """
 
     n_rows: int
     n_x: int
     n_y: int
     mutual: bool = False
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ SMALL = 40  # lines
 SMALL_ANYWHERE = ("__init__.py", "__main__.py", "conftest.py")
 
 # Types of fields that count as one: the span of layers, what a row sees, and values that are read as one thing.
-WHOLE = {"LayerSet", "Block", "SamplingParams", "Noise", "Floor", "SortedText", "TreeShape"}
+WHOLE = {"LayerSet", "Span", "Block", "SamplingParams", "Noise", "Floor", "SortedText", "TreeShape"}
 
 
 def tracked() -> list[str]:

@@ -29,7 +29,7 @@ from edgedec.errors import EdgedecError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, Model
+from edgedec.model import ForwardItem, Model, RowGroup
 from edgedec.plugins import ARCHITECTURES as GROUP
 from edgedec.plugins import plugins
 from edgedec.runtime import Runtime
@@ -89,7 +89,10 @@ def parallel(model: Model, expected: Bits) -> bool:
     """Return whether two texts in one forward have the bits of each alone."""
     first, second = model.session(64), model.session(64)
     first.forward(TOKENS[:9], n_past=0)
-    items = [ForwardItem(first, 9, TOKENS[9:12], rows="all"), ForwardItem(second, 0, TOKENS, rows="all")]
+    items = [
+        ForwardItem(first, 9, (RowGroup(TOKENS[9:12]),), rows="all"),
+        ForwardItem(second, 0, (RowGroup(TOKENS),), rows="all"),
+    ]
     one, other = (forward.logits.view(np.uint32) for forward in model.forward(items))
     return bool((one == expected[9:12]).all() and (other == expected).all())
 

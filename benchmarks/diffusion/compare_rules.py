@@ -27,6 +27,7 @@ import edgedec
 from edgedec.api.options import Lossy
 from edgedec.load_options import LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
+from edgedec.model import ForwardItem, RowGroup
 from edgedec.pictures import Block
 from edgedec_apps.plots import COLORS, picture, require_picture
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -83,7 +84,7 @@ def costs(name: str, n_threads: int, sizes: list[int]) -> dict[int, float]:
             for n, times in seconds.items():
                 tokens, begun = np.arange(5, 5 + n, dtype=np.int32), process_time()
                 block = None if n == 1 else Block(n, 1, 1, mutual=True)
-                session.forward(tokens, n_past=_CACHED, rows="all", block=block)
+                session.evaluate(ForwardItem(session, _CACHED, (RowGroup(tokens, sees=block),), "all"))
                 times.append(process_time() - begun)
     return {n: median(times) / median(seconds[1]) for n, times in seconds.items()}
 

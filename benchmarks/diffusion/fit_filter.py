@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from edgedec.load_options import LoadOptions
-from edgedec.model import Session
+from edgedec.model import ForwardItem, RowGroup, Session
 from edgedec.pictures import Block
 from edgedec_methods.diffusion.learned import N_FEATURES, features
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -38,7 +38,8 @@ def examples(session: Session, mask: int, size: int, ids: list[int]) -> Iterator
         while mask in ids[start:]:
             places = np.flatnonzero(np.array(ids[start:]) == mask)
             tokens, rows = np.array(ids, np.int32), (start + places).astype(np.int32)
-            logits = session.forward(tokens, n_past=0, rows=rows, block=grid).logits.astype(np.float64)
+            item = ForwardItem(session, 0, (RowGroup(tokens, sees=grid),), rows)
+            logits = session.evaluate(item).logits.astype(np.float64)
             logits[:, mask] = -np.inf
             best, sure = logits.argmax(1), 1 / np.exp(logits - logits.max(1, keepdims=True)).sum(1)
             passes.append((places, best, features(size, places, sure)))

@@ -32,7 +32,7 @@ from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, tiny_
 from edgedec.errors import EdgedecError, RequestError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem
+from edgedec.model import ForwardItem, RowGroup
 from edgedec.plugins import ARCHITECTURES as RUN
 from edgedec.plugins import is_own
 from edgedec_runtimes.cpu.network import read_network
@@ -79,9 +79,9 @@ def evaluate(path: Path, seed: int) -> None:
         session.keep(np.array([0, 1, 5], np.int32))
         twin = session.fork()
         items = [
-            ForwardItem(session, 9, tokens[:1]),
-            ForwardItem(other, 0, np.resize(tokens, 60)),
-            ForwardItem(twin, 9, tokens),
+            ForwardItem(session, 9, (RowGroup(tokens[:1]),)),
+            ForwardItem(other, 0, (RowGroup(np.resize(tokens, 60)),)),
+            ForwardItem(twin, 9, (RowGroup(tokens),)),
         ]
         model.forward(items)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 import edgedec
 from edgedec.memory.system import resident_bytes, return_free_memory
-from edgedec.model import ForwardItem, Session
+from edgedec.model import ForwardItem, RowGroup, Session
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, read_prompts
 from edgedec_apps.bench.provenance import report
 
@@ -46,7 +46,7 @@ def forward_seconds(engine: edgedec.Engine, prompt: list[int], n: int, rounds: i
         seconds = []
         for _ in range(rounds):
             begun = perf_counter()
-            engine.model.forward([ForwardItem(fork, len(prompt), one) for fork in forks[:n_rows]])
+            engine.model.forward([ForwardItem(fork, len(prompt), (RowGroup(one),)) for fork in forks[:n_rows]])
             seconds.append(perf_counter() - begun)
         found[n_rows] = median(seconds)
     for fork in [*forks, session]:

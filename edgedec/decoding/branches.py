@@ -18,7 +18,7 @@ from edgedec.decoding.reading import PromptRead, prompt_read
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.decoding.text_room import tokens_behind
 from edgedec.errors import ContextFullError, RequestError, counted
-from edgedec.model import ForwardItem, Session
+from edgedec.model import ForwardItem, RowGroup, Session
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Request
 from edgedec.sessions.forks import ForkedSession, SessionForks, require_forks
@@ -166,7 +166,7 @@ class Branches(Closeable):
                 f"branch {name} would have {counted(n_past + n, 'token')}, its context {session.n_ctx}; drop it, or "
                 "load the model with a longer context"
             )
-        return ForwardItem(session, n_past, np.array(token_ids, np.int32), rows=rows)
+        return ForwardItem(session, n_past, (RowGroup(np.array(token_ids, np.int32)),), rows)
 
 
 @contextmanager

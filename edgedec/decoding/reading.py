@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
 
 from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.errors import CancelledError, RequestError
-from edgedec.model import Forward, ForwardItem, Session
+from edgedec.model import Forward, ForwardItem, RowGroup, Session
 from edgedec.pictures import placed
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sequence import Request, TextState, n_common
@@ -75,18 +75,17 @@ def _items(text: TextState, session: Session, n_end: int) -> Iterator[ForwardIte
     pictures = text.request.pictures
     for start, end, picture in placed(text.request.prompt_ids[:n_end], pictures) if pictures else ():
         if n_past < start:
-            yield ForwardItem(session, n_past, np.array(ids[n_past:start], np.int32), rows=none)
+            yield ForwardItem(session, n_past, (RowGroup(np.array(ids[n_past:start], np.int32)),), none)
         if n_past < end:
             first = max(n_past - start, 0)
-            yield ForwardItem(
-                session, start + first, None, picture.rows[first:], -1, rows=none, block=picture.block, first=first
-            )
+            block = replace(picture.block, first=first)
+            yield ForwardItem(session, start + first, (RowGroup(vectors=picture.rows[first:], sees=block),), none)
             n_past = end
     if pictures and n_past < (cut := -(-n_past // chunk) * chunk) < n_end:
-        yield ForwardItem(session, n_past, np.array(ids[n_past:cut], np.int32), rows=none)
+        yield ForwardItem(session, n_past, (RowGroup(np.array(ids[n_past:cut], np.int32)),), none)
         n_past = cut
     if n_past < n_end:
-        yield ForwardItem(session, n_past, np.array(ids[n_past:n_end], np.int32))
+        yield ForwardItem(session, n_past, (RowGroup(np.array(ids[n_past:n_end], np.int32)),))
 
 
 def read_pictures(text: TextState, session: Session, on_progress: OnProgress | None) -> None:

@@ -19,11 +19,12 @@ from edgedec.decoding.reading import evaluate
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.errors import ContextFullError, MemoryCapError, RuntimeLostError
 from edgedec.logit_ops import LogitOps
-from edgedec.model import Forward, ForwardItem, Session
+from edgedec.model import Forward, ForwardItem, RowGroup, Session
 from edgedec.progress import OnProgress
 from edgedec.sampling import Distribution, Noise, distribution, log_probs
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import COUPLED, TextState
+from edgedec.sessions.cost_probe import measuring_s
 from edgedec.verification.coupled import verify_coupled
 
 if TYPE_CHECKING:
@@ -102,11 +103,11 @@ class Prepared:
         A draft comes only where one token is pending, which is then row 0; node i is row i + 1.
         """
         draft, policy = self.draft, self.decoder.policy
+        tokens = np.array([*self.pending, *draft.tokens], np.int32)
         return ForwardItem(
             self.decoder.session,
             self.text.n_cached,
-            np.array([*self.pending, *draft.tokens], np.int32),
-            parents=None if not draft.tokens or draft.is_chain else _rows_above(draft),
+            (RowGroup(tokens, sees=None if not draft.tokens or draft.is_chain else _rows_above(draft)),),
             rows="all" if draft.tokens else "last",
             taps=policy.drafters.needs.taps if policy is not None else (),
         )
@@ -231,7 +232,7 @@ def _propose(text: TextState, decoder: Decoder, n_generated: int) -> Draft:
         draft = decoder.forced.add_to(draft, text.stats, n_past, room)
     n = len(draft.tokens)
     if decoder.strict and n and not session.has_exact_rows(n_past, 1 + n, measure=False):
-        seconds = 0.0 if decoder.curve is None else session.measuring_s(1 + n, decoder.curve.cost(n_past))
+        seconds = 0.0 if decoder.curve is None else measuring_s(1 + n, decoder.curve.cost(n_past))
         measured = policy.pays_to_measure(seconds) and session.has_exact_rows(n_past, 1 + n)
         return draft if measured else EMPTY_DRAFT
     return draft

@@ -23,7 +23,7 @@ from edgedec.head_state import DraftCall, HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.sampling import SamplingParams
-from edgedec.sessions.joined_work import Result, Work, cut, evaluated, groups, kind_of, n_rows_of
+from edgedec.sessions.joined_work import Result, Work, cut, evaluated, groups, kind_of
 from edgedec.sessions.outer_session import OuterModel, OuterSession
 
 PIECE_ROWS = 32
@@ -134,7 +134,7 @@ class Batcher(OuterModel):
                 forward = _result_of(ticket)
                 assert isinstance(forward, Forward), "the result of an item is a forward"
                 forwards.append(forward)
-            if any(ticket.cancelled and item.parents is None for ticket, item in zip(tickets, items, strict=True)):
+            if any(ticket.cancelled and not item.is_tree for ticket, item in zip(tickets, items, strict=True)):
                 raise CancelledError("a forward was cancelled")  # of a tree, rows are still to be chosen, or dropped
         except BaseException as error:
             if isinstance(error, CancelledError) or not isinstance(error, Exception):
@@ -272,7 +272,7 @@ class Batcher(OuterModel):
             self.last_s = seconds
         else:
             self._drafted = monotonic()
-        shared = SharedForward(seconds, sum(n_rows_of(ticket.item) for ticket in batch), len(batch))
+        shared = SharedForward(seconds, sum(ticket.item.n_rows for ticket in batch), len(batch))
         for ticket, result in zip(batch, results, strict=True):
             self._waiting.remove(ticket)
             ticket.shared, ticket.result = shared, result
@@ -351,9 +351,9 @@ class BatchedSession(OuterSession):
 
     def _is_cut(self, item: ForwardItem) -> bool:
         """Tell whether an item may be read in pieces: a prompt that fits, of which at most the last row is wanted."""
-        plain = item.parents is None and not item.taps and item.mass is None and item.resume_after in (None, -1)
-        at_most_last = item.rows == "last" if isinstance(item.rows, str) else not len(item.rows)
-        whole = item.block is not None and item.block.mutual
+        group, at_most_last = item.groups[0], item.rows == "last" if isinstance(item.rows, str) else not len(item.rows)
+        plain = len(item.groups) == 1 and group.parents is None and not (item.taps or item.mass or group.span.enter)
+        whole = group.block is not None and group.block.mutual
         return plain and at_most_last and not whole and self.model.joins and item.n_past + item.n_rows <= self.n_ctx
 
     def fork(self) -> "BatchedSession":

@@ -5,7 +5,7 @@ from time import monotonic, perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import Cost, CostCurve
 from edgedec.errors import EdgedecError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Session
@@ -13,6 +13,8 @@ from edgedec.progress import Progress, stage
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key, quietly
 
+N_MAX, LEAST_COMPARED = 16, 8
+"""Most and least rows that are compared with single steps: rounding to int8 hides a small difference in many rows."""
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 MOST_ROWS = _ROWS[-1]
 _BETWEEN = (3, 6, 12, 24)  # measured where time is left
@@ -137,3 +139,17 @@ def _order(most: int) -> list[int]:
     """Return the numbers of rows to measure, each several times and apart, so that a busy moment spoils one at most."""
     rows = sorted({n for n in (*_ROWS, most) if 1 <= n <= most})
     return rows * _REPEATS + [n for n in _BETWEEN if n < most] * _REPEATS
+
+
+def measuring_s(n_rows: int, cost: Cost) -> float:
+    """Return the seconds that Session.has_exact_rows takes where it has to measure `n_rows` rows.
+
+    `cost` says what a forward takes by the number of rows beyond the first.
+    """
+    n = min(N_MAX, 1 << (n_rows - 1).bit_length())
+    n_steps = max(LEAST_COMPARED, n) + 1
+    seconds = 4 * cost(0) + cost(2) + cost(1) + n_steps * cost(0) + cost(n_steps - 1)
+    for size in {2, n_rows, n}:
+        times, rest = divmod(max(LEAST_COMPARED, size), size)
+        seconds += times * cost(size - 1) + (cost(rest - 1) if rest else 0.0) + cost(0)
+    return seconds

@@ -11,7 +11,7 @@ from edgedec.errors import CapabilityError, MemoryCapError, RequestError, Sessio
 from edgedec.head_state import DraftCall, HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.joined_work import JointCalls, groups, n_rows_of
+from edgedec.sessions.joined_work import JointCalls, groups
 from edgedec.sessions.outer_session import OuterSession, UnsavedSession
 from edgedec.sessions.text_pages import MOST_FORKS, PAGE_TOKENS, n_pages
 
@@ -97,7 +97,7 @@ class SessionForks:
             begun = perf_counter()
             inner = [replace(item, session=_inner(item)) for item in group]
             found += inner[0].session.model.forward(inner)
-            shared = SharedForward(perf_counter() - begun, sum(map(n_rows_of, group)), len(group))
+            shared = SharedForward(perf_counter() - begun, sum(item.n_rows for item in group), len(group))
             for item, its in zip(group, inner, strict=True):
                 if isinstance(item.session, ForkedSession):
                     item.session.shared = its.session.shared or shared
@@ -129,7 +129,7 @@ class SessionForks:
         for item in items:
             fork, begin = item.session, item.n_past
             assert isinstance(fork, ForkedSession), "forward() has looked the session up among the forks"
-            for index in range(begin // PAGE_TOKENS, (begin + n_rows_of(item) - 1) // PAGE_TOKENS + 1):
+            for index in range(begin // PAGE_TOKENS, (begin + item.n_rows - 1) // PAGE_TOKENS + 1):
                 page = fork.pages.get(index)
                 if page is not None and users[page] == 1:
                     continue

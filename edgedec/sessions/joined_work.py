@@ -59,22 +59,11 @@ def kind_of(work: Work) -> Hashable | None:
     return None if isinstance(work, ForwardItem) else work.kind
 
 
-def n_rows_of(work: Work) -> int:
-    """Return the rows of an item, or of a call that was answered."""
-    return work.n_rows
-
-
 def cut(item: ForwardItem, n: int) -> tuple[ForwardItem, ForwardItem]:
-    """Return an item with the first `n` rows of a chain, none of whose logits are wanted, and one with the others."""
+    """Return an item with the first `n` rows of a group, none of whose logits are wanted, and one with the others."""
+    (group,) = item.groups
     first, rest = replace(item, rows=_NO_ROWS), replace(item, n_past=item.n_past + n)
-    if item.tokens is not None:
-        first.tokens, rest.tokens = item.tokens[:n], item.tokens[n:]
-    if item.hidden is not None:
-        first.hidden, rest.hidden = item.hidden[:n], item.hidden[n:]
-    if item.block is not None:
-        rest.first += n
-    if item.positions is not None:
-        first.positions, rest.positions = item.positions[:n], item.positions[n:]
+    first.groups, rest.groups = (group.part(0, n),), (group.part(n, group.n_rows),)
     return first, rest
 
 
@@ -83,22 +72,13 @@ def groups(items: Sequence[ForwardItem], most: int) -> list[list[ForwardItem]]:
     found: list[list[ForwardItem]] = []
     n_left = 0
     for item in items:
-        n = n_wanted_of(item)
+        n = len(item.wanted)
         if not found or n > n_left:
             found.append([])
             n_left = most
         found[-1].append(item)
         n_left -= n
     return found
-
-
-def n_wanted_of(work: Work) -> int:
-    """Return how many rows of logits an item returns; 0 for a call."""
-    if not isinstance(work, ForwardItem):
-        return 0
-    if isinstance(work.rows, str):
-        return 1 if work.rows == "last" else n_rows_of(work)
-    return len(work.rows)
 
 
 @dataclass(eq=False, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.closeable import Closeable
-from edgedec.cost_curve import Cost, SharedForward
+from edgedec.cost_curve import SharedForward
 from edgedec.errors import CapabilityError, ModelFormatError, argument
 from edgedec.head_state import DraftCall, HeadState
 from edgedec.memory_plan import MemoryTerm
@@ -87,10 +87,6 @@ class OuterSession(Session):
     def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Tell what the session inside says."""
         return self.inner.has_exact_rows(n_past, n_rows, measure=measure)
-
-    def measuring_s(self, n_rows: int, cost: Cost) -> float:
-        """Return what the session inside says."""
-        return self.inner.measuring_s(n_rows, cost)
 
     def generating(
         self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0

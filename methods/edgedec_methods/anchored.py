@@ -152,8 +152,7 @@ class AnchoredSession(PairSession):
         """
         tokens, n_past = self.chain_of(item), item.n_past
         end = n_past + len(tokens)
-        named = {"all": range(n_past, end), "last": range(end - 1, end)}
-        wanted = set(named[item.rows] if isinstance(item.rows, str) else (n_past + int(row) for row in item.rows))
+        wanted = {n_past + row for row in item.wanted.tolist()}
         places = sorted(wanted | set(range(max(n_past, self._first), end)))
         at = np.array(places, np.int32) - np.int32(n_past)
         both = [session.forward(tokens, n_past=n_past, rows=at, on_progress=on_progress) for session in self.sessions]

@@ -30,7 +30,7 @@ from edgedec.draft_price import DraftPrice
 from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import Demands
 from edgedec.errors import CancelledError
-from edgedec.model import LayerSet
+from edgedec.model import ForwardItem, LayerSet, RowGroup, Span
 from edgedec_methods.self_draft import Hidden, OwnLayersDrafter
 
 NAME = "exit"
@@ -199,7 +199,8 @@ class ExitDrafter(OwnLayersDrafter):
         target, n_past = self.context.target, self.n_past
         if sample is None or n_past + len(sample) > target.n_ctx:
             return False
-        forward = target.forward(hidden=sample, resume_after=self._n_layer - 1, n_past=n_past, rows="all")
+        group = RowGroup(vectors=sample, span=Span(enter=self._n_layer))
+        forward = target.evaluate(ForwardItem(target, n_past, (group,), rows="all"))
         if self.context.recorder is not None:
             self.context.recorder.evaluated(len(sample), LayerSet.of(self._n_layer, ()))
         drawn = [self._levels.ranked(forward, row, self.ids[:-1])[0][0] for row in range(len(sample))]

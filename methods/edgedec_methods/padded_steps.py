@@ -26,7 +26,7 @@ import numpy as np
 from edgedec.errors import ModelFormatError, RequestError, SessionError
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.joined_work import n_rows_of, own
+from edgedec.sessions.joined_work import own
 from edgedec.sessions.outer_session import OuterModel, OuterSession
 from edgedec_runtimes.shared.invariance import N_PREFIX, RANGE_TOKENS, ExactRows, measured_invariance
 
@@ -122,9 +122,9 @@ class PaddedSession(OuterSession):
         """Evaluate an item, padded where it has too few rows; see Session.forward."""
         if not 0 <= item.n_past <= self._n_cached:
             raise SessionError(f"n_past is {item.n_past}; the session has cached {self._n_cached} tokens")
-        if item.parents is not None:
+        if item.is_tree:
             self.model.capabilities.require("trees", self.model.card.runtime)
-        n_held, padded, n_rows = self.inner.n_cached, self._padded(item), n_rows_of(item)
+        n_held, padded, n_rows = self.inner.n_cached, self._padded(item), item.n_rows
         try:
             forward = super().evaluate(padded, on_progress)
         except BaseException:  # KeyboardInterrupt too
@@ -138,15 +138,14 @@ class PaddedSession(OuterSession):
 
     def _padded(self, item: ForwardItem) -> ForwardItem:
         """Return a chain of tokens with its last token repeated up to the least number of rows, where there is room."""
-        tokens, n_least = item.tokens, self.model.n_least
+        tokens = item.groups[0].tokens if len(item.groups) == 1 else None
+        n_least = self.model.n_least
         if tokens is None or not 0 < len(tokens) < n_least or item.n_past + n_least > self.n_ctx:
             return item
-        n, rows = len(tokens), item.rows
-        if isinstance(rows, str):
-            rows = np.arange(n - 1 if rows == "last" else 0, n, dtype=np.int32)
-        elif np.any(rows >= n):
+        n, rows = len(tokens), item.wanted
+        if np.any(rows >= n):
             raise RequestError(f"row {int(rows.max())} is wanted of a forward of {n} rows")
-        return replace(item, tokens=np.concatenate([tokens, np.repeat(tokens[-1:], n_least - n)]), rows=rows)
+        return replace(item.with_tokens(np.concatenate([tokens, np.repeat(tokens[-1:], n_least - n)])), rows=rows)
 
     def fork(self) -> "PaddedSession":
         """Open a second session that shares this one's cached prefix."""

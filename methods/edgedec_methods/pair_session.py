@@ -50,9 +50,9 @@ class PairSession(UnsavedSession):
 
     def chain_of(self, item: ForwardItem) -> NDArray[np.int32]:
         """Return the tokens of an item (CapabilityError where it is more than a chain of tokens)."""
-        if item.tokens is None or not item.is_chain:
+        if item.chain is None:
             raise CapabilityError(f"two models that {self.together} take chains of tokens, through all of their layers")
-        return item.tokens
+        return item.chain
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Raise SessionError: two models evaluate no trees."""

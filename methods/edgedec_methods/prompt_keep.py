@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, ContextFullError, OptionError, SessionError, argument, counted
 from edgedec.head_state import HeadState
-from edgedec.model import Forward, ForwardItem, LayerSet, Session
+from edgedec.model import Forward, ForwardItem, RowGroup, Session, Span
 from edgedec.progress import OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import n_common
@@ -110,7 +110,7 @@ class Reader:
             capabilities.require(name, card.runtime)
         self.session, self.own = session, own
         n_layer = math.ceil(card.n_layer * DEPTH)
-        self._layers = LayerSet.of(card.n_layer, range(n_layer))
+        self._span = Span(leave=n_layer)
         self._heard = tuple(range(n_layer // 3, n_layer))
         self._ids: Sequence[int] = ()  # what the session holds
 
@@ -122,12 +122,11 @@ class Reader:
         n_past = n_common(before, prompt, min(n - window, session.n_cached))
         ids = np.array(prompt, np.int32)
         if n_past < n - window:
-            item = ForwardItem(session, n_past, ids[n_past : n - window], layers=self._layers, rows=_NO_ROWS)
+            item = ForwardItem(session, n_past, (RowGroup(ids[n_past : n - window], span=self._span),), _NO_ROWS)
             session.evaluate(item, on_progress)
         weights = np.arange(1, window + 1, dtype=np.float32) / np.float32(window)
-        item = ForwardItem(session, n - window, ids[n - window :], layers=self._layers, rows=_NO_ROWS)
-        item.mass = self._heard, weights
-        forward = session.evaluate(item)
+        group, mass = RowGroup(ids[n - window :], span=self._span), dict.fromkeys(self._heard, weights)
+        forward = session.evaluate(ForwardItem(session, n - window, (group,), _NO_ROWS, mass=mass))
         assert forward.mass is not None, "it was asked for"
         self._ids = () if self.own else tuple(prompt)
         worth: NDArray[np.float32] = forward.mass.max(axis=(0, 1))
@@ -230,27 +229,25 @@ class KeptSession(UnsavedSession, OuterSession):
         Raises:
             CapabilityError: Hidden states or pictures were given, or logits of a token that was left out are wanted.
         """
-        if item.tokens is None or item.hidden is not None or item.resume_after is not None:
-            raise CapabilityError(
-                "a prompt with pictures or hidden states can't be read in part; load the model without "
-                f"{argument('prompt_keep')}"
-            )
+        tokens = item.only_tokens(f"a prompt that is read in part (leave {argument('prompt_keep')} out)")
         if not 0 <= item.n_past <= len(self._ids):
             raise SessionError(f"n_past is {item.n_past}; the session has {counted(len(self._ids), 'token')}")
-        if item.n_past + len(item.tokens) > self.n_ctx:
-            raise ContextFullError(f"{item.n_past} tokens and {len(item.tokens)} more are over {self.n_ctx}")
-        if item.n_past < self._n_prompt <= item.n_past + len(item.tokens):
-            ids = [*self._ids[: item.n_past], *item.tokens.tolist()]
-            if item.parents is None:
+        if item.n_past + len(tokens) > self.n_ctx:
+            raise ContextFullError(f"{item.n_past} tokens and {len(tokens)} more are over {self.n_ctx}")
+        if item.n_past < self._n_prompt <= item.n_past + len(tokens):
+            ids = [*self._ids[: item.n_past], *tokens.tolist()]
+            if not item.is_tree:
                 return self._end_prompt(item, ids, on_progress)
             self._hold_prompt(ids[: self._n_prompt], item.n_past, on_progress)
-        return self._go_on(item, item.tokens, on_progress)
+        return self._go_on(item, tokens, on_progress)
 
     def _hold_prompt(self, prompt: list[int], n_past: int, on_progress: OnProgress | None) -> None:
         """Have the session inside hold what is read of a prompt's first tokens, for drafts behind the prompt's end."""
         kept = self._choose(prompt, on_progress)
         if not np.array_equal(self._held(n_past), kept[kept < n_past]):
-            self._end_prompt(ForwardItem(self, 0, np.array(prompt, np.int32), rows=_NO_ROWS), prompt, on_progress)
+            self._end_prompt(
+                ForwardItem(self, 0, (RowGroup(np.array(prompt, np.int32)),), _NO_ROWS), prompt, on_progress
+            )
 
     def _held(self, n: int) -> NDArray[np.intp]:
         """Return which of the text's first `n` tokens the session inside holds."""
@@ -260,7 +257,7 @@ class KeptSession(UnsavedSession, OuterSession):
     def _go_on(self, item: ForwardItem, tokens: NDArray[np.int32], on_progress: OnProgress | None) -> Forward:
         """Evaluate an item behind what the session inside holds of the text."""
         n_past, n_held, n_before = item.n_past, self._place(item.n_past), self.inner.n_cached
-        n_new = 0 if item.parents is not None else len(tokens)
+        n_new = 0 if item.is_tree else len(tokens)
         try:
             forward = super().evaluate(replace(item, n_past=n_held), on_progress)
         except BaseException:
@@ -268,7 +265,7 @@ class KeptSession(UnsavedSession, OuterSession):
                 self._now(n_past, tokens[: max(self.inner.n_cached - n_held, 0)])
             raise
         self._now(n_past, tokens[:n_new])
-        self._branched = None if item.parents is None else tokens
+        self._branched = tokens if item.is_tree else None
         return forward
 
     def _now(self, n_past: int, tokens: NDArray[np.int32]) -> None:
@@ -290,7 +287,7 @@ class KeptSession(UnsavedSession, OuterSession):
             n_same = min(n_same, len(self._kept)) // chunk * chunk
         rows = item.rows
         if not isinstance(rows, str) or rows == "all":
-            wanted = item.n_past + (np.arange(len(ids) - item.n_past) if isinstance(rows, str) else rows)
+            wanted = item.n_past + item.wanted
             if not np.isin(wanted, places[places >= item.n_past]).all():
                 raise CapabilityError(
                     f"logits of a token that was left out are wanted; leave {argument('prompt_keep')} out"
@@ -300,7 +297,7 @@ class KeptSession(UnsavedSession, OuterSession):
             rows = (found - n_same).astype(np.int32)
         tokens = np.array(text[n_same:], np.int32)
         try:
-            forward = super().evaluate(replace(item, n_past=n_same, tokens=tokens, rows=rows), on_progress)
+            forward = super().evaluate(replace(item.with_tokens(tokens), n_past=n_same, rows=rows), on_progress)
         except BaseException:
             self._forget()
             raise

@@ -155,8 +155,7 @@ class ReflectiveSession(PairSession):
             raise SessionError(f"n_past is {n_past}; the session has evaluated {len(self._ids)} tokens")
         self._go_back(n_past)
         text = [*self._ids, *tokens.tolist()]
-        named = {"all": range(n_past, len(text)), "last": range(len(text) - 1, len(text))}
-        places = named[item.rows] if isinstance(item.rows, str) else [n_past + int(row) for row in item.rows]
+        places = [n_past + row for row in item.wanted.tolist()]
         found = dict[int, NDArray[np.float32]]()
         end = min(len(text), self._first)
         if n_past < end:

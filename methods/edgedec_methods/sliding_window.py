@@ -120,45 +120,35 @@ class SlidingSession(UnsavedSession, OuterSession):
             CapabilityError: Hidden states, or positions apart from slots, were given.
             ContextFullError: The window moves within a tree, or the text would have over MOST_TOKENS tokens.
         """
-        others = (item.hidden, item.resume_after, item.positions)
-        if item.tokens is None or any(other is not None for other in others):
-            raise CapabilityError(
-                "a context that slides takes tokens one behind the other, no hidden states and no pictures; "
-                f"leave {argument('slide')} out"
-            )
+        tokens = item.only_tokens(f"a context that slides (leave {argument('slide')} out)")
         if not 0 <= item.n_past <= len(self._ids):
             raise SessionError(f"n_past is {item.n_past}; the session has evaluated {len(self._ids)} tokens")
-        n_text = item.n_past + len(item.tokens)
+        n_text = item.n_past + len(tokens)
         if n_text > MOST_TOKENS:
             raise ContextFullError(f"{n_text} tokens are more than a text may have, {MOST_TOKENS}")
         begin = _begin(n_text - 1, self.n_ctx)
         if _begin(item.n_past, self.n_ctx) != begin:
-            return self._across(item, item.tokens, begin, on_progress)
+            return self._across(item, tokens, begin, on_progress)
         if begin != self._begin or self._n_valid < _n_held(item.n_past, begin):
             self._move(begin, self._ids[: item.n_past], on_progress)
-        return self._within(item, item.tokens, on_progress)
+        return self._within(item, tokens, on_progress)
 
     def _across(
         self, item: ForwardItem, tokens: NDArray[np.int32], begin: int, on_progress: OnProgress | None
     ) -> Forward:
         """Evaluate a chain within which the window moves; `begin` is the last row's window."""
-        if item.parents is not None:
+        if item.is_tree:
             raise ContextFullError("the context moves within this tree; ask for no more nodes than room() says")
         n_past, rows = item.n_past, item.rows
         if isinstance(rows, str) and rows == "last" and not item.taps:  # no row before the last window is wanted
             text = [*self._ids[:n_past], *tokens.tolist()]
             self._move(begin, text[:-1], on_progress)
             return self._within(replace(item, n_past=len(text) - 1), tokens[-1:], None)
-        n_first = _next_move(n_past, self.n_ctx) - n_past
-        wanted = np.arange(len(tokens), dtype=np.int32)
-        if not isinstance(rows, str):
-            wanted = rows
-        elif rows == "last":
-            wanted = wanted[-1:]
-        earlier = replace(item, tokens=tokens[:n_first], rows=wanted[wanted < n_first])
+        n_first, wanted = _next_move(n_past, self.n_ctx) - n_past, item.wanted
+        earlier = replace(item.with_tokens(tokens[:n_first]), rows=wanted[wanted < n_first])
         first = own(self.evaluate(earlier))
         later = wanted[wanted >= n_first] - np.int32(n_first)
-        second = self.evaluate(replace(item, n_past=n_past + n_first, tokens=tokens[n_first:], rows=later))
+        second = self.evaluate(replace(item.with_tokens(tokens[n_first:]), n_past=n_past + n_first, rows=later))
         return Forward(
             np.concatenate([first.logits, second.logits]),
             {layer: np.concatenate([first.hidden[layer], states]) for layer, states in second.hidden.items()},
@@ -189,14 +179,14 @@ class SlidingSession(UnsavedSession, OuterSession):
         n_past, n_before = item.n_past, self.inner.n_cached
         n_held = _n_held(n_past, self._begin)
         try:
-            forward = super().evaluate(replace(item, n_past=n_held, tokens=tokens), on_progress)
+            forward = super().evaluate(replace(item.with_tokens(tokens), n_past=n_held), on_progress)
         except BaseException:
             if self.inner.n_cached != n_before:
                 n_new = max(self.inner.n_cached - n_held, 0)
                 self._now([*self._ids[:n_past], *tokens[:n_new].tolist()], self._begin, n_held + n_new)
             raise
         del self._ids[n_past:]
-        if item.parents is None:
+        if not item.is_tree:
             self._ids.extend(tokens.tolist())
             self._n_valid, self._branched = n_held + len(tokens), None
         else:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import RequestError, SessionError, argument, counted
 from edgedec.logit_ops import entropy_of
-from edgedec.model import Forward, ForwardItem, Rows, Session
+from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
@@ -162,7 +162,7 @@ class SwitchingSession(PairSession):
         text = [*self._ids[:n_past], *tokens.tolist()]
         written = self.written[: max(0, n_past - self._first)]
         self._n_held = [min(n, n_past) for n in self._n_held]  # what lies beyond is dropped, also by a failure
-        n_held, wanted, begin = list(self._n_held), _wanted(item.rows, n_past, len(text)), n_past
+        n_held, wanted, begin = list(self._n_held), {n_past + row for row in item.wanted.tolist()}, n_past
         logits: list[NDArray[np.float32]] = []
         while True:
             writer = next_writer(written, self.entropy)
@@ -183,9 +183,7 @@ class SwitchingSession(PairSession):
         self, writer: int, text: Sequence[int], n_held: int, places: Sequence[int], on_progress: OnProgress | None
     ) -> Forward:
         """Let a model evaluate the tokens of `text` behind its first `n_held`; return its logits at `places`."""
-        rows: Rows = "last"
-        if list(places) != [len(text) - 1]:
-            rows = np.array(places, np.int32) - np.int32(n_held)
+        rows = np.array(places, np.int32) - np.int32(n_held)
         missed = np.array(text[n_held:], np.int32)
         return self.sessions[writer].forward(missed, n_past=n_held, rows=rows, on_progress=on_progress)
 
@@ -244,13 +242,6 @@ def next_writer(written: Sequence[Written], entropy: float) -> int:
     if mean == entropy:
         return writer
     return SMALL if mean < entropy else LARGE
-
-
-def _wanted(rows: Rows, n_past: int, n_text: int) -> set[int]:
-    """Return the positions in the text of the rows that `rows` stands for."""
-    if not isinstance(rows, str):
-        return {n_past + int(row) for row in rows}
-    return set(range(n_past if rows == "all" else n_text - 1, n_text))
 
 
 def _mean(written: Sequence[Written]) -> float:

@@ -56,7 +56,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def counting(
         model: LibraryModel[Any, Any], items: Sequence[ForwardItem], on_progress: OnProgress | None
     ) -> list[Any]:
-        found.extend(len(item.tokens) for item in items if item.tokens is not None)
+        found.extend(item.n_rows for item in items if item.groups[0].tokens is not None)
         return evaluate(model, items, on_progress)
 
     monkeypatch.setattr(LibraryModel, "forward_with_progress", counting)

@@ -11,10 +11,9 @@ import pytest
 import edgedec
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import ContextFullError, MemoryCapError
-from edgedec.model import Forward, ForwardItem
+from edgedec.model import Forward, ForwardItem, RowGroup
 from edgedec.progress import OnProgress
 from edgedec.sessions.forks import SessionForks
-from edgedec.sessions.joined_work import n_rows_of, n_wanted_of
 from edgedec.sessions.outer_session import OuterSession
 
 pytestmark = pytest.mark.slow
@@ -105,7 +104,7 @@ def test_forwards_return_no_more_rows_than_planned(
     evaluate = SessionForks.forward
 
     def counted(forks: SessionForks, items: Sequence[ForwardItem]) -> list[Forward]:
-        asked.append(sum(map(n_wanted_of, items)))
+        asked.append(sum(len(item.wanted) for item in items))
         return evaluate(forks, items)
 
     monkeypatch.setattr(SessionForks, "forward", counted)
@@ -132,9 +131,12 @@ def test_forks_have_their_logits_in_the_planned_rows(plain: edgedec.Engine) -> N
     for session in sessions:
         session.forward(tokens, n_past=0)
     forks = [sessions[0].fork() for _ in range(3)]
-    items = [ForwardItem(fork, 4, tokens[:1]) for fork in forks]
+    items = [ForwardItem(fork, 4, (RowGroup(tokens[:1]),)) for fork in forks]
     assert not any(forward.is_own for forward in forks[0].model.forward(items))
-    assert all(forward.is_own for forward in plain.model.forward([items[0], ForwardItem(sessions[1], 4, tokens[:1])]))
+    assert all(
+        forward.is_own
+        for forward in plain.model.forward([items[0], ForwardItem(sessions[1], 4, (RowGroup(tokens[:1]),))])
+    )
     for each in (*forks, *sessions):
         each.close()
 
@@ -166,7 +168,7 @@ class _Pool(OuterSession):
     n_cells = 0
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
-        if item.n_past + n_rows_of(item) > self.n_cells:
+        if item.n_past + item.n_rows > self.n_cells:
             raise ContextFullError("no cells are free")
         return super().evaluate(item, on_progress)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.decoding.draft_models import SETTINGS, TEXT
+from support.forwards import evaluated
 from support.models.tiny_models import BOS, byte_ids, tiny_llama
 
 import edgedec
@@ -14,7 +15,7 @@ from edgedec.draft import Verification
 from edgedec.drafter import DraftContext
 from edgedec.errors import CapabilityError
 from edgedec.load_options import LoadOptions
-from edgedec.model import LayerSet, Model
+from edgedec.model import LayerSet, Model, RowGroup, Span
 from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
 from edgedec.testing import check_drafter
@@ -162,7 +163,7 @@ def test_verification_could_go_on_from_the_exits_states(target: Path) -> None:
         states = [
             session.forward(ids[i : i + 1], n_past=i, layers=layers, taps=(2,)).hidden[2].copy() for i in range(50, 60)
         ]
-        found = session.forward(hidden=np.concatenate(states), resume_after=2, n_past=50, rows="all").logits
+        found = evaluated(session, 50, RowGroup(vectors=np.concatenate(states), span=Span(enter=3)), rows="all").logits
         assert np.array_equal(found, expected)
 
 

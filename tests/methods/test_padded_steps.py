@@ -67,7 +67,7 @@ class KernelSession(OuterSession):
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Add what the kernel for so many rows adds."""
-        tokens = item.tokens
+        tokens = item.groups[0].tokens
         if tokens is None:
             raise CapabilityError("no hidden states")
         forward = super().evaluate(item)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.decoding.stopped import Stopped
+from support.forwards import evaluated
 from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here
 
@@ -17,7 +18,7 @@ from edgedec.api.options import Lossy
 from edgedec.errors import CapabilityError, OptionError, RequestError
 from edgedec.grammar import Grammar
 from edgedec.load_options import LoadOptions
-from edgedec.model import LayerSet, Model
+from edgedec.model import LayerSet, Model, RowGroup, Span
 from edgedec_methods.prompt_keep import LAST, LEAST, WINDOW, KeptSession, PromptKeep, Reader, frame_of, kept_tokens
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -54,7 +55,13 @@ def kept(models: tuple[Model, Model], prompt: Sequence[int], keep: float, *, own
     run = LayerSet.of(model.card.n_layer, range(n_layer))
     session = model.session(N_CTX)
     heard, rising = tuple(range(n_layer // 3, n_layer)), np.arange(1, WINDOW + 1, dtype=np.float32) / np.float32(WINDOW)
-    found = session.forward(np.array(prompt, np.int32), n_past=0, layers=run, rows=NO_ROWS, mass=(heard, rising)).mass
+    found = evaluated(
+        session,
+        0,
+        RowGroup(np.array(prompt, np.int32), span=Span(layers=run)),
+        rows=NO_ROWS,
+        mass=dict.fromkeys(heard, rising),
+    ).mass
     session.close()
     assert found is not None, "it was asked for"
     places = kept_tokens(found.max(axis=(0, 1)), frame_of(model.tokenizer, prompt), keep)
@@ -192,7 +199,7 @@ def test_what_does_not_fit_is_refused(paths: tuple[Path, Path], models: tuple[Mo
         some = session.forward(np.array(PROMPT, np.int32), n_past=0, rows=np.array([0, 599], np.int32)).logits
         assert some.shape == (2, models[0].card.n_vocab)
     with pytest.raises(CapabilityError, match="pictures"):
-        session.forward(hidden=np.zeros((1, 64), np.float32), resume_after=-1, n_past=0)
+        evaluated(session, 0, RowGroup(vectors=np.zeros((1, 64), np.float32)))
     session.close()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.decoding.stopped import Stopped
+from support.forwards import evaluated
 from support.models.tiny_models import tiny_llama
 
 import edgedec
@@ -20,7 +21,7 @@ from edgedec.errors import (
     SessionError,
 )
 from edgedec.load_options import LoadOptions
-from edgedec.model import Model
+from edgedec.model import Model, RowGroup, Span
 from edgedec_methods.sliding_window import N_SINKS, SlidingSession
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference
@@ -146,9 +147,9 @@ def test_what_it_can_not_do_is_refused(model: Model, path: Path) -> None:
         with pytest.raises(CapabilityError):
             refused()
     with pytest.raises(CapabilityError):
-        session.forward(hidden=np.zeros((1, 4), np.float32), resume_after=0, n_past=0)
+        evaluated(session, 0, RowGroup(vectors=np.zeros((1, 4), np.float32), span=Span(enter=1)))
     with pytest.raises(CapabilityError, match="one behind the other"):
-        session.forward(np.ones(1, np.int32), n_past=0, positions=np.ones(1, np.int32))
+        evaluated(session, 0, RowGroup(np.ones(1, np.int32), positions=np.ones(1, np.int32)))
     with pytest.raises(SessionError):
         session.forward(np.ones(1, np.int32), n_past=1)
     with pytest.raises(RequestError, match="at least 64"):

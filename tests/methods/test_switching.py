@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.decoding.stopped import Stopped
+from support.forwards import evaluated
 from support.models.tiny_models import byte_ids, tiny_llama
 from support.processes.command_line import run_here
 
@@ -24,7 +25,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.loading.second_model import open_companion
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Model, Rows
+from edgedec.model import Model, RowGroup, Rows
 from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec.storage.cache_files import cache_folder
 from edgedec_methods.switching import LARGE, MOST_ENTROPY, SMALL, WINDOW, SwitchingSession
@@ -427,16 +428,16 @@ def test_other_refusals(paths: tuple[Path, Path], models: Models, tmp_path: Path
         edgedec.load(paths[LARGE], lossy=switching(small_model=other, entropy=1.0), runtime="cpu", offline=True)
     session = SwitchingSession(models[LARGE].session(64), models[SMALL].session(64), TAU)
     tokens = np.ones(2, np.int32)
-    options_refused: list[dict[str, Any]] = [
-        {"parents": np.array([-1, 0], np.int32)},
-        {"taps": (0,)},
-        {"hidden": np.ones((2, 4), np.float32)},
-        {"positions": tokens},
-        {"mass": ((0,), np.ones(2, np.float32))},
-    ]
-    for option in options_refused:
+    tree, vectors = np.array([-1, 0], np.int32), np.ones((2, 4), np.float32)
+    for group in (RowGroup(tokens, sees=tree), RowGroup(vectors=vectors), RowGroup(tokens, positions=tokens)):
         with pytest.raises(CapabilityError, match="chains"):
-            session.forward(tokens, n_past=0, **option)
+            evaluated(session, 0, group)
+    wanted: list[dict[str, Any]] = [{"taps": (0,)}, {"mass": {0: np.ones(2, np.float32)}}]
+    for more in wanted:
+        with pytest.raises(CapabilityError, match="chains"):
+            evaluated(session, 0, RowGroup(tokens), **more)
+    with pytest.raises(CapabilityError, match="chains"):
+        evaluated(session, 0, RowGroup(tokens), RowGroup(tokens))
     for refused in (session.fork, session.save, lambda: session.load(b"", 3)):
         with pytest.raises(CapabilityError):
             refused()

@@ -42,7 +42,7 @@ struct Planned {
       const size_t begin = plan.all_rows.size(), end = begin + (size_t)item.n_rows;
       plan.all_ranges.push_back({begin, end, begin});
       for (int32_t r = 0; r < item.n_rows; ++r) {
-        plan.rows.push_back({i, r, item.n_past + r, item.n_past + r, 0, 0, 0, 0});
+        plan.rows.push_back({i, r, nullptr, 0, item.n_past + r, item.n_past + r, 0, 0, 0, 0});
         plan.all_rows.push_back((int32_t)begin + r);
       }
       plan.most_slots = std::max(plan.most_slots, item.n_past + item.n_rows);

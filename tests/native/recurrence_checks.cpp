@@ -31,9 +31,10 @@ struct Session {
   void forward(int32_t n_past, int32_t n_rows, std::vector<int32_t> wanted, bool done = true, bool whole = true) {
     uint8_t none = 0;
     ec_item item{};
-    item.n_past = n_past, item.n_rows = n_rows, item.tokens = tokens.data();
+    ec_group group{};
+    group.n_rows = n_rows, group.tokens = tokens.data(), group.mlp = whole ? nullptr : &none;
+    item.n_past = n_past, item.n_rows = n_rows, item.groups = &group, item.n_groups = 1;
     item.n_wanted = (int32_t)wanted.size(), item.wanted = wanted.data();
-    item.mlp = whole ? nullptr : &none;
     notes.begin(item);
     states.begin(item, notes);
     states.end(done ? 1 : 0, done);

@@ -15,8 +15,8 @@ from edgedec.drafter import DrafterNeeds
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.drafter_record import DrafterRecord
+from edgedec.sessions.cost_probe import measuring_s
 from edgedec.stats import DecodeStats
-from edgedec_runtimes.shared.invariance import measuring_s
 
 JAGGED = [1, 1.6, 1.7, 1.2, 1.9, 2, 2.1, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.25, 3.5]
 

@@ -56,7 +56,7 @@ class Counted:
     def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
         """Note and evaluate."""
         self.sizes.append(len(items))
-        self.rows.append(sum(len(item.tokens) for item in items if item.tokens is not None))
+        self.rows.append(sum(item.n_rows for item in items))
         self.inside.set()
         assert self.gate.wait(30)
         return self._model.forward(items)

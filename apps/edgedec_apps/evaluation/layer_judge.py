@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.model import Forward, ForwardItem, LayerSet, Session
+from edgedec.model import Forward, ForwardItem, LayerSet, RowGroup, Session, Span
 from edgedec_apps.evaluation.layer_score import Score, ScoreSums, Top
 
 SKIPPED_ROWS = 8
@@ -59,18 +59,12 @@ class _Way:
 
     def item(self, session: Session, window: NDArray[np.int32], start: int, stop: int) -> ForwardItem:
         """Return a forward of these rows of a window, of which the session holds the rows before."""
-        part = slice(start, stop)
-        inner = self.before is not None
-        return ForwardItem(
-            session,
-            n_past=start,
-            tokens=None if inner else window[part],
-            hidden=None if self.before is None else self.before[part],
-            resume_after=self.first - 1 if inner else None,
-            layers=self.layers,
-            rows="all",
-            taps=self.taps,
-        )
+        part, span = slice(start, stop), Span(self.first, None, self.layers)
+        if self.before is None:
+            group = RowGroup(window[part], span=span)
+        else:
+            group = RowGroup(vectors=self.before[part], span=span)
+        return ForwardItem(session, start, (group,), "all", self.taps)
 
 
 class Judge:

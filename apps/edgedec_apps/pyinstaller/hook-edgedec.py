@@ -16,6 +16,7 @@ hiddenimports = [
 datas = (
     collect_data_files("edgedec")
     + collect_data_files("edgedec_models")
+    + collect_data_files("edgedec_runtimes", includes=["cpu/native/**/*.h"])  # which ctypes reads
     + collect_data_files("edgedec_apps")
     + copy_metadata(DISTRIBUTION)
 )

@@ -8,7 +8,7 @@ from edgedec.cost_curve import SharedForward
 from edgedec.drafter import ForwardLog
 from edgedec.head_state import DraftCall
 from edgedec.model import Forward, ForwardItem, Model, Session
-from edgedec.sessions.joined_work import groups, n_rows_of, own
+from edgedec.sessions.joined_work import groups, own
 
 _FIRST = 64  # last tokens of a prompt that are read: what needs more of it, the suffix drafter proposes already
 
@@ -131,7 +131,7 @@ class DraftForward:
         with self._lock:
             items = [call._item() for call in calls]
             for call, item, forward in zip(calls, items, _evaluated(self._model, items), strict=True):
-                call.forward, call.n_rows, call._text.cached = forward, n_rows_of(item), call._cached
+                call.forward, call.n_rows, call._text.cached = forward, item.n_rows, call._cached
 
 
 def _evaluated(model: Model, items: Sequence[ForwardItem]) -> list[Forward]:
@@ -140,9 +140,4 @@ def _evaluated(model: Model, items: Sequence[ForwardItem]) -> list[Forward]:
         return [
             own(forward) for group in groups(items, model.capabilities.max_rows) for forward in model.forward(group)
         ]
-    found = []
-    for item in items:
-        session = item.session
-        forward = session.forward(item.tokens, n_past=item.n_past, parents=item.parents, rows=item.rows)
-        found.append(own(forward))
-    return found
+    return [own(item.session.evaluate(item)) for item in items]

@@ -29,7 +29,7 @@ from edgedec.drafters.levels import LevelMaker, agreement
 from edgedec.drafters.suffix.suffix import index_terms
 from edgedec.errors import MemoryCapError
 from edgedec.memory_plan import format_bytes
-from edgedec.model import Forward, ForwardItem, Model
+from edgedec.model import Forward, ForwardItem, Model, RowGroup
 
 WINDOW = 1024  # tokens of the draft model's KV cache
 SMALL_WINDOW = 256  # tokens of that cache where memory is short
@@ -130,7 +130,7 @@ class DraftModel:
             text.cached = list(window[:n])
             tokens = np.array([*window[n:], *ahead], np.int32)
             rows = np.arange(len(tokens) - len(ahead) - 1, len(tokens), dtype=np.int32)
-            return ForwardItem(text.session, n, tokens, rows=rows if ahead else "last")
+            return ForwardItem(text.session, n, (RowGroup(tokens),), rows if ahead else "last")
 
         return self._evaluated(text, item, [*window, *ahead])
 
@@ -157,7 +157,7 @@ class DraftModel:
             tokens = np.array([path[-1] for path in rows], np.int32)
             parents = np.array([rows.get(path[:-1], -1) for path in rows], np.int32)
             last = np.array([rows[path] for path in wanted], np.int32)
-            item = partial(ForwardItem, text.session, len(window), tokens, parents=parents, rows=last)
+            item = partial(ForwardItem, text.session, len(window), (RowGroup(tokens, sees=parents),), last)
             forward = self._evaluated(text, item, window)
             for row, path in enumerate(wanted):
                 yield path, forward, row

@@ -84,7 +84,7 @@ class DiffusionModel(OuterModel):
     """Implements edgedec.model.Model: a model whose sessions return one row for the next token, and draft nothing."""
 
     def __init__(self, inner: Model, options: Diffusion, facts: Facts) -> None:
-        names = ("trees", "layers", "taps", "hidden_input", "vector_rows", "positions", "keeps_prompts")
+        names = ("trees", "layers", "groups", "taps", "hidden_input", "vector_rows", "positions", "keeps_prompts")
         off = dict.fromkeys(names, False)
         super().__init__(inner, inner.card, replace(inner.capabilities, **off, attention_mass=0, max_rows=1))
         self._options, self._facts = options, facts
@@ -174,11 +174,9 @@ class DiffusionSession(UnsavedSession, OuterSession):
         Raises:
             CapabilityError: The item is no chain of tokens, or wants other rows than the last one.
         """
-        if item.tokens is None or not item.is_chain:
+        if item.chain is None:
             raise CapabilityError("a diffusion language model takes chains of tokens, and nothing else")
-        ids, n_past = item.tokens.tolist(), item.n_past
-        named = {"all": range(len(ids)), "last": range(len(ids) - 1, len(ids))}
-        rows = [int(row) for row in (named[item.rows] if isinstance(item.rows, str) else item.rows)]
+        ids, n_past, rows = item.chain.tolist(), item.n_past, item.wanted.tolist()
         if rows not in ([], [len(ids) - 1]):
             raise CapabilityError("a forward of a diffusion language model returns the last row only")
         if not ids or not all(0 <= token < self.model.card.n_vocab for token in ids):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.logit_ops import LogitOps
-from edgedec.model import Forward, ForwardItem, Session
+from edgedec.model import Forward, ForwardItem, RowGroup, Session
 from edgedec.pictures import Block
 from edgedec.progress import OnProgress, report_progress
 from edgedec.sessions.text_pages import PAGE_TOKENS, n_pages
@@ -174,7 +174,7 @@ class Forwards:
         tokens, at = np.array([ids[place] for place in order], np.int32), np.array(order, np.int32)
         before, self._held = self._held[:n_past], []
         ascending = np.sort(rows).astype(np.int32)
-        item = ForwardItem(self._inner, n_past, tokens, rows=ascending, block=self._grid, positions=at)
+        item = ForwardItem(self._inner, n_past, (RowGroup(tokens, sees=self._grid, positions=at),), ascending)
         forward = self._evaluated([item])[0]
         self._held = before + list(zip(order, tokens.tolist(), strict=True))
         return forward.logits[np.searchsorted(ascending, rows)], forward.ops
@@ -247,7 +247,7 @@ class Forwards:
 
     def _item(self, session: Session, ids: Sequence[int], n_past: int, rows: NDArray[np.int64]) -> ForwardItem:
         wanted = rows[rows >= 0].astype(np.int32)
-        return ForwardItem(session, n_past, np.array(ids, np.int32), rows=wanted, block=self._grid)
+        return ForwardItem(session, n_past, (RowGroup(np.array(ids, np.int32), sees=self._grid),), wanted)
 
     def cost(self) -> float | None:
         """Return how many forwards of one row a pass takes as long as; None where that is not known.
@@ -258,7 +258,8 @@ class Forwards:
         n_past = self._inner.n_cached - 1
         if len(self._costs) < _TIMED and len(self._pass_s) >= _LEAST_PASSES and n_past >= self.n_clean:
             del self._held[n_past:]
-            item = ForwardItem(self._inner, n_past, np.array([self._facts.mask], np.int32), rows=np.zeros(1, np.int32))
+            group = RowGroup(np.array([self._facts.mask], np.int32))
+            item = ForwardItem(self._inner, n_past, (group,), np.zeros(1, np.int32))
             self._costs.append(median(self._pass_s) / self._timed([item])[1])
         return median(self._costs) if self._costs else None
 

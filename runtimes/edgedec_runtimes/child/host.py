@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from time import sleep
-from typing import Any, ClassVar, Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,8 +58,8 @@ class Result:
     exact: dict[int, int | None]
 
 
-Sent = tuple[int, tuple[Any, ...], bool]
-"""An item's session by its number, its other attributes, and whether `Result.exact` is wanted."""
+Sent = tuple[int, ForwardItem, bool]
+"""The number of an item's session, the item without it, and whether `Result.exact` is wanted."""
 
 
 class CallbackError(Exception):
@@ -152,7 +152,7 @@ class Calls:
 
     def forward(self, items: list[Sent], on_progress: OnProgress | None) -> list[Result]:
         """Evaluate items."""
-        made = [ForwardItem(self.sessions[number], *rest) for number, rest, _ in items]
+        made = [replace(item, session=self.sessions[number]) for number, item, _ in items]
         if len(made) == 1 and on_progress is not None:
             forwards = [_forward_alone(made[0], on_progress)]
         else:

@@ -214,7 +214,7 @@ class ChildModel(Closeable):
             numbers = tuple(self._number(item.session) for item in items)  # type: ignore[arg-type]  # checked there
             sessions: list[ChildSession] = [item.session for item in items]  # type: ignore[misc]  # checked above
             sent = [
-                (session.number, _attributes(item), bool(session.exact))
+                (session.number, replace(item, session=None), bool(session.exact))  # type: ignore[arg-type]  # put back
                 for session, item in zip(sessions, items, strict=True)
             ]
             results: list[Result] = self._call("forward", sent, on_progress=on_progress, sessions=numbers)
@@ -267,14 +267,6 @@ class ChildModel(Closeable):
             with self.lock.threads:
                 self.lock.refusal = SessionError("the model is closed; load it again")
                 self._finalizer()
-
-
-def _attributes(item: ForwardItem) -> tuple[Any, ...]:
-    """Return the attributes of an item behind its session, in their order."""
-    return (
-        *(item.n_past, item.tokens, item.hidden, item.resume_after),
-        *(item.parents, item.layers, item.rows, item.taps, item.block, item.first),
-    )
 
 
 def _end(running: list[Child], pid: int) -> None:

@@ -6,12 +6,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import Cost
 from edgedec.errors import SessionError
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
 from edgedec_runtimes.child.process import Child
-from edgedec_runtimes.shared.invariance import measuring_s
 
 
 class Hosted(Model, Protocol):
@@ -95,10 +93,6 @@ class ChildSession(Session):
         if measure:  # it may have been measured just now
             self.exact.clear()
         return found
-
-    def measuring_s(self, n_rows: int, cost: Cost) -> float:
-        """Return the seconds that the session in the child takes to measure so many rows."""
-        return measuring_s(n_rows, cost)
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree and drop its other rows; see edgedec.model.Session."""

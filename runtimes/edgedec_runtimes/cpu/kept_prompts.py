@@ -68,9 +68,11 @@ class _Reading:
     def is_read_by(self, item: CheckedItem, begin: int, end: int) -> bool:
         """Return whether rows of an item are those of the prompt at their places."""
         ids = self.ids[item.n_past + begin : item.n_past + end]
-        if item.tokens is None:
-            return bool((ids < 0).all())
-        return np.array_equal(ids, item.tokens[begin : begin + len(ids)])
+        parts = [
+            np.full(end - begin, -1, np.int32) if group.tokens is None else group.tokens[begin:end]
+            for group, begin, end in item.parts(begin, begin + len(ids))
+        ]
+        return np.array_equal(np.maximum(ids, -1), np.concatenate([*parts, np.empty(0, np.int32)]))
 
 
 def addresses(first: bytes, ids: NDArray[np.int64]) -> list[str]:
@@ -153,7 +155,8 @@ class KeptPrompts:
         n = BLOCK_TOKENS - n_tokens % BLOCK_TOKENS
         if reading is None or n >= most or not reading.wants_state(n_tokens + n) or item.parents is not None:
             return most
-        is_mutual = item.block is not None and item.block.mutual
+        block = item.groups[0].block
+        is_mutual = block is not None and block.mutual
         return most if is_mutual or not _state_bytes(item.session, BLOCK_TOKENS) else n
 
     def note(self, item: CheckedItem, begin: int, end: int) -> None:

@@ -47,6 +47,7 @@ CAPABILITIES = Capabilities(
     trees=True,
     fork=True,
     layers=True,
+    groups=True,
     taps=True,
     hidden_input=True,
     vector_rows=True,
@@ -223,8 +224,8 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             for tap in item.taps:
                 hidden[tap] = np.empty((item.n_rows, self.card.n_embd), np.float32)
             mass = None
-            if item.mass is not None:
-                shape = (len(item.mass[0]), self.capabilities.attention_mass, item.n_past + item.n_rows)
+            if item.mass:
+                shape = (len(item.mass), self.capabilities.attention_mass, item.n_past + item.n_rows)
                 mass = np.zeros(shape, np.float32)
             results.append(Forward(logits[first:last], hidden, self._ops, [], mass, is_own))
             first = last
@@ -276,8 +277,9 @@ def _groups(
     """
 
     def most(item: CheckedItem, begin: int) -> int:
-        if item.block is not None and item.tokens is not None:
-            return min(n_most, item.block.n_rows - (item.n_past + begin) % item.block.n_rows)
+        group = item.groups[0]
+        if group.block is not None and group.tokens is not None:
+            return min(n_most, group.block.n_rows - (item.n_past + begin) % group.block.n_rows)
         return n_most if kept is None else kept.n_rows_at(item, begin, n_most)
 
     if len(checked) == 1 and checked[0].n_rows <= most(checked[0], 0):  # a step: nothing to cut or to join

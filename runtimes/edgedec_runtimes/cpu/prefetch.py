@@ -19,14 +19,13 @@ from edgedec.load_options import LoadOptions
 from edgedec.progress import check_cancelled, stage
 from edgedec.storage import probe_cache
 from edgedec_runtimes.cpu.library import check, native
+from edgedec_runtimes.cpu.native_tables import NUMBERS
 from edgedec_runtimes.cpu.tensor_places import TILE_TYPES
 
 KIND = "prefetch"
 ROWS = (1, 2, 4, 8)
 """Rows of products that are measured; other numbers have the setting of the next one, those above that of the last."""
-TABLE_ROWS = 16
-"""EC_AHEAD_ROWS of native/edgedec_cpu.h."""
-MOST_BYTES = 65536
+TABLE_ROWS, MOST_BYTES = NUMBERS["EC_AHEAD_ROWS"], NUMBERS["EC_MOST_AHEAD"]
 LEAST_BYTES, LEAST_TOGETHER = 16 << 20, 64 << 20
 """Weights of a type, and of all types that are measured together, that a measurement needs: fewer may be in a cache."""
 

@@ -43,7 +43,7 @@ from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
 from edgedec_runtimes.shared.cards import methods_of, model_card, row_count, rows_together
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.hyperparameters import CONVOLUTION
+from edgedec_runtimes.shared.hyperparameters import CONVOLUTION, RECURRENT
 from edgedec_runtimes.shared.load_checks import check_sizes
 from edgedec_runtimes.tokenizer import open_tokenizer
 from edgedec_runtimes.tokenizer.metadata import read_vocabulary
@@ -140,6 +140,7 @@ class Cpu:
             reads = not network.n_per_layer  # else layers also read the tokens
             n_heads = network.most_heads
             can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads, attention_mass=n_heads)
+            can = replace(can, groups=not (network.n_with(CONVOLUTION) or network.n_with(RECURRENT)))
             can = replace(can, keeps_prompts=can.keeps_prompts and not card.methods)
             model = CpuModel(
                 *(handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms),

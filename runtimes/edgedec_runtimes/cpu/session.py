@@ -19,7 +19,8 @@ from edgedec_runtimes.cpu.adapters import set_scales
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.expert_counts import described, expert_reads, touched_experts
-from edgedec_runtimes.cpu.library import MUTUAL_BLOCK, Item, address, check, last_error, native
+from edgedec_runtimes.cpu.library import Group, Item, address, check, last_error, native
+from edgedec_runtimes.cpu.native_tables import NUMBERS
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
@@ -45,8 +46,9 @@ class NativeRows:
         self._tokens, self._wanted, self._parents = np.zeros((3, n_rows), np.int32)
         self._tokens_address = address(self._tokens)
         self._parents_address = address(self._parents)
-        self._pointed_to: tuple[object, ...] = ()
-        self.item = Item(session=session, tokens=self._tokens_address, wanted=address(self._wanted))
+        self._pointed_to: list[object] = []
+        self._group = Group(tokens=self._tokens_address)
+        self.item = Item(session=session, groups=ctypes.pointer(self._group), n_groups=1, wanted=address(self._wanted))
         self.pointer = ctypes.pointer(self.item)
         self.wanted = slice(0, 0)
         self.tapped = np.empty((0, 0, n_embd), np.float32)
@@ -54,46 +56,62 @@ class NativeRows:
     def fill(self, c: CheckedItem, begin: int, end: int, mass: NDArray[np.float32] | None = None) -> None:
         """Describe rows [begin, end) of an item, whose attention is added to `mass` where that is given."""
         item, n = self.item, end - begin
-        tokens, wanted, first = c.tokens, c.wanted, 0
+        wanted, first = c.wanted, 0
         if n < c.n_rows:  # a part of a long chain
             first, last = bisect_left(wanted, begin), bisect_left(wanted, end)
             wanted = wanted[first:last] - begin
-            tokens = None if tokens is None else tokens[begin:end]
         n_wanted = len(wanted)
         self._wanted[:n_wanted] = wanted
         self.wanted = slice(first, first + n_wanted)
         item.n_past, item.n_rows, item.n_wanted = c.n_past + begin, n, n_wanted
         places = c.session.state.places
         item.places = None if places is None else address(places)
-        if tokens is not None:
-            self._tokens[:n] = tokens
         item.parents = None
         if c.parents is not None:
             self._parents[:n] = c.parents
             item.parents = self._parents_address
         if c.is_special or self._pointed_to:
             self._fill_special(c, begin, end, mass)
+        if not c.is_special:
+            self._group.n_rows = n
+            tokens = c.groups[0].tokens
+            assert tokens is not None, "what is not special has tokens"
+            self._tokens[:n] = tokens if n == c.n_rows else tokens[begin:end]
 
     def _fill_special(self, c: CheckedItem, begin: int, end: int, mass: NDArray[np.float32] | None) -> None:
         """Set the fields of a special item, or take them back."""
-        hidden = None if c.hidden is None else c.hidden[begin:end]
-        attn = None if c.layers is None else c.layers.attn.astype(np.uint8)
-        mlp = None if c.layers is None else c.layers.mlp.astype(np.uint8)
-        taps = np.array(c.taps, np.int32)
+        item, block, taps, held = self.item, c.groups[0].block, np.array(c.taps, np.int32), list[object]()
+
+        def place(array: NDArray[Any] | None) -> int | None:
+            held.append(array)
+            return None if array is None else address(array)
+
         self.tapped = np.empty((len(taps), end - begin, self._n_embd), np.float32)
-        self.item.tokens = None if c.tokens is None else self._tokens_address
-        self.item.first_layer, self.item.n_taps = c.first_layer, len(taps)
-        self.item.n_added = 0 if hidden is None else hidden.shape[1] // self._n_embd - 1
-        self.item.block = MUTUAL_BLOCK if c.block is not None and c.block.mutual else 0
-        layers, weights, self.item.n_mass = None, None, 0
-        if c.mass is not None and mass is not None and c.mass[1][begin:end].any():
-            layers, weights = np.array(c.mass[0], np.int32), c.mass[1][begin:end]
-            self.item.n_mass, self.item.n_mass_heads, self.item.n_mass_slots = mass.shape
-        fields = {"hidden": hidden, "attn": attn, "mlp": mlp, "taps": taps, "tapped": self.tapped}
-        fields |= {"mass_layers": layers, "mass_weights": weights, "mass": mass}
-        for name, array in fields.items():
-            setattr(self.item, name, None if array is None else address(array))
-        self._pointed_to = (hidden, attn, mlp, taps, layers, weights) if c.is_special else ()
+        item.n_taps, item.taps, item.tapped = len(taps), place(taps), place(self.tapped)
+        item.block = NUMBERS["EC_BLOCK_MUTUAL"] if block is not None and block.mutual else 0
+        item.n_mass, layers, weights = 0, None, None
+        if mass is not None and (of_rows := np.stack([row[begin:end] for row in c.mass.values()])).any():
+            layers, weights = np.array([*c.mass], np.int32), of_rows
+            item.n_mass, item.n_mass_heads, item.n_mass_slots = mass.shape
+        item.mass_layers, item.mass_weights, item.mass = place(layers), place(weights), place(mass)
+        groups = []
+        for group, first, last in c.parts(begin, end) if c.is_special else ():
+            layer_set = group.span.layers
+            vectors = None if group.vectors is None else group.vectors[first:last]
+            groups.append(
+                Group(
+                    n_rows=last - first,
+                    first_layer=group.span.enter,
+                    tokens=None if group.tokens is None else place(group.tokens[first:last]),
+                    vectors=place(vectors),
+                    n_added=0 if vectors is None else vectors.shape[1] // self._n_embd - 1,
+                    attn=None if layer_set is None else place(layer_set.attn.astype(np.uint8)),
+                    mlp=None if layer_set is None else place(layer_set.mlp.astype(np.uint8)),
+                )
+            )
+        array = (Group * len(groups))(*groups)
+        item.groups, item.n_groups = array if groups else ctypes.pointer(self._group), max(len(groups), 1)
+        self._pointed_to = [*held, array] if c.is_special else []
 
 
 class CpuSession(OwnSession):

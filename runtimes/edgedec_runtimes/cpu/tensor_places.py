@@ -1,4 +1,4 @@
-"""The tensors of a network: the number that native/edgedec_cpu.h gives each kind, and which a layer can have."""
+"""The tensors of a network: the number that the native library gives each kind, and which a layer can have."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from edgedec_runtimes.architectures.architecture import EXPERT_NORMS
 from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import Described
 from edgedec_runtimes.architectures.rope import DIVISORS
+from edgedec_runtimes.cpu.native_tables import NUMBERS, numbers
 from edgedec_runtimes.shared.hyperparameters import (
     ATTENTION,
     ATTENTION_AND_RECURRENT,
@@ -19,77 +20,81 @@ from edgedec_runtimes.shared.hyperparameters import (
 )
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION as CONVOLUTION_MIXER
 
-EMBEDDING, OUTPUT, CONVOLUTION, ROUTER_NORM = 0, 1, 14, 22
-PER_LAYER_ROWS, PER_LAYER_PROJECTION, BETA = 14, 15, 21
-MIXERS = {NO_MIXER: 0, ATTENTION: 1, CONVOLUTION_MIXER: 2, RECURRENT: 3, ATTENTION_AND_RECURRENT: 4}
+EMBEDDING, OUTPUT = NUMBERS["EC_TOKEN_EMBD"], NUMBERS["EC_OUTPUT"]
+PER_LAYER_ROWS, PER_LAYER_PROJECTION = NUMBERS["EC_PER_LAYER_ROWS"], NUMBERS["EC_PER_LAYER_PROJECTION"]
+BETA, CONVOLUTION, ROUTER_NORM = NUMBERS["EC_MIX_BETA"], NUMBERS["EC_CONVOLUTION"], NUMBERS["EC_ROUTER_NORM"]
+MIXERS = numbers("mixers", "EC_MIXER_") | {ATTENTION_AND_RECURRENT: NUMBERS["EC_MIXER_BOTH"]}
 CONVOLUTION_KERNELS = ("shortconv.conv.weight", "ssm_conv1d.weight")
 GATES_AND_UPS = "ffn_gate_up_exps.weight"
-MATRICES = {
-    "token_embd.weight": EMBEDDING,
-    "output.weight": OUTPUT,
-    "attn_q.weight": 2,
-    "attn_k.weight": 3,
-    "attn_v.weight": 4,
-    "shortconv.c.weight": 2,
-    "shortconv.b.weight": 3,
-    "shortconv.x.weight": 4,
-    "ssm_mix.weight": 18,
-    "ssm_gate.weight": 19,
-    "ssm_alpha.weight": 20,
-    "ssm_beta.weight": BETA,
-    "attn_output.weight": 5,
-    "shortconv.out_proj.weight": 5,
-    "ssm_out.weight": 22,
-    "ffn_gate.weight": 6,
-    "ffn_up.weight": 7,
-    "ffn_down.weight": 8,
-    "ffn_gate_inp.weight": 9,
-    "ffn_gate_inp_shexp.weight": 10,
-    "ffn_gate_shexp.weight": 6,
-    "ffn_up_shexp.weight": 7,
-    "ffn_down_shexp.weight": 8,
-    "inp_gate.weight": 16,
-    "proj.weight": 17,
-    "ffn_gate_exps.weight": 11,  # experts come last, as what a stage reads must lie together in the tile file
-    "ffn_up_exps.weight": 12,
-    "ffn_down_exps.weight": 13,
-    GATES_AND_UPS: 11,
-    "per_layer_model_proj.weight": PER_LAYER_PROJECTION,
-    PER_LAYER_TABLE: PER_LAYER_ROWS,
+_MATRICES = {
+    "token_embd.weight": "TOKEN_EMBD",
+    "output.weight": "OUTPUT",
+    "attn_q.weight": "Q",
+    "attn_k.weight": "K",
+    "attn_v.weight": "V",
+    "shortconv.c.weight": "Q",
+    "shortconv.b.weight": "K",
+    "shortconv.x.weight": "V",
+    "ssm_mix.weight": "MIX",
+    "ssm_gate.weight": "MIX_GATE",
+    "ssm_alpha.weight": "MIX_ALPHA",
+    "ssm_beta.weight": "MIX_BETA",
+    "attn_output.weight": "ATTN_OUT",
+    "shortconv.out_proj.weight": "ATTN_OUT",
+    "ssm_out.weight": "MIX_OUT",
+    "ffn_gate.weight": "GATE",
+    "ffn_up.weight": "UP",
+    "ffn_down.weight": "DOWN",
+    "ffn_gate_inp.weight": "ROUTER",
+    "ffn_gate_inp_shexp.weight": "SHARED_ROUTER",
+    "ffn_gate_shexp.weight": "GATE",
+    "ffn_up_shexp.weight": "UP",
+    "ffn_down_shexp.weight": "DOWN",
+    "inp_gate.weight": "PER_LAYER_GATE",
+    "proj.weight": "PER_LAYER_OUT",
+    # experts come last, as what a stage reads must lie together in the tile file
+    "ffn_gate_exps.weight": "GATE_EXPERTS",
+    "ffn_up_exps.weight": "UP_EXPERTS",
+    "ffn_down_exps.weight": "DOWN_EXPERTS",
+    GATES_AND_UPS: "GATE_EXPERTS",
+    "per_layer_model_proj.weight": "PER_LAYER_PROJECTION",
+    PER_LAYER_TABLE: "PER_LAYER_ROWS",
 }
-VECTORS = {
-    "output_norm.weight": 0,
-    "attn_norm.weight": 1,
-    "ffn_norm.weight": 2,
-    "attn_q.bias": 3,
-    "attn_k.bias": 4,
-    "attn_v.bias": 5,
-    "attn_q_norm.weight": 6,
-    "attn_k_norm.weight": 7,
-    "post_attention_norm.weight": 8,
-    "post_ffw_norm.weight": 9,
-    "attn_output.bias": 11,
-    "attn_sinks.weight": 12,
-    "exp_probs_b.bias": 13,
-    **dict.fromkeys(CONVOLUTION_KERNELS, CONVOLUTION),
-    "ffn_gate_inp.bias": 15,
-    "ffn_gate_exps.bias": 16,
-    "ffn_up_exps.bias": 17,
-    "ffn_down_exps.bias": 18,
-    "per_layer_proj_norm.weight": 19,
-    "post_norm.weight": 20,
-    "layer_output_scale.weight": 21,
-    "ffn_gate_inp.scale": ROUTER_NORM,
-    "pre_ffw_norm_2.weight": 23,
-    "post_ffw_norm_1.weight": 24,
-    "post_ffw_norm_2.weight": 25,
-    "ffn_down_exps.scale": 26,
-    "ssm_dt.bias": 27,
-    "ssm_a": 28,
-    "ssm_norm.weight": 29,
-    "ssm_conv1d.bias": 30,
-    "ssm_d": 31,
+_VECTORS = {
+    "output_norm.weight": "OUTPUT_NORM",
+    "attn_norm.weight": "ATTN_NORM",
+    "ffn_norm.weight": "FFN_NORM",
+    "attn_q.bias": "Q_BIAS",
+    "attn_k.bias": "K_BIAS",
+    "attn_v.bias": "V_BIAS",
+    "attn_q_norm.weight": "Q_NORM",
+    "attn_k_norm.weight": "K_NORM",
+    "post_attention_norm.weight": "POST_ATTN_NORM",
+    "post_ffw_norm.weight": "POST_FFN_NORM",
+    "attn_output.bias": "ATTN_OUT_BIAS",
+    "attn_sinks.weight": "SINKS",
+    "exp_probs_b.bias": "EXPERT_BIAS",
+    **dict.fromkeys(CONVOLUTION_KERNELS, "CONVOLUTION"),
+    "ffn_gate_inp.bias": "ROUTER_BIAS",
+    "ffn_gate_exps.bias": "GATE_EXPERTS_BIAS",
+    "ffn_up_exps.bias": "UP_EXPERTS_BIAS",
+    "ffn_down_exps.bias": "DOWN_EXPERTS_BIAS",
+    "per_layer_proj_norm.weight": "PER_LAYER_NORM",
+    "post_norm.weight": "PER_LAYER_POST_NORM",
+    "layer_output_scale.weight": "LAYER_SCALE",
+    "ffn_gate_inp.scale": "ROUTER_NORM",
+    "pre_ffw_norm_2.weight": "EXPERTS_NORM",
+    "post_ffw_norm_1.weight": "POST_SHARED_NORM",
+    "post_ffw_norm_2.weight": "POST_EXPERTS_NORM",
+    "ffn_down_exps.scale": "EXPERT_SCALES",
+    "ssm_dt.bias": "STATE_BIAS",
+    "ssm_a": "STATE_RATE",
+    "ssm_norm.weight": "STATE_NORM",
+    "ssm_conv1d.bias": "CONVOLUTION_BIAS",
+    "ssm_d": "STATE_PASSED",
 }
+MATRICES = {name: NUMBERS[f"EC_{native}"] for name, native in _MATRICES.items()}
+VECTORS = {name: NUMBERS[f"EC_{native}"] for name, native in _VECTORS.items()}
 _PER_LAYER_MATRICES = ("per_layer_model_proj.weight", PER_LAYER_TABLE)
 _GLOBAL = frozenset(
     {"token_embd.weight", "output.weight", "output_norm.weight", "per_layer_proj_norm.weight", *_PER_LAYER_MATRICES}

@@ -22,12 +22,7 @@ from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
 from edgedec_runtimes.cpu.library import (
-    ACTIVATIONS,
-    GATINGS,
     KERNEL_ROWS,
-    LAYER_SLIDES,
-    LAYER_UNROTATED,
-    STATE_RULES,
     Config,
     LayerShape,
     address,
@@ -36,6 +31,7 @@ from edgedec_runtimes.cpu.library import (
     keep_to_cores,
     native,
 )
+from edgedec_runtimes.cpu.native_tables import NUMBERS, numbers
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.cpu.options import own
 from edgedec_runtimes.cpu.tensor_places import EMBEDDING, MIXERS, OUTPUT, PER_LAYER_ROWS, ROUTER_NORM, Placed
@@ -198,16 +194,16 @@ def create(network: Network, n_threads: int, n_rows: int = KERNEL_ROWS) -> ctype
     return handle
 
 
-def config_of(network: Network) -> Config:
+def config_of(network: Network) -> ctypes.Structure:
     """Return the sizes and switches of a network as the native library takes them."""
     switches = network.switches
     coded = _state_numbers(switches.recurrence) | {
-        "activation": ACTIVATIONS[switches.activation],
-        "expert_gating": GATINGS[switches.expert_gating],
+        "activation": numbers("activations", "EC_")[switches.activation],
+        "expert_gating": numbers("gatings", "EC_GATING_")[switches.expert_gating],
     }
     names = [field[0] for field in Config._fields_ if field[0] not in coded]
-    numbers = {name: getattr(network if hasattr(network, name) else switches, name) for name in names}
-    return Config(**numbers | coded)
+    plain = {name: getattr(network if hasattr(network, name) else switches, name) for name in names}
+    return Config(**plain | coded)
 
 
 def _state_numbers(recurrence: Recurrence | None) -> dict[str, int]:
@@ -216,14 +212,15 @@ def _state_numbers(recurrence: Recurrence | None) -> dict[str, int]:
     if recurrence is None:
         return dict.fromkeys(names, 0)
     r = recurrence
-    sizes = (STATE_RULES[r.rule], r.n_head, r.n_key_head, r.n_key, r.n_value, int(r.tiled))
+    sizes = (numbers("state rules", "EC_RULE_")[r.rule], r.n_head, r.n_key_head, r.n_key, r.n_value, int(r.tiled))
     return dict(zip(names, sizes, strict=True))
 
 
-def _native_shape(network: Network, layer: int) -> LayerShape:
+def _native_shape(network: Network, layer: int) -> ctypes.Structure:
     """Return a layer's shape and what is special about it."""
     shape, switches = network.layers[layer], network.switches
-    flags = LAYER_SLIDES * switches.slides(layer) + LAYER_UNROTATED * (not switches.rotates(layer))
+    flags = NUMBERS["EC_LAYER_SLIDES"] * switches.slides(layer)
+    flags += NUMBERS["EC_LAYER_UNROTATED"] * (not switches.rotates(layer))
     sizes = (shape.n_head, shape.n_head_kv, shape.head_dim, network.dense_width(layer), shape.kv_from)
     return LayerShape(flags, MIXERS[shape.mixer], *sizes)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgedec.errors import CapabilityError, SessionError, argument
-from edgedec.model import Forward, ForwardItem, LayerSet, Model
+from edgedec.model import Forward, ForwardItem, LayerSet, Model, Span
 from edgedec.model_card import ModelCard
 from edgedec.progress import OnProgress
 from edgedec.sessions.outer_session import OuterModel, OuterSession
@@ -43,7 +43,7 @@ class LossyModel(OuterModel):
         super().__init__(
             inner,
             replace(found, lossy=lossy_note(found)),
-            replace(inner.capabilities, layers=False, hidden_input=False, vector_rows=False),
+            replace(inner.capabilities, layers=False, groups=False, hidden_input=False, vector_rows=False),
         )
 
     def session(self, n_ctx: int) -> "LossySession":
@@ -66,12 +66,13 @@ class LossyModel(OuterModel):
             raise SessionError(
                 "a forward was given a session of another model; it takes sessions that this model opened"
             )
-        if item.layers is not None or item.hidden is not None:
+        group = item.groups[0]
+        if len(item.groups) > 1 or group.vectors is not None or not group.span.is_whole:
             raise CapabilityError(
                 "every forward of this model leaves out the same layers, so it takes no other set of layers and no "
                 f"hidden states; load the model without {argument('layer_skip')}"
             )
-        return replace(item, session=session.inner, layers=self.layers)
+        return replace(item, session=session.inner, groups=(replace(group, span=Span(layers=self.layers)),))
 
 
 class LossySession(OuterSession):

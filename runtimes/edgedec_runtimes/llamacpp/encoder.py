@@ -14,7 +14,7 @@ from edgedec.errors import CapabilityError, OptionError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_text
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Forward, ForwardItem
+from edgedec.model import Forward, ForwardItem, RowGroup
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec_runtimes.llamacpp.context import Context, ContextOptions
@@ -80,7 +80,7 @@ class LlamaCppEncoder(LibraryModel[Any, "EncoderSession"]):
         with self.lock:
             outer = self.stop.running
             try:
-                item = CheckedItem(session, 0, tokens, None, len(tokens), 0, None, None, _NO_ROWS, (), False)
+                item = CheckedItem(session, 0, (RowGroup(tokens),), len(tokens), None, _NO_ROWS)
                 self.stop.running = (*outer, item)
                 return self._context.final_states(tokens, self.card.n_embd, vectors)
             finally:

@@ -123,19 +123,20 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
 
     def _check_vectors(self, item: CheckedItem) -> None:
         """Raise an error for vectors that are too short for llama.cpp, or over which it would end the process."""
-        if item.hidden is None:
-            if item.block is not None:
+        vectors, block = item.groups[0].vectors, item.groups[0].block
+        if vectors is None:
+            if block is not None:
                 raise CapabilityError(
                     "tokens that see each other are not for the llamacpp runtime; use the cpu runtime"
                 )
             return
-        if item.hidden.shape[1] != self._n_input:
+        if vectors.shape[1] != self._n_input:
             raise RequestError(
-                f"vectors have {item.hidden.shape[1]} numbers, and this model reads {self._n_input}; "
+                f"vectors have {vectors.shape[1]} numbers, and this model reads {self._n_input}; "
                 "use the projector that was made for the model"
             )
         n_most = min(N_UBATCH, item.session.pool.context.n_batch)
-        if item.block is not None and item.block.mutual and item.n_rows > n_most:
+        if block is not None and block.mutual and item.n_rows > n_most:
             raise CapabilityError(
                 f"{item.n_rows} rows of a picture see each other; the context takes at most {n_most} such rows: "
                 "load the model with a longer context, or ask for fewer tokens for a picture"
@@ -202,7 +203,7 @@ def _groups(checked: list[CheckedItem], logits: list[list[NDArray[np.float32]]])
         for stop in prefill_chunks(item.n_rows)[:-1]:
             groups.append([(item, found, start, stop)])
             start = stop
-        if item.hidden is not None:  # a decode has tokens or vectors
+        if item.groups[0].vectors is not None:  # a decode has tokens or vectors
             groups.append([(item, found, start, item.n_rows)])
             continue
         batches = ends.setdefault((id(context), item.session.scales), [[]])

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
+from edgedec.model import RowGroup
 from edgedec_runtimes.llamacpp.context import Part, Pool
 from edgedec_runtimes.shared.measured_model import MeasuredModel, MeasuredSession
 from edgedec_runtimes.shared.session_state import CheckedItem
@@ -63,15 +64,15 @@ class LlamaCppSession(MeasuredSession):
 
     def part(self, item: CheckedItem, start: int, stop: int, wanted: NDArray[np.bool_]) -> Part:
         """Return rows [start, stop) of an item that was begun; of a tree all of them."""
-        if item.hidden is not None:
-            return self._vector_part(item, start, stop, wanted)
-        assert item.tokens is not None, "an item has tokens or vectors"
+        tokens = item.groups[0].tokens
+        if tokens is None:
+            return self._vector_part(item.groups[0], start, stop, wanted)
         if item.parents is not None:
-            return self._tree_part(item.tokens, item.parents.tolist(), wanted)
-        return self._chain_part(item.tokens[start:stop], self.state.next_place(self.n_cached), wanted)
+            return self._tree_part(tokens, item.parents.tolist(), wanted)
+        return self._chain_part(tokens[start:stop], self.state.next_place(self.n_cached), wanted)
 
-    def _vector_part(self, item: CheckedItem, start: int, stop: int, wanted: NDArray[np.bool_]) -> Part:
-        assert item.hidden is not None, "the rows are vectors"
+    def _vector_part(self, group: RowGroup, start: int, stop: int, wanted: NDArray[np.bool_]) -> Part:
+        assert group.vectors is not None, "the rows are vectors"
         n_past, n, places = self.n_cached, stop - start, self.state.places
         if not self._model.has_places:
             positions = np.arange(n_past, n_past + n, dtype=np.int32)
@@ -79,8 +80,8 @@ class LlamaCppSession(MeasuredSession):
             held = self.state.held_places(n_past + n) if places is None else places
             positions = np.zeros((4, n), np.int32)
             positions[:3] = held[n_past : n_past + n].T
-        mutual = item.block is not None and item.block.mutual
-        vectors = np.ascontiguousarray(item.hidden[start:stop])
+        mutual = group.block is not None and group.block.mutual
+        vectors = np.ascontiguousarray(group.vectors[start:stop])
         return Part(None, positions.reshape(-1), (self.sequence,), wanted, vectors, mutual)
 
     def _chain_part(self, tokens: NDArray[np.int32], position: int, wanted: NDArray[np.bool_]) -> Part:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem
+from edgedec.model import ForwardItem, RowGroup
 from edgedec_runtimes.llamacpp.binding import RELEASES
 from edgedec_runtimes.llamacpp.library import last_complaint, load_library
 from edgedec_runtimes.reference.runtime import Reference
@@ -135,7 +135,7 @@ def run_tiny_model(api: Any, folder: Path, *, repack: bool = True) -> float:
     path.write_bytes(tiny_model(plain=True))
     with closing(Reference().load(path, LoadOptions(n_ctx=_WIDTH))) as model:
         session, tokens = model.session(_WIDTH), np.arange(max(_COMPARED), dtype=np.int32)
-        expected = session.evaluate(ForwardItem(session, 0, tokens, rows=tokens)).logits
+        expected = session.evaluate(ForwardItem(session, 0, (RowGroup(tokens),), tokens)).logits
     off = 0.0
     with _context(api, path, repack=repack) as context:
         for n in _COMPARED:

@@ -83,13 +83,12 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
 
     def _run(self, item: CheckedItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate a chain block by block."""
-        assert item.tokens is not None, "hidden states were refused"
         session, end = item.session, item.n_past + item.n_rows
         logits = np.empty((len(item.wanted), self.card.n_vocab), np.float32)
         positions = item.wanted + item.n_past
         self.stop.check()
         session.state.begin(item)
-        session.tokens[item.n_past : end] = item.tokens
+        session.tokens[item.n_past : end] = item.groups[0].tokens
         for block in blocks(item.n_past, item.n_rows):
             if block.start % PREFILL_ROWS == 0:
                 self.stop.check()

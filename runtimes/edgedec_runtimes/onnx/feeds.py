@@ -73,8 +73,9 @@ class Piece:
     @property
     def tokens(self) -> NDArray[np.int32]:
         """The rows' tokens, int32[n_rows]."""
-        assert self.item.tokens is not None, "exports take tokens only"
-        return self.item.tokens[self.begin : self.end]
+        tokens = self.item.groups[0].tokens
+        assert tokens is not None, "exports take tokens only"
+        return tokens[self.begin : self.end]
 
     @property
     def wanted(self) -> NDArray[np.int32]:
@@ -102,7 +103,7 @@ def feeds(piece: Piece, export: Export, zeros: Zeros, padding: Padding, taps: Co
         padding: Which part of the graph gets a padding row.
         taps: The layers whose output the graph is to return.
     """
-    c, n = piece.item, piece.n_rows
+    c, n, layers = piece.item, piece.n_rows, piece.item.groups[0].span.layers
     n_padded, n_past = even(n), piece.n_past
     n_graph, n_total = n_padded if padding is Padding.ALL else n, n_past + n_padded
     ids = np.empty((1, n_graph), np.int64)
@@ -115,8 +116,8 @@ def feeds(piece: Piece, export: Export, zeros: Zeros, padding: Padding, taps: Co
         "total_sequence_length": np.array(n_total, np.int32),
         "logit_rows": logit_rows(piece.wanted, padding),
         "attention_rows": attention_rows(n, padding),
-        "attn_on": _switches(export.n_layer, None if c.layers is None else c.layers.attn),
-        "mlp_on": _switches(export.n_layer, None if c.layers is None else c.layers.mlp),
+        "attn_on": _switches(export.n_layer, None if layers is None else layers.attn),
+        "mlp_on": _switches(export.n_layer, None if layers is None else layers.mlp),
         "tap_rows": np.zeros(export.n_layer, np.int64),
     }
     found["tap_rows"][list(taps)] = n

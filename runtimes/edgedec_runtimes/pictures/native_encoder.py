@@ -9,10 +9,9 @@ import os
 import threading
 import weakref
 from contextlib import ExitStack, nullcontext
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
-from functools import cache
+from ctypes import c_int32, c_void_p
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +26,16 @@ from edgedec_runtimes.cpu.library import (
     INVALID,
     NOT_FINITE,
     UNREADABLE,
+    EncoderConfig,
     address,
     check,
-    declare,
     forced_instruction_set,
     instruction_sets,
     last_error,
     native,
 )
 from edgedec_runtimes.cpu.mapping import Mapping
+from edgedec_runtimes.cpu.native_tables import NUMBERS, numbers
 from edgedec_runtimes.pictures.calls import PHASE
 from edgedec_runtimes.pictures.contract import Picture, PictureLayout
 from edgedec_runtimes.pictures.header import ProjectorHeader
@@ -48,41 +48,7 @@ VERSION = "1"
 """The version of what is computed, raised when a bit of a row changes."""
 
 _WHAT = "encoding a picture"
-_ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_quick": 4}
-_FIRST_OF_LAYER_MATRICES, _FIRST_OF_LAYER_VECTORS = 3, 7
-
-
-class _Config(ctypes.Structure):
-    """ec_encoder_config: the shape of an encoder."""
-
-    _fields_ = [
-        (name, c_int32) for name in "n_patch n_embd n_ff n_layer n_head n_out activation merge pools".split()
-    ] + [(name, c_float) for name in ("epsilon", "merged_epsilon")]
-
-
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "ec_encoder_create": (c_int32, (POINTER(_Config), c_int32, c_char_p, POINTER(c_void_p))),
-    "ec_encoder_set_matrix": (
-        c_int32,
-        (c_void_p, c_int32, c_int32, c_int32, c_int64, c_int64, c_int32, c_void_p, c_uint64),
-    ),
-    "ec_encoder_set_vector": (c_int32, (c_void_p, c_int32, c_int32, c_void_p, c_int64)),
-    "ec_encoder_set_mapping": (None, (c_void_p, c_void_p)),
-    "ec_encoder_finish": (c_int32, (c_void_p,)),
-    "ec_encoder_buffer_bytes": (c_uint64, (c_void_p, c_int32, c_int32)),
-    "ec_encoder_encode": (
-        c_int32,
-        (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_uint64, POINTER(c_int32)),
-    ),
-    "ec_encoder_destroy": (None, (c_void_p,)),
-}
-
-
-@cache
-def _library() -> Any:
-    library = native()
-    declare(library, _SIGNATURES)
-    return library
+_FIRST_OF_LAYER_MATRICES, _FIRST_OF_LAYER_VECTORS = NUMBERS["EC_ENCODER_Q"], NUMBERS["EC_ENCODER_NORM_1"]
 
 
 def open_native(
@@ -110,7 +76,7 @@ class NativeEncoder:
     def __init__(self, gguf: GGUF, file: SiglipFile, n_threads: int) -> None:
         """Prepare; nothing is mapped yet (RuntimeUnavailableError where there is no native library)."""
         isa = forced_instruction_set()
-        _library()
+        native()
         self._gguf, self._file, self._n_threads = gguf, file, n_threads
         self._isa = isa.decode() if isa is not None else instruction_sets()[0]
         self._lock = threading.Lock()
@@ -172,9 +138,9 @@ class NativeEncoder:
         n_patches = max(side**2, cutting.max_tokens * cutting.merge**2 if cutting.kind == "lfm2" else 0)
         handle = _create(self._file, self._n_threads)
         try:
-            n_bytes = int(_library().ec_encoder_buffer_bytes(handle, -(-n_patches // side), side))
+            n_bytes = int(native().ec_encoder_buffer_bytes(handle, -(-n_patches // side), side))
         finally:
-            _library().ec_encoder_destroy(handle)
+            native().ec_encoder_destroy(handle)
         numbers = 3 * cutting.patch_size**2 + self._file.n_embd
         return n_bytes + 4 * n_patches * (2 * numbers + self._file.n_out // cutting.merge**2) + resized_bytes(cutting)
 
@@ -191,8 +157,8 @@ class _Weights:
             watched = Mapping(address(data), len(data), opened_file.fileno())
             opened.callback(watched.close)
             handle = _create(file, n_threads)
-            opened.callback(_library().ec_encoder_destroy, handle)
-            _library().ec_encoder_set_mapping(handle, watched.handle)
+            opened.callback(native().ec_encoder_destroy, handle)
+            native().ec_encoder_set_mapping(handle, watched.handle)
             self._handle, start = handle, address(data)
             del data  # the map can't be closed while an array shows its bytes
             for i, weight in enumerate(file.once):
@@ -205,9 +171,9 @@ class _Weights:
                 for i, (name, _) in enumerate(vector_slots(file, layer), first):
                     if name is not None and name in file.vectors:
                         values = self._floats(file.vectors[name])
-                        code = _library().ec_encoder_set_vector(handle, i, layer or 0, address(values), values.size)
+                        code = native().ec_encoder_set_vector(handle, i, layer or 0, address(values), values.size)
                         check(code, _WHAT)
-            code = _library().ec_encoder_finish(handle)
+            code = native().ec_encoder_finish(handle)
             if code == INVALID:
                 raise ModelFormatError(f"{self._path}: {last_error()}; download the file again")
             check(code, _WHAT)
@@ -233,7 +199,7 @@ class _Weights:
 
         with nullcontext() if cancel is None else cancel.calling(stop):
             check_cancelled(cancel, _WHAT)
-            code = _library().ec_encoder_encode(
+            code = native().ec_encoder_encode(
                 self._handle, address(patches), address(places), n_x, n_y, address(rows), rows.size, ctypes.byref(flag)
             )
         if code == NOT_FINITE:
@@ -262,27 +228,18 @@ class _Weights:
     def _set_matrix(self, which: int, layer: int, weight: Weight, start: int) -> None:
         kind, place, n_bytes = int(weight.tensor.type), start + weight.tensor.offset, weight.tensor.n_bytes
         shape = weight.n_rows, weight.n_cols, weight.transposed
-        code = _library().ec_encoder_set_matrix(self._handle, which, layer, kind, *shape, place, n_bytes)
+        code = native().ec_encoder_set_matrix(self._handle, which, layer, kind, *shape, place, n_bytes)
         check(code, _WHAT)
 
 
 def _create(file: SiglipFile, n_threads: int) -> c_void_p:
     """Return a native encoder without weights, which the caller destroys."""
-    config = _Config(
-        n_patch=3 * file.cutting.patch_size**2,
-        n_embd=file.n_embd,
-        n_ff=file.n_ff,
-        n_layer=file.n_layer,
-        n_head=file.n_head,
-        n_out=file.n_out,
-        activation=_ACTIVATIONS[file.activation],
-        merge=file.cutting.merge,
-        pools=file.cutting.kind == "gemma3",
-        epsilon=file.epsilon,
-        merged_epsilon=file.merged_epsilon,
-    )
+    n_patch, pools = 3 * file.cutting.patch_size**2, file.cutting.kind == "gemma3"
+    config = EncoderConfig(n_patch, file.n_embd, file.n_ff, file.n_layer, file.n_head, file.n_out)
+    config.activation, config.merge = numbers("activations", "EC_")[file.activation], file.cutting.merge
+    config.pools, config.epsilon, config.merged_epsilon = pools, file.epsilon, file.merged_epsilon
     handle = c_void_p()
-    code = _library().ec_encoder_create(ctypes.byref(config), n_threads, forced_instruction_set(), ctypes.byref(handle))
+    code = native().ec_encoder_create(ctypes.byref(config), n_threads, forced_instruction_set(), ctypes.byref(handle))
     check(code, _WHAT)
     return handle
 

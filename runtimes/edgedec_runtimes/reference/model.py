@@ -40,6 +40,7 @@ _CAPABILITIES = Capabilities(
     trees=True,
     fork=True,
     layers=True,
+    groups=True,
     taps=True,
     hidden_input=True,
     vector_rows=True,
@@ -107,16 +108,21 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
         result = np.empty((len(item.wanted), self.card.n_vocab), np.float32)
         hidden = {tap: np.empty((n, self.card.n_embd), np.float32) for tap in item.taps}
         inputs, rows, mass = self._inputs(item), _rows(item), None
-        if item.mass is not None:
-            layers, factors = item.mass
-            mass = np.zeros((len(layers), self.capabilities.attention_mass, item.n_past + n), np.float32)
-            to = dict(zip(layers, mass, strict=True))
-            rows = [replace(row, weight=factor, mass=to) for row, factor in zip(rows, factors.tolist(), strict=True)]
-        outputs: Iterable[RowOutput] = (self._evaluated(item, i, inputs[i], row) for i, row in enumerate(rows))
-        if item.block is not None and item.block.mutual:
-            outputs = evaluate_together(weights, session.cache, inputs, rows)
+        if item.mass:
+            mass = np.zeros((len(item.mass), self.capabilities.attention_mass, item.n_past + n), np.float32)
+            to, factors = dict(zip(item.mass, mass, strict=True)), np.stack([*item.mass.values()])
+            weighed = [dict(zip(item.mass, factors[:, i].tolist(), strict=True)) for i in range(n)]
+            rows = [replace(row, weights=its, mass=to) for row, its in zip(rows, weighed, strict=True)]
+        outputs: Iterable[RowOutput] = (
+            self._evaluated(item, token, state, row) for (token, state), row in zip(inputs, rows, strict=True)
+        )
+        block = item.groups[0].block
+        if block is not None and block.mutual:
+            outputs = evaluate_together(weights, session.cache, np.stack([state for _, state in inputs]), rows)
         for i, output in enumerate(outputs):
             self.stop.check()
+            for tap in item.taps:
+                hidden[tap][i] = inputs[i][1][: self.card.n_embd]  # of a row that enters behind that layer
             for tap, tapped in output.tapped.items():
                 hidden[tap][i] = tapped
             for j in np.flatnonzero(item.wanted == i):
@@ -129,37 +135,47 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
             session.state.advance(n)
         return Forward(result, hidden, mass=mass)
 
-    def _inputs(self, item: CheckedItem) -> Floats:
-        """Return what each row begins with: f32[n_rows, n_embd], of vectors with what is added behind layers."""
-        weights = self.handle
-        if item.tokens is not None:
-            return embeddings(weights, item.tokens)
-        assert item.hidden is not None, "a forward has tokens or hidden states"
-        if item.first_layer or not weights.switches.scaled_vectors:
-            return item.hidden
-        scaled = item.hidden.copy()
-        scaled[:, : self.card.n_embd] *= np.float32(weights.switches.embedding_scale)
-        return scaled
+    def _inputs(self, item: CheckedItem) -> list[tuple[int | None, Floats]]:
+        """Return each row's token, None for a vector, and what the row begins with.
 
-    def _evaluated(self, item: CheckedItem, i: int, state: Floats, row: Row) -> RowOutput:
+        That is f32[n_embd], in place of embeddings with what is added behind layers.
+        """
+        weights, found = self.handle, list[tuple[int | None, Floats]]()
+        for group in item.groups:
+            if group.tokens is not None:
+                found += zip(group.tokens.tolist(), embeddings(weights, group.tokens), strict=True)
+                continue
+            assert group.vectors is not None, "a forward has tokens or vectors"
+            vectors = group.vectors
+            if not group.span.enter and weights.switches.scaled_vectors:
+                vectors = vectors.copy()
+                vectors[:, : self.card.n_embd] *= np.float32(weights.switches.embedding_scale)
+            found += [(None, vector) for vector in vectors]
+        return found
+
+    def _evaluated(self, item: CheckedItem, token: int | None, state: Floats, row: Row) -> RowOutput:
         self.stop.check()
         weights = self.handle
-        per_layer = None if item.tokens is None else per_layer_inputs(weights, item.tokens[i], state)
+        per_layer = None if token is None else per_layer_inputs(weights, token, state)
         return evaluate(weights, item.session.cache, state, row, per_layer)
 
 
 def _rows(item: CheckedItem) -> list[Row]:
     """Return how to evaluate each row: a row sees the cached prefix, its ancestors and itself, or its whole block."""
     n, n_past = item.n_rows, item.n_past
-    places = item.session.state.places
+    places, first = item.session.state.places, item.groups[0]
     paths: list[list[int]] = []
     for row, parent in enumerate(range(-1, n - 1) if item.parents is None else item.parents.tolist()):
         paths.append([*(paths[parent] if parent >= 0 else range(n_past)), n_past + row])
-    rows = [Row(np.array(path, np.intp), item.taps, item.first_layer, item.layers) for path in paths]
+    spans = [group.span for group in item.groups for _ in range(group.n_rows)]
+    rows = [
+        Row(np.array(path, np.intp), item.taps, span.enter, span.layers)
+        for path, span in zip(paths, spans, strict=True)
+    ]
     if places is not None:
         rows = [replace(row, places=places[row.visible[-1]]) for row in rows]
-    if item.block is not None and item.block.mutual:
-        size = n_past + n if item.tokens is None else item.block.n_rows
+    if first.block is not None and first.block.mutual:
+        size = n_past + n if first.tokens is None else first.block.n_rows
         ends = [min(n_past + n, (n_past + i) // size * size + size) for i in range(n)]
         rows = [
             replace(row, behind=np.arange(n_past + i + 1, end))

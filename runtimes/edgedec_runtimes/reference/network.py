@@ -39,7 +39,7 @@ class Row:
         layers: The half-layers to run; None for all.
         places: int32[3], the time, height and width that it turns to; None where they are its position.
         behind: int[n], the slots of rows behind it that it sees as well.
-        weight: What its attention is multiplied by in `mass`.
+        weights: By layer, what its attention is multiplied by in `mass`.
         mass: By layer, f32[n_head, n_slots], to which its attention is added.
     """
 
@@ -49,7 +49,7 @@ class Row:
     layers: LayerSet | None = None
     places: NDArray[np.int32] | None = None
     behind: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, np.intp))
-    weight: float = 0.0
+    weights: Mapping[int, float] = field(default_factory=dict)
     mass: Mapping[int, Floats] = field(default_factory=dict)
 
 
@@ -232,8 +232,8 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, row: Row
     scores = grouped @ keys.transpose(1, 2, 0) * np.float32(switches.attention_scale)
     sinks = None if layer.sinks is None else layer.sinks.reshape(shape.n_head_kv, -1, 1)
     shares = _softmax(_capped(scores, switches.attention_softcap), sinks)
-    if i in row.mass and row.weight:
-        row.mass[i][: shape.n_head, seen] += np.float32(row.weight) * shares.reshape(shape.n_head, -1)
+    if weight := row.weights.get(i):
+        row.mass[i][: shape.n_head, seen] += np.float32(weight) * shares.reshape(shape.n_head, -1)
     mixed = shares @ values.transpose(1, 0, 2)
     result = mixed.reshape(-1) if gate is None else mixed.reshape(-1) * _sigmoid(gate)
     output = _project(layer.attn_output, layer.attn_output_bias, result)

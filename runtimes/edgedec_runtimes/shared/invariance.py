@@ -16,23 +16,20 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import Cost
 from edgedec.errors import ContextFullError
 from edgedec.model import Model, Session
+from edgedec.sessions.cost_probe import LEAST_COMPARED, N_MAX
 from edgedec.storage import probe_cache
 
 KIND = "invariance"
 """The kind of fact that measured numbers are kept as in the probe cache."""
 
-N_MAX = 16
-"""Most rows that are compared."""
 N_PREFIX = 40
 """How many tokens stand before the rows that are compared."""
 RANGE_TOKENS = 256
 """Length of a range of positions; a number of exact rows holds for one range."""
 SLOWEST_STEP_S = 10.0
 """Where a step takes longer, nothing is measured, which takes as long as some 60 steps: no two rows count as equal."""
-_LEAST_COMPARED = 8  # rows: rounding to int8 hides a small difference in many rows
 
 
 def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int = N_PREFIX, n_room: int = 0) -> int:
@@ -114,7 +111,7 @@ class ExactRows:
             return False
         ceiling = self._ceiling(place)
         n = min(ceiling, 1 << (n_rows - 1).bit_length())  # in powers of two: each larger draft is not measured anew
-        n_compared = max(_LEAST_COMPARED, n)
+        n_compared = max(LEAST_COMPARED, n)
         if n_compared + 1 > min(RANGE_TOKENS - n_past % RANGE_TOKENS, session.n_ctx - n_past):
             return False
         tokens = _some_tokens(self._model, n_compared + 1)
@@ -137,20 +134,6 @@ class ExactRows:
     def _ceiling(self, place: int) -> int:
         """Return the most rows that are not known to differ in a range or in an earlier one."""
         return min([self._model_rows, *(found[1] for at, found in self._found.items() if at <= place)])
-
-
-def measuring_s(n_rows: int, cost: Cost) -> float:
-    """Return the seconds that ExactRows.holds takes to measure `n_rows` rows of a range of which nothing is known.
-
-    `cost` says what a forward takes by the number of rows beyond the first.
-    """
-    n = min(N_MAX, 1 << (n_rows - 1).bit_length())
-    n_steps = max(_LEAST_COMPARED, n) + 1
-    seconds = 4 * cost(0) + cost(2) + cost(1) + n_steps * cost(0) + cost(n_steps - 1)
-    for size in {2, n_rows, n}:
-        times, rest = divmod(max(_LEAST_COMPARED, size), size)
-        seconds += times * cost(size - 1) + (cost(rest - 1) if rest else 0.0) + cost(0)
-    return seconds
 
 
 def _remembered_ranges(value: object) -> dict[int, tuple[int, int]]:
@@ -192,7 +175,7 @@ def _largest_equal(session: Session, n_past: int, tokens: NDArray[np.int32], siz
     Each size is tried on the same rows, in consecutive forwards with a single step at the end, so that keys and values
     are compared too. Before that the session goes back from other rows, as it does after a rejected draft.
     """
-    ends = {n: min(max(_LEAST_COMPARED, n), len(tokens) - 1) for n in sizes}
+    ends = {n: min(max(LEAST_COMPARED, n), len(tokens) - 1) for n in sizes}
     n_steps = max(ends.values()) + 1
     steps = [_digest(session.forward(tokens[i : i + 1], n_past=n_past + i).logits[0]) for i in range(n_steps)]
     session.forward(tokens[1:n_steps][::-1], n_past=n_past)

@@ -5,12 +5,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edgedec.cost_curve import Cost
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Session
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.shared.invariance import ExactRows, measured_invariance, measuring_s
+from edgedec_runtimes.shared.invariance import ExactRows, measured_invariance
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.own_session import OwnSession
 
@@ -60,7 +59,3 @@ class MeasuredSession(OwnSession):
     def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
         """Tell whether so many rows are bit-equal to single steps; see edgedec.model.Session."""
         return self._model.exact.holds(self, n_past, n_rows, measure=measure)
-
-    def measuring_s(self, n_rows: int, cost: Cost) -> float:
-        """Return the seconds that measuring so many rows takes; see edgedec.model.Session."""
-        return measuring_s(n_rows, cost)

@@ -1,7 +1,7 @@
 """Checks of a forward's items, the same for all runtimes: everything is checked before anything is evaluated."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import ge
 from typing import Any, NoReturn
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, RequestError, SessionError
-from edgedec.model import ForwardItem, LayerSet, Rows
+from edgedec.model import ForwardItem, LayerSet, RowGroup, Rows, Span
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec_runtimes.shared.session_state import CheckedItem, SessionState
 
@@ -54,41 +54,58 @@ def check_items(items: Sequence[ForwardItem], model: object, limits: Limits) -> 
 def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
     session: Any = item.session
     state: SessionState = session.state
-    if (item.tokens is None) == (item.hidden is None) or (item.hidden is None) != (item.resume_after is None):
-        raise RequestError("a forward takes either tokens, or hidden together with resume_after")
-    tokens = None if item.tokens is None else _tokens(item.tokens, limits)
-    is_special = item.hidden is not None or item.layers is not None or bool(item.taps) or item.block is not None
-    is_special = is_special or item.mass is not None
-    if is_special or item.parents is not None or item.positions is not None:
+    if not item.groups:
+        raise RequestError("a forward has no group of rows; it takes at least one")
+    group, parents, positions = item.groups[0], None, None
+    is_one = len(item.groups) == 1 and group.vectors is None and group.tokens is not None and group.span.is_whole
+    is_special = not is_one or bool(item.taps) or bool(item.mass) or group.block is not None
+    if is_special or group.sees is not None or group.positions is not None:
         _require_capable(item, limits)
-    hidden = None if item.hidden is None else _hidden(item.hidden, item.resume_after, limits)
-    n = len(tokens) if tokens is not None else len(hidden) if hidden is not None else 0
-    if item.block is not None or item.first:
-        _check_block(item, n, limits)
+    groups = tuple(_group(each, limits) for each in item.groups)
+    n = groups[0].n_rows if is_one else sum([each.n_rows for each in groups])
+    for each in groups if is_special else ():
+        _check_block(item, each, limits)
     state.check_past(item.n_past, n)
     if not limits.capabilities.rollback and item.n_past not in (0, state.n_cached):
         raise CapabilityError(
             f"this model's state can't go back: n_past may be {state.n_cached} or 0, found {item.n_past}"
         )
-    first_layer, n_layer = 0 if item.resume_after is None else item.resume_after + 1, limits.card.n_layer
+    first_layer, n_layer = min([each.span.enter for each in groups]), limits.card.n_layer
     if item.taps and not all(first_layer <= tap < n_layer for tap in item.taps):
         raise RequestError(f"taps are {item.taps}; they must be layers that run, {first_layer} to {n_layer - 1}")
-    parents = None if item.parents is None else _parents(item.parents, n)
-    if parents is not None and n > limits.tree_rows:
-        raise CapabilityError(
-            f"a tree of {n} rows is over the {limits.tree_rows} rows that a forward of this model takes"
-        )
-    layers = None if item.layers is None else _layers(item.layers, n_layer)
-    wanted, taps = _wanted(item.rows, n), tuple(item.taps)
+    if item.is_tree:
+        parents = _parents(groups, n)
+        if n > limits.tree_rows:
+            raise CapabilityError(
+                f"a tree of {n} rows is over the {limits.tree_rows} rows that a forward of this model takes"
+            )
+    wanted = _wanted(item.rows, n)
     if len(wanted) > limits.capabilities.max_rows:
         _refuse_rows(len(wanted), limits.capabilities.max_rows)
-    mass = None if item.mass is None else _mass(item, *item.mass, n, n_layer)
-    positions = None if item.positions is None else _positions(item, item.positions, n)
-    what = (tokens, hidden, n, first_layer, parents, layers, wanted, taps, is_special, item.block, item.first)
-    checked = CheckedItem(session, item.n_past, *what, mass, positions)
-    if state.n_whole < item.n_past:
+    mass = _mass(item, n, n_layer) if item.mass else {}
+    if any(each.positions is not None for each in groups):
+        positions = np.concatenate([_positions(each) for each in groups])
+    checked = CheckedItem(session, item.n_past, groups, n, parents, wanted, tuple(item.taps), mass)
+    checked.positions, checked.is_special = positions, is_special
+    if state.n_whole < item.n_past or len(groups) > 1:
         state.check_written(checked)
     return checked
+
+
+def _group(group: RowGroup, limits: Limits) -> RowGroup:
+    """Return a group with arrays of the types that a runtime reads, and its span as layers that run."""
+    span, n_layer = group.span, limits.card.n_layer
+    if (group.tokens is None) == (group.vectors is None) or (group.tokens is not None and span.enter):
+        raise RequestError("rows are either tokens, which enter layer 0, or vectors")
+    if not span.is_whole:
+        if span.enter not in range(n_layer + 1):
+            raise RequestError(f"rows enter layer {span.enter}; it must be 0 to {n_layer}")
+        span = _layers(span, n_layer)
+    if group.vectors is not None:
+        return replace(group, vectors=_vectors(group.vectors, span.enter, limits), span=span)
+    assert group.tokens is not None, "rows are tokens or vectors"
+    tokens = _tokens(group.tokens, limits)
+    return group if tokens is group.tokens and span is group.span else replace(group, tokens=tokens, span=span)
 
 
 def _refuse_rows(n_wanted: int, most: int) -> NoReturn:
@@ -99,14 +116,16 @@ def _refuse_rows(n_wanted: int, most: int) -> NoReturn:
 
 def _require_capable(item: ForwardItem, limits: Limits) -> None:
     """Raise CapabilityError where an item needs what the runtime does not declare."""
+    groups = item.groups
     needs = {
-        "trees": item.parents is not None,
-        "layers": item.layers is not None,
+        "groups": len(groups) > 1,
+        "trees": item.is_tree,
+        "layers": any(each.span.leave is not None or each.span.layers is not None for each in groups),
         "taps": bool(item.taps),
-        "hidden_input": item.hidden is not None and item.resume_after != -1,
-        "vector_rows": item.resume_after == -1 or item.block is not None,
-        "attention_mass": item.mass is not None,
-        "positions": item.positions is not None,
+        "hidden_input": any(each.vectors is not None and each.span.enter for each in groups),
+        "vector_rows": any(each.block or (each.vectors is not None and not each.span.enter) for each in groups),
+        "attention_mass": bool(item.mass),
+        "positions": any(each.positions is not None for each in groups),
     }
     for name, is_needed in needs.items():
         if is_needed:
@@ -145,36 +164,34 @@ def _tokens(given: NDArray[np.int32], limits: Limits) -> NDArray[np.int32]:
     return np.ascontiguousarray(tokens, dtype=np.int32)
 
 
-def _hidden(given: NDArray[np.float32], resume_after: int | None, limits: Limits) -> NDArray[np.float32]:
-    hidden, n_embd, n_layer = np.ascontiguousarray(given, dtype=np.float32), limits.card.n_embd, limits.card.n_layer
-    if resume_after not in range(-1, n_layer):
-        raise RequestError(f"resume_after is {resume_after}; it must be -1 to {n_layer - 1}")
-    widths = range(n_embd, n_embd * (n_layer + 1) + 1, n_embd) if resume_after == -1 else (n_embd,)
-    if hidden.ndim != 2 or hidden.shape[1] not in widths or not len(hidden):
-        several = " or a multiple" if resume_after == -1 else ""
-        raise RequestError(f"hidden has the shape {hidden.shape}; it must be (rows from 1, {n_embd}{several})")
-    if resume_after == -1 and not (np.abs(hidden) < _LARGEST).all():
+def _vectors(given: NDArray[np.float32], enter: int, limits: Limits) -> NDArray[np.float32]:
+    vectors, n_embd, n_layer = np.ascontiguousarray(given, dtype=np.float32), limits.card.n_embd, limits.card.n_layer
+    widths = (n_embd,) if enter else range(n_embd, n_embd * (n_layer + 1) + 1, n_embd)
+    if vectors.ndim != 2 or vectors.shape[1] not in widths or not len(vectors):
+        several = "" if enter else " or a multiple"
+        raise RequestError(f"vectors have the shape {vectors.shape}; it must be (rows from 1, {n_embd}{several})")
+    if not enter and not (np.abs(vectors) < _LARGEST).all():
         raise RequestError(f"a vector has an element that is no number or not below {_LARGEST:g}; encode again")
-    return hidden
+    return vectors
 
 
-def _mass(
-    item: ForwardItem, layers: tuple[int, ...], given: NDArray[np.float32], n: int, n_layer: int
-) -> tuple[tuple[int, ...], NDArray[np.float32]]:
-    """Return the layers whose attention is added up, and f32[n], what that of each row is multiplied by."""
-    weights = np.asarray(given, np.float32)
-    if item.tokens is None or item.parents is not None:
+def _mass(item: ForwardItem, n: int, n_layer: int) -> dict[int, NDArray[np.float32]]:
+    """Return by layer f32[n], what the attention of each row is multiplied by."""
+    if item.is_tree or any(group.tokens is None for group in item.groups):
         raise RequestError("the mass of attention is that of a chain of tokens; leave `mass` out for other rows")
-    if not all(0 <= layer < n_layer for layer in layers):
-        raise RequestError(f"the mass of layers {layers} was asked for; the model has layers 0 to {n_layer - 1}")
-    if weights.ndim != 1 or not 1 <= len(weights) <= n or not np.isfinite(weights).all():
-        raise RequestError(f"mass has numbers of the shape {weights.shape}; it must have 1 to {n}, one for a last row")
-    return tuple(layers), np.concatenate([np.zeros(n - len(weights), np.float32), weights])
+    if not all(0 <= layer < n_layer for layer in item.mass):
+        raise RequestError(f"the mass of layers {[*item.mass]} was asked for; the model has layers 0 to {n_layer - 1}")
+    weights = {layer: np.asarray(row, np.float32) for layer, row in item.mass.items()}
+    shapes = {each.shape for each in weights.values()}
+    for each in weights.values():
+        if len(shapes) > 1 or each.ndim != 1 or not 1 <= len(each) <= n or not np.isfinite(each).all():
+            raise RequestError(f"mass has numbers of the shapes {shapes}; it must have 1 to {n}, one for a last row")
+    return {layer: np.concatenate([np.zeros(n - len(each), np.float32), each]) for layer, each in weights.items()}
 
 
-def _positions(item: ForwardItem, given: NDArray[np.int32], n: int) -> NDArray[np.int32]:
-    positions = np.asarray(given)
-    if item.tokens is None or item.parents is not None:
+def _positions(group: RowGroup) -> NDArray[np.int32]:
+    n, positions = group.n_rows, np.asarray(group.positions)
+    if group.tokens is None or group.parents is not None:
         raise RequestError("a chain of tokens has positions of its own; leave `positions` out for other rows")
     is_row = positions.shape == (n,) and positions.dtype.kind in "iu"
     if not is_row or positions.min() < 0 or positions.max() >= _FAR:
@@ -182,21 +199,22 @@ def _positions(item: ForwardItem, given: NDArray[np.int32], n: int) -> NDArray[n
     return np.ascontiguousarray(positions, dtype=np.int32)
 
 
-def _check_block(item: ForwardItem, n: int, limits: Limits) -> None:
+def _check_block(item: ForwardItem, group: RowGroup, limits: Limits) -> None:
     """Refuse rows that are not those of the block that they are said to be in, or that must not be cut."""
-    block, first = item.block, item.first
-    if block is not None and item.tokens is not None:
-        if not block.mutual or block.n_rows < 1 or first or item.parents is not None:
-            raise RequestError(
-                "tokens that see each other have a mutual block of at least 1 row, no `first`, no parents"
-            )
+    block, n = group.block, group.n_rows
+    if block is None:
+        return
+    if len(item.groups) > 1 or group.span.enter:
+        raise RequestError("a block's rows enter layer 0, and no other group is in their item; evaluate it alone")
+    if group.tokens is not None:
+        if not block.mutual or block.n_rows < 1 or block.first:
+            raise RequestError("tokens that see each other have a mutual block of at least 1 row, from its first one")
         if n > limits.tree_rows:
             raise CapabilityError(f"{n} rows see each other; a forward of this model takes {limits.tree_rows} at most")
         return
-    if block is None or item.resume_after != -1 or item.parents is not None:
-        raise RequestError("a picture's block has vectors (resume_after=-1) and no parents, and `first` is for blocks")
-    if block.n_x < 1 or not 0 <= first <= min(item.n_past, block.n_rows - n):
-        raise RequestError(f"rows {first} to {first + n - 1} are not in a block of {block.n_rows} rows")
+    if block.n_x < 1 or not 0 <= block.first <= min(item.n_past, block.n_rows - n):
+        last = block.first + n - 1
+        raise RequestError(f"rows {block.first} to {last} are not in a block of {block.n_rows} rows")
     if block.mutual and n != block.n_rows:
         raise RequestError(f"a block of {block.n_rows} rows that see each other came in parts; evaluate it whole")
     if block.mutual and n > limits.tree_rows:
@@ -206,16 +224,33 @@ def _check_block(item: ForwardItem, n: int, limits: Limits) -> None:
         )
 
 
-def _parents(given: NDArray[np.int32], n: int) -> NDArray[np.int32]:
-    parents = np.asarray(given)
-    is_rows = parents.shape == (n,) and parents.dtype.kind in "iu"
-    above = parents.tolist()
-    if not is_rows or min(above) < -1 or any(map(ge, above, range(n))):
-        raise RequestError(f"parents must be {n} row numbers, each -1 or below its own row, found {above}")
-    return np.ascontiguousarray(parents, dtype=np.int32)
+def _parents(groups: Sequence[RowGroup], n: int) -> NDArray[np.int32]:
+    """Return int32[n], the parent of each row: in a chain the row before it."""
+    every, begin = np.arange(-1, n - 1, dtype=np.int32), 0
+    for group in groups:
+        if group.parents is not None:
+            parents = np.asarray(group.parents)
+            numbers, above = range(begin, begin + group.n_rows), parents.tolist()
+            is_rows = parents.shape == (group.n_rows,) and parents.dtype.kind in "iu"
+            if not is_rows or min(above) < -1 or any(map(ge, above, numbers)):
+                raise RequestError(
+                    f"parents must be {group.n_rows} row numbers, each -1 or below its own row, found {above}"
+                )
+            every[begin : begin + group.n_rows] = parents
+        begin += group.n_rows
+    return every
 
 
-def _layers(layers: LayerSet, n_layer: int) -> LayerSet:
-    if layers.attn.shape != (n_layer,) or layers.mlp.shape != (n_layer,):
+def _layers(span: Span, n_layer: int) -> Span:
+    """Return a span in which the layers behind its end are left out."""
+    layers, leave = span.layers, span.leave
+    if layers is not None and (layers.attn.shape != (n_layer,) or layers.mlp.shape != (n_layer,)):
         raise RequestError(f"layers must hold {n_layer} switches each, found {layers.attn.shape}, {layers.mlp.shape}")
-    return layers
+    if leave is None:
+        return span
+    if not span.enter <= leave <= n_layer:
+        raise RequestError(f"rows leave before layer {leave}; it must be {span.enter} to {n_layer}")
+    before = LayerSet.of(n_layer, range(leave))
+    if layers is not None:
+        before = LayerSet(before.attn & layers.attn, before.mlp & layers.mlp)
+    return Span(span.enter, None, before)

@@ -9,15 +9,15 @@ A session keeps a SessionState in its attribute `state`. A forward goes through 
 Whatever is raised between two of these calls, the session holds the rows that were counted, and no others.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ContextFullError, RequestError, SessionError, counted
-from edgedec.model import LayerSet
-from edgedec.pictures import Block
+from edgedec.model import RowGroup
 
 
 @dataclass(slots=True)
@@ -27,35 +27,41 @@ class CheckedItem:
     Attributes:
         session: The session of the runtime's own class that the rows are evaluated in.
         n_past: Cached tokens that the rows build on.
-        tokens: int32[n_rows], or None where `hidden` is given.
-        hidden: f32[n_rows, n_embd], or None. In place of embeddings, a multiple of n_embd numbers each.
+        groups: The rows, in arrays of the types that ForwardItem names; where rows leave early, the span's `layers`
+            say so, and its `leave` is None.
         n_rows: How many rows are evaluated.
-        first_layer: The first layer that runs.
-        parents: int32[n_rows] for a tree, None for a chain.
-        layers: The layers that run, or None for all.
+        parents: int32[n_rows] where some rows are a tree, None for a chain.
         wanted: int32, the rows whose logits are returned, ascending.
         taps: The layers whose output is returned for every row.
-        is_special: Whether it begins with hidden states, leaves layers out, has taps or wants attention's mass.
-        block, first: The picture's block that the rows belong to, or None, and the number of the first row in it.
-        mass: Layers, and f32[n_rows] to multiply the attention of each row by, to be added up; None for none.
+        mass: By layer f32[n_rows], what the attention of each row is multiplied by, to be added up.
         positions: int32[n_rows], the position of each row; None where they follow what is there.
+        is_special: Whether it is more than tokens through all layers: a chain, or a tree.
     """
 
     session: Any
     n_past: int
-    tokens: NDArray[np.int32] | None
-    hidden: NDArray[np.float32] | None
+    groups: tuple[RowGroup, ...]
     n_rows: int
-    first_layer: int
     parents: NDArray[np.int32] | None
-    layers: LayerSet | None
     wanted: NDArray[np.int32]
-    taps: tuple[int, ...]
-    is_special: bool
-    block: Block | None = None
-    first: int = 0
-    mass: tuple[tuple[int, ...], NDArray[np.float32]] | None = None
+    taps: tuple[int, ...] = ()
+    mass: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
     positions: NDArray[np.int32] | None = None
+    is_special: bool = False
+
+    @property
+    def resumes(self) -> bool:
+        """Whether some rows enter behind layer 0."""
+        return self.is_special and any(group.span.enter for group in self.groups)
+
+    def parts(self, begin: int, end: int) -> Iterator[tuple[RowGroup, int, int]]:
+        """Yield each group that has some of the rows [begin, end), and which of the group's own rows these are."""
+        first = 0
+        for group in self.groups:
+            n = group.n_rows
+            if begin < first + n and first < end:
+                yield group, max(begin - first, 0), min(end - first, n)
+            first += n
 
 
 class SessionState:
@@ -117,29 +123,43 @@ class SessionState:
 
     def check_written(self, item: CheckedItem) -> None:
         """Raise SessionError where a row would read keys and values that no forward has written."""
-        for i in range(item.first_layer, len(self.written)):
-            holes = np.flatnonzero(~self.written[i, : item.n_past])
-            if len(holes) and (item.layers is None or item.layers.attn[i]):
-                raise SessionError(
-                    f"layer {i} has no keys and values at position {holes[0]}: the forward that put this token there "
-                    f"left the layer out; go back to n_past {holes[0]}, or leave the layer out again"
-                )
+        stop, written = item.n_past, self.written
+        if len(item.groups) > 1:
+            written = written[:, : item.n_past + item.n_rows].copy()
+        for group in item.groups:
+            first, layers = group.span.enter, group.span.layers
+            for i in range(first, len(written)):
+                holes = np.flatnonzero(~written[i, :stop])
+                if len(holes) and (layers is None or layers.attn[i]):
+                    raise SessionError(
+                        f"layer {i} has no keys and values at position {holes[0]}: the forward that put this token "
+                        f"there left the layer out; go back to n_past {holes[0]}, or leave the layer out again"
+                    )
+            if len(item.groups) > 1:
+                written[first:, stop : stop + group.n_rows] = True if layers is None else layers.attn[first:, None]
+            stop += group.n_rows
 
     def begin(self, item: CheckedItem) -> None:
         """Begin a forward: drop what lies beyond its n_past.
 
-        A forward that resumes after a layer completes rows whose lower layers an earlier forward evaluated: their keys
-        and values in those layers stay.
+        Rows that enter behind layer 0 complete those whose lower layers an earlier forward evaluated: the keys and
+        values of these layers stay.
         """
-        n_past, end, first = item.n_past, item.n_past + item.n_rows, item.first_layer
+        n_past, end, resumes = item.n_past, item.n_past + item.n_rows, item.resumes
         self.n_cached, self.tree, self._current = n_past, None, item
         if n_past < self._n_written:
-            self.written[first:, n_past : self._n_written] = False
-            self.written[:, end : self._n_written] = False
-            self._n_written = min(self._n_written, end if first else n_past)
+            if resumes:
+                start = n_past
+                for group in item.groups:
+                    self.written[group.span.enter :, start : start + group.n_rows] = False
+                    start += group.n_rows
+                self.written[:, end : self._n_written] = False
+            else:
+                self.written[:, n_past : self._n_written] = False
+            self._n_written = min(self._n_written, end if resumes else n_past)
         if n_past < self.n_whole:
             self.n_whole = n_past
-        if not first and (self._has_places or item.positions is not None or self.places is not None):
+        if self._has_places or item.positions is not None or self.places is not None:
             self._place(item)
 
     def next_place(self, n_past: int) -> int:
@@ -151,9 +171,10 @@ class SessionState:
     def drop_part_of_block(self) -> None:
         """Count the rows of a block as dropped where the last forward has left only a part of it."""
         item = self._current
-        if self.places is not None and item is not None and item.block is not None:
-            n = item.first + self.n_cached - item.n_past
-            if n < item.block.n_rows:
+        block = None if item is None else item.groups[0].block
+        if self.places is not None and item is not None and block is not None:
+            n = block.first + self.n_cached - item.n_past
+            if n < block.n_rows:
                 self.n_cached = self.n_whole = self.n_cached - n
 
     def held_places(self, n: int) -> NDArray[np.int32]:
@@ -161,32 +182,41 @@ class SessionState:
         return _as_places(np.arange(n, dtype=np.int32)) if self.places is None else self.places[:n]
 
     def _place(self, item: CheckedItem) -> None:
-        """Note the places of the rows of a forward that begins.
+        """Note the places of the rows of a forward that begins, but for those that an earlier one has placed.
 
         A text's row stands one place behind the farthest place before it. A block stands there, too; its rows have that
         time, and are placed by their rows and columns of its grid from there on.
         """
-        n_past, n, block = item.n_past, item.n_rows, item.block if item.tokens is None else None
-        if n_past == 0:
+        n_past, placed = item.n_past, [group for group in item.groups if not group.span.enter]
+        if n_past == 0 and len(placed) == len(item.groups):
             self.places = None
         if self.places is None:
-            if block is None and item.positions is None:
+            if item.positions is None and all(group.tokens is not None or group.block is None for group in placed):
                 return
             self.places = np.zeros((self.n_ctx, 3), np.int32)
             self.places[:n_past] = _as_places(np.arange(n_past, dtype=np.int32))
-        to = self.places[n_past : n_past + n]
+        start = n_past
+        for group in item.groups:
+            if not group.span.enter:
+                self._place_group(item, group, start)
+            start += group.n_rows
+
+    def _place_group(self, item: CheckedItem, group: RowGroup, start: int) -> None:
+        """Note the places of the rows of a group, whose first slot is `start`."""
+        assert self.places is not None, "some rows don't stand at their slot's number"
+        n, block = group.n_rows, group.block if group.tokens is None else None
+        to = self.places[start : start + n]
         if block is not None:
-            start = int(self.places[n_past - 1, 0]) if item.first else self.next_place(n_past)
-            rows = np.arange(item.first, item.first + n)
-            to[:, 0], to[:, 1], to[:, 2] = start, start + rows // block.n_x, start + rows % block.n_x
-            return
-        if item.positions is not None:
-            to[:] = item.positions[:, None]
-            return
-        depths = np.arange(n)
-        for row, parent in enumerate(() if item.parents is None else item.parents.tolist()):
-            depths[row] = depths[parent] + 1 if parent >= 0 else 0
-        to[:] = self.next_place(n_past) + depths[:, None]
+            time = int(self.places[start - 1, 0]) if block.first else self.next_place(start)
+            rows = np.arange(block.first, block.first + n)
+            to[:, 0], to[:, 1], to[:, 2] = time, time + rows // block.n_x, time + rows % block.n_x
+        elif item.positions is not None:
+            to[:] = item.positions[start - item.n_past :][:n, None]
+        elif item.parents is None:
+            to[:] = self.next_place(start) + np.arange(n)[:, None]
+        else:
+            for row, parent in enumerate(item.parents[start - item.n_past :][:n].tolist()):
+                to[row] = self.next_place(item.n_past + parent + 1)
 
     def advance(self, n: int) -> None:
         """Count the next `n` rows of the forward as evaluated; of a tree all rows at once.
@@ -196,12 +226,16 @@ class SessionState:
         item = self._current
         assert item is not None, "no forward was begun"
         start, stop = self.n_cached, self.n_cached + n
-        first, layers = item.first_layer, item.layers
-        is_whole = layers is None and first == 0
+        is_whole = not item.is_special or all(group.span.is_whole for group in item.groups)
         if is_whole:
             self._by_slot[start:stop] = True
         else:
-            self.written[first:, start:stop] = True if layers is None else layers.attn[first:, None]
+            slot = start
+            for group, begin, end in item.parts(start - item.n_past, stop - item.n_past):
+                first, layers = group.span.enter, group.span.layers
+                to = self.written[first:, slot : slot + end - begin]
+                to[:] = True if layers is None else layers.attn[first:, None]
+                slot += end - begin
         if stop > self._n_written:
             self._n_written = stop
         if self.n_whole >= start and (is_whole or self.written[:, start:stop].all()):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.decoding.plain_denoising import ALL_FORMS, MASK, Choose, Plain, write_model
+from support.forwards import evaluated
 from support.models.tiny_models import tiny_llama
 
 import edgedec
@@ -16,7 +17,7 @@ from edgedec.api.options import Lossy
 from edgedec.api.requests import RequestOptions
 from edgedec.errors import CapabilityError, ModelFormatError, OptionError, RequestError, UnsupportedModelError
 from edgedec.load_options import LoadOptions
-from edgedec.model import Session
+from edgedec.model import RowGroup, Session
 from edgedec.progress import CancelToken
 from edgedec.sampling import SamplingParams
 from edgedec_methods.diffusion.block_diffusion import Diffusion
@@ -202,7 +203,7 @@ def test_a_forward_may_want_no_row_and_takes_chains_alone(path: Path) -> None:
                 assert first is None or first.shape == (0, model.card.n_vocab)
                 found.append(session.forward(tokens[n:], n_past=n).logits.copy())
             with pytest.raises(CapabilityError, match="chains"):
-                session.forward(tokens, n_past=0, positions=tokens)
+                evaluated(session, 0, RowGroup(tokens, positions=tokens))
             session.close()
     np.testing.assert_array_equal(found[0], found[1])
 

@@ -14,7 +14,7 @@ from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
 from edgedec.errors import RequestError
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, Model, Session
+from edgedec.model import ForwardItem, Model, RowGroup, Session
 from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference
@@ -151,7 +151,7 @@ def test_no_bit_depends_on_neighbours(model: Model) -> None:
     expected = [logits(opened(model, scales)) for scales in SETS]
     sessions = [opened(model, scales) for scales in SETS]
     for begin, end in ((0, 30), (30, 31), (31, 40)):
-        items = [ForwardItem(session, begin, IDS[begin:end], rows="all") for session in sessions]
+        items = [ForwardItem(session, begin, (RowGroup(IDS[begin:end]),), rows="all") for session in sessions]
         for forward, whole in zip(model.forward(items), expected, strict=True):
             np.testing.assert_array_equal(forward.logits, whole[begin:end])
 

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.forwards import evaluated
 from support.models.tiny_models import tiny_llama
 from support.models.tiny_quantized import ARCHITECTURES, WINDOWED_EXAONE4, write_tiny
 
 from edgedec.errors import CapabilityError, RequestError
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, LayerSet, Model, Session
+from edgedec.model import ForwardItem, LayerSet, Model, RowGroup, Session, Span
 from edgedec.runtime import Runtime
 from edgedec.sessions.batching import Batcher
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -29,7 +30,7 @@ Mass = NDArray[np.float32]
 def mass(session: Session, tokens: NDArray[np.int32], weights: NDArray[np.float32], n_past: int = 0) -> Mass:
     """Return the mass of all layers after some tokens behind those that the session holds."""
     layers = tuple(range(session.model.card.n_layer))
-    found = session.forward(tokens, n_past=n_past, rows=NO_ROWS, mass=(layers, weights)).mass
+    found = evaluated(session, n_past, RowGroup(tokens), rows=NO_ROWS, mass=dict.fromkeys(layers, weights)).mass
     assert found is not None, "it was asked for"
     return found
 
@@ -75,7 +76,10 @@ def test_the_mass_has_the_same_bits_however_rows_are_cut(path: Path) -> None:
         session.forward(TOKENS[:230], n_past=0, rows=NO_ROWS)
         assert mass(session, TOKENS[230:], LONG, 230)[..., :330].tobytes() == whole.tobytes()
         first, second = model.session(384), model.session(384)
-        items = [ForwardItem(first, 0, TOKENS[:150]), ForwardItem(second, 0, TOKENS, mass=((0, 1), LONG))]
+        items = [
+            ForwardItem(first, 0, (RowGroup(TOKENS[:150]),)),
+            ForwardItem(second, 0, (RowGroup(TOKENS),), mass=dict.fromkeys((0, 1), LONG)),
+        ]
         assert model.forward(items)[1].mass.tobytes() == whole.tobytes()  # type: ignore[union-attr]
         batched = Batcher(model).session(384)
         with batched.generating(330):
@@ -89,7 +93,9 @@ def test_asking_for_the_mass_changes_no_logit(path: Path) -> None:
     with loaded(path) as model:
         plain, asked = model.session(384), model.session(384)
         rows = [plain.forward(TOKENS, n_past=0).logits.copy(), plain.forward(TOKENS[:1], n_past=330).logits.copy()]
-        assert asked.forward(TOKENS, n_past=0, mass=((1,), LONG)).logits.tobytes() == rows[0].tobytes()
+        assert (
+            evaluated(asked, 0, RowGroup(TOKENS), mass=dict.fromkeys((1,), LONG)).logits.tobytes() == rows[0].tobytes()
+        )
         found = asked.forward(TOKENS[:1], n_past=330)
         assert found.logits.tobytes() == rows[1].tobytes()
         assert found.mass is None
@@ -99,7 +105,13 @@ def test_layers_that_did_not_run_have_no_mass(path: Path) -> None:
     """Of a forward through the first layer."""
     with loaded(path) as model:
         first = LayerSet.of(2, [0])
-        found = model.session(64).forward(TOKENS[:40], n_past=0, layers=first, rows=NO_ROWS, mass=((1, 0), WEIGHTS))
+        found = evaluated(
+            model.session(64),
+            0,
+            RowGroup(TOKENS[:40], span=Span(layers=first)),
+            rows=NO_ROWS,
+            mass=dict.fromkeys((1, 0), WEIGHTS),
+        )
         whole = mass(model.session(64), TOKENS[:40], WEIGHTS)
     assert found.mass is not None
     assert not found.mass[0].any()
@@ -120,7 +132,7 @@ def test_malformed_requests_are_refused(path: Path) -> None:
             (((0,), WEIGHTS[:1]), parents),
         ):
             with pytest.raises(RequestError):
-                session.forward(TOKENS[:3], n_past=0, parents=tree, mass=wanted)
+                evaluated(session, 0, RowGroup(TOKENS[:3], sees=tree), mass=dict.fromkeys(*wanted))
         assert session.n_cached == 0
     with pytest.raises(CapabilityError, match="attention_mass"):
         model.capabilities.__class__().require("attention_mass", "other")

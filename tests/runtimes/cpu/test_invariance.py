@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.forwards import evaluated
 from support.models.code_paths import CODE_PATHS, each_architecture
 from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
 from support.models.tiny_runs import Bits, Tokens, bits, extend, one_by_one, paths
 
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, Model, Session
+from edgedec.model import ForwardItem, Model, RowGroup, Session, Span
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
 
@@ -152,7 +153,7 @@ def test_rows_of_other_sessions(case: Case, cuts: list[int], n_more: int) -> Non
     sessions = [case.session(cut) for cut in cuts]
     ends = [min(N_TEXT, cut + (n_more if i % 2 else 1)) for i, cut in enumerate(cuts)]
     items = [
-        ForwardItem(session, cut, case.text[cut:end], rows="all")
+        ForwardItem(session, cut, (RowGroup(case.text[cut:end]),), rows="all")
         for session, cut, end in zip(sessions, cuts, ends, strict=True)
     ]
     for forward, cut, end in zip(case.model.forward(items), cuts, ends, strict=True):
@@ -188,8 +189,8 @@ def test_trees_beside_chains_of_other_sessions(case: Case) -> None:
     alone, together, chain = case.session(9), case.session(9), case.session(20)
     expected = bits(alone.forward(case.text[:6], n_past=9, parents=parents, rows="all").logits)
     items = [
-        ForwardItem(together, 9, case.text[:6], parents=parents, rows="all"),
-        ForwardItem(chain, 20, case.text[20:25], rows="all"),
+        ForwardItem(together, 9, (RowGroup(case.text[:6], sees=parents),), rows="all"),
+        ForwardItem(chain, 20, (RowGroup(case.text[20:25]),), rows="all"),
     ]
     tree, others = case.model.forward(items)
     np.testing.assert_array_equal(bits(tree.logits), expected)
@@ -225,11 +226,11 @@ def check_resumed(case: Case, n_prefix: int) -> None:
     layers = tuple(range(case.model.card.n_layer - 1))
     hidden = session.forward(rows, n_past=n_prefix, taps=layers).hidden
     for layer in layers:
-        again = session.forward(n_past=n_prefix, hidden=hidden[layer], resume_after=layer, rows="all")
+        again = evaluated(session, n_prefix, RowGroup(vectors=hidden[layer], span=Span(enter=layer + 1)), rows="all")
         np.testing.assert_array_equal(bits(again.logits), case.expected[n_prefix : n_prefix + len(rows)])
         for i in (0, 5):
             end = len(rows) if i else 5
-            part = session.forward(n_past=n_prefix + i, hidden=hidden[layer][i:end], resume_after=layer)
+            part = evaluated(session, n_prefix + i, RowGroup(vectors=hidden[layer][i:end], span=Span(enter=layer + 1)))
             np.testing.assert_array_equal(bits(part.logits), case.expected[n_prefix + end - 1 : n_prefix + end])
 
 
@@ -261,7 +262,12 @@ def test_prefill_in_several_chunks(tmp_path: Path, name: str) -> None:
         odd = model.session(n)
         odd.forward(text[:100], n_past=0)
         second = model.session(n)
-        both = model.forward([ForwardItem(odd, 100, text[100:]), ForwardItem(second, 0, text[:300], rows=wanted[:5])])
+        both = model.forward(
+            [
+                ForwardItem(odd, 100, (RowGroup(text[100:]),)),
+                ForwardItem(second, 0, (RowGroup(text[:300]),), rows=wanted[:5]),
+            ]
+        )
         np.testing.assert_array_equal(bits(both[0].logits), expected[-1:])
         np.testing.assert_array_equal(bits(both[1].logits), expected[wanted[:5]])
         for forward in both:
@@ -316,14 +322,14 @@ def test_forks_sessions_and_resumed_forwards_of_a_real_model(real: Case) -> None
     first, other = real.session(6), real.session(2)
     second = first.fork()
     items = [
-        ForwardItem(first, 6, text[6:9], rows="all"),
-        ForwardItem(second, 6, text[6:7]),
-        ForwardItem(other, 2, text[2:3]),
+        ForwardItem(first, 6, (RowGroup(text[6:9]),), rows="all"),
+        ForwardItem(second, 6, (RowGroup(text[6:7]),)),
+        ForwardItem(other, 2, (RowGroup(text[2:3]),)),
     ]
     forwards = real.model.forward(items)
     np.testing.assert_array_equal(bits(forwards[0].logits), expected[6:9])
     np.testing.assert_array_equal(bits(forwards[1].logits), expected[6:7])
     np.testing.assert_array_equal(bits(forwards[2].logits), expected[2:3])
     hidden = second.forward(text[7:], n_past=7, taps=(14,)).hidden[14]
-    again = second.forward(n_past=7, hidden=hidden, resume_after=14, rows="all")
+    again = evaluated(second, 7, RowGroup(vectors=hidden, span=Span(enter=15)), rows="all")
     np.testing.assert_array_equal(bits(again.logits), expected[7:])

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.forwards import evaluated
 from support.models.tiny_models import tiny_llama
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 from edgedec.errors import CapabilityError, RequestError, SessionError
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, Model
+from edgedec.model import ForwardItem, Model, RowGroup
 from edgedec.model_card import Capabilities
 from edgedec.sessions.batching import Batcher
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -37,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 def read(model: Model, positions: NDArray[np.int32] | None, n: int = 300) -> Floats:
     """Return the last logits of a forward of the first tokens."""
-    return model.session(N_CTX).forward(TOKENS[:n], n_past=0, positions=positions).logits.copy()
+    return evaluated(model.session(N_CTX), 0, RowGroup(TOKENS[:n], positions=positions)).logits.copy()
 
 
 def test_positions_of_the_slots_are_the_default(model: Model) -> None:
@@ -62,12 +63,15 @@ def test_a_text_goes_on_behind_its_farthest_position(model: Model) -> None:
     """In steps, drafts, trees and forks; in pieces, joined with another session; and after going back."""
     session, expected = model.session(N_CTX), model.session(N_CTX)
     behind = np.arange(1, 9, dtype=np.int32) + APART[299]
-    expected.forward(TOKENS, n_past=0, positions=APART)
-    wanted = expected.forward(TOKENS[:8], n_past=300, positions=behind, rows="all").logits.copy()
+    evaluated(expected, 0, RowGroup(TOKENS, positions=APART))
+    wanted = evaluated(expected, 300, RowGroup(TOKENS[:8], positions=behind), rows="all").logits.copy()
     batched = Batcher(model).session(N_CTX)
-    batched.forward(TOKENS, n_past=0, positions=APART)
+    evaluated(batched, 0, RowGroup(TOKENS, positions=APART))
     np.testing.assert_array_equal(batched.forward(TOKENS[:8], n_past=300, rows="all").logits, wanted)
-    items = [ForwardItem(session, 0, TOKENS, positions=APART), ForwardItem(model.session(N_CTX), 0, TOKENS[:9])]
+    items = [
+        ForwardItem(session, 0, (RowGroup(TOKENS, positions=APART),)),
+        ForwardItem(model.session(N_CTX), 0, (RowGroup(TOKENS[:9]),)),
+    ]
     model.forward(items)
     twin = session.fork()
     for i in range(8):
@@ -76,7 +80,7 @@ def test_a_text_goes_on_behind_its_farthest_position(model: Model) -> None:
     np.testing.assert_array_equal(tree[1:], wanted[:2])
     twin.keep(np.array([1, 2], np.int32))
     np.testing.assert_array_equal(twin.forward(TOKENS[2:8], n_past=302, rows="all").logits, wanted[2:])
-    session.forward(TOKENS[200:300], n_past=200, positions=APART[200:])
+    evaluated(session, 200, RowGroup(TOKENS[200:300], positions=APART[200:]))
     np.testing.assert_array_equal(session.forward(TOKENS[:8], n_past=300, rows="all").logits, wanted)
     np.testing.assert_array_equal(session.forward(TOKENS, n_past=0).logits, read(model, None))
 
@@ -87,11 +91,11 @@ def test_what_is_refused(model: Model) -> None:
     wrong_ones: list[NDArray[Any]] = [APART[:2], APART[:3] - 9999, APART[:3] + (1 << 24), APART[:3].astype(np.float32)]
     for wrong in wrong_ones:
         with pytest.raises(RequestError, match="positions"):
-            session.forward(TOKENS[:3], n_past=0, positions=wrong)
+            evaluated(session, 0, RowGroup(TOKENS[:3], positions=wrong))
     with pytest.raises(RequestError, match="positions"):
-        session.forward(TOKENS[:3], n_past=0, positions=APART[:3], parents=np.array([-1, 0, 0], np.int32))
+        evaluated(session, 0, RowGroup(TOKENS[:3], sees=np.array([-1, 0, 0], np.int32), positions=APART[:3]))
     with pytest.raises(CapabilityError, match="positions"):
         Capabilities().require("positions", "other")
-    session.forward(TOKENS[:3], n_past=0, positions=APART[:3])
+    evaluated(session, 0, RowGroup(TOKENS[:3], positions=APART[:3]))
     with pytest.raises(SessionError, match="positions of its own"):
         session.save()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.forwards import evaluated
 from support.models.code_paths import each_architecture
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
@@ -21,7 +22,7 @@ from support.models.tiny_runs import Bits, Tokens, bits, extend, one_by_one, pat
 
 from edgedec.errors import CancelledError, ModelFormatError, SessionError
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, LayerSet, Model
+from edgedec.model import ForwardItem, LayerSet, Model, RowGroup, Span
 from edgedec_methods.sliding_window import SlidingSession
 from edgedec_runtimes.cpu.library import instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -179,7 +180,7 @@ def test_sessions_that_go_back_in_one_forward(case: Case, places: list[int], n_r
     for place in places:
         session = case.model.session(1024)
         session.forward(TEXT[:N_TEXT], n_past=0)
-        items.append(ForwardItem(session, place, TEXT[place : place + n_row], rows="last"))
+        items.append(ForwardItem(session, place, (RowGroup(TEXT[place : place + n_row]),), rows="last"))
     for forward, place in zip(case.model.forward(items), places, strict=True):
         last = min(place + n_row, len(TEXT))
         np.testing.assert_array_equal(bits(forward.logits), case.expected[last - 1 : last])
@@ -192,7 +193,7 @@ def test_rows_are_evaluated_again_as_they_were(case: Case, n_past: int) -> None:
     session, other = case.model.session(1024), case.model.session(1024)
     for each, n in ((session, 600), (other, n_past)):  # the other one holds no more than is asked for
         hidden = each.forward(TEXT[: min(50, n)], n_past=0, taps=(1,)).hidden[1]
-        each.forward(hidden=hidden, n_past=0, resume_after=1)
+        evaluated(each, 0, RowGroup(vectors=hidden, span=Span(enter=2)))
         for begin in range(50, n, 50):
             each.forward(TEXT[begin : min(begin + 50, n)], n_past=begin, layers=some)
     expected = other.forward(TEXT[:3], n_past=n_past, layers=some, rows="all").logits
@@ -228,8 +229,8 @@ def test_states_without_tokens_can_not_be_evaluated_again(case: Case) -> None:
     session = case.model.session(1024)
     hidden = np.random.default_rng(1).standard_normal((400, case.model.card.n_embd)).astype(np.float32)
     above = LayerSet(*(np.arange(case.model.card.n_layer) > 1 for _ in range(2)))
-    session.forward(hidden=hidden, n_past=0, resume_after=1)
-    session.forward(hidden=hidden[:2], n_past=399, resume_after=1)
+    evaluated(session, 0, RowGroup(vectors=hidden, span=Span(enter=2)))
+    evaluated(session, 399, RowGroup(vectors=hidden[:2], span=Span(enter=2)))
     with pytest.raises(SessionError, match="began with hidden states"):
         session.forward(TEXT[:1], n_past=70, layers=above)
 

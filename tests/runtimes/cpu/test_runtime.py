@@ -27,7 +27,7 @@ from edgedec.errors import (
     SessionError,
 )
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, LayerSet, Model
+from edgedec.model import ForwardItem, LayerSet, Model, RowGroup
 from edgedec.progress import Progress
 from edgedec.testing import raise_failures
 from edgedec_runtimes.cpu.model import CpuModel
@@ -204,9 +204,9 @@ def test_any_session_of_a_forward_cancels_it(model: Model) -> None:
         timer.start()
         timer.join()
 
-    item = ForwardItem(second, 0, text)
+    item = ForwardItem(second, 0, (RowGroup(text),))
     with pytest.raises(CancelledError):
-        model.forward_with_progress([ForwardItem(first, 0, text), item], cancel)  # type: ignore[attr-defined]
+        model.forward_with_progress([ForwardItem(first, 0, (RowGroup(text),)), item], cancel)  # type: ignore[attr-defined]
     assert (first.n_cached, second.n_cached) == (CHUNK, 0)
     second.forward(text[:3], n_past=0)
 
@@ -229,13 +229,10 @@ def test_cancel_without_a_forward_is_nothing(model: Model) -> None:
         ({"tokens": np.array([260], np.int32), "n_past": 5}, RequestError),
         ({"tokens": np.array([-1], np.int32), "n_past": 5}, RequestError),
         ({"tokens": TOKENS[:0], "n_past": 5}, RequestError),
-        ({"n_past": 5}, RequestError),
         ({"tokens": TOKENS[:2], "n_past": 5, "parents": np.array([0, -1], np.int32)}, RequestError),
         ({"tokens": TOKENS[:2], "n_past": 5, "parents": np.array([-1, 1], np.int32)}, RequestError),
         ({"tokens": TOKENS[:2], "n_past": 5, "rows": np.array([2], np.int32)}, RequestError),
         ({"tokens": TOKENS[:2], "n_past": 5, "taps": (4,)}, RequestError),
-        ({"hidden": np.zeros((1, 255), np.float32), "resume_after": 0, "n_past": 5}, RequestError),
-        ({"hidden": np.zeros((1, 256), np.float32), "resume_after": 4, "n_past": 5}, RequestError),
         ({"tokens": TOKENS[:2], "n_past": 5, "layers": LayerSet.of(3, [0])}, RequestError),
     ],
 )
@@ -257,7 +254,7 @@ def test_too_many_rows_are_refused(model: Model) -> None:
         session.forward(TOKENS[:257], n_past=0, rows="all")
     with pytest.raises(CapabilityError, match="256 rows"):
         session.forward(TOKENS[:257], n_past=0, parents=np.arange(-1, 256, dtype=np.int32))
-    halves = [ForwardItem(s, 0, TOKENS[:129], rows="all") for s in (session, model.session(512))]
+    halves = [ForwardItem(s, 0, (RowGroup(TOKENS[:129]),), rows="all") for s in (session, model.session(512))]
     with pytest.raises(CapabilityError, match="258 rows"):
         model.forward(halves)
     with pytest.raises(RequestError, match="twice"):

@@ -12,7 +12,7 @@ from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 from support.models.tiny_runs import Bits, Tokens, bits
 
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, LayerSet, Model, Session
+from edgedec.model import ForwardItem, LayerSet, Model, RowGroup, Session, Span
 from edgedec_runtimes.cpu.library import instruction_sets, native
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.session import CpuSession
@@ -40,7 +40,7 @@ class Rows:
 
     def item(self) -> ForwardItem:
         """Return them for a forward, all rows of logits wanted."""
-        return ForwardItem(self.session, self.n_past, self.tokens, parents=self.parents, rows="all")
+        return ForwardItem(self.session, self.n_past, (RowGroup(self.tokens, sees=self.parents),), rows="all")
 
     def alone(self) -> Bits:
         """Return the logits' bits of a forward over these rows alone, on a fork."""
@@ -142,10 +142,12 @@ def test_layers_that_some_rows_skip(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", Tiny(n_layer=3))
     with load(path, "q8_0", 2) as model:
         rows = [each for each in family(model) if each.parents is None]
+
+        def some(i: int) -> LayerSet:
+            return LayerSet(np.array([i % 2 == 0, True, i % 3 > 0]), np.array([True] * 3))
+
         items = [
-            replace(
-                each.item(), layers=LayerSet(np.array([i % 2 == 0, True, i % 3 > 0]), np.array([True] * 3)), rows="last"
-            )
+            replace(each.item(), groups=(RowGroup(each.tokens, span=Span(layers=some(i))),), rows="last")
             for i, each in enumerate(rows)
         ]
         alone = []

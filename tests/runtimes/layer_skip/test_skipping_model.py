@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.forwards import evaluated
 from support.models.tiny_models import BOS, byte_ids, tiny_llama
 from support.processes.command_line import run_here
 
@@ -16,7 +17,7 @@ from edgedec.drafters.suffix.store_file import DraftStore
 from edgedec.errors import CapabilityError, ModelFormatError, RequestError, SessionError
 from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, LayerSet, Model
+from edgedec.model import ForwardItem, LayerSet, Model, RowGroup, Span
 from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -261,9 +262,9 @@ def test_no_other_set_can_be_asked_for(path: Path, model: Model, tmp_path: Path)
         with pytest.raises(CapabilityError, match="leaves out the same layers"):
             session.forward(row, n_past=0, layers=without(N_LAYER, []))
         with pytest.raises(CapabilityError, match="leaves out the same layers"):
-            session.forward(n_past=0, hidden=np.zeros((1, 64), np.float32), resume_after=0)
+            evaluated(session, 0, RowGroup(vectors=np.zeros((1, 64), np.float32), span=Span(enter=1)))
         with pytest.raises(SessionError, match="another model"):
-            engine.model.forward([ForwardItem(model.session(8), 0, row)])
+            engine.model.forward([ForwardItem(model.session(8), 0, (RowGroup(row),))])
         assert session.n_cached == 0
 
 

@@ -13,7 +13,7 @@ from support.models.tiny_models import tiny_llama
 import edgedec
 from edgedec.errors import ModelFormatError, RequestError
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, Model, Session
+from edgedec.model import ForwardItem, Model, RowGroup, Session
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
@@ -76,9 +76,9 @@ def test_sessions_of_one_context(model: Model) -> None:
         expected.append(last(session))
         session.close()
     sessions = [opened(model, scales) for scales in SETS]
-    model.forward([ForwardItem(session, 0, IDS[:29]) for session in sessions])
+    model.forward([ForwardItem(session, 0, (RowGroup(IDS[:29]),)) for session in sessions])
     for forward, alone in zip(
-        model.forward([ForwardItem(session, 29, IDS[29:]) for session in sessions]), expected, strict=True
+        model.forward([ForwardItem(session, 29, (RowGroup(IDS[29:]),)) for session in sessions]), expected, strict=True
     ):
         np.testing.assert_allclose(forward.logits[0], alone, rtol=0, atol=0.02)
     sessions[3].forward(IDS[29:], n_past=29)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.forwards import evaluated
 from support.models.tiny_mamba import tiny_mamba
 from support.models.tiny_models import tiny_llama
 
@@ -21,7 +22,7 @@ from edgedec.api.options import DraftOptions
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, EdgedecError, RequestError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import ForwardItem, Model, Session
+from edgedec.model import ForwardItem, Model, RowGroup, Session, Span
 from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
@@ -43,7 +44,7 @@ def test_several_sessions_in_one_forward(model: Model) -> None:
     """Sessions evaluated together give what each gives alone, up to the order of additions."""
     a, b, alone = model.session(64), model.session(64), model.session(64)
     expected = [alone.forward(tokens, n_past=0).logits.copy() for tokens in (ids(5, 6, 7), ids(9, 8))]
-    together = model.forward([ForwardItem(a, 0, tokens=ids(5, 6, 7)), ForwardItem(b, 0, tokens=ids(9, 8))])
+    together = model.forward([ForwardItem(a, 0, (RowGroup(ids(5, 6, 7)),)), ForwardItem(b, 0, (RowGroup(ids(9, 8)),))])
     for found, wanted in zip(together, expected, strict=True):
         np.testing.assert_allclose(found.logits, wanted, atol=2e-2)
     assert (a.n_cached, b.n_cached) == (3, 2)
@@ -55,7 +56,9 @@ def test_long_and_short_prefills_in_one_forward(model: Model) -> None:
     a, b, alone = model.session(1024), model.session(64), model.session(1024)
     long = np.arange(700, dtype=np.int32) % 200 + 10
     rows = ids(3, 511, 512, 699)
-    forwards = model.forward([ForwardItem(a, 0, tokens=long, rows=rows), ForwardItem(b, 0, tokens=ids(1, 2))])
+    forwards = model.forward(
+        [ForwardItem(a, 0, (RowGroup(long),), rows=rows), ForwardItem(b, 0, (RowGroup(ids(1, 2)),))]
+    )
     expected = alone.forward(long, n_past=0, rows=rows).logits
     assert forwards[0].logits.shape == (4, model.card.n_vocab)
     np.testing.assert_allclose(forwards[0].logits, expected, atol=2e-2)
@@ -68,7 +71,7 @@ def test_more_rows_than_a_context_batch_holds(tiny_path: Path) -> None:
     with LlamaCpp().load(tiny_path, LoadOptions(n_ctx=40)) as model:
         first = model.session(40)
         forks = [first.fork(), first.fork()]
-        items = [ForwardItem(s, 0, tokens=ids(*range(5, 35))) for s in (first, *forks)]
+        items = [ForwardItem(s, 0, (RowGroup(ids(*range(5, 35))),)) for s in (first, *forks)]
         logits = [forward.logits for forward in model.forward(items)]
         np.testing.assert_allclose(logits[0], logits[1], atol=2e-2)
         np.testing.assert_allclose(logits[0], logits[2], atol=2e-2)
@@ -102,7 +105,7 @@ def test_what_was_not_loaded_for_is_refused(tiny_path: Path) -> None:
         with pytest.raises(CapabilityError, match="fork"):
             session.fork()
         with pytest.raises(CapabilityError, match="hidden"):
-            session.forward(n_past=0, hidden=np.zeros((1, 64), np.float32), resume_after=0)
+            evaluated(session, 0, RowGroup(vectors=np.zeros((1, 64), np.float32), span=Span(enter=1)))
         assert session.n_cached == 0
     with pytest.raises(RequestError, match="kv_type"):
         LlamaCpp().load(tiny_path, LoadOptions(kv_type="q9"))
@@ -220,7 +223,7 @@ def test_cancelling_between_two_micro_batches(model: Model) -> None:
             seen.append(progress.done)
             session.cancel()
 
-        items = [ForwardItem(first, 0, tokens=long), ForwardItem(second, 3, tokens=ids(4))]
+        items = [ForwardItem(first, 0, (RowGroup(long),)), ForwardItem(second, 3, (RowGroup(ids(4)),))]
         with pytest.raises(CancelledError, match="512 and 3 tokens are cached"):
             model.forward_with_progress(items, cancel)  # type: ignore[attr-defined]  # llamacpp's own
         assert (seen, first.n_cached, second.n_cached) == ([512], 512, 3)

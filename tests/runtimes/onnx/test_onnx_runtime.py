@@ -119,8 +119,9 @@ def test_single_steps_are_compared_through_three_layers(exported: Exporter, monk
     evaluate = OnnxSession.evaluate
 
     def noted(session: OnnxSession, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
-        assert item.layers is not None
-        seen.append(np.flatnonzero(item.layers.mask.all(1)).tolist())
+        layers = item.groups[0].span.layers
+        assert layers is not None
+        seen.append(np.flatnonzero(layers.mask.all(1)).tolist())
         return evaluate(session, item, on_progress)
 
     folder = exported(types=("Q4_K", "Q6_K"), n_layer=5).folder
@@ -245,7 +246,7 @@ def test_trees_are_sent_in_loose_numerics_only(exported: Exporter, monkeypatch: 
     evaluate = OnnxSession.evaluate
 
     def noted(session: OnnxSession, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
-        shapes.append(item.parents is not None)
+        shapes.append(item.is_tree)
         return evaluate(session, item, on_progress)
 
     monkeypatch.setattr(OnnxSession, "evaluate", noted)

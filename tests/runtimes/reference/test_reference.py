@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.forwards import evaluated
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.tiny_models import BOS, EOS, N_VOCAB, SPACE, byte_ids, tiny_llama
 
@@ -23,7 +24,8 @@ from edgedec.errors import (
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, LayerSet, Model
+from edgedec.model import ForwardItem, LayerSet, Model, RowGroup, Span
+from edgedec.pictures import Block
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
@@ -202,7 +204,7 @@ def test_a_forward_resumed_from_hidden_states_completes_its_rows(model: Model) -
         session.forward(tokens(5), n_past=0)
     expected = whole.forward(tokens(3, seed=1), n_past=5, rows="all").logits
     begun = halves.forward(tokens(3, seed=1), n_past=5, layers=LayerSet.of(3, [0]), taps=(0,))
-    found = halves.forward(hidden=begun.hidden[0], resume_after=0, n_past=5, rows="all").logits
+    found = evaluated(halves, 5, RowGroup(vectors=begun.hidden[0], span=Span(enter=1)), rows="all").logits
     assert np.array_equal(found, expected)
     left, right = (session.forward(tokens(1), n_past=8).logits for session in (halves, whole))
     assert np.array_equal(left, right)
@@ -212,7 +214,7 @@ def test_a_forward_resumed_elsewhere_leaves_holes_in_the_lower_layers(model: Mod
     """Without the lower layers' part in this session the rows can't be built on."""
     other = model.session(32).forward(tokens(3), n_past=0, taps=(1,))
     session = model.session(32)
-    session.forward(hidden=other.hidden[1], resume_after=1, n_past=0)
+    evaluated(session, 0, RowGroup(vectors=other.hidden[1], span=Span(enter=2)))
     with pytest.raises(SessionError, match="layer 0 has no keys and values at position 0"):
         session.forward(tokens(1), n_past=3)
 
@@ -220,13 +222,6 @@ def test_a_forward_resumed_elsewhere_leaves_holes_in_the_lower_layers(model: Mod
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({}, RequestError),
-        ({"tokens": tokens(2), "hidden": np.zeros((2, 32), np.float32)}, RequestError),
-        ({"tokens": tokens(2), "resume_after": 0}, RequestError),
-        ({"hidden": np.zeros((2, 32), np.float32)}, RequestError),
-        ({"hidden": np.zeros((2, 31), np.float32), "resume_after": 0}, RequestError),
-        ({"hidden": np.zeros((2, 32), np.float32), "resume_after": 3}, RequestError),
-        ({"hidden": np.zeros((2, 32), np.float32), "resume_after": 1, "taps": (1,)}, RequestError),
         ({"tokens": np.zeros(2, np.float32)}, RequestError),
         ({"tokens": tokens(2), "taps": (3,)}, RequestError),
         ({"tokens": tokens(2), "rows": "first"}, RequestError),
@@ -243,9 +238,38 @@ def test_what_a_forward_cannot_be_asked_for(model: Model, arguments: dict[str, A
     assert session.n_cached == 0
 
 
+VECTORS = np.zeros((2, 32), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("groups", "wanted"),
+    [
+        ([], {}),
+        ([RowGroup()], {}),
+        ([RowGroup(tokens(2), VECTORS)], {}),
+        ([RowGroup(tokens(2), span=Span(enter=1))], {}),
+        ([RowGroup(vectors=np.zeros((2, 31), np.float32), span=Span(enter=1))], {}),
+        ([RowGroup(vectors=VECTORS, span=Span(enter=4))], {}),
+        ([RowGroup(vectors=VECTORS, span=Span(enter=2))], {"taps": (1,)}),
+        ([RowGroup(tokens(2), span=Span(leave=4))], {}),
+        ([RowGroup(vectors=VECTORS, span=Span(enter=2, leave=1))], {}),
+        ([RowGroup(tokens(2)), RowGroup(tokens(1), sees=np.array([2], np.int32))], {}),
+        ([RowGroup(tokens(2)), RowGroup(tokens(2), positions=np.arange(2, dtype=np.int32))], {}),
+        ([RowGroup(tokens(2)), RowGroup(vectors=VECTORS, sees=Block(2, 2, 1))], {}),
+        ([RowGroup(tokens(2)), RowGroup(tokens(1))], {"rows": np.array([3], np.int32)}),
+    ],
+)
+def test_groups_that_a_forward_cannot_have(model: Model, groups: list[RowGroup], wanted: dict[str, Any]) -> None:
+    """Rows that are neither tokens nor vectors, or both, layers that are not there, and rows that are not there."""
+    session = model.session(300)
+    with pytest.raises(RequestError):
+        evaluated(session, 0, *groups, **wanted)
+    assert session.n_cached == 0
+
+
 def test_rows_of_all_items_together_are_bounded(model: Model) -> None:
     """max_rows counts the rows of a forward, not of an item."""
-    items = [ForwardItem(model.session(200), 0, tokens=tokens(200), rows="all") for _ in range(2)]
+    items = [ForwardItem(model.session(200), 0, (RowGroup(tokens(200)),), rows="all") for _ in range(2)]
     with pytest.raises(CapabilityError, match="256"):
         model.forward(items)
 
@@ -271,7 +295,7 @@ def test_cancelling_one_session_stops_the_forward_it_shares(model: Model) -> Non
     """What was evaluated stays cached; the item that was to come is as it was, whichever of the two was cancelled."""
     first, second = model.session(16), model.session(16)
     second.forward(tokens(5), n_past=0)
-    items = [ForwardItem(first, 0, tokens=tokens(3)), ForwardItem(second, 0, tokens=tokens(3))]
+    items = [ForwardItem(first, 0, (RowGroup(tokens(3)),)), ForwardItem(second, 0, (RowGroup(tokens(3)),))]
     reports: list[Progress] = []
 
     def cancel_second(progress: Progress) -> None:

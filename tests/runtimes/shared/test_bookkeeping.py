@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.forwards import evaluated
 from support.models.tiny_models import N_VOCAB, tiny_llama
 
 from edgedec.errors import CancelledError, RequestError, SessionError
 from edgedec.load_options import LoadOptions
-from edgedec.model import LayerSet, Model
+from edgedec.model import LayerSet, Model, RowGroup, Span
 from edgedec.progress import Progress
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.shared.model_lock import ModelLock
@@ -41,7 +42,7 @@ def test_rows_of_a_cancelled_forward_are_not_there_to_be_completed(model: Model)
 
     with pytest.raises(CancelledError, match="2 tokens"):
         session.forward(tokens(4), n_past=0, on_progress=cancel_at_2)
-    session.forward(hidden=hidden, resume_after=0, n_past=0)
+    evaluated(session, 0, RowGroup(vectors=hidden, span=Span(enter=1)))
     with pytest.raises(SessionError, match="layer 0 has no keys and values at position 2"):
         session.forward(tokens(1), n_past=4)
 
@@ -107,7 +108,7 @@ def test_a_session_is_whole_again_when_its_holes_are_filled(model: Model) -> Non
     session.keep(np.array([0, 2], np.int32))
     assert session.state.n_whole == session.n_cached
     hidden = session.forward(tokens(2), n_past=6, layers=first_only, taps=(0,)).hidden[0]
-    session.forward(hidden=hidden, resume_after=0, n_past=6)  # the upper layers of the same rows
+    evaluated(session, 6, RowGroup(vectors=hidden, span=Span(enter=1)))  # the upper layers of the same rows
     assert session.state.n_whole == session.n_cached
     saved = session.save()
     session.forward(tokens(1), n_past=8, layers=first_only)

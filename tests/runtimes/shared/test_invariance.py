@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from edgedec.model import Forward, Model
 from edgedec.model_card import Capabilities
-from edgedec_runtimes.shared.invariance import RANGE_TOKENS, ExactRows, measured_invariance, measuring_s
+from edgedec.sessions.cost_probe import measuring_s
+from edgedec_runtimes.shared.invariance import RANGE_TOKENS, ExactRows, measured_invariance
 
 N_VOCAB = 7
 Logits = Callable[[list[int], int, set[int]], float]

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.forwards import evaluated
 from support.models.tiny_quantized import DIFFUSION, Tiny, write_tiny
 from support.models.tiny_runs import bits
 
 from edgedec.errors import CapabilityError, RequestError
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem
+from edgedec.model import ForwardItem, RowGroup
 from edgedec.pictures import Block
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
@@ -37,7 +38,7 @@ def grid(n: int) -> Block:
 def rows(runtime: Cpu | Reference, path: Path, size: int, n_threads: int = 1) -> NDArray[np.float32]:
     """Return the logits of all rows of TOKENS in blocks."""
     with runtime.load(path, LoadOptions(n_ctx=64, n_threads=n_threads)) as model:
-        return model.session(64).forward(TOKENS, n_past=0, rows="all", block=grid(size)).logits.copy()
+        return evaluated(model.session(64), 0, RowGroup(TOKENS, sees=grid(size)), rows="all").logits.copy()
 
 
 def distance(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
@@ -89,16 +90,17 @@ def test_bits_are_those_of_any_forward(tmp_path: Path) -> None:
     with Cpu().load(path, LoadOptions(n_ctx=64, n_threads=2)) as model:
         session, other = model.session(64), model.session(64)
         for begin, end in ((0, 8), (8, 24), (24, N)):
-            found = session.forward(TOKENS[begin:end], n_past=begin, rows="all", block=grid(8)).logits
+            found = evaluated(session, begin, RowGroup(TOKENS[begin:end], sees=grid(8)), rows="all").logits
             assert (bits(found) == expected[begin:end]).all()
         wanted = np.array([1, 6], np.int32)
         assert (
-            bits(session.forward(TOKENS[16:24], n_past=16, rows=wanted, block=grid(8)).logits) == expected[[17, 22]]
+            bits(evaluated(session, 16, RowGroup(TOKENS[16:24], sees=grid(8)), rows=wanted).logits)
+            == expected[[17, 22]]
         ).all()
         other.forward(TOKENS[:5], n_past=0)
         items = [
-            ForwardItem(other, 5, TOKENS[5:9], rows="all"),
-            ForwardItem(session, 8, TOKENS[8:16], rows="all", block=grid(8)),
+            ForwardItem(other, 5, (RowGroup(TOKENS[5:9]),), rows="all"),
+            ForwardItem(session, 8, (RowGroup(TOKENS[8:16], sees=grid(8)),), rows="all"),
         ]
         causal, mutual = model.forward(items)
         assert (bits(mutual.logits) == expected[8:16]).all()
@@ -115,11 +117,9 @@ def test_what_is_no_block_is_refused(tmp_path: Path) -> None:
             session = model.session(300)
             for block in (Block(8, 1, 1), Block(0, 1, 1, mutual=True), Block(-8, 1, 1, mutual=True)):
                 with pytest.raises(RequestError):
-                    session.forward(TOKENS, n_past=0, block=block)
-            with pytest.raises(RequestError):
-                session.forward(TOKENS[:2], n_past=0, parents=np.array([-1, -1], np.int32), block=grid(8))
+                    evaluated(session, 0, RowGroup(TOKENS, sees=block))
             with pytest.raises(CapabilityError):
-                session.forward(np.zeros(257, np.int32), n_past=0, block=grid(8))
+                evaluated(session, 0, RowGroup(np.zeros(257, np.int32), sees=grid(8)))
             assert session.n_cached == 0
     with LlamaCpp().load(path, LoadOptions(n_ctx=64)) as model, pytest.raises(CapabilityError):
-        model.session(64).forward(TOKENS, n_past=0, block=grid(8))
+        evaluated(model.session(64), 0, RowGroup(TOKENS, sees=grid(8)))

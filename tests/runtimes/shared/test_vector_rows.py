@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.forwards import evaluated
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 from support.models.tiny_runs import bits
 
 from edgedec.errors import CapabilityError, RequestError
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, Model, Session
+from edgedec.model import ForwardItem, Model, RowGroup, Session
 from edgedec.pictures import Block
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
@@ -55,7 +56,7 @@ def read(session: Session, name: str, sizes: tuple[int, ...] = ()) -> NDArray[np
     first = 0
     for n in (*sizes, BLOCK.n_rows - sum(sizes)):
         rows = vectors[first : first + n]
-        session.forward(hidden=rows, resume_after=-1, n_past=BEFORE + first, block=block, first=first)
+        evaluated(session, BEFORE + first, RowGroup(vectors=rows, sees=replace(block, first=first)))
         first += n
     return session.forward(TOKENS[BEFORE:], n_past=BEFORE + BLOCK.n_rows, rows="all").logits.copy()
 
@@ -121,9 +122,11 @@ def test_beside_other_sessions(case: Case) -> None:
     for session in sessions:
         session.forward(TOKENS[:BEFORE], n_past=0)
     pairs = zip(sessions[:2], (vectors, other), strict=True)
-    items = [ForwardItem(each, BEFORE, None, rows, -1, block=block) for each, rows in pairs]
-    case.model.forward([ForwardItem(sessions[2], BEFORE, TOKENS[:5]), *items])
-    found = case.model.forward([ForwardItem(each, each.n_cached, TOKENS[BEFORE:], rows="all") for each in sessions])
+    items = [ForwardItem(each, BEFORE, (RowGroup(vectors=rows, sees=block),)) for each, rows in pairs]
+    case.model.forward([ForwardItem(sessions[2], BEFORE, (RowGroup(TOKENS[:5]),)), *items])
+    found = case.model.forward(
+        [ForwardItem(each, each.n_cached, (RowGroup(TOKENS[BEFORE:]),), rows="all") for each in sessions]
+    )
     np.testing.assert_array_equal(bits(found[0].logits), expected)
     assert (bits(found[1].logits) != expected).any()
 
@@ -166,7 +169,7 @@ def test_embeddings_as_vectors_are_tokens(tmp_path: Path) -> None:
         with runtime.load(path, LoadOptions(n_ctx=64, max_rows=64)) as model:
             table = np.frombuffer(gguf.read_tensor_bytes("token_embd.weight"), "<f4").reshape(-1, model.card.n_embd)
             expected = bits(model.session(64).forward(TOKENS, n_past=0, rows="all").logits)
-            found = model.session(64).forward(hidden=table[TOKENS], resume_after=-1, n_past=0, rows="all").logits
+            found = evaluated(model.session(64), 0, RowGroup(vectors=table[TOKENS]), rows="all").logits
             np.testing.assert_array_equal(bits(found), expected)
 
 
@@ -181,18 +184,16 @@ def test_what_is_refused(case: Case) -> None:
     """Nothing is evaluated, and the session can be used."""
     session, block, rows = case.model.session(64), block_of(case.name), vectors_of(case.name, case.model.card.n_embd)
     session.forward(TOKENS[:BEFORE], n_past=0)
-    for vectors, more in (
-        (with_nan(rows), {"block": block}),
-        (rows[:, :-1], {"block": block}),
-        (rows, {"block": replace(block, n_rows=11)}),
-        (rows, {"block": block, "first": 1}),
-        (rows, {"block": replace(block, n_x=0)}),
-        (rows, {"first": 1}),
-        (rows, {"block": block, "parents": np.arange(-1, 11, dtype=np.int32)}),
+    for vectors, wrong in (
+        (with_nan(rows), block),
+        (rows[:, :-1], block),
+        (rows, replace(block, n_rows=11)),
+        (rows, replace(block, first=1)),
+        (rows, replace(block, n_x=0)),
     ):
         with pytest.raises(RequestError):
-            session.forward(hidden=vectors, resume_after=-1, n_past=BEFORE, **more)
+            evaluated(session, BEFORE, RowGroup(vectors=vectors, sees=wrong))
     tall, long = np.zeros((300, rows.shape[1]), np.float32), case.model.session(512)
     with pytest.raises(CapabilityError, match="at most 256 such rows"):
-        long.forward(hidden=tall, resume_after=-1, n_past=0, block=Block(300, 20, 15, mutual=True))
+        evaluated(long, 0, RowGroup(vectors=tall, sees=Block(300, 20, 15, mutual=True)))
     assert session.n_cached == BEFORE

@@ -6,10 +6,11 @@ from functools import partial
 import numpy as np
 
 from edgedec.errors import CapabilityError, EdgedecError, RequestError, SessionError
-from edgedec.model import ForwardItem, LayerSet, Session
+from edgedec.model import ForwardItem, LayerSet, RowGroup, Session, Span
 from edgedec.testing.results import NotApplicableError, require
 from support.conformance.requirements import require_equal, require_raises
 from support.conformance.subject import N_PREFIX, Floats, Subject, Tokens, chain, extend
+from support.forwards import evaluated
 
 # Two roots; below the first, branches of several depths whose rows are not neighbours.
 _PARENTS = (-1, 0, 0, 1, 2, 2, 5, -1)
@@ -119,8 +120,8 @@ def sessions_share_a_forward(subject: Subject) -> None:
     second.forward(other, n_past=0)
     a, b = subject.tokens(2, seed=1), subject.tokens(3, seed=2)
     items = [
-        ForwardItem(first, N_PREFIX, tokens=a, rows="all"),
-        ForwardItem(second, len(other), tokens=b, rows="all"),
+        ForwardItem(first, N_PREFIX, (RowGroup(a),), rows="all"),
+        ForwardItem(second, len(other), (RowGroup(b),), rows="all"),
     ]
     results = subject.model.forward(items)
     require(len(results) == 2, f"{len(results)} results for 2 items")
@@ -130,7 +131,7 @@ def sessions_share_a_forward(subject: Subject) -> None:
     exact = subject.is_exact()
     subject.require_same(found[0], subject.replay(subject.prefix, a), "the first item", exact=exact)
     subject.require_same(found[1], subject.replay(other, b), "the second item", exact=exact)
-    twice = [ForwardItem(first, first.n_cached, tokens=a), ForwardItem(first, first.n_cached, tokens=b)]
+    twice = [ForwardItem(first, first.n_cached, (RowGroup(a),)), ForwardItem(first, first.n_cached, (RowGroup(b),))]
     require_raises(EdgedecError, "a session twice in one forward", lambda: subject.model.forward(twice))
 
 
@@ -183,7 +184,9 @@ def hidden_states_resume(subject: Subject) -> None:
         return
     for tap, state in hidden.items():
         session = subject.prefixed()
-        found_logits = session.forward(hidden=state, resume_after=tap, n_past=N_PREFIX, rows="all").logits.copy()
+        found_logits = evaluated(
+            session, N_PREFIX, RowGroup(vectors=state, span=Span(enter=tap + 1)), rows="all"
+        ).logits.copy()
         exact = subject.is_invariant(n)
         subject.require_same(found_logits, logits, f"resumed after layer {tap}", exact=exact)
         session.close()
@@ -202,8 +205,11 @@ def undeclared_capabilities_raise(subject: Subject) -> None:
         ("fork", lambda: session.fork()),
         ("layers", lambda: session.forward(one, n_past=N_PREFIX, layers=subset)),
         ("taps", lambda: session.forward(one, n_past=N_PREFIX, taps=(0,))),
-        ("hidden_input", lambda: session.forward(hidden=state, resume_after=0, n_past=N_PREFIX)),
-        ("vector_rows", lambda: session.forward(hidden=state, resume_after=-1, n_past=N_PREFIX)),
+        (
+            "hidden_input",
+            lambda: evaluated(session, N_PREFIX, RowGroup(vectors=state, span=Span(enter=1))),
+        ),
+        ("vector_rows", lambda: evaluated(session, N_PREFIX, RowGroup(vectors=state))),
     )
     undeclared = [(name, call) for name, call in calls if not getattr(capabilities, name)]
     if not undeclared:

@@ -1,7 +1,7 @@
 """Draft models for tests: tiny ones on the cpu runtime, with what was evaluated and proposed written down."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
 from edgedec.drafters.draft_model.model import DraftModel
 from edgedec.load_options import LoadOptions
-from edgedec.model import Forward, Model, Session
+from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.scheduler import plugin_guard
 from edgedec.sequence import Generation
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -62,10 +62,12 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    def forward(self, tokens: NDArray[np.int32], *, n_past: int, **options: Any) -> Forward:
+    def evaluate(self, item: ForwardItem) -> Forward:
         """Evaluate, and note it."""
-        forward = self._session.forward(tokens, n_past=n_past, **options)
-        self.rows.append(options["rows"])
+        forward = self._session.evaluate(replace(item, session=self._session))
+        tokens, n_past = item.groups[0].tokens, item.n_past
+        assert tokens is not None, "drafts are made of tokens"
+        self.rows.append(item.rows)
         self._held[n_past:] = tokens.tolist()
         self.prefixes += [tuple(self._held[: n + 1]) for n in range(n_past, len(self._held))]
         return forward

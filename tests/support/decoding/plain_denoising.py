@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.model import Model
+from edgedec.model import Model, RowGroup
 from edgedec.pictures import Block
 from edgedec.sampling import Noise, SamplingParams, draw
+from support.forwards import evaluated
 from support.models.tiny_quantized import Tiny, write_tiny
 
 MASK = 260
@@ -91,7 +92,7 @@ class Plain:
             tokens, rows = tokens[positions], np.flatnonzero(np.isin(positions, wanted)).astype(np.int32)
         try:
             block_of = grid if positions is None else None
-            found = session.forward(tokens, n_past=0, rows=rows, block=block_of, positions=positions)
+            found = evaluated(session, 0, RowGroup(tokens, sees=block_of, positions=positions), rows=rows)
             return found.logits.copy()
         finally:
             session.close()

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from edgedec.model import Forward, ForwardItem, Session
+from edgedec.model import Forward, ForwardItem, RowGroup, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.joined_work import n_rows_of
 from edgedec.sessions.outer_session import OuterSession
 
 
@@ -21,8 +20,9 @@ class Stopped(OuterSession):
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate half of the tokens and raise, or all of them."""
-        if self.n_times and item.tokens is not None and (n := n_rows_of(item)) > 1:
+        tokens = item.groups[0].tokens
+        if self.n_times and tokens is not None and len(tokens) > 1:
             self.n_times -= 1
-            super().evaluate(replace(item, tokens=item.tokens[: n // 2], parents=None, rows="last", taps=()))
+            super().evaluate(replace(item, groups=(RowGroup(tokens[: len(tokens) // 2]),), rows="last", taps=()))
             raise KeyboardInterrupt
         return super().evaluate(item, on_progress)

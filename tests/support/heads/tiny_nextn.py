@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
+from edgedec.model import RowGroup, Span
 from edgedec_runtimes.reference.runtime import Reference
+from support.forwards import evaluated
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, tiny_metadata, tiny_tensors
@@ -101,7 +103,7 @@ class PlainNextn:
                 state = _norm(states[i].astype(np.float64), final) if i < len(states) else state
                 pair = np.concatenate([_norm(embedding[token], w["enorm"]), _norm(state, w["hnorm"])])
                 x = (w["eh_proj"] @ pair).astype(np.float32)[None]
-                result = session.forward(n_past=i, hidden=x, resume_after=0, taps=(1,))
+                result = evaluated(session, i, RowGroup(vectors=x, span=Span(enter=1)), taps=(1,))
                 state = _norm(result.hidden[1][0].astype(np.float64), last_norm)
                 if i >= len(states) - 1:
                     rows.append(result.logits[0].copy())

@@ -6,11 +6,10 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgedec.drafter import DraftContext
 from edgedec.errors import RequestError
-from edgedec.model import Forward, Model, Session
+from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
 
@@ -75,8 +74,9 @@ class _Session:
     def n_cached(self) -> int:
         return len(self.held)
 
-    def forward(self, tokens: NDArray[np.int32], *, n_past: int, parents: None = None, rows: Any) -> Forward:
-        self.held[n_past:] = tokens.tolist()
+    def evaluate(self, item: ForwardItem) -> Forward:
+        assert item.chain is not None, "a draft is a chain of tokens"
+        self.held[item.n_past :] = item.chain.tolist()
         piece, p = self.says[self.tokenizer.decode(self.held)]
         n = self.tokenizer.n_vocab
         probs = np.full((1, n), (1 - p) / (n - 1))

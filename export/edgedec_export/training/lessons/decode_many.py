@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError
-from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.model import Forward, ForwardItem, Model, RowGroup, Session
 from edgedec.progress import CancelToken, check_cancelled
 from edgedec.sampling import Noise, SamplingParams, draw
 
@@ -126,7 +126,7 @@ def _decode(
 
 def _item(session: Session, text: Text[K]) -> ForwardItem:
     n_past = len(text.task.prompt_ids) + len(text.token_ids) - 1
-    return ForwardItem(session, n_past, np.array(text.token_ids[-1:], np.int32), taps=text.task.layers)
+    return ForwardItem(session, n_past, (RowGroup(np.array(text.token_ids[-1:], np.int32)),), taps=text.task.layers)
 
 
 def _take(model: Model, text: Text[K], forward: Forward) -> None:

@@ -25,6 +25,7 @@ from edgedec_runtimes.cpu.library import (
     LOOK_UP,
     OK,
     Config,
+    Group,
     Item,
     address,
     carry,
@@ -145,7 +146,9 @@ class TextBeside:
             is_tree: Whether the rows are a tree, of which keep() may choose a path.
         """
         tokens, states = np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(states)
-        item = Item(self._handle, n_past, len(tokens), address(tokens))
+        group = Group(n_rows=len(tokens), tokens=address(tokens))
+        item = Item(session=self._handle, n_past=n_past, n_rows=len(tokens), n_groups=1)
+        item.groups = ctypes.pointer(group)
         item.n_wanted, item.n_taps, item.tapped = n_wanted, len(states), address(states)
         item.parents = address(tokens) if is_tree else None  # of which nothing is read
         check(native().ec_session_take(ctypes.byref(item)), "a draft head that reads a text")

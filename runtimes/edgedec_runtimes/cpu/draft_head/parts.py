@@ -1,22 +1,20 @@
 """Where the native library has each tensor of a head, and what a draft reads of them."""
 
+import ctypes
 from typing import NamedTuple
 
 from edgedec_runtimes.cpu.library import DraftHeadConfig
+from edgedec_runtimes.cpu.native_tables import NAMES, NUMBERS, numbers
 from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
 
-_MATRICES = tuple(
-    """
-    q k v o gate up down attention_conv_proj mlp_conv_proj fc output embedding joint markov_w1 markov_w2 markov_gate
-    markov_joint
-    """.split()
-)
-_VECTORS = tuple(
-    """
-    embedding_norm attn_norm post_attention_norm q_norm k_norm attention_conv_base mlp_conv_base output_norm fc_norm
-    feature_norm pair_norm rope_divisors mask markov_gate_bias markov_joint_bias confidence confidence_bias
-    """.split()
-)
+_NATIVE = {  # where the native library has another name
+    "o": "attn_out",
+    "attention_conv_proj": "attn_kernels",
+    "mlp_conv_proj": "ffn_kernels",
+    "post_attention_norm": "ffn_norm",
+    "attention_conv_base": "attn_kernels_base",
+    "mlp_conv_base": "ffn_kernels_base",
+}
 _OF_PAIRS = {"input_norm": "embedding_norm", "hidden_norm": "attn_norm"}
 _OF_JOINED = {"input_norm": "pair_norm", "hidden_norm": "feature_norm"}
 _OF_BLOCKS = {
@@ -26,8 +24,8 @@ _OF_BLOCKS = {
     "selector_successor": "markov_w2",
     "selector_hidden": "markov_gate",
 }
-_FC_NORMS = {"none": 0, "joined": 1, "each": 2}
-_MARKOV = {"none": 0, "vanilla": 1, "gated": 2, "rnn": 3, "selector": 4}
+_FC_NORMS = numbers("norms before fc", "EC_FC_NORM_")
+_MARKOV = numbers("chains of blocks", "EC_MARKOV_")
 _FEW_ROWS = ("embedding", "markov_w1", "selector_predecessor", "selector_successor")
 _OF_A_TOKEN = ("markov_w2", "markov_gate", "markov_joint", "selector_hidden")
 
@@ -36,7 +34,7 @@ class Place(NamedTuple):
     """Where the native library has a tensor.
 
     Attributes:
-        which: The number of the matrix, or of the vector (native/edgedec_cpu.h).
+        which: The number of the matrix, or of the vector.
         layer: The layer that has it; 0 for what belongs to the head.
         is_matrix: Whether it is a matrix there.
     """
@@ -52,8 +50,8 @@ def place_of(name: str, card: HeadCard) -> Place:
     number = int(layer[0]) if layer else 0
     renamed = _OF_BLOCKS if card.block is not None else _OF_JOINED if card.joins else _OF_PAIRS
     part = renamed.get(part, part)
-    is_matrix = part in _MATRICES
-    return Place((_MATRICES if is_matrix else _VECTORS).index(part), number, is_matrix)
+    name = f"EC_DRAFT_HEAD_{_NATIVE.get(part, part).upper()}"
+    return Place(NUMBERS[name], number, name in NAMES["matrices of heads"])
 
 
 def is_read_once(name: str, card: HeadCard) -> bool:
@@ -80,7 +78,7 @@ def first_rows(block: BlockShape | None, n_drafts: int) -> int:
     return min(block.size, n_drafts + (not block.shifted)) if block.causal else block.size
 
 
-def native_config(card: HeadCard) -> DraftHeadConfig:
+def native_config(card: HeadCard) -> ctypes.Structure:
     """Return what the native library must know of a head, beside its taps, tokens and windows."""
     sizes = (card.n_head, card.n_head_kv, card.head_dim, card.n_ff, len(card.taps))
     switches = (_FC_NORMS[card.fc_norm], card.norm_before_residual, card.feeds_back_normed)

@@ -42,7 +42,7 @@ class CpuHeadCall:
 
     n_rows = 1
 
-    def __init__(self, state: "CpuDraftHeadState", kind: str, item: DraftItem, *pointed_to: object) -> None:
+    def __init__(self, state: "CpuDraftHeadState", kind: str, item: ctypes.Structure, *pointed_to: object) -> None:
         self.kind = kind
         self.item = item
         self._state = state
@@ -263,7 +263,7 @@ class CpuDraftHeadState:
         self._evaluated = [evaluated] if found else []
         return self._scores if found else None
 
-    def _called(self, kind: str, item: DraftItem, *pointed_to: object) -> int:
+    def _called(self, kind: str, item: ctypes.Structure, *pointed_to: object) -> int:
         """Answer a call, together with other sessions' calls where they are joined; return what was found.
 
         The arrays that the item points to are `pointed_to`, and those of this object.

@@ -7,6 +7,7 @@
 
 #include "api_calls.h"
 #include "draft_head/draft_head.h"
+#include "encoder/edgedec_encoder.h"
 #include "kernels/kernel_sets.h"
 #include "kernels/row.h"
 #include "weights/requantize.h"
@@ -36,6 +37,14 @@ uint64_t row_bytes(int32_t type, int64_t n_cols) {
 }  // namespace
 
 int32_t ec_abi_version(void) { return EC_ABI_VERSION; }
+
+uint64_t ec_size(const char *structure) {
+#define EC_SIZE(name) \
+  if (strcmp(structure, #name) == 0) return sizeof(name);
+  EC_STRUCTURES(EC_SIZE)
+#undef EC_SIZE
+  return 0;
+}
 
 const char *ec_last_error(void) { return last_error().c_str(); }
 

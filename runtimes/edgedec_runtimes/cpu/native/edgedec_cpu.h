@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "edgedec_tables.h"
+
 #if defined(_WIN32)
 #define EC_API __declspec(dllexport)
 #else
@@ -20,228 +22,11 @@
 extern "C" {
 #endif
 
-#define EC_ABI_VERSION 29
-
-enum { EC_OK = 0, EC_INVALID = 1, EC_NO_MEMORY = 2, EC_CANCELLED = 3, EC_UNREADABLE = 4, EC_NOT_FINITE = 5 };
-
-/* A tensor type is ggml's number of it. */
-
-/* The matrices of a model; those from EC_Q on exist in each layer. A layer with a mixture of experts has EC_ROUTER and
- * the matrices of its experts, in each of which expert e is the rows from e * n_rows / n_expert on; its EC_GATE, EC_UP
- * and EC_DOWN are those of a shared expert, which all rows go through, and may be absent. Without EC_UP_EXPERTS, the
- * rows of each expert in EC_GATE_EXPERTS are those of its gate and then those of its up. A layer without EC_V has its
- * keys, before their norm, as values. */
-enum {
-  EC_TOKEN_EMBD, EC_OUTPUT, EC_Q, EC_K, EC_V, EC_ATTN_OUT, EC_GATE, EC_UP, EC_DOWN,
-  EC_ROUTER,        /* [n_expert][n_embd] */
-  EC_SHARED_ROUTER, /* [1][n_embd], the score whose sigmoid multiplies the shared expert's output; may be absent */
-  EC_GATE_EXPERTS,
-  EC_UP_EXPERTS,
-  EC_DOWN_EXPERTS,
-  /* What layers get of a token (n_per_layer): the first two exist once, the others in each layer. */
-  EC_PER_LAYER_ROWS, /* [n_vocab * n_layer][n_per_layer], of which a forward reads n_layer rows for a token */
-  EC_PER_LAYER_PROJECTION, /* [n_layer * n_per_layer][n_embd] */
-  EC_PER_LAYER_GATE,       /* [n_per_layer][n_embd] */
-  EC_PER_LAYER_OUT,        /* [n_embd][n_per_layer] */
-  /* of a layer with a recurrent state: */
-  EC_MIX,       /* [2 * n_state_key_head * n_state_key + n_state_head * n_state_value][n_embd], what the convolution goes
-                   over: queries, keys, values; by EC_RULE_SPACE values, keys, queries */
-  EC_MIX_GATE,  /* [n_state_head * n_state_value][n_embd], whose SiLU multiplies the result */
-  EC_MIX_ALPHA, /* [n_state_head][n_embd], of how much of the state is kept; by EC_RULE_DELTA without EC_MIX_BETA twice
-                   as many rows, those of a key head together: of its heads' beta, then of their alpha */
-  EC_MIX_BETA,  /* [n_state_head][n_embd], of how much is learned (EC_RULE_DELTA) */
-  EC_MIX_OUT,   /* [n_embd][n_state_head * n_state_value] */
-  EC_N_MATRICES
-};
-
-/* The vectors of a model (float32). Those from EC_ATTN_NORM on exist in each layer; all of these may be absent. */
-enum {
-  EC_OUTPUT_NORM,
-  EC_ATTN_NORM,
-  EC_FFN_NORM,
-  EC_Q_BIAS,
-  EC_K_BIAS,
-  EC_V_BIAS,
-  EC_Q_NORM,
-  EC_K_NORM,
-  EC_POST_ATTN_NORM,
-  EC_POST_FFN_NORM,
-  EC_EMBEDDING_NORM, /* of a draft head's layer */
-  EC_ATTN_OUT_BIAS,  /* [n_embd] */
-  EC_SINKS,          /* [n_head], a score of each head that has a part in the softmax and no value */
-  EC_EXPERT_BIAS,    /* [n_expert], added to the gates of experts only to choose them */
-  EC_CONVOLUTION,    /* [n_embd][length], the kernels of a layer with a short convolution (gated: LFM2) in place of
-                        attention: EC_Q, EC_K and EC_V are then C, B and x, of n_embd rows each, and C * conv(B * x)
-                        goes to EC_ATTN_OUT; of a layer with a recurrent state [rows of EC_MIX][length] */
-  EC_ROUTER_BIAS,    /* [n_expert], of the scores of experts */
-  EC_GATE_EXPERTS_BIAS, /* [n_expert][n_ff_expert] */
-  EC_UP_EXPERTS_BIAS,   /* the same */
-  EC_DOWN_EXPERTS_BIAS, /* [n_expert][n_embd] */
-  EC_PER_LAYER_NORM,      /* [n_per_layer], of each layer's part of EC_PER_LAYER_PROJECTION; exists once */
-  EC_PER_LAYER_POST_NORM, /* behind EC_PER_LAYER_OUT */
-  EC_LAYER_SCALE,         /* [1], what the hidden state is multiplied by behind the layer */
-  EC_ROUTER_NORM,         /* before the router, and the next one before experts, where they don't read what EC_GATE does */
-  EC_EXPERTS_NORM,
-  EC_POST_SHARED_NORM, /* behind the shared expert, and the next one behind the experts, before they are added */
-  EC_POST_EXPERTS_NORM,
-  EC_EXPERT_SCALES, /* [n_expert], what the gates of experts are multiplied by */
-  EC_STATE_BIAS, /* [n_state_head], added to alpha */
-  EC_STATE_RATE, /* [n_state_head], at most 0: e^(rate * softplus(alpha)) of the state is kept */
-  EC_STATE_NORM, /* [n_state_value], of each head of the result; by EC_RULE_SPACE [n_state_head * n_state_value], a norm
-                    over the heads of a key together, which may be absent */
-  EC_CONVOLUTION_BIAS, /* [rows of EC_MIX], this and the next of EC_RULE_SPACE */
-  EC_STATE_PASSED,     /* [n_state_head], how much of a value is added to the result */
-  EC_N_VECTORS
-};
-
-/* The operations that the time of a forward is divided into. */
-enum {
-  EC_OP_NORM,
-  EC_OP_QKV,
-  EC_OP_ROPE, /* biases, norms of heads, rotation, writing keys and values */
-  EC_OP_ATTENTION,
-  EC_OP_ATTN_OUT,
-  EC_OP_GATE_UP,
-  EC_OP_DOWN,
-  EC_OP_LOGITS,
-  EC_OP_OTHER, /* embedding, barriers between layers */
-  EC_N_OPERATIONS
-};
-
-/* How keys and values are stored: as halves; or in groups of 32 with a half as scale, as int8, as 4 bits, or as 4 bits
- * with the largest elements (one of 16) as halves beside them. The last three take a head_dim that is a multiple of 32
- * and at most 512. */
-enum { EC_KV_F16 = 0, EC_KV_INT8 = 1, EC_KV_INT4 = 2, EC_KV_GEAR = 3 };
-
-/* How the gates of experts come from their scores: a softmax over all experts, the sigmoid of each, or a softmax over
- * those that were chosen. */
-enum { EC_GATING_SOFTMAX = 0, EC_GATING_SIGMOID = 1, EC_GATING_CHOSEN = 2 };
-
-/* What a gate g becomes in a feed-forward block, before it multiplies: g * sigmoid(g), the tanh form of GELU, the
- * greater of g and 0, or the square of that. */
-enum { EC_SILU = 0, EC_GELU = 1, EC_RELU = 2, EC_RELU2 = 3, EC_GELU_QUICK = 4 };
-
-/* The shape of a model, and the switches by which architectures differ. */
-typedef struct ec_config {
-  int32_t n_vocab;
-  int32_t n_embd;
-  int32_t n_layer;
-  int32_t rope_interleaved; /* pairs are neighbours (1) or halves of the rotated part (0) */
-  int32_t activation;       /* of gates: EC_SILU ... */
-  int32_t ungated;          /* feed-forward blocks have no gate: `up` itself goes through the activation (1) */
-  int32_t wide_norms;       /* norms of queries and keys are over all heads together (1) or over each head (0) */
-  int32_t value_norm;       /* each head of the values is normed, without a weight (1), or not (0) */
-  int32_t n_per_layer;      /* elements that each layer gets of a token; 0: it gets none. Items then have tokens */
-  int32_t sliding_window;   /* tokens that a sliding layer sees */
-  int32_t temperature_tokens; /* t: queries at position p are multiplied by 1 + temperature_scale * ln(1 + floor(p /
-                                 t)); with 0 tokens they are not */
-  float temperature_scale;
-  float rms_epsilon;
-  float embedding_scale;
-  float residual_scale; /* what a block adds to the residual stream is multiplied by it */
-  float logit_scale;    /* logits are multiplied by it */
-  float attention_scale;
-  float attention_softcap; /* c: scores become c * tanh(score / c); 0: they stay */
-  float logit_softcap;     /* the same for logits, after logit_scale */
-  int32_t n_expert;        /* of a layer with a mixture; 0: there is none */
-  int32_t n_expert_used;   /* experts that a row goes through */
-  int32_t n_ff_expert;     /* a multiple of 32 */
-  int32_t expert_gating;   /* EC_GATING_... */
-  int32_t norm_experts;    /* the gates of a row's experts are divided by their sum (1) or not (0) */
-  float expert_scale;      /* gates are multiplied by it */
-  float glu_limit;         /* l: gates g become min(g, l) * sigmoid(glu_slope * min(g, l)), and what they multiply, u,
-                              becomes 1 + u, where u is kept from -l to l; 0: they do not */
-  float glu_slope;
-  int32_t attention_gate;   /* EC_Q has twice as many rows: those of a head's query, then those of a gate, whose sigmoid
-                               multiplies the head's result */
-  int32_t state_rule;       /* EC_RULE_..., of layers with a recurrent state; below, their sizes */
-  int32_t n_state_head;     /* heads, each with a state of n_state_key x n_state_value */
-  int32_t n_state_key_head; /* keys (and queries) of a row; each belongs to the same number of heads */
-  int32_t n_state_key;
-  int32_t n_state_value;
-  int32_t state_tiled;      /* head h has key h % n_state_key_head (1), or neighbouring heads have the same (0) */
-  int32_t norms_after_rope; /* norms of queries and keys stand behind their rotation (1) or before it (0) */
-  int32_t early_router;     /* a router reads what enters its layer (1) or what its experts read (0) */
-  int32_t norm_period;      /* behind each group of so many layers but the last, the residual stream goes through the
-                               norm before the output; 0: nowhere */
-  int32_t scaled_vectors;   /* embedding_scale multiplies vectors in place of embeddings, too (1), or not (0) */
-} ec_config;
-
-/* How a row changes a recurrent state: by the gated delta rule, or by that of a state space (Mamba-2), where softplus
- * of alpha is also what the value is multiplied by. */
-enum { EC_RULE_NONE, EC_RULE_DELTA, EC_RULE_SPACE };
-
-/* What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated. */
-enum { EC_LAYER_SLIDES = 1, EC_LAYER_UNROTATED = 2 };
-
-/* What stands before the feed-forward block of a layer: nothing, attention, a short convolution, a recurrence, or
- * attention and a recurrence side by side. */
-enum { EC_MIXER_NONE, EC_MIXER_ATTENTION, EC_MIXER_CONVOLUTION, EC_MIXER_RECURRENT, EC_MIXER_BOTH };
-
-/* The shape of a layer. A layer that reads the keys and values of another one has neither EC_K nor EC_V. */
-typedef struct ec_layer {
-  int32_t flags; /* EC_LAYER_... */
-  int32_t mixer; /* EC_MIXER_... */
-  int32_t n_head; /* this number and the next two are of attention */
-  int32_t n_head_kv;
-  int32_t head_dim;
-  int32_t n_ff;    /* of the feed-forward block, in a layer with experts of the shared one; 0: there is none */
-  int32_t kv_from; /* the layer whose keys and values it reads: its own number, or that of a layer before it */
-} ec_layer;
-
-/* The stages of a forward that read weights. */
-enum { EC_PART_QKV, EC_PART_ATTN_OUT, EC_PART_GATE_UP, EC_PART_DOWN, EC_PART_OUTPUT };
-
-/* The bytes of a tile file that one stage reads. */
-typedef struct ec_part {
-  int32_t stage;
-  int32_t layer;             /* 0 for the output matrix */
-  int64_t row_begin, row_end; /* rows of the output matrix, from a multiple of 32 on; else 0 */
-  uint64_t offset;           /* a multiple of 64 */
-  uint64_t n_bytes;
-  const void *data;          /* the part in memory, borrowed; NULL: each forward reads it */
-} ec_part;
-
-typedef struct ec_model ec_model;
-typedef struct ec_session ec_session;
-typedef struct ec_kernels ec_kernels;
-typedef struct ec_mapping ec_mapping;
-
-/* One session's rows of a forward. */
-typedef struct ec_item {
-  ec_session *session;
-  int32_t n_past;
-  int32_t n_rows;
-  const int32_t *tokens;  /* [n_rows], or NULL when hidden is given */
-  const float *hidden;    /* [n_rows][(1 + n_added) * n_embd] */
-  int32_t first_layer;    /* the layer to begin with */
-  int32_t n_wanted;       /* rows whose logits are wanted */
-  const int32_t *wanted;  /* [n_wanted], ascending */
-  const int32_t *parents; /* [n_rows], -1 for the cached prefix; NULL for a chain */
-  const uint8_t *attn;    /* [n_layer], which attention blocks run; NULL for all */
-  const uint8_t *mlp;     /* [n_layer] */
-  const int32_t *taps;    /* [n_taps], layers whose output to copy */
-  float *tapped;          /* [n_taps][n_rows][n_embd] */
-  int32_t n_taps;
-  int32_t block;          /* EC_BLOCK_... */
-  int32_t n_added;        /* behind each of the layers from 0 on, of so many, the next n_embd numbers of `hidden` are
-                             added to the state; first_layer is 0 then */
-  const int32_t *places;  /* [n_past + n_rows][3], of each slot: the places that its pairs turn to, the first one
-                             unless ec_model_set_rope says which; NULL: all are its number */
-  const int32_t *mass_layers; /* [n_mass], the layers whose attention is added up; of a chain only */
-  const float *mass_weights;  /* [n_rows], what the attention of each row is multiplied by; 0: it is left out */
-  float *mass;            /* [n_mass][n_mass_heads][n_mass_slots], to which each row's attention is added, by slot */
-  int32_t n_mass;
-  int32_t n_mass_heads;   /* at least those of each of these layers */
-  int32_t n_mass_slots;   /* at least n_past + n_rows */
-} ec_item;
-
-/* Whether an item's rows are a block: none; a block in which a row sees the rows before it, or in which all rows see
- * one another, whose windows are counted from its first row; or one in which all rows see one another, whose windows
- * are counted from each row (in models without states). A block has no parents. */
-enum { EC_BLOCK_NONE, EC_BLOCK_CAUSAL, EC_BLOCK_WHOLE, EC_BLOCK_MUTUAL };
+/* A tensor type is ggml's number of it. Names of numbers and structures are those of native_tables.py. */
 
 EC_API int32_t ec_abi_version(void);
+/* Return the bytes of a structure; 0 where there is none of that name. */
+EC_API uint64_t ec_size(const char *structure);
 EC_API const char *ec_last_error(void);
 
 /* The instruction sets that this processor and this build have, the best first, separated by spaces. */
@@ -322,7 +107,6 @@ EC_API int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double 
  * time l2_bytes ahead, before that twice as many and so on, EC_MOST_AHEAD at most. There are settings for 1 to
  * EC_AHEAD_ROWS rows, the last of which is for more rows, too. They change no bit of a result, and may be changed between
  * forwards. Without this call, they are the usual ones. */
-enum { EC_AHEAD_ROWS = 16, EC_AHEAD_USUAL = -1, EC_MOST_AHEAD = 65536 };
 EC_API int32_t ec_model_set_ahead(ec_model *model, int32_t type, int32_t n_rows, int32_t l1_bytes, int32_t l2_bytes,
                                   int32_t l2_times);
 /* Write the seconds that the model's threads take to multiply n_rows rows with n_bytes of the model's weights of a type,
@@ -391,130 +175,8 @@ EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items
 
 /* A draft head reads pairs (EAGLE-3), or a matrix joins them (nextn), or it drafts blocks (DFlash, DSpark). */
 
-/* The matrices and vectors of a draft head. EC_DRAFT_HEAD_EMBEDDING is absent where it reads the target's
- * embeddings. */
-enum {
-  /* of a layer */
-  EC_DRAFT_HEAD_Q,
-  EC_DRAFT_HEAD_K,
-  EC_DRAFT_HEAD_V,
-  EC_DRAFT_HEAD_ATTN_OUT,
-  EC_DRAFT_HEAD_GATE,
-  EC_DRAFT_HEAD_UP,
-  EC_DRAFT_HEAD_DOWN,
-  /* [2 * conv_length * n_embd / conv_group, n_embd], where conv_length is not 0: the kernels around the attention, and
-   * around the feed-forward block */
-  EC_DRAFT_HEAD_ATTN_KERNELS,
-  EC_DRAFT_HEAD_FFN_KERNELS,
-  EC_DRAFT_HEAD_N_LAYER_MATRICES,
-  /* of the head */
-  EC_DRAFT_HEAD_FC = EC_DRAFT_HEAD_N_LAYER_MATRICES,
-  EC_DRAFT_HEAD_OUTPUT,
-  EC_DRAFT_HEAD_EMBEDDING,
-  EC_DRAFT_HEAD_JOINT,        /* [n_embd, 2 * n_embd], which reads an embedding and a feature, of a head that joins them;
-                                 such a head may lack EC_DRAFT_HEAD_FC: its only tap is the feature then */
-  EC_DRAFT_HEAD_MARKOV_W1,    /* [n_vocab of the target, rank] */
-  EC_DRAFT_HEAD_MARKOV_W2,    /* [n_vocab, rank]; [n_vocab of the target, rank] of EC_MARKOV_SELECTOR */
-  EC_DRAFT_HEAD_MARKOV_GATE,  /* [rank, n_embd + rank] of EC_MARKOV_GATED, [rank, n_embd] of EC_MARKOV_SELECTOR */
-  EC_DRAFT_HEAD_MARKOV_JOINT, /* [3 * rank, 2 * rank + n_embd], of EC_MARKOV_RNN */
-  EC_DRAFT_HEAD_N_MATRICES
-};
-enum {
-  /* of a layer */
-  EC_DRAFT_HEAD_EMBEDDING_NORM, /* of the embeddings of pairs */
-  EC_DRAFT_HEAD_ATTN_NORM,      /* of the features of pairs, or of what a layer reads */
-  EC_DRAFT_HEAD_FFN_NORM,
-  EC_DRAFT_HEAD_Q_NORM, /* [head_dim], absent where heads are not normed */
-  EC_DRAFT_HEAD_K_NORM,
-  EC_DRAFT_HEAD_ATTN_KERNELS_BASE, /* [2][conv_length][n_embd], added to the kernels: before, behind the block */
-  EC_DRAFT_HEAD_FFN_KERNELS_BASE,
-  EC_DRAFT_HEAD_N_LAYER_VECTORS,
-  /* of the head */
-  EC_DRAFT_HEAD_OUTPUT_NORM = EC_DRAFT_HEAD_N_LAYER_VECTORS, /* absent where no norm stands before the output matrix */
-  EC_DRAFT_HEAD_FC_NORM,      /* [n_taps * n_embd of the target], where fc_norm is not EC_FC_NORM_NONE */
-  EC_DRAFT_HEAD_FEATURE_NORM, /* of features, for blocks and for pairs that are joined */
-  EC_DRAFT_HEAD_PAIR_NORM,    /* of embeddings, for pairs that are joined */
-  EC_DRAFT_HEAD_ROPE_DIVISORS,
-  EC_DRAFT_HEAD_MASK, /* the embedding of masked rows, where mask_token is -1 */
-  EC_DRAFT_HEAD_MARKOV_GATE_BIAS,
-  EC_DRAFT_HEAD_MARKOV_JOINT_BIAS,
-  EC_DRAFT_HEAD_CONFIDENCE, /* [n_embd + rank]; absent where the head has none */
-  EC_DRAFT_HEAD_CONFIDENCE_BIAS,
-  EC_DRAFT_HEAD_N_VECTORS
-};
-/* The norm before fc: none, one over all taps together, or one over each tap. */
-enum { EC_FC_NORM_NONE, EC_FC_NORM_JOINED, EC_FC_NORM_EACH };
-/* How the scores of a row of a block depend on the token before: not at all, by the product of W2 and its row of W1
- * alone, with a gate, or with a recurrent state. A selector scores the best tokens of the row alone, and adds to each
- * the product of its own row of W2 and the gated row of W1; all others score EC_NOT_SELECTED, which softmax makes 0. */
-enum { EC_MARKOV_NONE, EC_MARKOV_VANILLA, EC_MARKOV_GATED, EC_MARKOV_RNN, EC_MARKOV_SELECTOR };
+enum { EC_DRAFT_HEAD_N_LAYER_MATRICES = EC_DRAFT_HEAD_FC, EC_DRAFT_HEAD_N_LAYER_VECTORS = EC_DRAFT_HEAD_OUTPUT_NORM };
 #define EC_NOT_SELECTED -1e30f
-enum { EC_MOST_BLOCK = 128 };
-
-typedef struct ec_draft_head_config {
-  int32_t n_vocab; /* tokens that the head can draft */
-  int32_t n_embd;
-  int32_t n_layer; /* 1 of a head whose attention reads pairs */
-  int32_t n_head;
-  int32_t n_head_kv;
-  int32_t head_dim;
-  int32_t n_ff;
-  int32_t n_taps;
-  int32_t fc_norm;
-  int32_t norm_before_residual; /* the residual stream begins with the feature after its norm */
-  int32_t feeds_back_normed;    /* the next pair gets the layer's output after the output norm */
-  int32_t block_size;    /* rows of a block, at most EC_MOST_BLOCK; 0: the head reads pairs, and nothing below but
-                            rms_epsilon and rope_base is read */
-  int32_t block_shifted; /* row i scores the token behind its own position (1), or at it (0): then row 0 scores none */
-  int32_t block_causal;  /* a row sees the rows before it (1), or all rows of the block (0) */
-  int32_t markov;        /* EC_MARKOV_... */
-  int32_t rank;
-  int32_t top_k;         /* tokens that EC_MARKOV_SELECTOR scores in a row; else 0 */
-  int32_t conv_length;   /* rows that the convolutions before and behind a layer's blocks go over; 0: there are none */
-  int32_t conv_group;    /* elements that share what is added to their kernels */
-  int32_t mask_token;    /* whose embedding masked rows have; -1: EC_DRAFT_HEAD_MASK */
-  float rms_epsilon;
-  float rope_base;
-  float embedding_scale; /* of the embeddings and the mask */
-  float logit_scale;
-  float logit_softcap;
-} ec_draft_head_config;
-
-typedef struct ec_draft_head ec_draft_head;
-
-/* How a chain is drafted: of at most n_max nodes; it ends with the node at which the product of the nodes' chances
- * (`sure` of ec_drafted) falls below least_path, or after most_seconds. A chance p counts as p * factors[i], at most
- * 0.995, where i is the number of edges at or below p. */
-typedef struct ec_draft_rules {
-  int32_t n_max;
-  int32_t n_edges;
-  const float *edges;   /* [n_edges], ascending */
-  const float *factors; /* [n_edges + 1], or NULL for 1 */
-  double least_path;
-  double most_seconds;
-} ec_draft_rules;
-
-/* A node of a chain: the most probable token, and the second one (-1 for none), with the head's probabilities. `sure`
- * is the chance that it is accepted where all nodes before it are, by the head's confidence; p where it has none. */
-typedef struct ec_drafted {
-  int32_t token;
-  float p;
-  int32_t second_token;
-  float second_p;
-  float sure;
-} ec_drafted;
-
-/* A text to draft for: its session, and `token`, which stands at position n_past and was not evaluated yet. For
- * ec_draft_scores, an n_past of -1 says that `token` was drafted behind what the last call read. */
-typedef struct ec_draft_item {
-  ec_session *session;
-  int32_t n_past;
-  int32_t token;
-  ec_draft_rules rules; /* of ec_draft_chains */
-  ec_drafted *nodes;    /* [rules.n_max], for ec_draft_chains */
-  float *scores;        /* [n_vocab of the head], for ec_draft_scores */
-  int32_t n_found;      /* the result */
-} ec_draft_item;
 
 /* Make a draft head of a model. taps: layers of the target, 0 to n_layer, whose input the features are made of.
  * tokens: for each of the n_vocab rows of the output matrix the target's token id. windows: for each layer how many
@@ -543,7 +205,7 @@ EC_API void ec_draft_head_destroy(ec_draft_head *head);
  * head is destroyed. */
 EC_API int32_t ec_session_follow(ec_session *session, ec_draft_head *head);
 /* Have the draft head that follows a session take rows that another library has evaluated; nothing happens where no
- * head follows. Of the item are read: session, n_past, n_rows, tokens, parents (only whether there are any), n_wanted,
+ * head follows. Of the item are read: session, n_past, n_rows, tokens of groups, parents (only whether there are any), n_wanted,
  * n_taps and tapped, which holds what enters the layers that the head taps, in their order. */
 EC_API int32_t ec_session_take(const ec_item *item);
 /* Write for each of n texts, of sessions of one model, the scores of what follows its token; n_found is 0 where they

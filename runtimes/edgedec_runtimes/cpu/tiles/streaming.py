@@ -21,6 +21,7 @@ from pathlib import Path
 from edgedec.errors import RequestError
 from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec_runtimes.cpu.library import native
+from edgedec_runtimes.cpu.native_tables import NAMES, NUMBERS
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.cpu.tensor_places import (
     EMBEDDING,
@@ -33,16 +34,17 @@ from edgedec_runtimes.cpu.tensor_places import (
 from edgedec_runtimes.cpu.tiles.paged_file import PAGE_BYTES
 from edgedec_runtimes.cpu.tiles.read_rates import Pace, memory_rate, remembered_rate
 
-QKV, ATTN_OUT, GATE_UP, DOWN, OUTPUT_ROWS = range(5)
-"""The stages of a forward that read weights, by their numbers in native/edgedec_cpu.h."""
+QKV, ATTN_OUT, GATE_UP, DOWN, OUTPUT_ROWS = (NUMBERS[name] for name in NAMES["stages"])
+"""The stages of a forward that read weights."""
 
-_STAGE_OF = {
-    **dict.fromkeys((2, 3, 4, 18, 19, 20, 21), QKV),
-    **dict.fromkeys((5, 22), ATTN_OUT),
-    **dict.fromkeys((6, 7, 9, 10), GATE_UP),
-    **dict.fromkeys((8, 16, 17), DOWN),
+_MATRICES_OF = {
+    QKV: ("Q", "K", "V", "MIX", "MIX_GATE", "MIX_ALPHA", "MIX_BETA"),
+    ATTN_OUT: ("ATTN_OUT", "MIX_OUT"),
+    GATE_UP: ("GATE", "UP", "ROUTER", "SHARED_ROUTER"),
+    DOWN: ("DOWN", "PER_LAYER_GATE", "PER_LAYER_OUT"),
 }
-_OF_EXPERTS = (11, 12, 13)
+_STAGE_OF = {NUMBERS[f"EC_{name}"]: stage for stage, names in _MATRICES_OF.items() for name in names}
+_OF_EXPERTS = tuple(NUMBERS[f"EC_{name}_EXPERTS"] for name in ("GATE", "UP", "DOWN"))
 _RING_PARTS = 3
 _PANEL_ROWS, _TILE_ROWS = 32, 16
 MEASURED_BYTES = 64 << 20

@@ -15,13 +15,14 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Forward
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress, Progress
+from edgedec.sessions.cost_probe import N_MAX
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.onnx.feeds import CHUNK, even
 from edgedec_runtimes.onnx.foreign.contract import Contract, feeds
 from edgedec_runtimes.onnx.foreign.session import ForeignSession, empty_caches
 from edgedec_runtimes.onnx.graph_model import LOGIT_ROWS, GraphModel, Opened, bind_input, bind_output, pieces
 from edgedec_runtimes.onnx.single_steps import one_row_is_exact
-from edgedec_runtimes.shared.invariance import N_MAX, measured_invariance
+from edgedec_runtimes.shared.invariance import measured_invariance
 from edgedec_runtimes.shared.pages import give_back
 from edgedec_runtimes.shared.session_state import CheckedItem
 
@@ -95,11 +96,12 @@ class ForeignModel(GraphModel[ForeignSession]):
 
     def _run_piece(self, item: CheckedItem, begin: int, end: int) -> NDArray[np.float32]:
         """Run the graph on rows [begin, end) and return all their logits, f32[n, n_vocab], a view."""
-        assert item.tokens is not None, "hidden states were refused"
+        tokens = item.groups[0].tokens
+        assert tokens is not None, "vectors were refused"
         n_past, n_rows = item.n_past + begin, even(end - begin) if self.is_padded else end - begin
         past, present = item.session.past(n_past), empty_caches(self._contract, n_past + n_rows)
         inputs: dict[str, NDArray[Any]] = {}
-        inputs |= feeds(self._contract, item.tokens[begin:end], n_past, n_rows)
+        inputs |= feeds(self._contract, tokens[begin:end], n_past, n_rows)
         outputs: dict[str, NDArray[Any]] = {"logits": self._logits[:, :n_rows]}
         for cache, before, after in zip(self._contract.caches, past, present, strict=True):
             inputs[f"past_key_values.{cache}"] = before

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.forwards import evaluated
 from support.heads.loaded_blocks import FLOATS, INTEGERS, TEXT, loaded, of_floats, of_integers, oracle
 from support.heads.reference_block import NOT_SELECTED
 from support.heads.tiny_blocks import tiny_block
@@ -15,7 +16,7 @@ from support.models.tiny_quantized import Tiny
 from edgedec.errors import ModelFormatError
 from edgedec.head_state import ChainRules, HeadState
 from edgedec.load_options import LoadOptions
-from edgedec.model import Model, Session
+from edgedec.model import Model, RowGroup, Session, Span
 from edgedec_runtimes.cpu.library import instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.trained_heads.card import HeadCard
@@ -278,7 +279,7 @@ def test_a_step_back_costs_nothing(tmp_path: Path) -> None:
         assert head_of(session).begin(31, int(TEXT[31])) is None
         read(session, 0, 50)
         states = session.forward(TEXT[50:51], n_past=50, taps=(2,)).hidden[2].copy()
-        session.forward(hidden=states, resume_after=2, n_past=50)  # rows without tokens have no taps
+        evaluated(session, 50, RowGroup(vectors=states, span=Span(enter=3)))  # rows without tokens have no taps
         assert head_of(session).begin(51, int(TEXT[51])) is None
         read(session, 51, 53)
         assert len(scores(session, 53)) == 5

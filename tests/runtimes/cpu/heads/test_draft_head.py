@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.forwards import evaluated
 from support.heads.reference_head import ReferenceHead
 from support.heads.tiny_heads import TinyHead, write_head
 from support.heads.together import drafted_together
@@ -22,7 +23,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.head_state import ChainRules, DraftCall, HeadState
 from edgedec.load_options import LoadOptions
-from edgedec.model import Model, Session
+from edgedec.model import Model, RowGroup, Session, Span
 from edgedec_export.block_types import quantize_q4_0
 from edgedec_methods.sliding_window import SlidingSession
 from edgedec_runtimes.cpu.draft_head.check import require_runnable
@@ -347,7 +348,7 @@ def test_going_back_into_the_text_needs_one_new_token(tmp_path: Path) -> None:
         read(session, TEXT[30:31], 30)
         assert len(scores(session, 31)) == N_DRAFT
         states = session.forward(TEXT[31:32], n_past=31, taps=(2,)).hidden[2].copy()
-        session.forward(hidden=states, resume_after=2, n_past=31)  # rows without tokens have no taps
+        evaluated(session, 31, RowGroup(vectors=states, span=Span(enter=3)))  # rows without tokens have no taps
         assert head_of(session).begin(32, int(TEXT[32])) is None
         read(session, TEXT[32:34], 32)
         assert len(scores(session, 34)) == N_DRAFT

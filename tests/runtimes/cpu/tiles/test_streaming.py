@@ -21,7 +21,7 @@ from support.models.tiny_runs import bits, one_by_one
 from edgedec.errors import CancelledError, RequestError, SessionError, StorageError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, LayerSet, Model
+from edgedec.model import ForwardItem, LayerSet, Model, RowGroup, Span
 from edgedec.progress import CancelToken, Progress
 from edgedec_runtimes.cpu import weights
 from edgedec_runtimes.cpu.model import CpuModel
@@ -137,7 +137,10 @@ def test_several_sessions_and_skipped_layers(model: CpuModel, whole: Model) -> N
         logits = [
             bits(forward.logits)
             for forward in each.forward(
-                [ForwardItem(first, 0, TOKENS[:7]), ForwardItem(second, 0, TOKENS[7:12], layers=subset)]
+                [
+                    ForwardItem(first, 0, (RowGroup(TOKENS[:7]),)),
+                    ForwardItem(second, 0, (RowGroup(TOKENS[7:12], span=Span(layers=subset)),)),
+                ]
             )
         ]
         for i in range(6):

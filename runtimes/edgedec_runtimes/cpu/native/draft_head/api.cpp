@@ -117,10 +117,11 @@ int32_t ec_session_take(const ec_item *item) {
     require(session.model->elsewhere, "the session's own library evaluates its text");
     require(item->n_past >= 0 && item->n_rows >= 0 && item->n_rows <= session.cache.n_ctx() - item->n_past,
             "the rows are beyond the session's length");
-    require(item->tokens != nullptr && item->tapped != nullptr && item->n_taps == (int32_t)head.taps.size(),
+    const int32_t *tokens = item->n_groups == 1 && item->groups->n_rows == item->n_rows ? item->groups->tokens : nullptr;
+    require(tokens != nullptr && item->tapped != nullptr && item->n_taps == (int32_t)head.taps.size(),
             "the rows lack tokens or taps");
     for (int32_t i = 0; i < item->n_rows; ++i)
-      require(item->tokens[i] >= 0 && item->tokens[i] < session.model->config.n_vocab, "a token is out of range");
+      require(tokens[i] >= 0 && tokens[i] < session.model->config.n_vocab, "a token is out of range");
     session.draft_head->take(*item);
     return EC_OK;
   });

@@ -101,13 +101,16 @@ void BlockState::read_blocks(const std::vector<BlockState *> &states) {
   std::vector<int32_t> wanted((size_t)head.config.block_size);
   std::iota(wanted.begin(), wanted.end(), first);
   std::vector<ec_item> items;
+  std::vector<ec_group> groups(states.size());
   size_t row = 0;
   for (BlockState *s : states) {
     float *input = inputs.data() + row * d;
     head.embed(&s->token_, 1, input, (int64_t)d);
     for (int32_t r = 1; r < s->n_rows_; ++r) memcpy(input + (size_t)r * d, block.mask(), d * sizeof(float));
     ec_item item{};
-    item.session = &s->kv_, item.n_past = s->n_read_, item.n_rows = s->n_rows_, item.hidden = input;
+    ec_group &group = groups[items.size()];
+    group.n_rows = s->n_rows_, group.vectors = input;
+    item.session = &s->kv_, item.n_past = s->n_read_, item.n_rows = s->n_rows_, item.groups = &group, item.n_groups = 1;
     item.block = head.config.block_causal ? EC_BLOCK_CAUSAL : EC_BLOCK_WHOLE;
     item.n_wanted = s->n_kept_, item.wanted = wanted.data();
     if (block.reads_hidden()) item.n_taps = 1, item.taps = &last_layer, item.tapped = hidden.data() + row * d;

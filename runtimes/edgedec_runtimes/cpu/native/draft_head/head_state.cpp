@@ -38,6 +38,12 @@ void DraftHeadState::go_back(int32_t n_past) {
   forget(n_past);
 }
 
+// Whether a forward's taps are those of tokens, and of no rows that enter behind the layers that the head reads.
+static bool has_tokens(const ec_item &item) {
+  return std::all_of(item.groups, item.groups + item.n_groups,
+                     [](const ec_group &group) { return group.tokens != nullptr; });
+}
+
 // Make room for the taps of n_rows rows behind the first n_past tokens, and return where the first one's go.
 float *DraftHeadState::room_for(int32_t n_past, int32_t n_rows) {
   go_back(n_past);
@@ -48,7 +54,7 @@ float *DraftHeadState::room_for(int32_t n_past, int32_t n_rows) {
 }
 
 void DraftHeadState::before(const ec_item &item, Plan &plan, int32_t first_row) {
-  if (item.tokens == nullptr) return go_back(item.n_past);
+  if (!has_tokens(item)) return go_back(item.n_past);
   float *out = room_for(item.n_past, item.n_rows);
   for (size_t t = 0; t < head_.taps.size(); ++t)
     plan.taps.push_back(
@@ -65,8 +71,9 @@ void DraftHeadState::take(const ec_item &item) {
 }
 
 void DraftHeadState::after(const ec_item &item) {
-  if (item.tokens == nullptr) return;
-  tokens_.insert(tokens_.end(), item.tokens, item.tokens + item.n_rows);
+  if (!has_tokens(item)) return;
+  for (int32_t g = 0; g < item.n_groups; ++g)
+    tokens_.insert(tokens_.end(), item.groups[g].tokens, item.groups[g].tokens + item.groups[g].n_rows);
   // The rows of a draft all want logits; a chain that wants at most its last row's is a part of the text.
   if (item.parents == nullptr && item.n_wanted <= 1 && n_pending() > LAZY_ROWS) absorb();
   if ((int64_t)taps_.size() > KEPT_ROWS * head_.n_tapped() && n_pending() <= KEPT_ROWS) {

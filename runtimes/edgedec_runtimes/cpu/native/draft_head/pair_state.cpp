@@ -102,6 +102,7 @@ void PairState::read_pairs(const std::vector<PairState *> &states, float *scores
   std::vector<ec_draft_head::Made> rows, pairs;
   std::vector<int32_t> last(n);
   std::vector<ec_item> items(n);
+  std::vector<ec_group> groups(n);
   int64_t n_rows = 0;
   for (const PairState *state : states) n_rows += state->n_laid_;
   std::vector<float> outputs((size_t)(wanted ? n_rows * d : 0)), joined((size_t)(head.joins ? n_rows * d : 0));
@@ -112,8 +113,8 @@ void PairState::read_pairs(const std::vector<PairState *> &states, float *scores
       rows.push_back({s.taps_.data() + r * width, s.inputs_.data() + (2 * r + 1) * d});
     ec_item &item = items[i];
     last[i] = s.n_laid_ - 1;
-    item.session = &s.kv_, item.n_past = s.slot_, item.n_rows = s.n_laid_, item.hidden = s.inputs_.data();
-    if (head.joins) item.hidden = input;
+    groups[i].n_rows = s.n_laid_, groups[i].vectors = head.joins ? input : s.inputs_.data();
+    item.session = &s.kv_, item.n_past = s.slot_, item.n_rows = s.n_laid_, item.groups = &groups[i], item.n_groups = 1;
     for (int32_t r = 0; head.joins && r < s.n_laid_; ++r, input += d)
       pairs.push_back({s.inputs_.data() + 2 * r * d, input});
     if (!wanted) continue;
@@ -168,8 +169,10 @@ bool PairState::read_branches(const int32_t *tokens, const int32_t *parents, int
   std::vector<int32_t> wanted((size_t)n_new);
   std::iota(wanted.begin(), wanted.end(), n_known);
   ec_item item{};
+  ec_group group{};
+  group.n_rows = n, group.vectors = head_.joins ? joined.data() : branch_inputs_.data();
   item.session = &kv_, item.n_past = n_read_, item.n_rows = n, item.parents = parents;
-  item.hidden = head_.joins ? joined.data() : branch_inputs_.data();
+  item.groups = &group, item.n_groups = 1;
   item.n_wanted = n_new, item.wanted = wanted.data(), item.n_taps = 1, item.taps = &layer, item.tapped = made.data();
   if (forward(head_.net, &item, 1, scores, nullptr, nullptr) != Outcome::done)
     throw NotFinite("the draft head's scores are not finite");

@@ -10,42 +10,6 @@
 extern "C" {
 #endif
 
-/* The matrices: the first three exist once, the others in each layer. */
-enum {
-  EC_ENCODER_PATCH,        /* [n_embd][n_patch], of floats */
-  EC_ENCODER_PROJECTION,   /* [n_middle, or n_out where there is no second one][width of a merged row] */
-  EC_ENCODER_PROJECTION_2, /* [n_out][n_middle], behind a GELU; may be absent */
-  EC_ENCODER_Q, EC_ENCODER_K, EC_ENCODER_V, EC_ENCODER_ATTN_OUT, /* [n_embd][n_embd] */
-  EC_ENCODER_UP,           /* [n_ff][n_embd] */
-  EC_ENCODER_DOWN,         /* [n_embd][n_ff] */
-  EC_ENCODER_N_MATRICES
-};
-
-/* The vectors (float32): those from EC_ENCODER_NORM_1 on exist in each layer. Biases may be absent. */
-enum {
-  EC_ENCODER_PATCH_BIAS,
-  EC_ENCODER_POST_NORM, EC_ENCODER_POST_NORM_BIAS,
-  EC_ENCODER_MERGED_NORM, EC_ENCODER_MERGED_NORM_BIAS, /* of merged rows; may be absent */
-  EC_ENCODER_PROJECTION_BIAS, EC_ENCODER_PROJECTION_2_BIAS,
-  EC_ENCODER_NORM_1, EC_ENCODER_NORM_1_BIAS, EC_ENCODER_NORM_2, EC_ENCODER_NORM_2_BIAS,
-  EC_ENCODER_Q_BIAS, EC_ENCODER_K_BIAS, EC_ENCODER_V_BIAS, EC_ENCODER_ATTN_OUT_BIAS,
-  EC_ENCODER_UP_BIAS, EC_ENCODER_DOWN_BIAS,
-  EC_ENCODER_N_VECTORS
-};
-
-/* The shape of an encoder. */
-typedef struct ec_encoder_config {
-  int32_t n_patch;     /* numbers of a patch: its red, green and blue planes */
-  int32_t n_embd, n_ff, n_layer, n_head, n_out;
-  int32_t activation;  /* EC_SILU, EC_GELU or EC_GELU_QUICK */
-  int32_t merge;       /* merge x merge patches become one row */
-  int32_t pools;       /* by their average, and the norm of merged rows is by their root mean square; else the patches
-                          of a row of the square lie one behind the other, then the next row's */
-  float epsilon, merged_epsilon;
-} ec_encoder_config;
-
-typedef struct ec_encoder ec_encoder;
-
 /* instruction_set: as in ec_model_create. */
 EC_API int32_t ec_encoder_create(const ec_encoder_config *config, int32_t n_threads, const char *instruction_set,
                                  ec_encoder **encoder);

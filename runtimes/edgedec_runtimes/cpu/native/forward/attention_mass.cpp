@@ -13,16 +13,17 @@ void Run::add_mass(int thread, int32_t l, const std::vector<int32_t> &rows, floa
     for (int32_t i = 0; i < item.n_mass; ++i) {
       if (item.mass_layers[i] != l) continue;
       float *to = item.mass + (int64_t)i * item.n_mass_heads * item.n_mass_slots;
+      const float *row_weights = item.mass_weights + (int64_t)i * item.n_rows;
       stages_.each(thread, m_.layers[(size_t)l].shape.n_head_kv,
-                   [&](int64_t head) { add_mass_of_head(l, rows, range, head, to, memory); });
+                   [&](int64_t head) { add_mass_of_head(l, rows, range, head, row_weights, to, memory); });
       end_stage(thread, EC_OP_ATTENTION);
     }
   }
 }
 
 // Do so for the queries of one key-value head; `to` is of all heads, [n_mass_heads][n_mass_slots].
-void Run::add_mass_of_head(int32_t l, const std::vector<int32_t> &rows, const RowRange &range, int64_t head, float *to,
-                           float *memory) const {
+void Run::add_mass_of_head(int32_t l, const std::vector<int32_t> &rows, const RowRange &range, int64_t head,
+                           const float *row_weights, float *to, float *memory) const {
   const Layer &layer = m_.layers[(size_t)l];
   const ec_item &item = plan_.items[plan_.rows[(size_t)rows[range.begin]].item];
   const std::vector<float> &sinks = layer.vectors[EC_SINKS];
@@ -41,14 +42,14 @@ void Run::add_mass_of_head(int32_t l, const std::vector<int32_t> &rows, const Ro
   };
   for (size_t i = range.begin; i < range.end; ++i) {
     const RowInfo &row = plan_.rows[(size_t)rows[i]];
-    if (item.mass_weights[row.index] == 0.0f) continue;
+    if (row_weights[row.index] == 0.0f) continue;
     for (int64_t h = head * per_row; h < (head + 1) * per_row; ++h) {
       const int32_t q = w.n_queries++;
       w.query[q] = m_.qkv.data() + (int64_t)i * width_of(layer) + h * query_stride(layer);
       w.visible[q] = row.visible;
       w.start[q] = layer.window > 0 ? std::max(0, row.window_end - layer.window) : 0;
       w.sink[q] = sinks.empty() ? nullptr : sinks.data() + h;
-      factors[q] = item.mass_weights[row.index];
+      factors[q] = row_weights[row.index];
       sums[q] = to + h * item.n_mass_slots;
       if (w.n_queries == QUERY_GROUP) add_weights();
     }

@@ -34,16 +34,17 @@ Outcome evaluate_again(const ec_item &item, bool whole, const volatile int32_t *
 
 // Evaluate the rows of an item, which begins with the layer first_layer, again in the layers below it, as they were.
 Outcome renew_below(const ec_item &item, const volatile int32_t *cancel) {
-  const size_t n = (size_t)item.first_layer, n_layer = (size_t)item.session->model->config.n_layer;
+  const size_t n = (size_t)item.groups[0].first_layer, n_layer = (size_t)item.session->model->config.n_layer;
   for (int32_t begin = item.n_past, end = begin + item.n_rows; begin < end;) {
     ec_item below{};
+    ec_group group{};
     std::vector<float> vectors;
-    below.session = item.session, below.places = item.places;
-    item.session->notes.describe(begin, end, &below, &vectors);
+    below.session = item.session, below.places = item.places, below.parents = item.parents;
+    item.session->notes.describe(begin, end, &below, &group, &vectors);
     std::vector<uint8_t> attn(n_layer, 0), mlp(n_layer, 0);
-    std::copy_n(below.attn, n, attn.begin());
-    std::copy_n(below.mlp, n, mlp.begin());
-    below.attn = attn.data(), below.mlp = mlp.data(), below.parents = item.parents;
+    std::copy_n(group.attn, n, attn.begin());
+    std::copy_n(group.mlp, n, mlp.begin());
+    group.attn = attn.data(), group.mlp = mlp.data();
     if (item.parents != nullptr && below.n_rows != item.n_rows)
       throw Invalid("the rows of a tree ran through different half-layers");
     const Outcome outcome = evaluate_again(below, false, cancel);
@@ -65,13 +66,16 @@ Outcome renew(const ec_item &item, const volatile int32_t *cancel) {
     Outcome outcome = Outcome::done;
     for (int32_t begin = first; begin < n_past && outcome == Outcome::done;) {
       ec_item again{};
+      ec_group group{};
       std::vector<float> vectors;
       again.session = &session, again.places = item.places;
-      session.notes.describe(begin, std::min(n_past, begin + session.model->max_rows), &again, &vectors);
+      session.notes.describe(begin, std::min(n_past, begin + session.model->max_rows), &again, &group,
+                             &vectors);
       outcome = evaluate_again(again, true, cancel);
       begin += again.n_rows;
     }
-    if (outcome == Outcome::done && session.states.is_used() && item.first_layer > 0) outcome = renew_below(item, cancel);
+    if (outcome == Outcome::done && session.states.is_used() && item.groups[0].first_layer > 0)
+      outcome = renew_below(item, cancel);
     if (outcome != Outcome::done) session.columns.forget(first);
     return outcome;
   } catch (...) {

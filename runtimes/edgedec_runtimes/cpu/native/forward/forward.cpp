@@ -32,9 +32,8 @@ void begin_streaming(ec_model &model, const Plan &plan) {
 void read_rows(ec_model &model, const Plan &plan) {
   for (int32_t r = 0; r < plan.n_rows; ++r) {
     const RowInfo &row = plan.rows[(size_t)r];
-    const ec_item &item = plan.items[row.item];
-    if (item.tokens == nullptr) continue;
-    const int32_t token = item.tokens[row.index], n_layer = model.config.n_layer;
+    if (row.group->tokens == nullptr) continue;
+    const int32_t token = row.group->tokens[row.in_group], n_layer = model.config.n_layer;
     float *x = model.x.data() + (int64_t)r * model.config.n_embd;
     if (model.streamer.started()) model.streamer.embed(token, x);
     else if (model.row_file.is_open()) model.row_file.read(token, x);
@@ -101,15 +100,16 @@ void Run::embed(int thread) {
   stages_.each(thread, plan_.n_rows, [&](int64_t r) {
     const RowInfo &row = plan_.rows[(size_t)r];
     const ec_item &item = plan_.items[row.item];
+    const ec_group &group = *row.group;
     float *x = m_.x.data() + r * c_.n_embd;
     bool is_scaled = c_.embedding_scale != 1.0f;
-    if (item.hidden != nullptr) {
-      const int64_t width = m_.n_input() + (int64_t)item.n_added * c_.n_embd;
-      memcpy(x, item.hidden + row.index * width + m_.n_input() - c_.n_embd, (size_t)c_.n_embd * sizeof(float));
-      is_scaled = is_scaled && c_.scaled_vectors != 0 && item.first_layer == 0 && !m_.of_head;
+    if (group.vectors != nullptr) {
+      const int64_t width = m_.n_input() + (int64_t)group.n_added * c_.n_embd;
+      memcpy(x, group.vectors + row.in_group * width + m_.n_input() - c_.n_embd, (size_t)c_.n_embd * sizeof(float));
+      is_scaled = is_scaled && c_.scaled_vectors != 0 && group.first_layer == 0 && !m_.of_head;
     } else {
       if (!streamed_ && !m_.row_file.is_open())
-        tile_row(m_.token_embd.type, c_.n_embd, m_.token_embd.tiles, item.tokens[row.index], x);
+        tile_row(m_.token_embd.type, c_.n_embd, m_.token_embd.tiles, group.tokens[row.in_group], x);
     }
     if (is_scaled)
       for (int32_t i = 0; i < c_.n_embd; ++i) x[i] *= c_.embedding_scale;
@@ -148,9 +148,9 @@ const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const
 void Run::add_vectors(int thread, int32_t l) {
   stages_.each(thread, plan_.n_rows, [&](int64_t r) {
     const RowInfo &row = plan_.rows[(size_t)r];
-    const ec_item &item = plan_.items[row.item];
-    if (l >= item.n_added) return;
-    const float *vector = item.hidden + row.index * (m_.n_input() + (int64_t)item.n_added * c_.n_embd);
+    const ec_group &group = *row.group;
+    if (l >= group.n_added) return;
+    const float *vector = group.vectors + row.in_group * (m_.n_input() + (int64_t)group.n_added * c_.n_embd);
     k_.add(m_.x.data() + r * c_.n_embd, vector + (int64_t)(l + 1) * c_.n_embd, 1.0f, c_.n_embd);
   });
   end_stage(thread, EC_OP_OTHER);
@@ -159,7 +159,7 @@ void Run::add_vectors(int thread, int32_t l) {
 // Put the states behind layer l through the norm that stands before the output.
 void Run::norm_states(int thread, int32_t l, float *memory) {
   stages_.each(thread, plan_.n_rows, [&](int64_t r) {
-    if (plan_.items[plan_.rows[(size_t)r].item].first_layer > l) return;
+    if (plan_.rows[(size_t)r].group->first_layer > l) return;
     float *x = m_.x.data() + r * c_.n_embd;
     k_.rms_norm(x, m_.output_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
     memcpy(x, memory, (size_t)c_.n_embd * sizeof(float));
@@ -175,7 +175,7 @@ const Activations &Run::attention_input(int thread, const Layer &layer, const st
   stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
     const RowInfo &row = plan_.rows[(size_t)rows[(size_t)i]];
     float *x = m_.x.data() + rows[(size_t)i] * n;
-    const float *embedding = plan_.items[row.item].hidden + row.index * m_.n_input();
+    const float *embedding = row.group->vectors + row.in_group * m_.n_input();
     k_.rms_norm(embedding, layer.vectors[EC_EMBEDDING_NORM].data(), c_.rms_epsilon, n, memory);
     k_.rms_norm(x, layer.vectors[EC_ATTN_NORM].data(), c_.rms_epsilon, n, memory + n);
     k_.quantize(m_.pairs.view(), i, 0, 2 * n, memory);

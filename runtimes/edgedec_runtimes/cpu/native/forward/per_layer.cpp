@@ -18,7 +18,7 @@ void Run::make_per_layer_inputs(int thread, float *memory) {
   const float shrunk = 1.0f / sqrtf((float)c_.n_embd), grown = sqrtf((float)n), half = sqrtf(0.5f);
   stages_.each(thread, n_rows, [&](int64_t r) {
     const RowInfo &row = plan_.rows[(size_t)r];
-    const int64_t first = (int64_t)plan_.items[row.item].tokens[row.index] * c_.n_layer;
+    const int64_t first = (int64_t)row.group->tokens[row.in_group] * c_.n_layer;
     for (int32_t l = 0; l < c_.n_layer; ++l) {
       float *input = of.inputs.data() + r * n_all + l * n, *looked_up = of.rows.data() + r * n_all + l * n;
       if (!of.file.is_open()) tile_row(of.table.type, n, of.table.tiles, first + l, looked_up);

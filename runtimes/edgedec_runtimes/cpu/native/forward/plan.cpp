@@ -41,30 +41,42 @@ void check_item(const ec_model &model, const ec_item &item) {
   require(item.session != nullptr && item.session->model == &model, "an item's session belongs to another model");
   require(item.n_rows > 0 && item.n_past >= 0, "an item has no rows, or a negative n_past");
   require((int64_t)item.n_past + item.n_rows <= item.session->cache.n_ctx(), "an item is longer than its session");
-  require((item.tokens == nullptr) != (item.hidden == nullptr), "an item has either tokens or hidden states");
-  require(item.first_layer >= 0 && item.first_layer <= c.n_layer, "first_layer is out of range");
-  require(item.hidden != nullptr || item.first_layer == 0, "tokens begin with layer 0");
-  require(item.hidden == nullptr || c.n_per_layer == 0, "the layers of this model read tokens");
-  for (int32_t i = 0; i < item.n_rows; ++i) {
-    require(item.tokens == nullptr || (item.tokens[i] >= 0 && item.tokens[i] < c.n_vocab), "a token is out of range");
-    require(item.parents == nullptr || (item.parents[i] >= -1 && item.parents[i] < i), "a parent is out of range");
+  require(item.n_groups == 1 || (item.n_groups > 1 && !model.remembers() && item.block == EC_BLOCK_NONE),
+          "rows with states, and those of a block, are one group");
+  int64_t n_rows = 0;
+  int32_t first_layer = c.n_layer;
+  for (int32_t g = 0; g < item.n_groups; ++g) {
+    const ec_group &group = item.groups[g];
+    require(group.n_rows > 0, "a group has no rows");
+    require((group.tokens == nullptr) != (group.vectors == nullptr), "a group has either tokens or vectors");
+    require(group.first_layer >= 0 && group.first_layer <= c.n_layer, "first_layer is out of range");
+    require(group.vectors != nullptr || group.first_layer == 0, "tokens begin with layer 0");
+    require(group.vectors == nullptr || c.n_per_layer == 0, "the layers of this model read tokens");
+    require(group.n_added >= 0 && group.n_added <= c.n_layer, "more is added than there are layers");
+    require(group.n_added == 0 || (group.vectors != nullptr && group.first_layer == 0),
+            "only vectors bring what is added");
+    n_rows += group.n_rows;
+    first_layer = std::min(first_layer, group.first_layer);
+    for (int32_t i = 0; group.tokens != nullptr && n_rows <= item.n_rows && i < group.n_rows; ++i)
+      require(group.tokens[i] >= 0 && group.tokens[i] < c.n_vocab, "a token is out of range");
   }
+  require(n_rows == item.n_rows, "the groups have another number of rows than their item");
+  for (int32_t i = 0; item.parents != nullptr && i < item.n_rows; ++i)
+    require(item.parents[i] >= -1 && item.parents[i] < i, "a parent is out of range");
   require(item.block >= EC_BLOCK_NONE && item.block <= EC_BLOCK_MUTUAL, "no such block");
   require(item.block != EC_BLOCK_MUTUAL || !model.remembers(), "rows with states can't see rows behind them");
-  require(item.n_added >= 0 && item.n_added <= c.n_layer, "more is added than there are layers");
-  require(item.n_added == 0 || (item.hidden != nullptr && item.first_layer == 0), "only vectors bring what is added");
   require(item.block == EC_BLOCK_NONE || item.parents == nullptr, "a block is no tree");
   require(item.n_wanted >= 0 && item.n_taps >= 0, "a count is negative");
   for (int32_t i = 0; i < item.n_wanted; ++i)
     require(item.wanted[i] >= 0 && item.wanted[i] < item.n_rows, "a wanted row is out of range");
   for (int32_t i = 0; i < item.n_taps; ++i)
-    require(item.taps[i] >= item.first_layer && item.taps[i] < c.n_layer, "a tap is out of range");
+    require(item.taps[i] >= first_layer && item.taps[i] < c.n_layer, "a tap is out of range");
   if (item.n_mass == 0) return;
   require(item.n_mass > 0 && item.parents == nullptr, "attention is added up for the rows of a chain");
   require(item.mass_layers != nullptr && item.mass_weights != nullptr && item.mass != nullptr, "no room for attention");
   require(item.n_mass_slots >= item.n_past + item.n_rows, "attention has fewer slots than the item");
   for (int32_t i = 0; i < item.n_mass; ++i) {
-    require(item.mass_layers[i] >= item.first_layer && item.mass_layers[i] < c.n_layer, "a layer is out of range");
+    require(item.mass_layers[i] >= first_layer && item.mass_layers[i] < c.n_layer, "a layer is out of range");
     const Layer &layer = model.layers[(size_t)item.mass_layers[i]];
     require(!layer.attends() || layer.shape.n_head <= item.n_mass_heads, "a layer has more heads than attention");
   }
@@ -129,11 +141,13 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
     if (item.n_rows > model.max_rows - plan.n_rows) throw Invalid("a forward has too many rows");
     plan.first_row.push_back(plan.n_rows);
     const bool of_row = item.block == EC_BLOCK_NONE || item.block == EC_BLOCK_MUTUAL;
-    for (int32_t r = 0; r < item.n_rows; ++r) {
+    const ec_group *group = item.groups;
+    for (int32_t r = 0, in_group = 0; r < item.n_rows; ++r, ++in_group) {
+      if (in_group == group->n_rows) ++group, in_group = 0;
       const int32_t position = item.n_past + r,
                     visible = item.block >= EC_BLOCK_WHOLE ? item.n_past + item.n_rows : position + 1,
                     window_end = of_row ? position + 1 : item.n_past;
-      plan.rows.push_back({i, r, position, position, visible, window_end, 0, 0});
+      plan.rows.push_back({i, r, group, in_group, position, position, visible, window_end, 0, 0});
       plan.all_rows.push_back(plan.n_rows + r);
     }
     if (item.parents != nullptr) add_paths(plan, item, plan.n_rows);
@@ -148,9 +162,12 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
     for (int32_t w = 0; w < item.n_wanted; ++w) plan.wanted.push_back(plan.n_rows + item.wanted[w]);
     plan.n_rows += item.n_rows;
     plan.most_slots = std::max(plan.most_slots, item.n_past + item.n_rows);
-    plan.n_added = std::max(plan.n_added, item.n_added);
     plan.adds_mass = plan.adds_mass || item.n_mass > 0;
-    subset = subset || item.attn != nullptr || item.mlp != nullptr || item.first_layer > 0;
+    for (int32_t g = 0; g < item.n_groups; ++g) {
+      const ec_group &each = item.groups[g];
+      plan.n_added = std::max(plan.n_added, each.n_added);
+      subset = subset || each.attn != nullptr || each.mlp != nullptr || each.first_layer > 0;
+    }
   }
   plan.n_wanted = (int32_t)plan.wanted.size();
   plan.all_ranges = ranges_of(plan, plan.all_rows);
@@ -159,14 +176,14 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
   plan.mlp_rows.resize((size_t)model.config.n_layer);
   for (int32_t l = 0; l < model.config.n_layer; ++l)
     for (int32_t r = 0; r < plan.n_rows; ++r) {
-      const ec_item &item = items[plan.rows[(size_t)r].item];
-      if (l < item.first_layer) continue;
+      const ec_group &group = *plan.rows[(size_t)r].group;
+      if (l < group.first_layer) continue;
       const Layer &layer = model.layers[(size_t)l];
       const int32_t source = layer.attends() ? layer.shape.kv_from : l;
       // A row that leaves a layer out also leaves out the attention of those layers that read its keys and values.
-      const bool has_kv = item.attn == nullptr || source < item.first_layer || item.attn[source];
-      if (item.attn == nullptr || (item.attn[l] && has_kv)) plan.attn_rows[(size_t)l].push_back(r);
-      if (item.mlp == nullptr || item.mlp[l]) plan.mlp_rows[(size_t)l].push_back(r);
+      const bool has_kv = group.attn == nullptr || source < group.first_layer || group.attn[source];
+      if (group.attn == nullptr || (group.attn[l] && has_kv)) plan.attn_rows[(size_t)l].push_back(r);
+      if (group.mlp == nullptr || group.mlp[l]) plan.mlp_rows[(size_t)l].push_back(r);
     }
   for (const std::vector<int32_t> &rows : plan.attn_rows) plan.attn_ranges.push_back(ranges_of(plan, rows));
   return plan;

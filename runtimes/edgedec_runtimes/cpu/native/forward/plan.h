@@ -11,6 +11,8 @@ namespace edgedec {
 
 struct RowInfo {
   int32_t item, index;              // the item that the row belongs to, and its number within that item
+  const ec_group *group;            // the group of the item that the row belongs to, and its number within that group
+  int32_t in_group;
   int32_t slot, position;           // where the cache holds its keys and values, and its position in the text
   int32_t visible, window_end;      // it sees the positions below `visible`, of a window those that end with window_end
   int32_t path_begin, path_length;  // of a row of a tree: its part of Plan::paths
@@ -43,7 +45,7 @@ struct Plan {
   // Of items that are trees, where layers have recurrent states: the order of their rows, and how many states it keeps.
   std::vector<std::vector<TreeStep>> tree_steps;
   int32_t n_kept_states = 0;
-  int32_t n_added = 0;   // the most of an item
+  int32_t n_added = 0;   // the most of a group
   bool adds_mass = false;  // whether an item wants attention added up
   int32_t n_folded = 0;  // after the forward: how many layers have folded what their states had to fold
   // Where the states after a layer are copied to, row by row; layer -1 stands for the embeddings.

@@ -69,7 +69,7 @@ int32_t RecurrentState::verified(const ec_item &item, const RowNotes &notes) con
 
 void RecurrentState::begin(const ec_item &item, const RowNotes &notes, bool whole) {
   if (!is_used()) return;
-  resumes_ = item.first_layer > 0;
+  resumes_ = item.groups[0].first_layer > 0;
   if (!resumes_) cut(item.n_past);
   const int32_t n_verified = verified(item, notes), first_wanted = item.n_wanted > 0 ? item.wanted[0] : item.n_rows;
   const bool is_chain = whole && item.parents == nullptr && item.block == EC_BLOCK_NONE && !resumes_;

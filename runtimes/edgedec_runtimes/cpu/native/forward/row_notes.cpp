@@ -16,7 +16,7 @@ RowNotes::RowNotes(const RowNotes &other, int32_t n_tokens) : RowNotes(other.n_l
   vectors_.assign(other.vectors_.begin(), other.vectors_.begin() + (std::ptrdiff_t)n_vectors);
 }
 
-void RowNotes::describe(int32_t begin, int32_t end, ec_item *item, std::vector<float> *vectors) const {
+void RowNotes::describe(int32_t begin, int32_t end, ec_item *item, ec_group *group, std::vector<float> *vectors) const {
   if (end > n_slots()) throw Invalid("the session does not hold so many tokens");
   const Vector *first = vector_of(begin);
   const size_t n_numbers = first != nullptr ? (*first)->size() : 0;
@@ -28,34 +28,35 @@ void RowNotes::describe(int32_t begin, int32_t end, ec_item *item, std::vector<f
     else if (tokens_[(size_t)(begin + n)] < 0)
       throw Invalid("the session can't go back to this position: it began with hidden states");
   }
-  item->n_past = begin, item->n_rows = n;
-  if (first != nullptr) item->hidden = vectors->data(), item->n_added = (int32_t)n_numbers / n_embd_ - 1;
-  else item->tokens = tokens_.data() + begin;
-  item->attn = at(begin), item->mlp = at(begin) + n_layer_;
+  item->n_past = begin, item->n_rows = n, item->groups = group, item->n_groups = 1;
+  if (first != nullptr) group->vectors = vectors->data(), group->n_added = (int32_t)n_numbers / n_embd_ - 1;
+  else group->tokens = tokens_.data() + begin;
+  group->n_rows = n, group->attn = at(begin), group->mlp = at(begin) + n_layer_;
 }
 
 void RowNotes::begin(const ec_item &item) {
-  if (n_layer_ != 0 && item.first_layer == 0) resize(std::min(n_slots(), item.n_past));
+  if (n_layer_ != 0 && item.groups[0].first_layer == 0) resize(std::min(n_slots(), item.n_past));
 }
 
 void RowNotes::note(const ec_item &item) {
   if (n_layer_ == 0) return;
+  const ec_group &group = item.groups[0];
   resize(std::max(n_slots(), item.n_past + item.n_rows));
-  const bool are_vectors = item.hidden != nullptr && item.first_layer == 0;
-  const size_t end = (size_t)(item.n_past + item.n_rows), n_numbers = (size_t)(1 + item.n_added) * (size_t)n_embd_;
+  const bool are_vectors = group.vectors != nullptr && group.first_layer == 0;
+  const size_t end = (size_t)(item.n_past + item.n_rows), n_numbers = (size_t)(1 + group.n_added) * (size_t)n_embd_;
   if (are_vectors) vectors_.resize(std::max(vectors_.size(), end));
   for (int32_t r = 0; r < item.n_rows; ++r) {
     const size_t slot = (size_t)(item.n_past + r);
     uint8_t *ran = ran_.data() + slot * width();
-    if (item.tokens != nullptr) tokens_[slot] = item.tokens[r];
-    if (item.tokens != nullptr && slot < vectors_.size()) vectors_[slot] = nullptr;
+    if (group.tokens != nullptr) tokens_[slot] = group.tokens[r];
+    if (group.tokens != nullptr && slot < vectors_.size()) vectors_[slot] = nullptr;
     if (are_vectors) {
-      const float *from = item.hidden + (size_t)r * n_numbers;
+      const float *from = group.vectors + (size_t)r * n_numbers;
       vectors_[slot] = std::make_shared<const std::vector<float>>(from, from + n_numbers);
     }
-    for (int32_t l = item.first_layer; l < n_layer_; ++l) {
-      ran[l] = item.attn == nullptr || item.attn[l];
-      ran[n_layer_ + l] = item.mlp == nullptr || item.mlp[l];
+    for (int32_t l = group.first_layer; l < n_layer_; ++l) {
+      ran[l] = group.attn == nullptr || group.attn[l];
+      ran[n_layer_ + l] = group.mlp == nullptr || group.mlp[l];
     }
   }
 }

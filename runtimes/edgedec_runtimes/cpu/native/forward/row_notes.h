@@ -18,7 +18,7 @@ class RowNotes {
   // Describe the rows from `begin` on that ran through the same half-layers, at most up to `end`, to evaluate them
   // again: set n_past, n_rows, tokens (or hidden and n_added, whose numbers lie in `vectors`), attn and mlp. Throws
   // Invalid where neither the token nor the vector of a row is known.
-  void describe(int32_t begin, int32_t end, ec_item *item, std::vector<float> *vectors) const;
+  void describe(int32_t begin, int32_t end, ec_item *item, ec_group *group, std::vector<float> *vectors) const;
   // Forget what lies behind the rows of a forward that begins. Behind rows that begin with a later layer, all is still
   // what it was in the layers below.
   void begin(const ec_item &item);

@@ -185,8 +185,8 @@ class Run {
 
   // --- attention_mass.cpp ---
   void add_mass(int thread, int32_t l, const std::vector<int32_t> &rows, float *memory);
-  void add_mass_of_head(int32_t l, const std::vector<int32_t> &rows, const RowRange &range, int64_t head, float *to,
-                        float *memory) const;
+  void add_mass_of_head(int32_t l, const std::vector<int32_t> &rows, const RowRange &range, int64_t head,
+                        const float *row_weights, float *to, float *memory) const;
 
   // --- row_convolution.cpp ---
   const Activations &block_input(int thread, const RowConvolution &before, const std::vector<int32_t> &rows,
