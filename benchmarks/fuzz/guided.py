@@ -9,13 +9,14 @@ native_fuzz.cpp with libFuzzer, address and undefined-behaviour sanitizers, whic
 CMake; `--build DIRECTORY` keeps what is compiled). Seeds are made here, inputs that reach new code are kept in
 `--corpus DIRECTORY`, and a finding ends the target with status 1 and is kept as a file. A finding is any exception but
 EdgedecError, a fault that a sanitizer sees, more than 10 s, or more than 2 GB. The last line is JSON: how many inputs
-each target took, and the status it ended with.
+each target took, how many places of the code they reached, and the status it ended with.
 """
 
 import argparse
 import functools
 import importlib
 import json
+import math
 import os
 import platform
 import random
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -350,18 +352,21 @@ def fuzz_python(name: str, arguments: list[str], corpus: Path) -> None:
     """Fuzz one of Python's parsers in this process, which libFuzzer ends."""
     import atheris
 
+    sys.meta_path.insert(0, PathFinder)  # atheris traces nothing of what an editable installation's finder loads
     with atheris.instrument_imports(include=["edgedec", "edgedec_runtimes", "edgedec_models", "edgedec_apps"]):
         from edgedec.errors import EdgedecError
 
         read, seeds = PYTHON[name]()
-    for i, seed in enumerate(seeds):
-        (corpus / f"seed-{i}").write_bytes(seed)
 
-    def one(data: bytes) -> None:
-        try:
-            read(data)
-        except EdgedecError as error:
-            str(error)
+        def one(data: bytes) -> None:
+            try:
+                read(data)
+            except EdgedecError as error:
+                str(error)
+
+        for i, seed in enumerate(seeds):
+            (corpus / f"seed-{i}").write_bytes(seed)
+            one(seed)  # imports what is imported late, so that it is traced
 
     atheris.Setup(["fuzz", *arguments], one)
     atheris.Fuzz()
@@ -385,17 +390,7 @@ def build_native(folder: Path, *, all_kernels: bool) -> Path:
     commands = [
         ["cmake", "-S", str(ROOT), "-B", str(folder), *define],
         ["cmake", "--build", str(folder), "--parallel", "2"],
-        [
-            clang,
-            "-std=c++17",
-            *FLAGS.split(),
-            "-fsanitize=fuzzer",
-            f"-I{native}",
-            f"-I{library}/tables",
-            str(source),
-            "-o",
-            str(program),
-        ],
+        [clang, "-std=c++17", *FLAGS.split(), "-fsanitize=fuzzer", f"-I{native}", str(source), "-o", str(program)],
     ]
     commands[-1] += [f"-I{library}/tables", f"-L{library}", f"-Wl,-rpath,{library}", "-ledgedec_cpu"]
     for command in commands:
@@ -415,27 +410,22 @@ def fuzz(
         rng = random.Random(name)
         for i in range(30):
             (kept / f"seed-{i}").write_bytes(rng.randbytes(rng.choice((256, 1024, 3000))))
-    limits = [
-        *LIMITS,
-        *QUICK,
-        f"-runs={runs}",
-        f"-seed={seed}",
-        *([f"-max_total_time={max(1, round(seconds))}"] if seconds else []),
-    ]
+    limits = [*LIMITS, *QUICK, f"-runs={runs}", f"-seed={seed}", f"-max_total_time={math.ceil(seconds)}"]
     limits.append(f"-artifact_prefix={corpus.resolve()}/finding-{name}-")
-    inputs = files or [str(kept)]
     environment = os.environ | {"FUZZ": name, "ASAN_OPTIONS": SANITIZERS}
     command = [str(program)] if program else [sys.executable, __file__, name, "--here", "--corpus", str(kept)]
-    done = subprocess.run(
-        [*command, *limits, *inputs], env=environment, stderr=subprocess.PIPE, text=True, errors="replace"
-    )
-    n_inputs = re.search(r"number_of_executed_units: (\d+)", done.stderr)
+    command += [*limits, *(files or [str(kept)])]
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace")
     reached = re.search(r"^of \d+ inputs: .*", done.stderr, re.M)
-    found = {"inputs": int(n_inputs[1]) if n_inputs else 0, "status": done.returncode}
-    print(f"{name}: {found}", reached[0] if reached else "", file=sys.stderr)
+    counts = {"inputs": r"number_of_executed_units: (\d+)", "covered": r" cov: (\d+)"}
+    result = {key: int([0, *re.findall(count, done.stderr)][-1]) for key, count in counts.items()}
+    result["status"] = done.returncode
+    print(f"{name}: {result} {reached[0] if reached else ''}", file=sys.stderr)
+    if not (files or done.returncode or result["covered"]):
+        raise SystemExit(f"{name}: no input reached code that is traced, so nothing guided the fuzzer")
     if done.returncode:
         print(done.stderr[-6000:], file=sys.stderr)
-    return found
+    return result
 
 
 def main() -> int:

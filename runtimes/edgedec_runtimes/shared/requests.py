@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, RequestError, SessionError
-from edgedec.model import ForwardItem, LayerSet, RowGroup, Rows, Span
+from edgedec.model import ALL_LAYERS, ForwardItem, LayerSet, RowGroup, Rows, Span
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec_runtimes.shared.session_state import CheckedItem, SessionState
 
@@ -57,7 +57,7 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
     if not item.groups:
         raise RequestError("a forward has no group of rows; it takes at least one")
     group, parents, positions = item.groups[0], None, None
-    is_one = len(item.groups) == 1 and group.vectors is None and group.tokens is not None and group.span.is_whole
+    is_one = len(item.groups) == 1 and group.vectors is None and group.tokens is not None and group.span == ALL_LAYERS
     is_special = not is_one or bool(item.taps) or bool(item.mass) or group.block is not None
     if is_special or group.sees is not None or group.positions is not None:
         _require_capable(item, limits)
@@ -97,7 +97,7 @@ def _group(group: RowGroup, limits: Limits) -> RowGroup:
     span, n_layer = group.span, limits.card.n_layer
     if (group.tokens is None) == (group.vectors is None) or (group.tokens is not None and span.enter):
         raise RequestError("rows are either tokens, which enter layer 0, or vectors")
-    if not span.is_whole:
+    if span != ALL_LAYERS:
         if span.enter not in range(n_layer + 1):
             raise RequestError(f"rows enter layer {span.enter}; it must be 0 to {n_layer}")
         span = _layers(span, n_layer)
