@@ -230,7 +230,7 @@ class KeptSession(UnsavedSession, OuterSession):
         Raises:
             CapabilityError: Hidden states or pictures were given, or logits of a token that was left out are wanted.
         """
-        tokens = tokens_of(item, f"a prompt that is read in part (leave {argument('prompt_keep')} out)")
+        tokens = tokens_of(item, "a prompt that is read in part", "prompt_keep")
         if not 0 <= item.n_past <= len(self._ids):
             raise SessionError(f"n_past is {item.n_past}; the session has {counted(len(self._ids), 'token')}")
         if item.n_past + len(tokens) > self.n_ctx:

@@ -120,7 +120,7 @@ class SlidingSession(UnsavedSession, OuterSession):
             CapabilityError: Hidden states, or positions apart from slots, were given.
             ContextFullError: The window moves within a tree, or the text would have over MOST_TOKENS tokens.
         """
-        tokens = tokens_of(item, f"a context that slides (leave {argument('slide')} out)")
+        tokens = tokens_of(item, "a context that slides", "slide")
         if not 0 <= item.n_past <= len(self._ids):
             raise SessionError(f"n_past is {item.n_past}; the session has evaluated {len(self._ids)} tokens")
         n_text = item.n_past + len(tokens)
@@ -206,11 +206,13 @@ class SlidingSession(UnsavedSession, OuterSession):
         self._branched = None
 
 
-def tokens_of(item: ForwardItem, what: str) -> NDArray[np.int32]:
-    """Return the tokens of an item of one group (CapabilityError where it has more, which `what` can't take)."""
+def tokens_of(item: ForwardItem, what: str, option: str) -> NDArray[np.int32]:
+    """Return the tokens of an item of one group (CapabilityError: it has more than `what` takes, by `option`)."""
     group = item.groups[0]
     if len(item.groups) > 1 or group.tokens is None or group.vectors is not None or group.positions is not None:
-        raise CapabilityError(f"{what} takes tokens one behind the other, no hidden states and no pictures")
+        raise CapabilityError(
+            f"{what} takes tokens one behind the other, no hidden states and no pictures; leave {argument(option)} out"
+        )
     return group.tokens
 
 
