@@ -80,23 +80,14 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The layers that rows pass.
+    """The layers that rows pass: from `enter` on to before `leave` (None: to the end), but for those not in `layers`.
 
-    Attributes:
-        enter: The first of them. Vectors stand in place of embeddings where that is layer 0, else they are what left
-            the layer before.
-        leave: The layer before which rows leave, to the output; None for behind the last one.
-        layers: The half-layers that run of those in between; None for all.
+    Vectors that enter layer 0 stand in place of embeddings; at a later one they are what left the layer before.
     """
 
     enter: int = 0
     leave: int | None = None
     layers: LayerSet | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether these are all layers."""
-        return self.enter == 0 and self.leave is None and self.layers is None
 
 
 ALL_LAYERS = Span()
@@ -111,9 +102,9 @@ class RowGroup:
         vectors: f32[n, n_embd], what enters the span; None for tokens. In place of embeddings, each further n_embd
             numbers of a vector are added to the state behind one layer more, from layer 0 on.
         span: The layers that the rows pass.
-        sees: None for a chain, whose rows see all rows before them. int32[n] for a tree: the number of each row's
-            parent in the item, which is below the row's own, or -1 for the cached prefix. A block, whose rows see each
-            other where it is mutual: of a picture's vectors; of tokens, counted from position 0 in such blocks.
+        sees: None for a chain, whose rows see all before them. int32[n] for a tree: the number of each row's parent in
+            the item, below the row's own, or -1 for the cached prefix. A block, whose rows see each other where it is
+            mutual: of a picture's vectors; of tokens, counted from position 0 in such blocks.
         positions: int32[n], the position that each row of a chain of tokens turns to; None where each one stands
             behind the farthest before it. Which rows see each other depends on slots alone.
     """
@@ -194,23 +185,8 @@ class ForwardItem:
     def chain(self) -> NDArray[np.int32] | None:
         """The tokens, where they are a chain through all layers of which only logits are wanted; else None."""
         group = self.groups[0]
-        is_plain = group.span.is_whole and group.sees is None and group.positions is None
+        is_plain = group.span == ALL_LAYERS and group.sees is None and group.positions is None
         return group.tokens if is_plain and len(self.groups) == 1 and not self.taps and not self.mass else None
-
-    def with_tokens(self, tokens: NDArray[np.int32]) -> "ForwardItem":
-        """Return an item of one group with other tokens."""
-        return replace(self, groups=(replace(self.groups[0], tokens=tokens),))
-
-    def only_tokens(self, what: str) -> NDArray[np.int32]:
-        """Return the tokens of an item of one group.
-
-        Raises:
-            CapabilityError: There are several groups, vectors, or positions apart from slots, which `what` can't take.
-        """
-        group = self.groups[0]
-        if len(self.groups) > 1 or group.tokens is None or group.vectors is not None or group.positions is not None:
-            raise CapabilityError(f"{what} takes tokens one behind the other, no hidden states and no pictures")
-        return group.tokens
 
 
 class Session(Protocol):
@@ -285,8 +261,7 @@ class Session(Protocol):
         on_progress: OnProgress | None = None,
     ) -> Forward:
         """Evaluate tokens, a chain or a tree; evaluate() with an item of one group."""
-        span = ALL_LAYERS if layers is None else Span(layers=layers)
-        groups = (RowGroup(tokens, span=span, sees=parents),)
+        groups = (RowGroup(tokens, span=ALL_LAYERS if layers is None else Span(layers=layers), sees=parents),)
         return self.evaluate(ForwardItem(self, n_past, groups, rows, taps), on_progress)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
@@ -328,8 +303,7 @@ class Session(Protocol):
         """Return whether `n_rows` rows of a forward at `n_past`, and steps after them, have the bits of single steps.
 
         A runtime that has to measure this does so here, once for contexts of about this length, with forwards of its
-        own at `n_past` (raises what they raise), which take edgedec.sessions.cost_probe.measuring_s. With `measure`
-        False, what is not known yet is False. By default it is what exact_rows() says.
+        own at `n_past` (raises what they raise). With `measure` False, what is not known yet is False.
         """
         return n_rows <= (self.exact_rows(n_past) or 1)
 

@@ -78,12 +78,8 @@ def evaluate(path: Path, seed: int) -> None:
         session.forward(tokens, n_past=6, parents=np.array([-1, 0, 0, -1, 3, 1], np.int32), rows="all")
         session.keep(np.array([0, 1, 5], np.int32))
         twin = session.fork()
-        items = [
-            ForwardItem(session, 9, (RowGroup(tokens[:1]),)),
-            ForwardItem(other, 0, (RowGroup(np.resize(tokens, 60)),)),
-            ForwardItem(twin, 9, (RowGroup(tokens),)),
-        ]
-        model.forward(items)
+        each = ((session, 9, tokens[:1]), (other, 0, np.resize(tokens, 60)), (twin, 9, tokens))
+        model.forward([ForwardItem(its, n_past, (RowGroup(rows),)) for its, n_past, rows in each])
 
 
 def evaluate_from_disk(path: Path, seed: int) -> None:
@@ -106,10 +102,9 @@ def evaluate_from_disk(path: Path, seed: int) -> None:
             for tiles in (Path(folder) / "tiles").glob("*.tiles"):
                 whole = tiles.read_bytes()
                 _damage(tiles, whole, rng)
-                with suppress(EdgedecError):
-                    session.forward(tokens, n_past=1)
-                with suppress(EdgedecError):
-                    session.forward(tokens[:2], n_past=0)
+                for rows, n_past in ((tokens, 1), (tokens[:2], 0)):
+                    with suppress(EdgedecError):
+                        session.forward(rows, n_past=n_past)
                 if not tiles.exists():  # the runtime found the damage, and deleted the file
                     return
                 with tiles.open("r+b") as file:

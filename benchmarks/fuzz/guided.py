@@ -390,17 +390,7 @@ def build_native(folder: Path, *, all_kernels: bool) -> Path:
     commands = [
         ["cmake", "-S", str(ROOT), "-B", str(folder), *define],
         ["cmake", "--build", str(folder), "--parallel", "2"],
-        [
-            clang,
-            "-std=c++17",
-            *FLAGS.split(),
-            "-fsanitize=fuzzer",
-            f"-I{native}",
-            f"-I{library}/tables",
-            str(source),
-            "-o",
-            str(program),
-        ],
+        [clang, "-std=c++17", *FLAGS.split(), "-fsanitize=fuzzer", f"-I{native}", str(source), "-o", str(program)],
     ]
     commands[-1] += [f"-I{library}/tables", f"-L{library}", f"-Wl,-rpath,{library}", "-ledgedec_cpu"]
     for command in commands:

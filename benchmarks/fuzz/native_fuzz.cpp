@@ -258,18 +258,10 @@ int32_t forward(Input &in, Model &m, ec_session *session, int32_t n_past, int32_
   item.session = session, item.n_past = in.one_in(30) ? in.word() : n_past, item.n_rows = n;
   const bool is_tree = in.below(2);
   const bool sound_past = item.n_past == n_past;
-  ec_group groups[2] = {};
-  item.groups = groups, item.n_groups = 1;
-  groups[0].n_rows = n, groups[0].tokens = tokens.data();
-  if (sound_past && in.one_in(5)) {
-    groups[0].tokens = nullptr, groups[0].vectors = hidden.data();
-    groups[0].first_layer = in.one_in(20) ? in.word() : in.below(m.c.n_layer);
-  }
-  if (n > 1 && in.one_in(4)) {
-    const int32_t n_first = in.one_in(20) ? in.word() : 1 + in.below(n - 1);
-    item.n_groups = 2, groups[0].n_rows = n_first;
-    groups[1].n_rows = in.one_in(20) ? in.word() : n - n_first, groups[1].tokens = tokens.data();
-  }
+  ec_group groups[2] = {}; item.groups = groups, item.n_groups = n > 1 && in.one_in(4) ? 2 : 1, groups[0].tokens = groups[1].tokens = tokens.data();
+  groups[0].n_rows = item.n_groups == 1 ? n : in.one_in(20) ? in.word() : 1 + in.below(n - 1), groups[1].n_rows = n - groups[0].n_rows;
+  if (sound_past && in.one_in(5))
+    groups[0].tokens = nullptr, groups[0].vectors = hidden.data(), groups[0].first_layer = in.one_in(20) ? in.word() : in.below(m.c.n_layer);
   item.wanted = wanted.data(), item.n_wanted = (int32_t)wanted.size();
   if (is_tree) item.parents = parents.data();
   else item.block = in.one_in(20) ? in.word() : in.below(4);

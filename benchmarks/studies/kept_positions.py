@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "answers"))
 from prompt_keep import prompt_of, task
 
 import edgedec
-from edgedec.model import ForwardItem, LayerSet, RowGroup, Session, Span
+from edgedec.model import ForwardItem, RowGroup, Session, Span
 from edgedec.sequence import n_common
 from edgedec_apps.bench.provenance import report
 from edgedec_methods.prompt_keep import WINDOW, frame_of, kept_tokens
@@ -34,12 +34,11 @@ def masses(session: Session, ids: NDArray[np.int32], n_held: int, layers: range)
 
     The session holds the prompt's first `n_held` tokens, and all of it then.
     """
-    run, n = LayerSet.of(session.model.card.n_layer, layers), len(ids) - WINDOW
-    rising = np.arange(1, WINDOW + 1, dtype=np.float32) / np.float32(WINDOW)
+    span, n = Span(leave=layers.stop), len(ids) - WINDOW
+    mass = dict.fromkeys(layers, np.arange(1, WINDOW + 1, dtype=np.float32) / np.float32(WINDOW))
     if n_held < n:
-        session.forward(ids[n_held:n], n_past=n_held, rows=_NO_ROWS, layers=run)
-    group, mass = RowGroup(ids[n:], span=Span(layers=run)), dict.fromkeys(layers, rising)
-    found = session.evaluate(ForwardItem(session, n, (group,), _NO_ROWS, mass=mass)).mass
+        session.evaluate(ForwardItem(session, n_held, (RowGroup(ids[n_held:n], span=span),), _NO_ROWS))
+    found = session.evaluate(ForwardItem(session, n, (RowGroup(ids[n:], span=span),), _NO_ROWS, mass=mass)).mass
     assert found is not None, "it was asked for"
     return found
 
@@ -84,8 +83,8 @@ def main() -> None:
                 worth = mass[args.layers // 3 :].max(axis=(0, 1))
                 places = kept_tokens(worth, frame_of(engine.tokenizer, prompt), args.keep).astype(np.int32)
                 for name, positions in (("one behind the other", None), ("of the prompt", places[:-1])):
-                    group = RowGroup(ids[places[:-1]], positions=positions)
-                    session[2].evaluate(ForwardItem(session[2], 0, (group,), _NO_ROWS))
+                    rows = (RowGroup(ids[places[:-1]], positions=positions),)
+                    session[2].evaluate(ForwardItem(session[2], 0, rows, _NO_ROWS))
                     found[name].append(judged(session[2], len(places) - 1, ids[-1:], answer))
     first, second = (np.array([nll for nll, _ in found[name]]) for name in ("one behind the other", "of the prompt"))
     n_likelier, n, gain = int((first < second).sum()), args.count, float((second - first).mean())

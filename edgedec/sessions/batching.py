@@ -23,7 +23,7 @@ from edgedec.head_state import DraftCall, HeadState
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.sampling import SamplingParams
-from edgedec.sessions.joined_work import Result, Work, cut, evaluated, groups, kind_of
+from edgedec.sessions.joined_work import Result, Work, cut, evaluated, groups
 from edgedec.sessions.outer_session import OuterModel, OuterSession
 
 PIECE_ROWS = 32
@@ -241,7 +241,7 @@ class Batcher(OuterModel):
             return []
         self._due -= missing  # they are late, and not waited for until they come again
         self._due |= {ticket.session for ticket in tickets if ticket.session.taking_part}
-        kinds = [kind_of(ticket.item) for ticket in tickets]
+        kinds = [None if isinstance(ticket.item, ForwardItem) else ticket.item.kind for ticket in tickets]
         for first in kinds:
             if first is not None:
                 return [ticket for ticket, kind in zip(tickets, kinds, strict=True) if kind == first]

@@ -13,8 +13,7 @@ from edgedec.progress import Progress, stage
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key, quietly
 
-N_MAX, LEAST_COMPARED = 16, 8
-"""Most and least rows that are compared with single steps: rounding to int8 hides a small difference in many rows."""
+N_MAX, LEAST_COMPARED = 16, 8  # rows that are compared: rounding to int8 hides a small difference in many rows
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 MOST_ROWS = _ROWS[-1]
 _BETWEEN = (3, 6, 12, 24)  # measured where time is left
@@ -142,10 +141,7 @@ def _order(most: int) -> list[int]:
 
 
 def measuring_s(n_rows: int, cost: Cost) -> float:
-    """Return the seconds that Session.has_exact_rows takes where it has to measure `n_rows` rows.
-
-    `cost` says what a forward takes by the number of rows beyond the first.
-    """
+    """Return the seconds that Session.has_exact_rows takes to measure `n_rows` rows."""
     n = min(N_MAX, 1 << (n_rows - 1).bit_length())
     n_steps = max(LEAST_COMPARED, n) + 1
     seconds = 4 * cost(0) + cost(2) + cost(1) + n_steps * cost(0) + cost(n_steps - 1)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from time import perf_counter
+from typing import cast
 
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
@@ -95,7 +96,7 @@ class SessionForks:
         found: list[Forward] = []
         for group in self.groups(items):
             begun = perf_counter()
-            inner = [replace(item, session=_inner(item)) for item in group]
+            inner = [replace(item, session=cast(ForkedSession, item.session).inner) for item in group]
             found += inner[0].session.model.forward(inner)
             shared = SharedForward(perf_counter() - begun, sum(item.n_rows for item in group), len(group))
             for item, its in zip(group, inner, strict=True):
@@ -198,8 +199,3 @@ class ForkedSession(OuterSession):
     def close(self) -> None:
         """Let the fork go; calling it again does nothing."""
         self._forks.drop(self)
-
-
-def _inner(item: ForwardItem) -> Session:
-    assert isinstance(item.session, ForkedSession), "forward() has looked the session up among the forks"
-    return item.session.inner

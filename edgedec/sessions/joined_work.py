@@ -1,7 +1,7 @@
 """Work of several sessions that is done together: rows of forwards, or calls of drafters."""
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from threading import Condition
 
 import numpy as np
@@ -54,11 +54,6 @@ def own(forward: Forward) -> Forward:
     return replace(forward, logits=forward.logits.copy(), hidden=hidden, is_own=True)
 
 
-def kind_of(work: Work) -> Hashable | None:
-    """Return the kind of a call; None for an item of a forward."""
-    return None if isinstance(work, ForwardItem) else work.kind
-
-
 def cut(item: ForwardItem, n: int) -> tuple[ForwardItem, ForwardItem]:
     """Return an item with the first `n` rows of a group, none of whose logits are wanted, and one with the others."""
     (group,) = item.groups
@@ -81,21 +76,6 @@ def groups(items: Sequence[ForwardItem], most: int) -> list[list[ForwardItem]]:
     return found
 
 
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """A call that a thread waits for.
-
-    Attributes:
-        session: The session of the text that it is for.
-        call: The call.
-        result: What it was answered together with, or the error; None before there is one.
-    """
-
-    session: Session
-    call: DraftCall
-    result: SharedForward | BaseException | None = None
-
-
 class JointCalls:
     """Answers calls as soon as no thread has anything else to do: each one waits for a call, or has left.
 
@@ -107,24 +87,20 @@ class JointCalls:
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[tuple[Session, DraftCall, list[SharedForward | BaseException]]] = []  # and results
         self._changed = Condition()
 
     def answer(self, session: Session, call: DraftCall) -> SharedForward:
-        """Answer a call for a session's text, together with calls of the same kind of other threads.
-
-        Raises:
-            What Session.answer raises for these calls: where one fails, each of them fails.
-        """
-        mine = _Waiting(session, call)
+        """Answer a call for a text, with other threads' calls of its kind (raises what Session.answer does for any)."""
+        mine: list[SharedForward | BaseException] = []
         with self._changed:
-            self._waiting.append(mine)
+            self._waiting.append((session, call, mine))
             self._answer_where_all_wait()
-            while mine.result is None:
+            while not mine:
                 self._changed.wait()
-        if isinstance(mine.result, BaseException):
-            raise mine.result
-        return mine.result
+        if isinstance(mine[0], BaseException):
+            raise mine[0]
+        return mine[0]
 
     def leave(self) -> None:
         """Say that the thread calls no more."""
@@ -136,19 +112,14 @@ class JointCalls:
         """Answer the calls of the first kind, unless a thread is still at work; `_changed` is held."""
         if not self._waiting or len(self._waiting) < self._n_threads:
             return
-        kind = self._waiting[0].call.kind
-        chosen = [waiting for waiting in self._waiting if waiting.call.kind == kind]
-        self._waiting = [waiting for waiting in self._waiting if waiting.call.kind != kind]
-        _answer(chosen)
+        kind = self._waiting[0][1].kind
+        chosen = [waiting for waiting in self._waiting if waiting[1].kind == kind]
+        self._waiting = [waiting for waiting in self._waiting if waiting[1].kind != kind]
+        results: Sequence[SharedForward | BaseException]
+        try:
+            results = chosen[0][0].answer([(session, call) for session, call, _ in chosen])
+        except BaseException as error:  # whoever waits gets it and goes on
+            results = [error] * len(chosen)
+        for (_, _, its), result in zip(chosen, results, strict=True):
+            its.append(result)
         self._changed.notify_all()
-
-
-def _answer(chosen: Sequence[_Waiting]) -> None:
-    """Answer calls of one kind together."""
-    results: Sequence[SharedForward | BaseException]
-    try:
-        results = chosen[0].session.answer([(waiting.session, waiting.call) for waiting in chosen])
-    except BaseException as error:  # whoever waits gets it and goes on
-        results = [error] * len(chosen)
-    for waiting, result in zip(chosen, results, strict=True):
-        waiting.result = result

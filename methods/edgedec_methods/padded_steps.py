@@ -28,6 +28,7 @@ from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.joined_work import own
 from edgedec.sessions.outer_session import OuterModel, OuterSession
+from edgedec_methods.sliding_window import with_tokens
 from edgedec_runtimes.shared.invariance import N_PREFIX, RANGE_TOKENS, ExactRows, measured_invariance
 
 LEAST_ROWS = (2, 3, 4, 5, 8)
@@ -145,7 +146,7 @@ class PaddedSession(OuterSession):
         n, rows = len(tokens), item.wanted
         if np.any(rows >= n):
             raise RequestError(f"row {int(rows.max())} is wanted of a forward of {n} rows")
-        return replace(item.with_tokens(np.concatenate([tokens, np.repeat(tokens[-1:], n_least - n)])), rows=rows)
+        return replace(with_tokens(item, np.concatenate([tokens, np.repeat(tokens[-1:], n_least - n)])), rows=rows)
 
     def fork(self) -> "PaddedSession":
         """Open a second session that shares this one's cached prefix."""

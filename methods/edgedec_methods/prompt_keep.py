@@ -36,6 +36,7 @@ from edgedec.sequence import n_common
 from edgedec.sessions.outer_session import OuterSession, UnsavedSession
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
+from edgedec_methods.sliding_window import tokens_of, with_tokens
 
 WINDOW = 64
 """Rows, the last of a prompt, whose attention counts."""
@@ -229,7 +230,7 @@ class KeptSession(UnsavedSession, OuterSession):
         Raises:
             CapabilityError: Hidden states or pictures were given, or logits of a token that was left out are wanted.
         """
-        tokens = item.only_tokens(f"a prompt that is read in part (leave {argument('prompt_keep')} out)")
+        tokens = tokens_of(item, "a prompt that is read in part", "prompt_keep")
         if not 0 <= item.n_past <= len(self._ids):
             raise SessionError(f"n_past is {item.n_past}; the session has {counted(len(self._ids), 'token')}")
         if item.n_past + len(tokens) > self.n_ctx:
@@ -297,7 +298,7 @@ class KeptSession(UnsavedSession, OuterSession):
             rows = (found - n_same).astype(np.int32)
         tokens = np.array(text[n_same:], np.int32)
         try:
-            forward = super().evaluate(replace(item.with_tokens(tokens), n_past=n_same, rows=rows), on_progress)
+            forward = super().evaluate(replace(with_tokens(item, tokens), n_past=n_same, rows=rows), on_progress)
         except BaseException:
             self._forget()
             raise

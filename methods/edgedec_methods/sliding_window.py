@@ -120,7 +120,7 @@ class SlidingSession(UnsavedSession, OuterSession):
             CapabilityError: Hidden states, or positions apart from slots, were given.
             ContextFullError: The window moves within a tree, or the text would have over MOST_TOKENS tokens.
         """
-        tokens = item.only_tokens(f"a context that slides (leave {argument('slide')} out)")
+        tokens = tokens_of(item, "a context that slides", "slide")
         if not 0 <= item.n_past <= len(self._ids):
             raise SessionError(f"n_past is {item.n_past}; the session has evaluated {len(self._ids)} tokens")
         n_text = item.n_past + len(tokens)
@@ -145,10 +145,10 @@ class SlidingSession(UnsavedSession, OuterSession):
             self._move(begin, text[:-1], on_progress)
             return self._within(replace(item, n_past=len(text) - 1), tokens[-1:], None)
         n_first, wanted = _next_move(n_past, self.n_ctx) - n_past, item.wanted
-        earlier = replace(item.with_tokens(tokens[:n_first]), rows=wanted[wanted < n_first])
+        earlier = replace(with_tokens(item, tokens[:n_first]), rows=wanted[wanted < n_first])
         first = own(self.evaluate(earlier))
         later = wanted[wanted >= n_first] - np.int32(n_first)
-        second = self.evaluate(replace(item.with_tokens(tokens[n_first:]), n_past=n_past + n_first, rows=later))
+        second = self.evaluate(replace(with_tokens(item, tokens[n_first:]), n_past=n_past + n_first, rows=later))
         return Forward(
             np.concatenate([first.logits, second.logits]),
             {layer: np.concatenate([first.hidden[layer], states]) for layer, states in second.hidden.items()},
@@ -179,7 +179,7 @@ class SlidingSession(UnsavedSession, OuterSession):
         n_past, n_before = item.n_past, self.inner.n_cached
         n_held = _n_held(n_past, self._begin)
         try:
-            forward = super().evaluate(replace(item.with_tokens(tokens), n_past=n_held), on_progress)
+            forward = super().evaluate(replace(with_tokens(item, tokens), n_past=n_held), on_progress)
         except BaseException:
             if self.inner.n_cached != n_before:
                 n_new = max(self.inner.n_cached - n_held, 0)
@@ -204,6 +204,21 @@ class SlidingSession(UnsavedSession, OuterSession):
             self._ids.extend(tokens[rows].tolist())
             self._n_valid += len(rows)
         self._branched = None
+
+
+def tokens_of(item: ForwardItem, what: str, option: str) -> NDArray[np.int32]:
+    """Return the tokens of an item of one group (CapabilityError: it has more than `what` takes, by `option`)."""
+    group = item.groups[0]
+    if len(item.groups) > 1 or group.tokens is None or group.vectors is not None or group.positions is not None:
+        raise CapabilityError(
+            f"{what} takes tokens one behind the other, no hidden states and no pictures; leave {argument(option)} out"
+        )
+    return group.tokens
+
+
+def with_tokens(item: ForwardItem, tokens: NDArray[np.int32]) -> ForwardItem:
+    """Return an item of one group with other tokens."""
+    return replace(item, groups=(replace(item.groups[0], tokens=tokens),))
 
 
 def _begin(position: int, n_ctx: int) -> int:

@@ -1,4 +1,7 @@
-"""On models with recurrent states, drafts, shared forwards, a window and a saved prompt change no text."""
+"""On models whose layers differ, drafts, shared forwards, a window and a saved prompt change no text.
+
+They have recurrent states or short convolutions; in one the last layers read the keys and values of layers before.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,8 @@ from edgedec.cost_curve import CostCurve
 from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
 NAMES = each_architecture(
-    ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h_moe", "mamba2"),
-    short=("qwen35moe", "nemotron_h_moe"),  # one of each rule
+    ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h_moe", "mamba2", "lfm2", "gemma4"),
+    short=("qwen35moe", "nemotron_h_moe", "lfm2", "gemma4"),  # one of each rule
 )
 PROMPT = "the cat and the dog and the cat and the dog and "
 N_TOKENS = 120

@@ -137,7 +137,6 @@ class DraftForward:
 def _evaluated(model: Model, items: Sequence[ForwardItem]) -> list[Forward]:
     """Return the results of items of several sessions."""
     if len(items) > 1 and model.batch_invariant is True:
-        return [
-            own(forward) for group in groups(items, model.capabilities.max_rows) for forward in model.forward(group)
-        ]
+        joined = groups(items, model.capabilities.max_rows)
+        return [own(forward) for group in joined for forward in model.forward(group)]
     return [own(item.session.evaluate(item)) for item in items]

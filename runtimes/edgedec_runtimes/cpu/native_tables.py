@@ -370,19 +370,19 @@ def type_of(kind: str) -> Any:
 
 def structures() -> dict[str, type[ctypes.Structure]]:
     """Return the structures for ctypes, which knows those that others have within them, or point to."""
-    found = dict[str, type[ctypes.Structure]]()
+    made = dict[str, type[ctypes.Structure]]()
     for structure, fields in STRUCTURES.items():
         typed = list[tuple[str, Any]]()
         for declared in fields:
             name = re.split(r"\W", declared)[-1]
             kind = declared.removesuffix(name)
-            inner = found.get(re.sub(r"const |[ *]", "", kind))
+            inner = made.get(re.sub(r"const |[ *]", "", kind))
             if inner is None:
                 typed.append((name, type_of(kind)))
             else:
                 typed.append((name, ctypes.POINTER(inner) if "*" in kind else inner))
-        found[structure] = type(structure, (ctypes.Structure,), {"_fields_": typed})
-    return found
+        made[structure] = type(structure, (ctypes.Structure,), {"_fields_": typed})
+    return made
 
 
 def numbers(table: str, prefix: str) -> dict[str, int]:

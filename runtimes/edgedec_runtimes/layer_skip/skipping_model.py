@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgedec.errors import CapabilityError, SessionError, argument
-from edgedec.model import Forward, ForwardItem, LayerSet, Model, Span
+from edgedec.model import ALL_LAYERS, Forward, ForwardItem, LayerSet, Model, Span
 from edgedec.model_card import ModelCard
 from edgedec.progress import OnProgress
 from edgedec.sessions.outer_session import OuterModel, OuterSession
@@ -67,7 +67,7 @@ class LossyModel(OuterModel):
                 "a forward was given a session of another model; it takes sessions that this model opened"
             )
         group = item.groups[0]
-        if len(item.groups) > 1 or group.vectors is not None or not group.span.is_whole:
+        if len(item.groups) > 1 or group.vectors is not None or group.span != ALL_LAYERS:
             raise CapabilityError(
                 "every forward of this model leaves out the same layers, so it takes no other set of layers and no "
                 f"hidden states; load the model without {argument('layer_skip')}"

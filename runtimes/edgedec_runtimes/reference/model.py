@@ -140,18 +140,18 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
 
         That is f32[n_embd], in place of embeddings with what is added behind layers.
         """
-        weights, found = self.handle, list[tuple[int | None, Floats]]()
+        weights, inputs = self.handle, list[tuple[int | None, Floats]]()
         for group in item.groups:
             if group.tokens is not None:
-                found += zip(group.tokens.tolist(), embeddings(weights, group.tokens), strict=True)
+                inputs += zip(group.tokens.tolist(), embeddings(weights, group.tokens), strict=True)
                 continue
             assert group.vectors is not None, "a forward has tokens or vectors"
             vectors = group.vectors
             if not group.span.enter and weights.switches.scaled_vectors:
                 vectors = vectors.copy()
                 vectors[:, : self.card.n_embd] *= np.float32(weights.switches.embedding_scale)
-            found += [(None, vector) for vector in vectors]
-        return found
+            inputs += [(None, vector) for vector in vectors]
+        return inputs
 
     def _evaluated(self, item: CheckedItem, token: int | None, state: Floats, row: Row) -> RowOutput:
         self.stop.check()

@@ -6,21 +6,34 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError, SessionError, counted
+from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
-from edgedec_runtimes.shared.follower import Follower
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.model_lock import ModelLock
 from edgedec_runtimes.shared.session_state import SessionState
 
 _HEAD = struct.Struct("<64sI")
 _BESIDE = b"beside keys and values:"
+
+
+class Follower(HeadState, Protocol):
+    """The state of a draft head that a session keeps, forks, saves and restores together with its KV cache.
+
+    Call its methods with the model's lock held.
+    """
+
+    def saved(self, n_tokens: int) -> bytes:
+        """Return what the head knows of the first tokens of the text."""
+
+    def restore(self, data: bytes, n_tokens: int) -> None:
+        """Know what saved() returned for `n_tokens` tokens; where another head saved it, or b"", know nothing."""
 
 
 class SessionLock:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, RequestError, SessionError
-from edgedec.model import ForwardItem, LayerSet, RowGroup, Rows, Span
+from edgedec.model import ALL_LAYERS, ForwardItem, LayerSet, RowGroup, Rows, Span
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec_runtimes.shared.session_state import CheckedItem, SessionState
 
@@ -57,11 +57,13 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
     if not item.groups:
         raise RequestError("a forward has no group of rows; it takes at least one")
     group, parents, positions = item.groups[0], None, None
-    is_one = len(item.groups) == 1 and group.vectors is None and group.tokens is not None and group.span.is_whole
-    is_special = not is_one or bool(item.taps) or bool(item.mass) or group.block is not None
-    if is_special or group.sees is not None or group.positions is not None:
+    is_one = len(item.groups) == 1 and group.vectors is None and group.tokens is not None
+    is_plain = is_one and group.span is ALL_LAYERS and group.sees is None and group.positions is None
+    is_plain, is_special = is_plain and not item.taps and not item.mass, False
+    if not is_plain:  # no step
+        is_special = not is_one or group.span != ALL_LAYERS or bool(item.taps or item.mass or group.block)
         _require_capable(item, limits)
-    groups = tuple(_group(each, limits) for each in item.groups)
+    groups = (_group(group, limits),) if is_one else tuple(_group(each, limits) for each in item.groups)
     n = groups[0].n_rows if is_one else sum([each.n_rows for each in groups])
     for each in groups if is_special else ():
         _check_block(item, each, limits)
@@ -70,10 +72,11 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
         raise CapabilityError(
             f"this model's state can't go back: n_past may be {state.n_cached} or 0, found {item.n_past}"
         )
-    first_layer, n_layer = min([each.span.enter for each in groups]), limits.card.n_layer
-    if item.taps and not all(first_layer <= tap < n_layer for tap in item.taps):
-        raise RequestError(f"taps are {item.taps}; they must be layers that run, {first_layer} to {n_layer - 1}")
-    if item.is_tree:
+    if item.taps:
+        first_layer, n_layer = min(each.span.enter for each in groups), limits.card.n_layer
+        if not all(first_layer <= tap < n_layer for tap in item.taps):
+            raise RequestError(f"taps are {item.taps}; they must be layers that run, {first_layer} to {n_layer - 1}")
+    if not is_plain and item.is_tree:
         parents = _parents(groups, n)
         if n > limits.tree_rows:
             raise CapabilityError(
@@ -82,8 +85,8 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
     wanted = _wanted(item.rows, n)
     if len(wanted) > limits.capabilities.max_rows:
         _refuse_rows(len(wanted), limits.capabilities.max_rows)
-    mass = _mass(item, n, n_layer) if item.mass else {}
-    if any(each.positions is not None for each in groups):
+    mass = _mass(item, n, limits.card.n_layer) if item.mass else {}
+    if not is_plain and any(each.positions is not None for each in groups):
         positions = np.concatenate([_positions(each) for each in groups])
     checked = CheckedItem(session, item.n_past, groups, n, parents, wanted, tuple(item.taps), mass)
     checked.positions, checked.is_special = positions, is_special
@@ -97,7 +100,7 @@ def _group(group: RowGroup, limits: Limits) -> RowGroup:
     span, n_layer = group.span, limits.card.n_layer
     if (group.tokens is None) == (group.vectors is None) or (group.tokens is not None and span.enter):
         raise RequestError("rows are either tokens, which enter layer 0, or vectors")
-    if not span.is_whole:
+    if span is not ALL_LAYERS:
         if span.enter not in range(n_layer + 1):
             raise RequestError(f"rows enter layer {span.enter}; it must be 0 to {n_layer}")
         span = _layers(span, n_layer)

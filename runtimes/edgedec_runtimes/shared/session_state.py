@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ContextFullError, RequestError, SessionError, counted
-from edgedec.model import RowGroup
+from edgedec.model import ALL_LAYERS, RowGroup
 
 
 @dataclass(slots=True)
@@ -226,7 +226,7 @@ class SessionState:
         item = self._current
         assert item is not None, "no forward was begun"
         start, stop = self.n_cached, self.n_cached + n
-        is_whole = not item.is_special or all(group.span.is_whole for group in item.groups)
+        is_whole = not item.is_special or all(group.span == ALL_LAYERS for group in item.groups)
         if is_whole:
             self._by_slot[start:stop] = True
         else:

@@ -12,7 +12,7 @@ from support.models.tiny_quantized import ARCHITECTURES, WINDOWED_EXAONE4, write
 
 from edgedec.errors import CapabilityError, RequestError
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, LayerSet, Model, RowGroup, Session, Span
+from edgedec.model import ForwardItem, Model, RowGroup, Session, Span
 from edgedec.runtime import Runtime
 from edgedec.sessions.batching import Batcher
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -104,14 +104,8 @@ def test_asking_for_the_mass_changes_no_logit(path: Path) -> None:
 def test_layers_that_did_not_run_have_no_mass(path: Path) -> None:
     """Of a forward through the first layer."""
     with loaded(path) as model:
-        first = LayerSet.of(2, [0])
-        found = evaluated(
-            model.session(64),
-            0,
-            RowGroup(TOKENS[:40], span=Span(layers=first)),
-            rows=NO_ROWS,
-            mass=dict.fromkeys((1, 0), WEIGHTS),
-        )
+        group, both = RowGroup(TOKENS[:40], span=Span(leave=1)), dict.fromkeys((1, 0), WEIGHTS)
+        found = evaluated(model.session(64), 0, group, rows=NO_ROWS, mass=both)
         whole = mass(model.session(64), TOKENS[:40], WEIGHTS)
     assert found.mass is not None
     assert not found.mass[0].any()

@@ -1,7 +1,9 @@
-"""Models with recurrent states go back, fork, branch and are restored anywhere in a long text, with the same bits.
+"""Models with states or short convolutions go back, fork, branch and are restored anywhere, with the same bits.
 
 A session holds the states behind its verified rows, a log of the rows after them, and a few checkpoints
-(native/forward/recurrent_state.h). So the texts here are longer than what is logged, and go back behind checkpoints.
+(native/forward/recurrent_state.h). Of convolutions it holds the columns of its newest tokens, and of older ones only
+those at the ends of pages of 64 tokens (native/forward/short_conv.h): from there it evaluates rows again. So the texts
+here are longer than what is held.
 """
 
 import threading
@@ -21,20 +23,26 @@ from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, write_tiny
 from support.models.tiny_runs import Bits, Tokens, bits, extend, one_by_one, paths
 
 from edgedec.errors import CancelledError, ModelFormatError, SessionError
+from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, LayerSet, Model, RowGroup, Span
 from edgedec_methods.sliding_window import SlidingSession
+from edgedec_runtimes.cpu import kv_types
 from edgedec_runtimes.cpu.library import instruction_sets
+from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = pytest.mark.slow
 
 NAMES = each_architecture(
-    ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h_moe", "mamba2")
+    ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h_moe", "mamba2", "lfm2")
 )
 N_TEXT = 640
 TEXT: Tokens = np.random.default_rng(5).integers(0, 260, N_TEXT + 16).astype(np.int32)
-PLACES = st.integers(1, N_TEXT) | st.sampled_from([1, 2, 3, 4, 31, 32, 33, 200, 400, 568, 600, 608, 609, N_TEXT])
+OF_PAGES = [63, 64, 65, 66, 127, 128, 129, 191, 192, 193]
+PLACES = st.integers(1, N_TEXT) | st.sampled_from(
+    [1, 2, 3, 4, 31, 32, 33, 200, 400, 568, 600, 608, 609, N_TEXT, *OF_PAGES]
+)
 OFTEN = settings(max_examples=6, deadline=None)
 
 
@@ -233,6 +241,8 @@ def test_states_without_tokens_can_not_be_evaluated_again(case: Case) -> None:
     evaluated(session, 399, RowGroup(vectors=hidden[:2], span=Span(enter=2)))
     with pytest.raises(SessionError, match="began with hidden states"):
         session.forward(TEXT[:1], n_past=70, layers=above)
+    if case.model.card.architecture == "lfm2":  # whose columns at the end of a page are there
+        evaluated(session, 64, RowGroup(vectors=hidden[:2], span=Span(enter=2)))
 
 
 def test_what_is_cancelled_is_made_up_for(case: Case) -> None:
@@ -289,3 +299,18 @@ def test_the_memory_plan_counts_the_states(tmp_path: Path) -> None:
     assert terms["checkpoints of states"].n_bytes == 2 * 4 * (states + 3 * row)
     assert not any(terms[name].grows for name in ("recurrent states", "checkpoints of states"))
     assert terms["KV cache"].n_bytes == 2 * 2048 * 2 * tiny.n_head_kv * tiny.head_dim * 2  # of one layer
+
+
+def test_the_memory_plan_counts_the_columns(tmp_path: Path) -> None:
+    """Whole pages for the newest tokens, the last two columns of all other pages, and what is noted of each token."""
+    tiny = replace(ARCHITECTURES["lfm2"], n_ctx_train=4096)
+    path = write_tiny(tmp_path / "m.gguf", tiny)
+    options = LoadOptions(n_ctx=2048, n_parallel=2)
+    terms = {term.name: term for term in Cpu().plan(path, options)}
+    n_pages, of_column = 2048 // 64, 3 * tiny.n_embd * 4
+    expected = (6 * 64 + (n_pages - 6) * 2) * of_column + 2048 * (4 + 2 * tiny.n_layer)
+    assert terms["columns of convolutions"].n_bytes == 2 * expected
+    keys = 2 * tiny.n_head_kv * tiny.head_dim * 2  # of the one layer with attention
+    assert terms["KV cache"].n_bytes == 2 * 2048 * keys
+    network = read_network(read_gguf(path))
+    assert kv_types.column_bytes(network, 64) == 64 * of_column + 64 * (4 + 2 * tiny.n_layer)

@@ -40,7 +40,7 @@ class Case:
         return session
 
     def whole(self, n: int, **options: object) -> Forward:
-        """Return a forward of the first `n` tokens through all layers."""
+        """Return a forward of the first `n` tokens."""
         return own(self.model.session(320).forward(TOKENS[:n], n_past=0, rows="all", **options))  # type: ignore[arg-type]
 
 
@@ -53,9 +53,8 @@ def lower(session: Session) -> Forward:
 @pytest.fixture(scope="module", params=["reference", "cpu", "cpu on 3 threads"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     """A tiny model on each runtime that takes several groups."""
-    path = write_tiny(
-        tmp_path_factory.mktemp("groups") / "m.gguf", Tiny(n_layer=N_LAYER, n_head=8, n_head_kv=4, head_dim=32)
-    )
+    tiny = Tiny(n_layer=N_LAYER, n_head=8, n_head_kv=4, head_dim=32)
+    path = write_tiny(tmp_path_factory.mktemp("groups") / "m.gguf", tiny)
     runtime = Reference() if request.param == "reference" else Cpu()
     with runtime.load(path, LoadOptions(n_ctx=320, n_threads=3 if "3" in request.param else 1, max_rows=256)) as model:
         session = model.session(320)

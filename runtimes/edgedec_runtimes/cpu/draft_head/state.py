@@ -64,7 +64,7 @@ class CpuHeadCall:
 
 
 class CpuDraftHeadState:
-    """Implements edgedec_runtimes.shared.follower.Follower over a native session.
+    """Implements edgedec_runtimes.shared.own_session.Follower over a native session.
 
     Args:
         head: The head that follows the session.

@@ -7,7 +7,6 @@
 
 #include "api_calls.h"
 #include "draft_head/draft_head.h"
-#include "encoder/edgedec_encoder.h"
 #include "kernels/kernel_sets.h"
 #include "kernels/row.h"
 #include "weights/requantize.h"

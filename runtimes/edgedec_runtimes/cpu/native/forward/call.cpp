@@ -74,8 +74,8 @@ Outcome renew(const ec_item &item, const volatile int32_t *cancel) {
       outcome = evaluate_again(again, true, cancel);
       begin += again.n_rows;
     }
-    if (outcome == Outcome::done && session.states.is_used() && item.groups[0].first_layer > 0)
-      outcome = renew_below(item, cancel);
+    const bool resumes = item.n_groups > 0 && item.groups[0].first_layer > 0;  // an end of a text alone has no rows
+    if (outcome == Outcome::done && session.states.is_used() && resumes) outcome = renew_below(item, cancel);
     if (outcome != Outcome::done) session.columns.forget(first);
     return outcome;
   } catch (...) {
