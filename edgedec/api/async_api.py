@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from edgedec.callers import checks_arguments
+from edgedec.callers import checked_value, checks_arguments
 from edgedec.decoding.stream import Stream, second_reader
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation, SampleOutput, TokenOutput
@@ -24,11 +24,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def in_thread(generate: Callable[[CancelToken], T], cancel: CancelToken | None = None) -> T:
-    """Generate in a thread; cancelling the task stops the generation by `cancel`, or by a token of its own."""
+async def in_thread(generate: Callable[[CancelToken], T]) -> T:
+    """Generate in a thread; cancelling the task stops the generation."""
     import asyncio
 
-    cancel = CancelToken() if cancel is None else cancel
+    cancel = CancelToken()
     try:
         return await asyncio.to_thread(generate, cancel)
     except asyncio.CancelledError:
@@ -42,9 +42,15 @@ def awaited(call: Callable[Concatenate[E, P], T]) -> Callable[Concatenate[E, P],
 
     @wraps(call)
     async def twin(engine: E, /, *args: P.args, **keywords: P.kwargs) -> T:
-        options: dict[str, Any] = {**keywords}
-        stop = options.pop("cancel", None)
-        return await in_thread(lambda cancel: checked(engine, *args, cancel=cancel, **options), stop)
+        stop = checked_value("cancel", CancelToken | None, keywords.get("cancel"))
+
+        def generate(cancel: CancelToken) -> T:
+            if stop is None:
+                return checked(engine, *args, **{**keywords, "cancel": cancel})
+            with stop.calling(cancel.cancel):
+                return checked(engine, *args, **{**keywords, "cancel": stop if stop.cancelled else cancel})
+
+        return await in_thread(generate)
 
     return twin
 

@@ -14,16 +14,7 @@ from threading import Lock
 from typing import Any
 
 from edgedec.api.engine import Engine
-from edgedec.api.options import (
-    LIBRARY,
-    AdapterName,
-    Application,
-    DraftOptions,
-    EngineOptions,
-    Lossy,
-    ModelName,
-    Numerics,
-)
+from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
 from edgedec.api.plan import draft_store, find_model, plain_plan
 from edgedec.callers import checks_arguments
 from edgedec.companion import Companion, companion_of
@@ -402,7 +393,7 @@ def _open_drafters(
     max_rows = plan.options.max_rows if plan.memory.terms else None
     n_most = options.n_draft_max if max_rows is None else min(options.n_draft_max, max_rows - 1)
     with stage(options.on_progress, "checking how long drafts with the bits of single steps may be"):
-        n_max = _draft_limit(model, n_most, options.drafting.numerics)
+        n_max = _draft_limit(model, n_most, loose=options.drafting.numerics == "loose")
     if n_max >= 1 and (not plan.pinned or any(demands_of(factory).costs for factory in plan.drafters.values())):
         curves = _curves(sessions, cost_curve(first, plan.options, most_rows=max_rows or MOST_ROWS))
     if plan.draft_model is not None:
@@ -494,16 +485,15 @@ def _with_draft_model(
     return replace(plan, drafters=with_draft_model(plan.drafters, source, pinned=plan.pinned)), []
 
 
-def _draft_limit(model: Model, n_draft_max: int, numerics: Numerics) -> int:
-    """Return the most nodes of a draft: in strict numerics, those whose verification has the bits of single steps.
+def _draft_limit(model: Model, n_draft_max: int, *, loose: bool) -> int:
+    """Return the most nodes of a draft: unless numerics are loose, those verified with the bits of single steps.
 
     The result is 0 where the model can't go back, as most recurrent ones: a rejected draft could not be forgotten.
     """
     limit = min(n_draft_max, model.capabilities.max_rows - 1) if model.capabilities.rollback else 0
-    if numerics == "loose":
+    if loose or (invariant := model.batch_invariant) is True:
         return limit
-    invariant = model.batch_invariant
-    return limit if invariant is True else min(limit, invariant - 1)
+    return min(limit, invariant - 1)
 
 
 def _curves(sessions: Sequence[Session], curve: CostCurve) -> tuple[CostCurve, ...]:

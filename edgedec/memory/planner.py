@@ -1,4 +1,4 @@
-"""What to load under a memory cap: the first setting that fits, from the wishes down the ladder (memory/ladder.py)."""
+"""What to load under a memory cap: the first plan that fits, from the wishes down the ladder (memory/ladder.py)."""
 
 import math
 from collections.abc import Sequence

@@ -56,12 +56,7 @@ def planner_of(wishes: LoadPlan, cap: Cap) -> Plan:
 
     def planned(plan: LoadPlan) -> LoadPlan:
         if caps and isinstance(wishes.runtime, HasDevices):
-            unsplit = plan
-
-            def terms_of(options: LoadOptions) -> list[MemoryTerm]:
-                return model_terms(replace(unsplit, options=options))
-
-            plan = _with_split(plan, caps, n_layers, wishes.runtime, terms_of)
+            plan = _with_split(plan, caps, n_layers, wishes.runtime, model_terms)
         terms = model_terms(plan)
         if cap.whole_process:
             terms.insert(0, MemoryTerm("interpreter and libraries", cap.beside_bytes, cap.beside, base=True))
@@ -157,7 +152,7 @@ def _with_split(
     caps: Sequence[DeviceCap],
     n_layers: int,
     runtime: HasDevices,
-    terms_of: Callable[[LoadOptions], Sequence[MemoryTerm]],
+    terms_of: Callable[[LoadPlan], Sequence[MemoryTerm]],
 ) -> LoadPlan:
     """Return the plan with its layers split: all that are wished for on devices, or as many as fit.
 
@@ -166,13 +161,13 @@ def _with_split(
         caps: How much of each device may be held.
         n_layers: All layers of the model, the output matrix among them.
         runtime: Decides which device takes how many.
-        terms_of: Returns the terms of the models under options; those without a device are the host's.
+        terms_of: Returns the terms of a plan's models; those without a device are the host's.
     """
     options = plan.options
     limits = {cap.device.name: cap.cap_bytes for cap in caps}
 
     def is_over(split: Split, name: str) -> bool:
-        terms = terms_of(replace(options, layer_split=split))
+        terms = terms_of(plan.with_options(layer_split=split))
         return sum(term.n_bytes for term in terms if term.device == name) > limits[name]
 
     n_wanted = n_layers if options.n_gpu_layers in (None, -1) else min(options.n_gpu_layers or 0, n_layers)

@@ -258,8 +258,8 @@ def test_the_reserve_and_all_models_of_the_process_count(choice: LoadPlan) -> No
     terms = {term.name: term.n_bytes for term in planned(choice, 900).memory.terms}
     assert terms["reserve"] == margin_bytes(900 * MB) == 8 * MB
     assert "other models" not in terms
-    terms = plan_within(of(choice, WISHES), Cap(900 * MB, 100 * MB)).memory.terms
-    assert [term.n_bytes for term in terms if term.name == "other models"] == [100 * MB]
+    others = plan_within(of(choice, WISHES), Cap(900 * MB, 100 * MB)).memory.terms
+    assert [term.n_bytes for term in others if term.name == "other models"] == [100 * MB]
 
 
 def test_kept_prompts_are_given_up_first(choice: LoadPlan) -> None:

@@ -108,7 +108,7 @@ def test_what_was_asked_for_by_name_is_not_given_up(tiny: Path) -> None:
         (25, {"draft": "common"}),
     ],
 )
-def test_what_is_planned_is_what_is_loaded(
+def test_the_plan_is_that_of_a_run(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mb: int, flags: dict[str, Any]
 ) -> None:
     """Runtime, context, rows, drafters, what is given up and, under a cap, each term to the byte."""
