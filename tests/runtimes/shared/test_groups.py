@@ -119,6 +119,7 @@ def test_a_tree_over_groups(case: Case) -> None:
     same(session.forward(TOKENS[END + 1 : END + 2], n_past=END + 1).logits, expected.logits[-1:])
 
 
+@pytest.mark.slow
 def test_beside_other_sessions_and_in_parts(case: Case) -> None:
     """More rows than one native forward takes, of two sessions."""
     session, other, n = case.begun(), case.model.session(320), 290 - END
