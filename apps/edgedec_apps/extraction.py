@@ -6,7 +6,7 @@ Paper: none; a search for the best path of a trie with an exact bound
 Option: `edgedec extract MODEL QUESTION`
 For: quotations that are certain to stand in the text
 Measured: 0.15 to 0.9 s after the prompt for a passage of 180 tokens, where scoring every span takes 35 s
-    (`python benchmarks/speed/extract.py qwen2.5-coder-1.5b --every`)
+    (`speed/extract`, program at 832b325c)
 Status: opt-in
 """
 

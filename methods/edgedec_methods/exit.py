@@ -14,7 +14,7 @@ Paper: LayerSkip (Elhoushi et al. 2024, arXiv:2404.16710), DEL (Zarch et al. 202
 Option: `--draft exit`
 For: models trained to exit early
 Measured: 1.02 times as fast on qwen2.5-coder-1.5b, where it drafts nothing
-    (`python benchmarks/speed/layer_skip.py qwen2.5-coder-1.5b`; docs/faster.md)
+    (`speed/layer_skip`, program at 832b325c; docs/faster.md)
 Status: study
 """
 

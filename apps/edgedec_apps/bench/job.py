@@ -41,7 +41,7 @@ class BenchJob:
     ] = False
     rows: Annotated[
         Path | None,
-        option("--rows", help="Record drafts, for benchmarks/speed/simulate.py.", metavar="FILE", panel=_BENCH),
+        option("--rows", help="Record drafts, for benchmarks/speed/draft_yields.py.", metavar="FILE", panel=_BENCH),
     ] = None
     curve_out: Annotated[
         Path | None,
