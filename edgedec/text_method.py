@@ -6,7 +6,7 @@ stop_unsure are such methods, too.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgedec.constraint import Constraint
 from edgedec.grammar import Grammar, GrammarState
 from edgedec.logit_ops import LogitOps
+from edgedec.method_keys import Key
 from edgedec.model_card import ModelCard
 from edgedec.sequence import FinishReason, Request
 
@@ -66,7 +67,12 @@ class TextMethod:
 
     An entry point of `edgedec.text_methods` names a factory `(Tokenizer) -> TextMethod`. A request asks for it by
     `methods={NAME: value}`; edgedec's own options json_close, predicate, futures and stop_unsure are short for that.
+
+    Attributes:
+        key: The value, where a person may give it by `--method NAME:VALUE`.
     """
+
+    key: ClassVar[Key | None] = None
 
     def draw(self, value: Any) -> Mapping[str, float]:
         """Return options of the draw, and the values that they have in place of the model's own defaults."""

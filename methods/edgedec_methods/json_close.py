@@ -7,7 +7,7 @@ the shortest end that was found. The end depends on the text, the grammar and th
 drafts.
 
 Paper: none; a search for short ends
-Option: `--json-close`, with a JSON schema or a grammar
+Option: `--method json-close`, with a JSON schema or a grammar
 For: JSON that a program reads, where max_tokens is small
 Measured: nothing yet
 Status: opt-in
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from edgedec.constraint import Constraint
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.grammar import GrammarState
+from edgedec.method_keys import Key
 from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
 
@@ -95,6 +96,8 @@ class JsonClose(TextMethod):
     Args:
         tokenizer: The model's.
     """
+
+    key = Key("on", bool, "whether texts are closed in time", True)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,17 +1,20 @@
 """min_tokens: a text has at least so many tokens, as no token that ends a text may come before.
 
 Paper: none; the end tokens have the probability 0 at first
-Option: Python only, the request option `methods={"min_tokens": 20}`; the server's field `min_tokens`
+Option: `--method min-tokens:20`; the server's field `min_tokens`
 For: clients that send it
 Measured: nothing
 Status: opt-in
 """
+
+from dataclasses import MISSING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint
 from edgedec.errors import OptionError, RequestError, argument
+from edgedec.method_keys import Key
 from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
 from edgedec_methods.predicate import AnyText
@@ -23,6 +26,8 @@ class MinTokens(TextMethod):
     Args:
         tokenizer: The model's.
     """
+
+    key = Key("n", int, "the fewest tokens of a text", MISSING)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._goes_on = np.array([not tokenizer.is_end(i) for i in range(tokenizer.n_vocab)], np.bool_)

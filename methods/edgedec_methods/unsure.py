@@ -5,7 +5,7 @@ arXiv:2401.09964) ends the text before such a token. Here a logistic function of
 token is the one that a source file has there. benchmarks/answers/stop_unsure.py fits the function.
 
 Paper: Sun et al. 2024, arXiv:2401.09964, whose trained classifier is a logistic function here
-Option: `--stop-unsure 0.7`
+Option: `--method stop-unsure:0.7`
 For: completions of code, where a wrong token is worth less than none
 Measured: of lines shown by the 0.5B with P = 0.5, 0.67 are right instead of 0.17, and half are shown (`python
     benchmarks/answers/stop_unsure.py`; docs/better-answers.md)
@@ -14,12 +14,13 @@ Status: opt-in
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.logit_ops import LogitOps, entropy_of
+from edgedec.method_keys import Key
 from edgedec.model_card import ModelCard
 from edgedec.text_method import EarlyEnd, EndBefore, TextMethod
 from edgedec.tokenizer import Tokenizer
@@ -103,6 +104,8 @@ class StopUnsure(TextMethod):
     Args:
         tokenizer: The model's, which is not looked at.
     """
+
+    key = Key("chance", float, "the least chance that a token is right, 0 to 1", MISSING)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Keep nothing."""

@@ -6,6 +6,7 @@ out is left out. Where nothing fits, the shell completes names of files.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -35,8 +36,8 @@ _ON_HUBS = (
 def join_words() -> None:
     """Undo in the environment that bash ends words at colons and equals signs (hf:OWNER/REPO:Q4_K_M, --draft=suffix).
 
-    What stands before the last colon of the word to complete is kept in a variable of its own, as bash replaces only
-    what follows the colon.
+    What stands before the last of them in the word to complete is kept in a variable of its own, as bash replaces only
+    what follows.
     """
     if os.environ.get(_SHELL) != "complete_bash" or not os.environ.get("COMP_CWORD", "").isdigit():
         return
@@ -45,16 +46,16 @@ def join_words() -> None:
     for before, word in zip(["", *words], words, strict=False):
         if word == "=" and before.startswith("--"):
             continue
-        if ":" in (before, word):
+        if word in (":", "=") or joined[-1].endswith((":", "=")):
             joined[-1] += word
         else:
             joined.append(word)
-    if words[-1:] == ["="]:
+    if words[-1:] == ["="] and joined[-1].startswith("--"):
         joined.append("")
-    beginning, colon, rest = joined[-1].rpartition(":")
+    rest = re.split("[:=]", joined[-1])[-1]
     os.environ["COMP_WORDS"] = "\n".join([*joined[1:-1], rest])
     os.environ["COMP_CWORD"] = str(len(joined) - 2)
-    os.environ[_BEGINNING] = beginning + colon
+    os.environ[_BEGINNING] = joined[-1].removesuffix(rest)
 
 
 def any_model(incomplete: str) -> list[str]:
@@ -89,29 +90,29 @@ def drafter(incomplete: str) -> list[str]:
     return _fitting(incomplete, known)
 
 
-def rule(incomplete: str) -> list[str]:
-    """Return the names of the verification rules that begin so."""
-    return _fitting(incomplete, lambda: ["coupled", *_plugins("edgedec.rules")])
+def method(incomplete: str) -> list[str]:
+    """Return the names of the methods that begin so; behind "diffusion:" the rules of denoising."""
+
+    def known() -> Iterator[str]:
+        groups = ("edgedec.sessions", "edgedec.text_methods", "edgedec.choosers", "edgedec.searches")
+        yield from ("layer-skip", "momentum", "ignore-end", "passages", "pictures", "refine")
+        yield from (name.replace("_", "-") for group in groups for name in _plugins(group))
+        yield from (f"diffusion:{name}" for name in _plugins("edgedec.denoising_rules"))
+
+    return _fitting(incomplete, known)
 
 
-def denoising_rule(incomplete: str) -> list[str]:
-    """Return the names of the rules of denoising that begin so."""
-    return _fitting(incomplete, lambda: _plugins("edgedec.denoising_rules"))
+def draft_option(incomplete: str) -> list[str]:
+    """Return what `--draft-option` takes that begins so: its keys, and their values where these are names."""
 
+    def known() -> Iterator[str]:
+        yield from ("max=", "store=", "overlap=yes", "head=off", "tree=chain", "rule=coupled")
+        yield from (f"numerics={name}" for name in ("strict", "padded", "loose"))
+        yield from (f"tree={name}" for name in _plugins("edgedec.tree_shapes"))
+        yield from (f"rule={name}" for name in _plugins("edgedec.rules"))
+        yield from (f"{key}={name}" for key in ("model", "head") for name in chain(_stored(), _catalogue()))
 
-def tree_shape(incomplete: str) -> list[str]:
-    """Return the names of the shapes of drafted trees that begin so."""
-    return _fitting(incomplete, lambda: ["chain", *_plugins("edgedec.tree_shapes")])
-
-
-def chooser(incomplete: str) -> list[str]:
-    """Return the names of the ways to choose among texts that begin so."""
-    return _fitting(incomplete, lambda: _plugins("edgedec.choosers"))
-
-
-def search(incomplete: str) -> list[str]:
-    """Return the names of the searches that begin so."""
-    return _fitting(incomplete, lambda: _plugins("edgedec.searches"))
+    return _fitting(incomplete, known)
 
 
 def machine(incomplete: str) -> list[str]:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from edgedec.load_options import N_DRAFT_MAX
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.help_text import FURTHER
 
@@ -81,16 +80,6 @@ MemoryCap = Annotated[
     str | None,
     model_option("--memory", help="Most memory of the process, such as 900MB or 1.5GiB.", metavar="SIZE"),
 ]
-Passages = Annotated[
-    int | None,
-    prompt_option(
-        "--passages",
-        help="Most passages that are read of a document longer than the context (default: a quarter of the context).",
-        metavar="N",
-        further=True,
-        least=1,
-    ),
-]
 Offline = Annotated[bool, model_option("--offline", help="Never use the network.")]
 JsonOut = Annotated[
     Path | None,
@@ -104,7 +93,8 @@ RuntimeName = Annotated[
     ),
 ]
 Threads = Annotated[
-    int | None, model_option("--threads", help="Number of threads (default: the usable cores).", metavar="N")
+    int | None,
+    model_option("--threads", help="Number of threads (default: the usable cores).", metavar="N", further=True),
 ]
 Adapters = Annotated[
     list[str] | None,
@@ -112,17 +102,11 @@ Adapters = Annotated[
         "--lora",
         help="A LoRA adapter of the model, a GGUF or a folder of PEFT, perhaps with its scale. Repeatable.",
         metavar="FILE[=SCALE]",
+        further=True,
     ),
 ]
-System = Annotated[str | None, prompt_option("--system", help="The system message.", metavar="TEXT")]
-SystemFile = Annotated[
-    Path | None, prompt_option("--system-file", help="File with the system message.", metavar="FILE", further=True)
-]
-KeepHistory = Annotated[
-    bool,
-    prompt_option(
-        "--history/--no-history", help="Keep what is typed in a chat, for the next start (default: yes).", further=True
-    ),
+System = Annotated[
+    str | None, prompt_option("--system", help='The system message ("$(cat FILE)" for that of a file).', metavar="TEXT")
 ]
 
 
@@ -132,27 +116,6 @@ class LoadFlags:
 
     runtime: RuntimeName = "auto"
     context: Context = None
-    slide: Annotated[
-        bool,
-        model_option(
-            "--slide", help="LOSSY: continue a full context with its first and its newest tokens.", further=True
-        ),
-    ] = False
-    layer_skip: Annotated[
-        float | None,
-        model_option(
-            "--layer-skip",
-            help="LOSSY: leave out layers until a token reads 1/X of the bytes; about X times as fast, another text.",
-            metavar="X",
-            further=True,
-        ),
-    ] = None
-    layer_skip_force: Annotated[
-        bool,
-        model_option(
-            "--layer-skip-force", help="Allow a --layer-skip beyond what was measured for the model.", further=True
-        ),
-    ] = False
     memory: Annotated[
         str | None,
         model_option(
@@ -161,137 +124,37 @@ class LoadFlags:
             metavar="SIZE",
         ),
     ] = None
-    gpu_memory: Annotated[
-        str | None,
-        model_option(
-            "--gpu-memory",
-            help="Most memory on each GPU, here and elsewhere (default: what is free); it gets as many layers as fit.",
-            metavar="SIZE",
-            further=True,
-        ),
-    ] = None
     threads: Threads = None
     draft: Annotated[
         str,
         model_option(
             "--draft",
-            help="auto guesses where it pays, off never; drafters by name (edgedec doctor --all), joined by +, always.",
+            help="auto guesses where it pays, off never; drafters by name (edgedec methods), joined by +, always.",
             metavar="NAME",
             complete=completion.drafter,
         ),
     ] = "auto"
-    draft_model: Annotated[
-        str | None,
+    draft_option: Annotated[
+        list[str] | None,
         model_option(
-            "--draft-model",
-            help="A smaller model of the same family to draft with.",
-            metavar="MODEL",
-            complete=completion.any_model,
+            "--draft-option",
+            help="How drafts are made: model=NAME for a smaller model that drafts, max=N, and others that edgedec "
+            "methods lists. Repeatable.",
+            metavar="KEY=VALUE",
+            complete=completion.draft_option,
         ),
     ] = None
-    draft_head: Annotated[
-        str | None,
+    method: Annotated[
+        list[str] | None,
         model_option(
-            "--draft-head",
-            help="A trained draft head for this model (default: the one that is found, see docs/heads.md), or off.",
-            metavar="HEAD",
-            complete=completion.draft_head,
-            further=True,
+            "--method",
+            help="Another way to write a text, such as beam:n=4 or slide; edgedec methods lists all, with what each "
+            "costs and gains. Repeatable.",
+            metavar="NAME[:K=V,...]",
+            complete=completion.method,
         ),
     ] = None
     lora: Adapters = None
-    draft_overlap: Annotated[
-        bool,
-        model_option(
-            "--draft-overlap",
-            help="Let the draft model run on the CPU while the target verifies on another device or machine.",
-            further=True,
-        ),
-    ] = False
-    draft_tree: Annotated[
-        str | None,
-        model_option(
-            "--draft-tree",
-            help="How a draft model or head branches: chain, grow, siblings:K, beam:K, paths:K (default: by --verify).",
-            metavar="SHAPE",
-            complete=completion.tree_shape,
-            further=True,
-        ),
-    ] = None
-    draft_max: Annotated[
-        int, model_option("--draft-max", help="Most tokens of a draft.", metavar="N", further=True)
-    ] = N_DRAFT_MAX
-    draft_numerics: Annotated[
-        str,
-        model_option(
-            "--draft-numerics",
-            help="strict: drafts only as long as they keep the text; padded: steps of a few rows, so that longer ones "
-            "do, too; loose: longer ones, and the text may differ.",
-            metavar="MODE",
-            complete=completion.one_of("strict", "padded", "loose"),
-            further=True,
-        ),
-    ] = "strict"
-    draft_store: Annotated[
-        Path | None,
-        model_option(
-            "--draft-store",
-            help="File that keeps earlier outputs for the suffix drafter.",
-            metavar="FILE",
-            further=True,
-        ),
-    ] = None
-    small_model: Annotated[
-        str | None,
-        model_option(
-            "--small-model",
-            help="LOSSY: a smaller model of the same vocabulary writes where the text is easy; without drafts.",
-            metavar="MODEL",
-            complete=completion.any_model,
-            further=True,
-        ),
-    ] = None
-    entropy: Annotated[
-        float | None,
-        model_option(
-            "--entropy",
-            help="The small model writes while the mean entropy of the last tokens is below X bits.",
-            metavar="X",
-            further=True,
-        ),
-    ] = None
-    entropy_force: Annotated[
-        bool, model_option("--entropy-force", help="Allow an --entropy beyond what was measured.", further=True)
-    ] = False
-    denoise: Annotated[
-        str | None,
-        model_option(
-            "--denoise",
-            help="Of a diffusion language model: the rule that commits tokens, perhaps with its number.",
-            metavar="RULE",
-            complete=completion.denoising_rule,
-            further=True,
-        ),
-    ] = None
-    prompt_keep: Annotated[
-        float | None,
-        model_option(
-            "--prompt-keep",
-            help="LOSSY: read this share of a long prompt's tokens, such as 0.3.",
-            metavar="X",
-            further=True,
-        ),
-    ] = None
-    prompt_keep_model: Annotated[
-        str | None,
-        model_option(
-            "--prompt-keep-model",
-            help="The smaller model of the same vocabulary that says which; by default the model's own first layers.",
-            metavar="MODEL",
-            complete=completion.any_model,
-            further=True,
-        ),
-    ] = None
     kv_type: Annotated[
         str,
         model_option(
@@ -299,10 +162,16 @@ class LoadFlags:
             help="Element type of the KV cache, such as q8_0; the cpu runtime has f16, q8_0, gear and q4_0.",
             metavar="TYPE",
             complete=completion.one_of("f16", "q8_0", "gear", "q4_0"),
+            further=True,
         ),
     ] = "f16"
     gpu_layers: Annotated[
-        int | None, model_option("--gpu-layers", help="Number of layers on the GPU; -1 for all.", metavar="N")
+        str | None,
+        model_option(
+            "--gpu-layers",
+            help="Layers on the GPU: a number, -1 for all, or as many as fit into a size such as 6GB.",
+            metavar="N|SIZE",
+        ),
     ] = None
     device: Annotated[
         str | None,
@@ -310,6 +179,7 @@ class LoadFlags:
             "--device",
             help="A device (edgedec doctor --all lists them), gpu for any, auto where a GPU was measured to be faster.",
             metavar="NAME",
+            further=True,
         ),
     ] = None
     runtime_option: Annotated[
@@ -318,24 +188,6 @@ class LoadFlags:
             "--runtime-option",
             help="An option that only the runtime has, such as mmap=no or huge_pages=off. Repeatable.",
             metavar="NAME=VALUE",
-            further=True,
-        ),
-    ] = None
-    mmproj: Annotated[
-        str,
-        model_option(
-            "--mmproj",
-            help="The projector file with which the model reads pictures; auto: the one beside the model; off: none.",
-            metavar="FILE",
-            further=True,
-        ),
-    ] = "auto"
-    image_max_tokens: Annotated[
-        int | None,
-        model_option(
-            "--image-max-tokens",
-            help="Most tokens of a picture, for models that can choose: fewer are faster, and show less.",
-            metavar="N",
             further=True,
         ),
     ] = None
@@ -355,9 +207,21 @@ class LoadFlags:
             help="Most of the disk for prompts that were read, so that none is read twice (cpu runtime); off: none. "
             "By default 2GB in run, chat and serve.",
             metavar="SIZE",
+            further=True,
         ),
     ] = None
     offline: Offline = False
+
+    @property
+    def n_gpu_layers(self) -> int | None:
+        """The layers on the GPU, where their number is given."""
+        is_number = self.gpu_layers is not None and self.gpu_layers.removeprefix("-").isdecimal()
+        return int(self.gpu_layers or 0) if is_number else None
+
+    @property
+    def gpu_memory(self) -> str | None:
+        """The most memory on each GPU, where a size is given instead of a number of layers."""
+        return self.gpu_layers if self.n_gpu_layers is None else None
 
 
 @dataclass(frozen=True)
@@ -370,16 +234,20 @@ class OutputFlags:
     explain: Annotated[
         bool, output_option("--explain", help="After the text, say on one screen what drafting did, and why.")
     ] = False
-    explain_all: Annotated[
+    verbose: Annotated[
         bool,
-        output_option("--explain-all", help="The same with all that is known: costs, drafters, reasons.", further=True),
+        output_option(
+            "--verbose",
+            "-v",
+            help="Show the runtimes' log; with --explain, all costs, drafters, reasons.",
+            further=True,
+        ),
     ] = False
-    verbose: Annotated[bool, output_option("--verbose", "-v", help="Show the runtimes' log.", further=True)] = False
 
     @property
     def detail(self) -> Literal["none", "short", "all"]:
         """How much is explained after a text."""
-        return "all" if self.explain_all else "short" if self.explain else "none"
+        return "none" if not self.explain else "all" if self.verbose else "short"
 
 
 def parsed(text: str) -> int | float | bool | str:

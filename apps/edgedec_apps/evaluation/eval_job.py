@@ -36,7 +36,7 @@ class EvalJob:
         list[float] | None,
         option(
             "--layer-skip",
-            help="LOSSY: the layers that run --layer-skip X would run, without its limit. Repeatable.",
+            help="LOSSY: the layers that edgedec run --method layer-skip:X would run, without its limit. Repeatable.",
             metavar="X",
             panel=_EVAL,
         ),

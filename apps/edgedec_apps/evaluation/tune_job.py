@@ -34,7 +34,8 @@ class TuneJob:
         int, option("--positions", help="Compare on N positions of held-out text.", metavar="N", panel=_TUNING)
     ] = 512
     lossy: Annotated[
-        bool, option("--lossy", help="Search for --layer-skip instead, where no draft is verified.", panel=_TUNING)
+        bool,
+        option("--lossy", help="Search for --method layer-skip instead, where no draft is verified.", panel=_TUNING),
     ] = False
     seed: Annotated[int, sampling_option("--seed", help="Same seed, same text.", metavar="N")] = 0
     runtime: RuntimeName = "cpu"

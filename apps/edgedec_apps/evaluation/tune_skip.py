@@ -126,14 +126,14 @@ def _tune(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
 
 
 def _options(path: Path, sizes: LayerBytes, tuned: TunedSet) -> str:
-    """Return the options of `edgedec run` that use a lossy set, with a round speed-up where --layer-skip takes it."""
+    """Return the options of `edgedec run` that use a lossy set, with a round speed-up where the method takes it."""
     speedups = [floor(parts / tuned.share) / parts for parts in (1000, 100, 20)]
     for speedup in speedups:
         if choose_layers(sizes, speedup, tuned).layers is tuned.layers:
             with suppress(RequestError):
                 require_layer_skip(path, speedup, force=False)
-                return f"--layer-skip {speedup:g}"
-    return f"--layer-skip {speedups[0]:g} --layer-skip-force"
+                return f"--method layer-skip:{speedup:g}"
+    return f"--method layer-skip:{speedups[0]:g},force=yes"
 
 
 @contextmanager

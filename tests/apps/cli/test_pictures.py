@@ -9,7 +9,7 @@ from support.processes.command_line import Terminal, run_here
 
 from edgedec_apps.cli.pictures import dropped
 
-SHORT = ("-t", "0", "-n", "4", "--ignore-end")
+SHORT = ("-t", "0", "-n", "4", "--method", "ignore-end")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,9 @@ def test_a_prompt_about_pictures(seeing: Path) -> None:
     shown = run_here("run", seeing, "What?", "-i", red, "-i", blue, *SHORT, "--explain")
     assert shown.text.removesuffix("\n") == document["text"].removesuffix("\n")
     assert f"picture {blue}: 60 x 20, {second['n_tokens']} tokens" in " ".join(shown.err.split())
-    fewer = json.loads(run_here("run", seeing, "What?", "-i", red, "--image-max-tokens", "4", *SHORT, "--json").out)
+    fewer = json.loads(
+        run_here("run", seeing, "What?", "-i", red, "--method", "pictures:max-tokens=4", *SHORT, "--json").out
+    )
     assert fewer["pictures"][0]["n_tokens"] < first["n_tokens"]
     run_here("run", seeing, "What?", "-i", red, "--mmproj", "off").failed(40, "--mmproj")
     planned = json.loads(run_here("plan", seeing, "-i", red, "--json").out)

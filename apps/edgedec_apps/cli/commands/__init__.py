@@ -15,6 +15,7 @@ SUMMARIES = {
     "ps": "List the models that a running server has loaded.",
     "stop": "Unload a model from a running server, after its requests have ended.",
     "extract": "Quote the stretches of a text that most probably answer a question, with their probabilities.",
+    "methods": "List other ways to write a text, and drafters: whom each is for, and what was measured of it.",
     "bench": "Measure how fast a model decodes with drafts and without, per task, and whether the texts are equal.",
     "eval": "Measure what a KV type, left-out layers or another file cost in quality and bring in speed.",
     "tune-skip": "Search for the half-layers that a model drafts best without, and keep the set for --draft skip.",

@@ -10,8 +10,8 @@ from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.load_options import ResolveOptions
 from edgedec_apps.adapter_names import adapter
 from edgedec_apps.cli import completion
-from edgedec_apps.cli.options import Adapters, Quiet, System, SystemFile, model_option, parsed
-from edgedec_apps.cli.prompt import system_text
+from edgedec_apps.cli.options import Adapters, Quiet, System, model_option, parsed
+from edgedec_apps.cli.prompt import argument_text
 from edgedec_apps.cli.shown.terminal import say
 from edgedec_apps.texts import read_text
 
@@ -29,7 +29,6 @@ def command(
     ],
     *,
     system: System = None,
-    system_file: SystemFile = None,
     chat_template: Annotated[
         Path | None,
         model_option("--chat-template", help="Jinja file to use instead of the model's own template.", metavar="FILE"),
@@ -62,8 +61,8 @@ def command(
     from edgedec_models.presets import has_preset, save_preset
     from edgedec_models.resolve import resolve
 
-    system = system_text(system, system_file)
     template = None if chat_template is None else read_text(chat_template)
+    system = argument_text(system, "--system")
     texts = {"system": system, "template": template, "draft_head": draft_head, "lora": _adapters(lora)}
     preset = new_preset(name, model, texts, _options(option or []))
     if not has_preset(model):

@@ -392,7 +392,7 @@ def _say_folder(document: dict[str, Any]) -> None:
 def _say_gguf(document: dict[str, Any]) -> None:
     size = format_bytes(document["bytes"])
     if "draft_for" in document:
-        used = f"edgedec run {document['draft_for']} --draft-head {document['file']}"
+        used = f"edgedec run {document['draft_for']} --draft-option head={document['file']}"
         say(one_line(f"{document['file']}: {size}, a draft head in {document['type']}; use it with: {used}"))
         return
     facts = ", ".join(str(fact) for fact in (size, document["type"], f"{document['n_layer']} layers") if fact)

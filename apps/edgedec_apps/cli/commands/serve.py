@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     from edgedec_apps.tools.configuration import Server
 
 _SERVER = "Server"
-# The options that are for one model: models that are loaded on demand don't have them.
-_OF_NAMED = LoadFlags()
-_ON_DEMAND = {
-    name: getattr(_OF_NAMED, name)
-    for name in (
-        *("layer_skip", "layer_skip_force", "draft_model", "draft_head", "lora", "draft_overlap", "draft_store"),
-        *("small_model", "entropy", "entropy_force", "mmproj", "chat_template"),
-        *("prompt_keep", "prompt_keep_model"),
-    )
-} | {"offline": True}
 
 
 @dataclass(frozen=True)
@@ -253,6 +243,7 @@ def _offered(found: "tuple[Server, ...]", flags: ToolFlags) -> "Iterator[Offered
 
 def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "Settings":
     """Return the server's settings (RequestError where one is out of range, or is for one model and there are more)."""
+    from edgedec_apps.cli.draft_options import drafting_of, require_no_rule
     from edgedec_apps.cli.opening import room_bytes_of
     from edgedec_apps.server.core.settings import Settings
     from edgedec_apps.server.shelf.keep_alive import keep_seconds
@@ -260,8 +251,10 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
 
     if len(set(models)) != len(models):
         raise RequestError("a model is named twice; name each once")
-    if load.draft_store is not None and len(models) > 1:
-        raise RequestError("--draft-store is a file of one model; name one model, or leave it out")
+    drafting = drafting_of(load.draft_option)
+    require_no_rule(drafting)
+    if drafting.store is not None and len(models) > 1:
+        raise RequestError("--draft-option store is a file of one model; name one model, or leave it out")
     return Settings(
         models=models,
         host=flags.host,
@@ -308,6 +301,16 @@ def _checks(given: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def _on_demand(load: LoadFlags) -> LoadFlags:
+    """Return the options of models that are loaded on demand, without those that are for one model.
+
+    A context that slides, rules of denoising and options of all drafts stay.
+    """
+    methods = [text for text in load.method or () if text.partition(":")[0] in ("slide", "diffusion")]
+    drafts = [text for text in load.draft_option or () if text.partition("=")[0] in ("max", "tree", "numerics")]
+    return replace(load, method=methods, draft_option=drafts, lora=None, chat_template=None, offline=True)
+
+
 def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener":
     """Return what loads the models (EdgedecError where an option is out of range)."""
     from edgedec_apps.cli.opening import engine_options, serves_grammars
@@ -345,7 +348,7 @@ def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener
     return Opener(
         named=[named.recipe.model for named in Names(settings).served],
         options=options_of(load),
-        others=options_of(replace(load, **_ON_DEMAND)),
+        others=options_of(_on_demand(load)),
         request_bytes=settings.room_bytes,
         showing=showing,
         tell=tell,

@@ -127,9 +127,9 @@ class TrainJob:
 def command(job: TrainJob) -> None:
     """Train a drafter for a model on the model's own answers; the same command resumes.
 
-    A head is a small network that guesses the model's next tokens from its hidden states, on cpu and onnx. With
-    --kind block it guesses several tokens at once instead of one after the other. With --kind model it is a small model
-    of its own, which drafts on every runtime (--draft-model). MODEL writes prompts and answers itself, and the drafter
+    A head is a small network that guesses the model's next tokens from its hidden states, on cpu and onnx. With --kind
+    block it guesses several tokens at once instead of one after the other. With --kind model it is a small model of its
+    own, which drafts on every runtime (--draft-option model). MODEL writes prompts and answers itself, and the drafter
     learns to foresee the answers. Two cores need hours, a GPU minutes. Ctrl-C, or a crash, loses a minute at most: the
     same command goes on where it stopped. Training ends when the drafter no longer gets better on prompts that it does
     not learn from. MODEL is a GGUF that the cpu runtime runs.
@@ -209,5 +209,9 @@ def _lines(document: dict[str, Any]) -> list[str]:
         rows.append([kind, str(found["tokens"]), gained, chances, speed])
     tokens = f"{document['vocabulary']} tokens, {document['coverage']:.1%} of what the model writes"
     is_model = document["kind"] == "model"
-    use = f"--draft model --draft-model {document['out']}" if is_model else f"--draft-head {document['out']}"
+    use = (
+        f"--draft model --draft-option model={document['out']}"
+        if is_model
+        else f"--draft-option head={document['out']}"
+    )
     return [*columns(rows), "", f"{document['out']}: learned {tokens}", document["sentence"], f"use it with {use}"]
