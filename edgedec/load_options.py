@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
 from edgedec.callers import check_fields, checked_value, did_you_mean
-from edgedec.errors import RequestError, argument
+from edgedec.errors import OptionError, RequestError, argument
 from edgedec.progress import CancelToken, OnProgress
 
 T = TypeVar("T")
@@ -220,10 +220,12 @@ def read_value(name: str, hint: Any, value: object) -> object:
     kinds = [*get_args(hint), hint]
     if str in kinds and isinstance(value, os.PathLike):
         return value
-    if isinstance(value, str) and bool in kinds and value.lower() in _WORDS:
+    if isinstance(value, str) and bool in kinds and str not in kinds:
+        if value.lower() not in _WORDS:
+            raise OptionError(name, value, "it must be yes or no")
         return _WORDS[value.lower()]
     for kind in (int, float):
-        if isinstance(value, str) and kind in kinds:
+        if isinstance(value, str) and value.isascii() and kind in kinds:
             try:
                 return kind(value)
             except ValueError:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from edgedec.constraint import Constraint
 from edgedec.grammar import Grammar, GrammarState
 from edgedec.logit_ops import LogitOps
-from edgedec.method_keys import Key
 from edgedec.model_card import ModelCard
 from edgedec.sequence import FinishReason, Request
 
@@ -69,10 +68,10 @@ class TextMethod:
     `methods={NAME: value}`; edgedec's own options json_close, predicate, futures and stop_unsure are short for that.
 
     Attributes:
-        key: The value, where a person may give it by `--method NAME:VALUE`.
+        takes: The type of the value, where a person may give it by `--method NAME:VALUE`.
     """
 
-    key: ClassVar[Key | None] = None
+    takes: ClassVar[type[bool | float] | None] = None
 
     def draw(self, value: Any) -> Mapping[str, float]:
         """Return options of the draw, and the values that they have in place of the model's own defaults."""

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from edgedec.constraint import Constraint
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.grammar import GrammarState
-from edgedec.method_keys import Key
 from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
 
@@ -97,7 +96,7 @@ class JsonClose(TextMethod):
         tokenizer: The model's.
     """
 
-    key = Key("on", bool, "whether texts are closed in time", True)
+    takes = bool
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -7,14 +7,11 @@ Measured: nothing
 Status: opt-in
 """
 
-from dataclasses import MISSING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint
 from edgedec.errors import OptionError, RequestError, argument
-from edgedec.method_keys import Key
 from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
 from edgedec_methods.predicate import AnyText
@@ -27,7 +24,7 @@ class MinTokens(TextMethod):
         tokenizer: The model's.
     """
 
-    key = Key("n", int, "the fewest tokens of a text", MISSING)
+    takes = int
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._goes_on = np.array([not tokenizer.is_end(i) for i in range(tokenizer.n_vocab)], np.bool_)

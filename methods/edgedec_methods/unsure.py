@@ -14,13 +14,12 @@ Status: opt-in
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.logit_ops import LogitOps, entropy_of
-from edgedec.method_keys import Key
 from edgedec.model_card import ModelCard
 from edgedec.text_method import EarlyEnd, EndBefore, TextMethod
 from edgedec.tokenizer import Tokenizer
@@ -99,13 +98,9 @@ GENERAL = Fit(0.069, 0.834, -0.118, -0.276)
 
 
 class StopUnsure(TextMethod):
-    """The request option stop_unsure.
+    """The request option stop_unsure."""
 
-    Args:
-        tokenizer: The model's, which is not looked at.
-    """
-
-    key = Key("chance", float, "the least chance that a token is right, 0 to 1", MISSING)
+    takes = float
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Keep nothing."""

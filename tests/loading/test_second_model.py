@@ -136,8 +136,7 @@ def test_the_command_line_says_what_was_used(tiny_path: Path) -> None:
         "0",
         "-n",
         "24",
-        "--method",
-        "ignore-end",
+        "--method=ignore-end",
     )
     plain = run_here(*shared, "--draft", "off")
     model = ("--draft", "model", "--draft-option", f"model={tiny_path}")

@@ -40,8 +40,7 @@ def document(folder: Path, n_mb: int, model: Path) -> dict[str, Any]:
     out = folder / f"{n_mb}.json"
     options = (
         "--raw",
-        "--method",
-        "ignore-end",
+        "--method=ignore-end",
         "-n",
         "12",
         "-t",

@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_refused(paths: tuple[Path, Path], models: tuple[Mo
 
 def test_the_command_line_says_what_was_read(paths: tuple[Path, Path]) -> None:
     """With a reading model; a model without a share is refused by the option's name."""
-    text, options = "abcdefghij " * 60, ("--raw", "--runtime", "cpu", "-t", "0", "-n", "8", "--method", "ignore-end")
+    text, options = "abcdefghij " * 60, ("--raw", "--runtime", "cpu", "-t", "0", "-n", "8", "--method=ignore-end")
     given = ("--method", "prompt-keep:keep=0.5", "--method", f"prompt-keep:model={paths[1]}")
     result = run_here("run", paths[0], text, *options, *given, "--json", "--explain", "-v")
     assert result.code == 0, result.err

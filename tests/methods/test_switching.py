@@ -315,8 +315,7 @@ def test_who_writes_what_is_explained(paths: tuple[Path, Path]) -> None:
         "0",
         "-n",
         "30",
-        "--method",
-        "ignore-end",
+        "--method=ignore-end",
     )
     result = run_here("run", paths[LARGE], "abc", "--raw", "--runtime", "cpu", *options, "--json", "--explain", "-v")
     assert result.code == 0

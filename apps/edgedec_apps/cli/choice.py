@@ -2,7 +2,7 @@
 
 import shlex
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from edgedec.plugins import SEARCHES
 from edgedec.sequence import Generation
 from edgedec.sessions.text_pages import require_count
 from edgedec_apps.cli.exit_codes import NOT_PASSED
-from edgedec_apps.cli.methods import AskedMethod, Method
+from edgedec_apps.cli.methods import Method
 from edgedec_apps.cli.shown.terminal import one_line, say
 from edgedec_apps.refine import N_TOGETHER, RefineBy, Refined, refined
 
@@ -25,16 +25,8 @@ if TYPE_CHECKING:
     from edgedec.chat import Message
 
 AUTO = "auto"
-_KEYS = {
-    "answer": "answer",
-    "check": "check",
-    "refine": "n",
-    "refine_seconds": "seconds",
-    "refine_tokens": "tokens",
-    "scorer": "scorer",
-    "scorer_seconds": "scorer-seconds",
-    "search": "n",
-}
+_KEYS = {"refine": "n", "refine_seconds": "seconds", "refine_tokens": "tokens", "search": "n"}
+_KEYS |= {"answer": "answer", "check": "check", "scorer": "scorer", "scorer_seconds": "scorer-seconds"}
 """The key of a method for each argument of BestOf, SearchBy and RefineBy."""
 Way = BestOf | SearchBy | RefineBy
 """How one text is chosen among several, searched for, or refined."""
@@ -55,23 +47,23 @@ def count_of(texts: str | None) -> int:
     return require_count(int(texts), "n_texts")
 
 
-def way_of(asked: Sequence[AskedMethod], texts: str | None) -> Way | None:
+def way_of(asked: Mapping[Method, dict[str, Any]], texts: str | None) -> Way | None:
     """Return how a text is chosen, searched for or refined, by the methods of a prompt; None where texts are written.
 
     Raises:
         RequestError: Methods exclude each other, or one lacks what it needs.
         OptionError: A value is out of range.
     """
-    ways = [each for each in asked if each.method.name != "passages"]
+    ways = [method for method in asked if method.name != "passages"]
     n = count_of(texts)
     if not ways:
         if texts == AUTO:
             raise RequestError("--texts auto needs a way to choose; add one, such as --method vote")
         return None
     if len(ways) > 1:
-        both = " and ".join(f"--method {each.method.typed}" for each in ways)
+        both = " and ".join(f"--method {each.typed}" for each in ways)
         raise RequestError(f"{both} exclude each other; leave one out")
-    method, values = ways[0].method, ways[0].values
+    method, values = ways[0], asked[ways[0]]
     try:
         return _refining(values, texts) if method.name == "refine" else _choosing(method, values, texts, n)
     except OptionError as error:
@@ -88,6 +80,8 @@ def _choosing(method: Method, values: dict[str, Any], texts: str | None, n: int)
         if texts is not None:
             raise RequestError(f"--method {method.typed} and --texts exclude each other; its size is its key n")
         return SearchBy(method.name, values.get("n"), scorer, seconds, answer)
+    if "n" in values:
+        raise RequestError(f"--method {method.typed} takes no key n; say how many texts with --texts, such as -k 8")
     if texts is None:
         raise RequestError(f"--method {method.typed} needs several texts; say how many with --texts, such as -k 8")
     many: Any = AUTO if texts == AUTO else n
@@ -95,9 +89,7 @@ def _choosing(method: Method, values: dict[str, Any], texts: str | None, n: int)
 
 
 def _refining(values: dict[str, Any], texts: str | None) -> RefineBy:
-    """Return how a text is refined (RequestError where the check is missing)."""
-    if "check" not in values:
-        raise RequestError("--method refine needs a check; give one, such as --method refine:./check")
+    """Return how a text is refined (OptionError where a value is out of range)."""
     if texts == AUTO:
         raise OptionError("n_texts", AUTO, "with --method refine it is the most texts in all, a whole number")
     return RefineBy(

@@ -15,22 +15,10 @@ Complete = Callable[[str], list[str]]
 
 _SHELL = "_EDGEDEC_COMPLETE"  # which protocol: complete_bash, complete_zsh, complete_fish
 _BEGINNING = "_EDGEDEC_BEGINNING"
-_EXPORTED = (
-    *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0"),
-    *("IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
-)  # TYPES of edgedec_export.requantize, which imports numpy
-_ON_HUBS = (
-    "Q4_K_M",
-    "Q4_0",
-    "Q8_0",
-    "Q4_K_S",
-    "Q5_K_M",
-    "Q5_K_S",
-    "Q6_K",
-    "Q3_K_M",
-    "F16",
-    "BF16",
-)
+_TYPES = """
+F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS Q3_K_L Q3_K_M Q3_K_S Q2_K
+"""  # those of edgedec_export.requantize, which imports numpy
+_HUB_TYPES = "Q4_K_M Q4_0 Q8_0 Q4_K_S Q5_K_M Q5_K_S Q6_K Q3_K_M F16 BF16"
 
 
 def join_words() -> None:
@@ -134,7 +122,7 @@ def one_of(*words: str) -> Complete:
 
 def exported_type(incomplete: str) -> list[str]:
     """Return the types that weights are exported in to a GGUF, in any case."""
-    return one_of(*_EXPORTED)(incomplete)
+    return one_of(*_TYPES.split())(incomplete)
 
 
 def _fitting(incomplete: str, known: Callable[[], Iterable[str]]) -> list[str]:
@@ -172,7 +160,7 @@ def _quantized(name: str) -> Iterator[str]:
     """Yield the name of a repository with quantizations that many repositories have."""
     repository, colon, _ = name.rpartition(":")
     if name.startswith("hf:") and "/" in repository and colon:
-        yield from (f"{repository}:{quantization}" for quantization in _ON_HUBS)
+        yield from (f"{repository}:{quantization}" for quantization in _HUB_TYPES.split())
 
 
 def _plugins(group: str) -> Iterable[str]:

@@ -3,47 +3,32 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal
 
 from edgedec.api.options import DraftOptions, Numerics
 from edgedec.errors import RequestError
 from edgedec.load_options import N_DRAFT_MAX
-from edgedec.method_keys import Key, read_keys
-from edgedec.sequence import COUPLED
-
-KEYS = (
-    Key("model", str | PathLike[str], "a smaller model of the same family, which may draft, too"),
-    Key(
-        "head",
-        str | PathLike[str],
-        "a trained draft head of the model, or off (default: the one that is found, docs/heads.md)",
-    ),
-    Key("max", int, "most tokens of a draft", N_DRAFT_MAX),
-    Key("tree", str, "how a draft model or head branches: chain, grow, siblings:K, beam:K, paths:K (default: by rule)"),
-    Key(
-        "rule",
-        str,
-        "how drafts are verified: coupled keeps the text; tokenwise, block, recursive, kseq, multipath its law",
-        COUPLED,
-    ),
-    Key(
-        "numerics",
-        Literal["strict", "padded", "loose"],
-        "strict: drafts only as long as they keep the text; padded: steps of a few rows, so that longer ones do, too; "
-        "loose: longer ones, and the text may differ",
-        "strict",
-    ),
-    Key("store", str, "a file in which the suffix drafter keeps earlier outputs"),
-    Key("overlap", bool, "the draft model goes on while the target verifies on another device or machine", False),
-)
+from edgedec_apps.cli.method_keys import read_keys
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What `--draft-option` gives; KEYS says what each is."""
+    """What `--draft-option` gives: its keys.
 
-    model: str | None = None
-    head: str | None = None
+    Attributes:
+        model: a smaller model of the same family, which may draft, too
+        head: a trained draft head of the model, or off (default: the one that is found, docs/heads.md)
+        max: most tokens of a draft
+        tree: how a draft model or head branches: chain, grow, siblings:K, beam:K, paths:K (default: by rule)
+        rule: how drafts are verified: coupled (default) keeps the text; tokenwise, block, recursive, kseq, multipath
+            its distribution
+        numerics: strict: drafts only as long as they keep the text; padded: steps of a few rows, so that longer ones
+            do, too; loose: longer ones, and the text may differ
+        store: a file in which the suffix drafter keeps earlier outputs
+        overlap: the draft model goes on while the target verifies on another device or machine
+    """
+
+    model: str | PathLike[str] | None = None
+    head: str | PathLike[str] | None = None
     max: int = N_DRAFT_MAX
     tree: str | None = None
     rule: str | None = None
@@ -79,4 +64,4 @@ def drafting_of(given: Sequence[str] | None) -> Drafting:
     for name, sign, value in pairs:
         if not sign:
             raise RequestError(f"--draft-option is {name + value!r:.100}; write KEY=VALUE, such as max=8")
-    return Drafting(**read_keys("--draft-option", KEYS, [(name, value) for name, _, value in pairs]))
+    return Drafting(**read_keys("--draft-option ", Drafting, [(name, value) for name, _, value in pairs]))

@@ -20,7 +20,7 @@ from edgedec.sampling import SamplingParams
 from edgedec_apps.adapter_names import adapter
 from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.cli.draft_options import drafting_of
-from edgedec_apps.cli.methods import asked_methods, lossy_of, require_stages, text_options
+from edgedec_apps.cli.methods import asked_methods, lossy_of, require_stages, text_options, values_of
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.preset_options import loading, preset_of, with_preset
 from edgedec_apps.cli.sampling_options import SamplingFlags, grammar_options
@@ -126,13 +126,13 @@ def engine_options(
         EdgedecError: An option is out of range, or the chat template can't be read.
     """
     require_stages(flags.method, "load")
-    asked, drafting = asked_methods(flags.method, "load"), drafting_of(flags.draft_option)
-    pictures = next((each.values for each in asked if each.method.name == "pictures"), {})
+    methods, drafting = values_of(asked_methods(flags.method, "load")), drafting_of(flags.draft_option)
+    pictures = methods.get("pictures", {})
     projector, cache = pictures.get("projector", "auto"), flags.prompt_cache or ("auto" if keeps_prompts else "off")
     return EngineOptions(
         runtime=flags.runtime,
         n_ctx=flags.context,
-        lossy=lossy_of(asked),
+        lossy=lossy_of(methods),
         memory=flags.memory,
         gpu_memory=flags.gpu_memory,
         draft=flags.draft,
@@ -213,7 +213,7 @@ def text_options_of(
     rule = drafting_of(load.draft_option).rule
     if rule is not None:
         require_rule(rule)
-    texts = text_options(asked_methods(load.method, "text"))
+    texts = text_options(values_of(asked_methods(load.method, "text")))
     options, system = with_preset(model, sampling.as_options() | texts, system)
     beside = ("json_close", "methods")
     SamplingParams(**{name: value for name, value in options.items() if name not in beside})

@@ -25,15 +25,10 @@ def split_pictures(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _is_picture(path: Path) -> bool:
-    if path.suffix.lower() in _ENDINGS:
-        return True
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(8).startswith(_BEGINNINGS)
-    except OSError:  # who reads it says why
-        return False
+    if path.suffix.lower() in _ENDINGS or not path.is_file():
+        return path.suffix.lower() in _ENDINGS
+    with path.open("rb") as file:
+        return file.read(8).startswith(_BEGINNINGS)
 
 
 def picture_part(path: Path) -> Part:

@@ -2,17 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from edgedec.errors import OptionError, RequestError
-from edgedec_apps.cli.options import option
+from edgedec_apps.cli.declared import sampling_flag
 
 if TYPE_CHECKING:
     from edgedec.grammar import Grammar
 
-sampling_option = partial(option, panel="Sampling")
 
 _REGEX = "regex:"
 PENALTIES: Mapping[str, str] = {
@@ -28,73 +26,32 @@ PENALTIES: Mapping[str, str] = {
 class SamplingFlags:
     """The options of a generation; an option that is not given has the model's default."""
 
-    max_tokens: Annotated[
-        int | None, sampling_option("--max-tokens", "-n", help="Most tokens to generate.", metavar="N")
-    ] = None
-    temperature: Annotated[
-        float | None,
-        sampling_option("--temperature", "-t", help="0 always takes the most probable token.", metavar="X"),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        sampling_option("--top-k", help="Keep the N most probable tokens; 0 is off.", metavar="N", further=True),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        sampling_option("--top-p", help="Keep this much probability; 1 is off.", metavar="X", further=True),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        sampling_option(
-            "--min-p",
-            help="Keep tokens with at least X times the probability of the best; 0 is off.",
-            metavar="X",
-            further=True,
-        ),
-    ] = None
-    penalty: Annotated[
-        list[str] | None,
-        sampling_option(
-            "--penalty",
-            help="Against repeated tokens: repetition=X (1 is off), frequency=X, presence=X (0 is off), of "
-            "the last-n=N tokens, -1 for all. Repeatable.",
-            metavar="NAME=X",
-            further=True,
-        ),
-    ] = None
-    logit_bias: Annotated[
-        list[str] | None,
-        sampling_option(
-            "--logit-bias",
-            help="Add B to the logit of token ID; -inf excludes it. Repeatable.",
-            metavar="ID=B",
-            further=True,
-        ),
-    ] = None
-    seed: Annotated[int | None, sampling_option("--seed", help="Same seed, same text.", metavar="N")] = None
-    stop: Annotated[
-        list[str] | None,
-        sampling_option("--stop", help="End the text before this string. Repeatable.", metavar="TEXT"),
-    ] = None
-    logprobs: Annotated[
-        int | None,
-        sampling_option(
-            "--logprobs",
-            help="With --json: log-probabilities of the N most probable tokens.",
-            metavar="N",
-            further=True,
-        ),
-    ] = None
-    grammar: Annotated[
-        str | None,
-        sampling_option(
-            "--grammar",
-            "--json-schema",
-            help="Write JSON of the schema in this file, or a text of its grammar: GBNF where it ends in .gbnf, else "
-            "Lark; or of regex:REGEX. A cut text gives exit code 45.",
-            metavar="FILE",
-        ),
-    ] = None
+    max_tokens: int | None = sampling_flag("--max-tokens -n N", "Most tokens to generate.")
+    temperature: float | None = sampling_flag("--temperature -t X", "0 always takes the most probable token.")
+    top_k: int | None = sampling_flag("--top-k N", "Keep the N most probable tokens; 0 is off.", further=True)
+    top_p: float | None = sampling_flag("--top-p X", "Keep this much probability; 1 is off.", further=True)
+    min_p: float | None = sampling_flag(
+        "--min-p X", "Keep tokens with at least X times the probability of the best; 0 is off.", further=True
+    )
+    penalty: list[str] | None = sampling_flag(
+        "--penalty NAME=X",
+        "Against repeated tokens: repetition=X (1 is off), frequency=X, presence=X (0 is off), of "
+        "the last-n=N tokens, -1 for all. Repeatable.",
+        further=True,
+    )
+    logit_bias: list[str] | None = sampling_flag(
+        "--logit-bias ID=B", "Add B to the logit of token ID; -inf excludes it. Repeatable.", further=True
+    )
+    seed: int | None = sampling_flag("--seed N", "Same seed, same text.")
+    stop: list[str] | None = sampling_flag("--stop TEXT", "End the text before this string. Repeatable.")
+    logprobs: int | None = sampling_flag(
+        "--logprobs N", "With --json: log-probabilities of the N most probable tokens.", further=True
+    )
+    grammar: str | None = sampling_flag(
+        "--grammar --json-schema FILE",
+        "Write JSON of the schema in this file, or a text of its grammar: GBNF where it ends in .gbnf, else "
+        "Lark; or of regex:REGEX. A cut text gives exit code 45.",
+    )
 
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by the names of SamplingParams; for grammars see grammar_options()."""

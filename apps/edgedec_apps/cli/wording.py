@@ -4,93 +4,74 @@ from collections.abc import Mapping
 
 from edgedec.decoding.prompt_length import CUT_DOCUMENT, CUT_TEXT
 from edgedec.errors import EdgedecError
+from edgedec_apps.cli.other_words import table
 
-TRAINING: Mapping[str, str] = {
-    "block": "--block",
-    "kind": "--kind",
-    "n_answer": "--answer-tokens",
-    "n_layers": "--layers",
-    "n_passes": "--passes",
-    "n_processes": "--processes",
-    "n_tokens": "--tokens",
-    "n_vocabulary": "--vocabulary",
-    "prompts": "--prompts",
-    "rank": "--rank",
-    "width": "--width",
-    "work": "--work",
-}
+TRAINING = table("""
+block > --block
+kind > --kind
+n_answer > --answer-tokens
+n_layers > --layers
+n_passes > --passes
+n_processes > --processes
+n_tokens > --tokens
+n_vocabulary > --vocabulary
+prompts > --prompts
+rank > --rank
+width > --width
+work > --work
+""")
 """The option of edgedec train-drafter for each field of edgedec_export.training.train_drafter.TrainOptions that is not
 among the arguments of edgedec.load and of a generation."""
 
-_SWITCHING, _SKIP = "--method switching:", "--method layer-skip:"
+_SAME = """
+allow_requantize chat_template check device draft grammar json_schema kv_type logit_bias logprobs lora max_tokens memory
+min_p offline passages pooling prompt_cache runtime seed stop temperature top_k top_p
+"""
+_OTHERS = """
+denoise > --method diffusion:denoise
+draft_head > --draft-option head
+draft_model > --draft-option model
+draft_numerics numerics > --draft-option numerics
+draft_overlap > --draft-option overlap
+draft_store > --draft-option store
+draft_tree tree > --draft-option tree
+entropy > --method switching:entropy
+entropy_force > --method switching:entropy-force
+frequency_penalty > --penalty frequency
+gpu_memory n_gpu_layers > --gpu-layers
+ignore_end > --method ignore-end
+image_max_tokens > --method pictures:max-tokens
+json_close > --method json-close
+layer_skip > --method layer-skip:speedup
+layer_skip_force > --method layer-skip:force
+length > --method diffusion:length
+max_document_tokens > --document-tokens
+min_tokens > --method min-tokens
+momentum > --method momentum
+n_ctx > --context
+n_draft > --method reflective:n-draft
+n_draft_max > --draft-option max
+n_parallel > --parallel
+n_texts > --texts
+n_threads > --threads
+nats > --method anchored:nats
+penalty_last_n > --penalty last-n
+presence_penalty > --penalty presence
+projector > --method pictures:projector
+prompt_keep > --method prompt-keep:keep
+repetition_penalty > --penalty repetition
+runtime_options > --runtime-option
+safe_model > --method anchored:safe-model
+slide > --method slide
+small_model > --method switching:small-model
+stop_unsure > --method stop-unsure
+verify > --draft-option rule
+weight > --method reflective:weight
+words > --method reflective:words
+"""
 OPTIONS: Mapping[str, str] = {
-    "allow_requantize": "--allow-requantize",
-    "chat_template": "--chat-template",
-    "check": "--check",
-    "denoise": "--method diffusion:denoise",
-    "device": "--device",
-    "draft": "--draft",
-    "draft_head": "--draft-option head",
-    "draft_model": "--draft-option model",
-    "draft_numerics": "--draft-option numerics",
-    "draft_overlap": "--draft-option overlap",
-    "draft_store": "--draft-option store",
-    "draft_tree": "--draft-option tree",
-    "entropy": f"{_SWITCHING}entropy",
-    "entropy_force": f"{_SWITCHING}entropy-force",
-    "frequency_penalty": "--penalty frequency",
-    "gpu_memory": "--gpu-layers",
-    "grammar": "--grammar",
-    "ignore_end": "--method ignore-end",
-    "image_max_tokens": "--method pictures:max-tokens",
-    "json_close": "--method json-close",
-    "json_schema": "--json-schema",
-    "kv_type": "--kv-type",
-    "layer_skip": f"{_SKIP}speedup",
-    "layer_skip_force": f"{_SKIP}force",
-    "length": "--method diffusion:length",
-    "logit_bias": "--logit-bias",
-    "logprobs": "--logprobs",
-    "lora": "--lora",
-    "max_document_tokens": "--document-tokens",
-    "max_tokens": "--max-tokens",
-    "memory": "--memory",
-    "min_p": "--min-p",
-    "min_tokens": "--method min-tokens",
-    "momentum": "--method momentum",
-    "n_ctx": "--context",
-    "n_draft": "--method reflective:n-draft",
-    "n_draft_max": "--draft-option max",
-    "n_gpu_layers": "--gpu-layers",
-    "n_parallel": "--parallel",
-    "n_texts": "--texts",
-    "n_threads": "--threads",
-    "nats": "--method anchored:nats",
-    "numerics": "--draft-option numerics",
-    "offline": "--offline",
-    "passages": "--passages",
-    "penalty_last_n": "--penalty last-n",
-    "pooling": "--pooling",
-    "presence_penalty": "--penalty presence",
-    "projector": "--method pictures:projector",
-    "prompt_cache": "--prompt-cache",
-    "prompt_keep": "--method prompt-keep:keep",
-    "repetition_penalty": "--penalty repetition",
-    "runtime": "--runtime",
-    "runtime_options": "--runtime-option",
-    "safe_model": "--method anchored:safe-model",
-    "seed": "--seed",
-    "slide": "--method slide",
-    "small_model": f"{_SWITCHING}small-model",
-    "stop": "--stop",
-    "stop_unsure": "--method stop-unsure",
-    "temperature": "--temperature",
-    "top_k": "--top-k",
-    "top_p": "--top-p",
-    "tree": "--draft-option tree",
-    "verify": "--draft-option rule",
-    "weight": "--method reflective:weight",
-    "words": "--method reflective:words",
+    **{name: "--" + name.replace("_", "-") for name in _SAME.split()},
+    **table(_OTHERS),
     CUT_TEXT: "--truncate",
     CUT_DOCUMENT: "--truncate",
     **TRAINING,

@@ -15,7 +15,7 @@ from edgedec.plugins import CHOOSERS, SEARCHES, load_plugin, plugins
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.methods import names
 
-WARM = ("-t", "1", "-n", "8", "--method", "ignore-end", "--draft", "off", "--runtime", "cpu", "--seed", "5")
+WARM = ("-t", "1", "-n", "8", "--method=ignore-end", "--draft", "off", "--runtime", "cpu", "--seed", "5")
 LONG_IS_GOOD = (
     "import json, sys; texts = json.load(sys.stdin)['steps']; print([min(1, len(t.encode()) / 99) for t in texts])"
 )
@@ -53,7 +53,7 @@ def test_votes_and_scores(model: Path) -> None:
         assert answers.count(document["choice"]["answers"][document["choice"]["place"]]) == max(
             map(answers.count, answers)
         )
-    args = ("-k", "3", "--method", f"score:{scorer(LONG_IS_GOOD)}", "--json")
+    args = ("-k", "3", "--method", f"score:scorer={scorer(LONG_IS_GOOD)}", "--json")
     document = json.loads(run_here("run", model, "Hello", *WARM, *args).out)
     scores = [min(1, len(text["text"].encode("utf-8")) / 99) for text in document["texts"]]
     assert document["choice"]["scores"] == pytest.approx(scores)
@@ -64,7 +64,7 @@ def test_votes_and_scores(model: Path) -> None:
 @pytest.mark.parametrize("search", plugins(SEARCHES))
 def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
     """Each prints one text; one beam is greedy decoding."""
-    args = ("-n", "6", "--method", "ignore-end", "--draft", "off", "--runtime", "cpu")
+    args = ("-n", "6", "--method=ignore-end", "--draft", "off", "--runtime", "cpu")
     more = f",scorer={scorer(LONG_IS_GOOD)}" if load_plugin(SEARCHES, search).scored != "no" else ""
     found = run_here("run", model, "Hello", *args, "--method", f"{search}:2{more}", "--json")
     assert found.code == 0, found.err
@@ -85,26 +85,26 @@ def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
         (("--method", "vote", "-k", "0"), "it must be from 1 to 256"),
         (("--method", "vote", "-k", "1000000"), "it must be from 1 to 256"),
         (("--method", "vote", "-k", "1e9"), "--texts is '1e9'"),
-        (("--method", "vote:(", "-k", "2"), "--method vote:answer is '('"),
+        (("--method", "vote:answer=(", "-k", "2"), "--method vote:answer is '('"),
         (("--method", "score", "-k", "2"), "--method score:scorer is None"),
-        (("--method", "vote:scorer=true", "-k", "2"), "--method vote has no key 'scorer'; it has answer=TEXT"),
+        (("--method", "vote:scorer=true", "-k", "2"), "only with that"),
         (("--method", "likely", "-k", "auto"), "which is nothing to 'likely'"),
         (("-k", "auto"), "--texts auto needs a way to choose"),
-        (("--method", "score:'", "-k", "2"), "its quotes must close"),
+        (("--method", "score:scorer='", "-k", "2"), "its quotes must close"),
         (("--method", "score:scorer=", "-k", "2"), "it must name a program"),
         (("--method", "planned:scorer=no-such-program"), "there is no program 'no-such-program'"),
         (("--method", "beam", "-k", "2"), "exclude each other"),
         (("--method", "beam", "--method", "vote"), "--method beam and --method vote exclude each other"),
         (("--method", "beam:0"), "--method beam:n is 'beam:0'; its number must be a whole one from 1 to 64"),
         (("--method", "beam:1000000"), "from 1 to 64"),
-        (("--method", "beam:x"), "--method beam:n is 'x'; it must be a whole number"),
-        (("--method", "beam:size=4"), "--method beam has no key 'size'; it has n=N, answer=TEXT"),
-        (("--method", "beam:scorer=true"), "no key 'scorer'"),
+        *((("--method", f"beam:{size}"), "beam:n is ") for size in ("x", "-1", "1.5", "\u0663", "1:2", "9" * 5000)),
+        (("--method", "beam:size=4"), "--method beam has no key 'size'; it has n=N, scorer=TEXT"),
+        (("--method", "beam:scorer=true"), "takes none"),
         (("--method", "planned"), "needs one"),
         (("--method", "beam", "-t", "0.5"), "takes the most probable tokens"),
         (("--method", "particles", "--grammar", "regex:a+"), "can't heed it"),
         (("--method", "cntp", "--method", "stop-unsure:0.5"), "can't heed it"),
-        (("--method", "refine:n=2"), "--method refine needs a check"),
+        (("--method", "refine:n=2"), "--method refine needs check=TEXT"),
         (("--method", "refine:true,n=0"), "--method refine:n is 0; it must be a whole number from 1 to 256"),
         (("--method", "refine:true", "--method", "vote"), "--method refine and --method vote exclude each other"),
         (("--method", "refine:true", "-k", "auto"), "the most texts in all"),
@@ -172,7 +172,7 @@ def test_a_refined_text_with_what_was_said_of_each(model: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals as POSIX has them")
-@pytest.mark.parametrize("way", [("-k", "2", "--method", "score:"), ("--method", "refine:n=2,check=")])
+@pytest.mark.parametrize("way", [("-k", "2", "--method", "score:scorer="), ("--method", "refine:n=2,check=")])
 def test_ctrl_c_ends_the_scorer_too(model: Path, tmp_path: Path, way: tuple[str, ...]) -> None:
     """While a command scores texts, Ctrl-C ends it and prints a text; nothing that was started goes on."""
     note = tmp_path / "pid"

@@ -16,7 +16,7 @@ from edgedec_apps.documents.passages import passages_of
 
 pytestmark = pytest.mark.slow
 
-SHORT = ("-t", "0", "-n", "8", "--method", "ignore-end", "--runtime", "cpu", "-c", "600")
+SHORT = ("-t", "0", "-n", "8", "--method=ignore-end", "--runtime", "cpu", "-c", "600")
 LINES = [f"Line {i} tells of thing {i * 7}." for i in range(1, 101)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.processes.command_line import run_here, run_shell
 
-GREEDY = ("-t", "0", "-n", "8", "--method", "ignore-end", "-q")
+GREEDY = ("-t", "0", "-n", "8", "--method=ignore-end", "-q")
 FULL = Path("/dev/full")
 needs_full_device = pytest.mark.skipif(not FULL.is_char_device(), reason="no /dev/full here")
 

@@ -1,7 +1,6 @@
 """--method and --draft-option: what they take, what they refuse, the list of them, and options that went."""
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,11 @@ from support.processes.command_line import run_here
 
 from edgedec.api.options import DraftOptions
 from edgedec.load_options import N_DRAFT_MAX
-from edgedec.method_keys import keys_of, split_pairs
 from edgedec.plugins import CHOOSERS, DENOISING_RULES, DRAFTERS, SEARCHES, SESSIONS, TEXT_METHODS, plugins
 from edgedec_apps.cli.app import app
-from edgedec_apps.cli.draft_options import KEYS, Drafting, drafting_of
-from edgedec_apps.cli.methods import all_methods, asked_methods, lossy_of, names, text_options
+from edgedec_apps.cli.draft_options import Drafting, drafting_of
+from edgedec_apps.cli.method_keys import shown_keys, split_pairs
+from edgedec_apps.cli.methods import about, asked_methods, lossy_of, method_named, names, text_options, values_of
 from edgedec_apps.cli.opening import engine_options
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.other_words import MOVED, moved
@@ -30,17 +29,20 @@ def test_the_list_has_every_method_and_drafter() -> None:
         for name in plugins(group):
             typed = name if group == DENOISING_RULES else name.replace("_", "-")
             assert typed in listed.text or name in ("futures", "predicate"), name
-    for method in all_methods():
-        assert method.what, method.name
-        assert method.gain, method.name
-        assert all(key.help for key in method.keys or ()), method.name
-    assert all(f"{key.typed}={key.words}" in listed.text for key in KEYS)
+    for name in names():
+        method = method_named(name)
+        what, gain, _ = about(method.doc)
+        assert what, name
+        assert gain, name
+        keys = [] if method.keys is None or method.keys.__name__ == "Value" else shown_keys(method.keys)
+        assert all(told for _, told in keys), name
+    assert all(typed in listed.text for typed, _ in shown_keys(Drafting))
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("beam", ("--method beam", "n=N", "1 to 64 (default: 4)", "Beam search: of the texts of each length")),
+        ("beam", ("--method beam", "n=N", "scorer-seconds=X", "Beam search: of the texts of each length")),
         ("prompt_keep", ("--method prompt-keep", "keep=X", "model=NAME", "first token in 0.42 of the time")),
         ("suffix", ("--draft suffix",)),
         ("diffusion:threshold", ("--method diffusion:threshold", "2.13 tokens a forward")),
@@ -58,7 +60,7 @@ def test_one_of_them(name: str, words: tuple[str, ...]) -> None:
     [
         (("--method", "slyde"), "--method 'slyde' is no method; did you mean slide?"),
         (("--method", "zzz"), "'zzz' is no method; there are a-star, adadec,"),
-        (("--method", "slide:3"), "--method slide has no key for '3'; it has none"),
+        (("--method", "slide:3"), "--method slide takes no '3'"),
         (("--method", "switching:entrpy=1"), "no key 'entrpy'; did you mean entropy or"),
         (("--method", "switching:x,entropy=low"), "--method switching:entropy is 'low'; it must be a number"),
         (("--method", "layer-skip"), "--method layer-skip needs speedup=X"),
@@ -88,7 +90,6 @@ def test_nothing_is_lost_on_the_way() -> None:
     drafts = {"model": "small", "head": "off", "max": 7, "tree": "grow", "numerics": "loose", "store": "f"}
     given = [*(f"{name}={value}" for name, value in drafts.items()), "overlap=yes", "rule=block"]
     assert drafting_of(given) == Drafting(**drafts, rule="block", overlap=True)  # type: ignore[arg-type]
-    assert {each.name for each in fields(Drafting)} == {key.name for key in KEYS}
     methods = ["slide", "layer-skip:1.2,force=yes", "prompt_keep:0.5,model=m", "pictures:off,max_tokens=9"]
     flags = LoadFlags(method=methods, draft_option=given[:-1], gpu_layers="6GB")
     options = engine_options(flags)
@@ -102,14 +103,14 @@ def test_nothing_is_lost_on_the_way() -> None:
     assert lossy.methods == {"prompt_keep": {"keep": 0.5, "model": "m"}}
     assert engine_options(LoadFlags()).n_draft_max == N_DRAFT_MAX
     texts = ["momentum:0.1", "ignore-end", "stop-unsure:0.5", "json-close", "min-tokens:3"]
-    assert text_options(asked_methods(texts, "text")) == {
+    assert text_options(values_of(asked_methods(texts, "text"))) == {
         "momentum": 0.1,
         "ignore_end": True,
         "stop_unsure": 0.5,
         "json_close": True,
         "methods": {"min_tokens": 3},
     }
-    assert lossy_of(asked_methods(["switching:a", "switching:entropy=1"], "load")).methods == {
+    assert lossy_of(values_of(asked_methods(["switching:a", "switching:entropy=1"], "load"))).methods == {
         "switching": {"small_model": "a", "entropy": 1.0}
     }
 
@@ -132,13 +133,9 @@ def test_pairs_are_split(words: str, pairs: list[tuple[str, str]]) -> None:
 
 def test_a_guests_dataclass_declares_its_keys() -> None:
     """The fields, with what each takes and their lines of the docstring."""
-    keys = keys_of(Switching)
-    assert [(key.typed, key.words) for key in keys] == [
-        ("small-model", "NAME"),
-        ("entropy", "X"),
-        ("entropy-force", "yes or no"),
-    ]
-    assert keys[0].help.startswith("The smaller model, which writes where the text is easy")
+    keys = shown_keys(Switching)
+    assert [typed for typed, _ in keys] == ["small-model=NAME", "entropy=X", "entropy-force=yes or no"]
+    assert keys[0][1].startswith("The smaller model, which writes where the text is easy")
 
 
 @pytest.mark.parametrize("option", MOVED)
@@ -147,7 +144,7 @@ def test_what_an_option_that_went_becomes(option: str) -> None:
     command = typer.main.get_command(app).commands["run"]  # type: ignore[attr-defined]  # it is a group
     known = [flag for param in command.params for flag in param.opts]
     assert option not in known
-    takes = MOVED[option].endswith(("=", ":", " ", '"'))
+    takes = "VALUE" in MOVED[option]
     values = {"--search": "beam:4", "--choose": "vote", "--image-max-tokens": "5"}
     values |= dict.fromkeys(("--passages", "--refine", "--refine-tokens"), "2")
     value = values.get(option, "0.5")
@@ -155,8 +152,13 @@ def test_what_an_option_that_went_becomes(option: str) -> None:
     spelled = words.partition(" write ")[2].split()
     assert spelled[0] in known or spelled[:2] == ["edgedec", "chat"], words
     if spelled[0] == "--method":
-        asked: Any = asked_methods([spelled[1].replace("skip:force", "skip:speedup=1,force")], "load", "text", "prompt")
-        assert asked[0].method.typed in names()
+        asked: Any = asked_methods(
+            [spelled[1].replace("skip:force", "skip:speedup=1,force").replace("refine:", "refine:true,")],
+            "load",
+            "text",
+            "prompt",
+        )
+        assert next(iter(asked)).typed in names()
     if takes and option != "--system-file":
         assert value in words
         assert moved(["m", f"{option}={value}"], known).partition(" write ")[2] == words.partition(" write ")[2]
@@ -167,8 +169,9 @@ def test_scripts_that_hold_old_options_are_told(model: Path) -> None:
     old = ("--small-model", "my model", "--entropy=0.75", "--draft-tree", "4x2", "--slide")
     run_here("run", model, "x", *old).failed(
         2,
-        "for --small-model 'my model' --entropy=0.75 --draft-tree 4x2 --slide write --draft-option tree=4x2 "
-        "--method 'switching:small-model=my model,entropy=0.75' --method slide",
+        "for --small-model 'my model' --entropy=0.75 --draft-tree 4x2 --slide write "
+        "--method 'switching:small-model=my model' --method switching:entropy=0.75 --draft-option tree=4x2 "
+        "--method slide",
     )
     run_here("serve", "--draft-store=s").failed(2, "for --draft-store=s write --draft-option store=s")
 

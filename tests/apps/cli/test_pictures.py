@@ -9,7 +9,7 @@ from support.processes.command_line import Terminal, run_here
 
 from edgedec_apps.cli.pictures import dropped
 
-SHORT = ("-t", "0", "-n", "4", "--method", "ignore-end")
+SHORT = ("-t", "0", "-n", "4", "--method=ignore-end")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.processes.command_line import Result, run_here
 
-GREEDY = ("-t", "0", "-n", "8", "--method", "ignore-end")
+GREEDY = ("-t", "0", "-n", "8", "--method=ignore-end")
 
 
 def document(result: Result) -> dict[str, Any]:
@@ -74,14 +74,12 @@ def test_json_is_one_object_and_nothing_else(model: Path) -> None:
 
 def test_a_text_ends_where_the_model_is_unsure(model: Path) -> None:
     """--stop-unsure says in the JSON object and in the summary why the text ended; a value out of range is refused."""
-    result = run_here("run", model, "Hello", *GREEDY, "--json", "--method", "stop-unsure:chance=0.99")
+    result = run_here("run", model, "Hello", *GREEDY, "--json", "--method", "stop-unsure:0.99")
     found = document(result)
     assert (found["finish_reason"], found["token_ids"]) == ("unsure", [])
     assert 0 < found["stats"]["chance_right"] < 0.99
     assert "the model was unsure" in result.err
-    run_here("run", model, "Hello", *GREEDY, "--method", "stop-unsure:chance=1.5").failed(
-        40, "--method stop-unsure is 1.5"
-    )
+    run_here("run", model, "Hello", *GREEDY, "--method", "stop-unsure:1.5").failed(40, "--method stop-unsure is 1.5")
     refused = run_here("run", model, "Hello", "-n", "8", "--method", "stop-unsure:0.5", "--grammar", "regex:a+")
     refused.failed(40, "--method stop-unsure")
 
@@ -107,7 +105,7 @@ def test_verbose_shows_the_runtimes_log(model: Path) -> None:
 def test_options_by_environment(model: Path) -> None:
     """Options and flags come from the environment; the command line wins, and has the repeated options."""
     env = {"EDGEDEC_MAX_TOKENS": "3", "EDGEDEC_TEMPERATURE": "0", "EDGEDEC_QUIET": "1"}
-    run = ("run", model, "Hello", "--method", "ignore-end", "--json")
+    run = ("run", model, "Hello", "--method=ignore-end", "--json")
     result = run_here(*run, env=env)
     found = document(result)
     assert (len(found["token_ids"]), result.err) == (3, "")
@@ -179,7 +177,7 @@ def test_the_real_model_answers(smollm_path: Path) -> None:
 @pytest.mark.slow
 def test_several_texts_are_those_of_the_seeds_after(model: Path) -> None:
     """-k 3 prints three texts, each below its number, and in JSON as a list; text k is that of the seed plus k."""
-    warm = ("-t", "1", "-n", "8", "--method", "ignore-end", "--draft", "off")
+    warm = ("-t", "1", "-n", "8", "--method=ignore-end", "--draft", "off")
     alone = [document(run_here("run", model, "Hello", *warm, "--seed", str(5 + k), "--json")) for k in range(3)]
     found = document(run_here("run", model, "Hello", *warm, "--seed", "5", "-k", "3", "--json"))
     assert [text["token_ids"] for text in found["texts"]] == [text["token_ids"] for text in alone]

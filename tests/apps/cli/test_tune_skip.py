@@ -57,7 +57,7 @@ def test_it_finds_the_same_set_again_and_runs_with_it(layered: Path, text: Path,
     assert {row["n_positions"] for row in first["sets"].values()} == {first["sets"]["found"]["n_positions"]}
     (kept,) = (cache / "probes").glob("draft-layer-set-*.json")
     assert json.loads(kept.read_text())["share"] == first["share"]
-    options = ("--raw", "-c", "256", "-n", "30", "-t", "0", "--method", "ignore-end")
+    options = ("--raw", "-c", "256", "-n", "30", "-t", "0", "--method=ignore-end")
     plain, skipping = (run_here("run", layered, "the cat", *options, "--draft", name) for name in ("off", "skip"))
     assert (plain.code, skipping.code) == (0, 0)
     assert skipping.out == plain.out

@@ -15,7 +15,8 @@ from edgedec.decoding.prompt_length import CUT_DOCUMENT, CUT_TEXT
 from edgedec.errors import EdgedecError, argument
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.app import app
-from edgedec_apps.cli.draft_options import KEYS
+from edgedec_apps.cli.draft_options import Drafting
+from edgedec_apps.cli.method_keys import shown_keys
 from edgedec_apps.cli.methods import method_named
 from edgedec_apps.cli.sampling_options import PENALTIES
 from edgedec_apps.cli.wording import OPTIONS, TRAINING, in_options
@@ -28,6 +29,11 @@ CUTS = {CUT_TEXT, CUT_DOCUMENT}
 ONLY_ELSEWHERE = {"allow_requantize", "pooling", "passages", "max_document_tokens", *CUTS}
 BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_texts", "n_threads", "projector"}
 BY_ANOTHER_NAME |= {"runtime_options", "max_document_tokens", "numerics", *CUTS}
+
+
+def names_of(kind: type) -> list[str]:
+    """Return the keys that a dataclass declares, as they are typed."""
+    return [typed.partition("=")[0] for typed, _ in shown_keys(kind)]
 
 
 def test_every_argument_has_its_option() -> None:
@@ -43,10 +49,10 @@ def test_every_argument_has_its_option() -> None:
         option, _, rest = typed.partition(" ")
         name, _, key = rest.partition(":")
         if option == "--method":
-            keys = method_named(name).keys or ()
-            assert not key or key in [each.typed for each in keys], typed
+            keys = method_named(name).keys
+            assert not key or (keys and key in names_of(keys)), typed
         elif option == "--draft-option":
-            assert rest in [each.typed for each in KEYS], typed
+            assert rest in names_of(Drafting), typed
         else:
             assert not rest or rest in PENALTIES, typed
 

@@ -32,7 +32,7 @@ def test_what_is_wrong_is_said(tiny_path: Path, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "array", "contains": {"const": 1}}', encoding="utf-8")
     run = ("run", tiny_path, "x", *COMMON)
-    run_here(*run, "--grammar", "regex:a", "--method", "ignore-end").failed(40, "--method ignore-end")
+    run_here(*run, "--grammar", "regex:a", "--method=ignore-end").failed(40, "--method ignore-end")
     run_here(*run, "--grammar", tmp_path / "none").failed(60, "none")
     run_here(*run, "--json-schema", schema).failed(40, "contains")
     schema.write_text("{", encoding="utf-8")

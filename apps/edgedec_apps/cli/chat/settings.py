@@ -9,10 +9,11 @@ from edgedec_apps.cli.options import parsed
 
 _SYSTEM, _MARKDOWN = "system", "markdown"
 # All but what is for a single prompt (logit_bias, logprobs).
-_OPTIONS = (
-    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty"),
-    *("presence_penalty", "momentum", "penalty_last_n", "seed", "stop", "stop_unsure", "ignore_end"),
-)
+_NAMES = """
+max_tokens temperature top_k top_p min_p repetition_penalty frequency_penalty presence_penalty momentum penalty_last_n
+seed stop stop_unsure ignore_end
+"""
+_OPTIONS = _NAMES.split()
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.declared import prompt_option
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System, prompt_option
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System
 from edgedec_apps.cli.prompt import argument_text, piped_lines
 from edgedec_apps.cli.sampling_options import SamplingFlags
 from edgedec_apps.cli.shown.terminal import one_line, say
@@ -42,9 +43,7 @@ def command(
     system: System = None,
     history: Annotated[
         bool,
-        prompt_option(
-            "--history/--no-history", help="Keep what is typed, for the next start (default: yes).", further=True
-        ),
+        prompt_option("--history/--no-history", "Keep what is typed, for the next start (default: yes).", further=True),
     ] = True,
     load: LoadFlags,
     sampling: SamplingFlags,

@@ -4,51 +4,39 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.load_options import ResolveOptions
 from edgedec_apps.adapter_names import adapter
 from edgedec_apps.cli import completion
-from edgedec_apps.cli.options import Adapters, Quiet, System, model_option, parsed
+from edgedec_apps.cli.declared import argument, model_option
+from edgedec_apps.cli.options import Adapters, Quiet, System, parsed
 from edgedec_apps.cli.prompt import argument_text
 from edgedec_apps.cli.shown.terminal import say
 from edgedec_apps.texts import read_text
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The preset's name.", show_default=False)],
+    name: Annotated[str, argument("NAME", "The preset's name.")],
     model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="The model, or the preset, that it is made of.",
-            show_default=False,
-            autocompletion=completion.any_model,
-        ),
+        str, argument("MODEL", "The model, or the preset, that it is made of.", complete=completion.any_model)
     ],
     *,
     system: System = None,
     chat_template: Annotated[
-        Path | None,
-        model_option("--chat-template", help="Jinja file to use instead of the model's own template.", metavar="FILE"),
+        Path | None, model_option("--chat-template FILE", "Jinja file to use instead of the model's own template.")
     ] = None,
     draft_head: Annotated[
         str | None,
         model_option(
-            "--draft-head",
-            help="A trained draft head for the model, or off.",
-            metavar="HEAD",
-            complete=completion.draft_head,
+            "--draft-head HEAD", "A trained draft head for the model, or off.", complete=completion.draft_head
         ),
     ] = None,
     lora: Adapters = None,
     option: Annotated[
         list[str] | None,
         model_option(
-            "--option",
-            help="An option of sampling, such as temperature=0.2, stop=END, or n_ctx=8192. Repeatable.",
-            metavar="NAME=VALUE",
+            "--option NAME=VALUE",
+            "An option of sampling, such as temperature=0.2, stop=END, or n_ctx=8192. Repeatable.",
         ),
     ] = None,
     quiet: Quiet = False,

@@ -4,12 +4,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from edgedec.errors import PromptTooLongError, RequestError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.declared import argument, prompt_option
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, prompt_option
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.prompt import find_documents, say_found
 from edgedec_apps.cli.shown.progress import ProgressLine
@@ -24,25 +23,20 @@ if TYPE_CHECKING:
 
 def command(
     model: ModelName,
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to look for.", show_default=False)],
+    question: Annotated[str, argument("QUESTION", "What to look for.")],
     *,
     file: Annotated[
-        Path | None,
-        prompt_option("--file", "-f", help="The text to quote from; - is standard input, the default.", metavar="FILE"),
+        Path | None, prompt_option("--file -f FILE", "The text to quote from; - is standard input, the default.")
     ] = None,
-    count: Annotated[
-        int, prompt_option("--count", help="How many quotations, 1 to 100.", metavar="N", least=1, most=100)
-    ] = 3,
+    count: Annotated[int, prompt_option("--count N", "How many quotations, 1 to 100.", least=1, most=100)] = 3,
     span_tokens: Annotated[
-        int,
-        prompt_option("--span-tokens", help="Most tokens of a quotation, 1 to 512.", metavar="N", least=1, most=512),
+        int, prompt_option("--span-tokens N", "Most tokens of a quotation, 1 to 512.", least=1, most=512)
     ] = 64,
     passages: Annotated[
         int | None,
         prompt_option(
-            "--passages",
-            help="Most passages that are read of a text longer than the context (default: a quarter of the context).",
-            metavar="N",
+            "--passages N",
+            "Most passages that are read of a text longer than the context (default: a quarter of the context).",
             further=True,
             least=1,
         ),

@@ -7,13 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from edgedec.errors import CancelledError, OptionError, RequestError, RuntimeLostError, ScorerError
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.commands.chat import ChatJob, converse
+from edgedec_apps.cli.declared import argument, prompt_flag
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System, prompt_option
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.pictures import picture_parts, pictures_document, pictures_lines, split_pictures, with_pictures
 from edgedec_apps.cli.prompt import argument_text, find_documents, say_found
@@ -53,35 +52,23 @@ class RunJob:
     model: ModelName
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="PROMPT...",
-            help="The prompt, after the content of --file or of standard input. Several, each about that content, are "
+        argument(
+            "PROMPT...",
+            "The prompt, after the content of --file or of standard input. Several, each about that content, are "
             "answered one after another. Without any of these, a chat.",
         ),
     ] = None
-    file: Annotated[
-        list[Path] | None,
-        prompt_option(
-            "--file",
-            "--image",
-            "-f",
-            "-i",
-            help='A text, a PDF or a picture that the prompt is about ("-": standard input). Repeatable.',
-            metavar="FILE",
-        ),
-    ] = None
-    raw: Annotated[bool, prompt_option("--raw", help="Continue the text, without the chat template.")] = False
+    file: list[Path] | None = prompt_flag(
+        "--file --image -f -i FILE",
+        'A text, a PDF or a picture that the prompt is about ("-": standard input). Repeatable.',
+    )
+    raw: bool = prompt_flag("--raw", "Continue the text, without the chat template.", False)
     system: System = None
-    texts: Annotated[
-        str | None,
-        prompt_option(
-            "--texts",
-            "-k",
-            help="Write N texts of the prompt together, text k with the seed plus k. --method vote prints one of them, "
-            "and auto writes as many as that needs.",
-            metavar="N|auto",
-        ),
-    ] = None
+    texts: str | None = prompt_flag(
+        "--texts -k N|auto",
+        "Write N texts of the prompt together, text k with the seed plus k. --method vote prints one of them, "
+        "and auto writes as many as that needs.",
+    )
     load: LoadFlags
     sampling: SamplingFlags
     output: OutputFlags
@@ -136,7 +123,7 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
         NotPassedError: No text passed the check; the best one is printed.
         EdgedecError: As edgedec.load and Engine.stream.
     """
-    from edgedec_apps.cli.methods import asked_methods, without_stages
+    from edgedec_apps.cli.methods import asked_methods, values_of, without_stages
     from edgedec_apps.cli.opening import keep_learned, open_model, text_options_of
 
     methods = asked_methods(job.load.method, "prompt")
@@ -146,13 +133,13 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
 
         way = way_of(methods, job.texts)
         n_texts = n_texts_of(way, job.texts)
-    refines = any(each.method.name == "refine" for each in methods)
+    asked_by_name = values_of(methods)
+    refines, reading = "refine" in asked_by_name, asked_by_name.get("passages", {})
     given = argument_text(job.system, "--system")
     options, system = text_options_of(job.model, job.load, job.sampling, given)
     job = replace(job, system=None if job.raw and given is None else system)
     _require_complete(job, asked, images=bool(images), refines=refines)
     require_writable(job.output.json_out)
-    reading = next((each.values for each in methods if each.method.name == "passages"), {})
     if (n_passages := reading.get("n", 1)) < 1:
         raise OptionError("--method passages:n", n_passages, "it must be at least 1")
     writing = _Writing(job, asked, way, n_texts, options, picture_parts(images), reading)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken
-from edgedec_apps.cli.draft_options import drafting_of
+from edgedec_apps.cli.draft_options import Drafting, drafting_of
 from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.method_keys import model_keys
 from edgedec_apps.cli.methods import asked_methods
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.shown.progress import ProgressLine
@@ -35,12 +36,12 @@ def stand_ins(model: str, flags: LoadFlags, *, quiet: bool) -> Iterator[tuple[st
         here = _stand_in(model, flags, Path(root, "model"), quiet=quiet)
         drafts, methods = list(flags.draft_option or ()), list(flags.method or ())
         if (draft := drafting_of(drafts).model) is not None:
-            drafts.append(f"model={_stand_in(draft, flags, Path(root, 'draft'), quiet=quiet)}")
-        for method in asked_methods(methods, "load"):
-            for key in method.method.keys or ():
-                if key.names_model and (other := method.values.get(key.name)) is not None:
-                    path = _stand_in(str(other), flags, Path(root, method.method.name), quiet=quiet)
-                    methods.append(f'{method.method.name}:{key.name}="{path}"')
+            drafts.append(f"model={_stand_in(str(draft), flags, Path(root, 'draft'), quiet=quiet)}")
+        for method, values in asked_methods(methods, "load").items():
+            for key in model_keys(method.keys or Drafting):
+                if (other := values.get(key)) is not None:
+                    path = _stand_in(str(other), flags, Path(root, method.name), quiet=quiet)
+                    methods.append(f'{method.name}:{key}="{path}"')
         note = _NOTE if Path(here).is_relative_to(root) else ""
         found = replace(flags, draft_option=drafts, method=methods)
         yield here, found, note
