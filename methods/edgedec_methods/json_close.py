@@ -90,11 +90,7 @@ _Followed = tuple[tuple[int, ...], _Nesting, int, int]
 
 
 class JsonClose(TextMethod):
-    """The request option json_close; its tables of the vocabulary are made once for each model.
-
-    Args:
-        tokenizer: The model's.
-    """
+    """The request option json_close; its tables of the vocabulary are made once for each model."""
 
     takes = bool
 

@@ -125,19 +125,7 @@ def test_a_second_model_stays_on_this_machine() -> None:
 @pytest.mark.usefixtures("patient")
 def test_the_command_line_says_what_was_used(tiny_path: Path) -> None:
     """overlap changes no text; --explain --verbose tells of the tokens drafted ahead; the prompt is read whole."""
-    shared = (
-        "run",
-        tiny_path,
-        TEXT[:40],
-        "--raw",
-        "--runtime",
-        "reference",
-        "-t",
-        "0",
-        "-n",
-        "24",
-        "--method=ignore-end",
-    )
+    shared = ("run", tiny_path, TEXT[:40], "--raw", "--runtime", "reference", "-t0", "-n24", "--method=ignore-end")
     plain = run_here(*shared, "--draft", "off")
     model = ("--draft", "model", "--draft-option", f"model={tiny_path}")
     found = run_here(*shared, *model, "--draft-option", "overlap=yes", "--explain", "-v")

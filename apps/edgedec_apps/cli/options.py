@@ -5,7 +5,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from edgedec_apps.cli import completion
-from edgedec_apps.cli.declared import argument, model_flag, model_option, output_flag, output_option, prompt_option
+from edgedec_apps.cli.declared import (
+    argument,
+    flag,
+    model_flag,
+    model_option,
+    output_flag,
+    output_option,
+    prompt_option,
+)
 
 ModelName = Annotated[
     str,
@@ -147,6 +155,22 @@ class OutputFlags:
     def detail(self) -> Literal["none", "short", "all"]:
         """How much is explained after a text."""
         return "none" if not self.explain else "all" if self.verbose else "short"
+
+
+@dataclass(frozen=True)
+class ToolFlags:
+    """The options of tools of other programs."""
+
+    mcp: str | None = flag(
+        "--mcp FILE",
+        "File of tool servers (MCP) that the model may use, or off (default: mcp.json beside catalogue.toml).",
+        panel="Tools",
+    )
+    allow_tools: str | None = flag(
+        "--allow-tools NAMES",
+        "Tools that run without a question, by name, with commas; read_* stands for all that begin so.",
+        panel="Tools",
+    )
 
 
 def parsed(text: str) -> int | float | bool | str:

@@ -28,11 +28,11 @@ from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.output_files import report, require_writable
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line
+from edgedec_apps.evaluation.eval_job import TuneJob
 from edgedec_apps.evaluation.layer_judge import SKIPPED_ROWS, Judge
 from edgedec_apps.evaluation.layer_score import Score
 from edgedec_apps.evaluation.layer_search import Effort, FoundSet, effort_for, first_layers, late_layers, search
 from edgedec_apps.evaluation.part_cost import part_cost
-from edgedec_apps.evaluation.tune_job import TuneJob
 from edgedec_apps.texts import read_text
 from edgedec_runtimes.layer_skip.choose import choose_layers, require_layer_skip
 from edgedec_runtimes.layer_skip.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out

@@ -31,11 +31,6 @@ BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_text
 BY_ANOTHER_NAME |= {"runtime_options", "max_document_tokens", "numerics", *CUTS}
 
 
-def names_of(kind: type) -> list[str]:
-    """Return the keys that a dataclass declares, as they are typed."""
-    return [typed.partition("=")[0] for typed, _ in shown_keys(kind)]
-
-
 def test_every_argument_has_its_option() -> None:
     """All of load() and of SamplingParams, but for what is Python's alone; and each option is one of run or serve."""
     arguments = {*inspect.signature(edgedec.load).parameters, *SamplingParams.names()}
@@ -45,16 +40,13 @@ def test_every_argument_has_its_option() -> None:
     known = {flag for name in ("run", "serve") for option in commands[name].params for flag in option.opts}
     options = {name: flag for name, flag in OPTIONS.items() if name not in TRAINING}
     assert {flag.partition(" ")[0] for name, flag in options.items() if name not in ONLY_ELSEWHERE} <= known
+    keys = {f"--draft-option {typed.partition('=')[0]}" for typed, _ in shown_keys(Drafting)}
+    assert {typed for typed in options.values() if typed.startswith("--draft-option")} <= keys
     for typed in options.values():
         option, _, rest = typed.partition(" ")
-        name, _, key = rest.partition(":")
-        if option == "--method":
-            keys = method_named(name).keys
-            assert not key or (keys and key in names_of(keys)), typed
-        elif option == "--draft-option":
-            assert rest in names_of(Drafting), typed
-        else:
-            assert not rest or rest in PENALTIES, typed
+        assert option != "--penalty" or rest in PENALTIES
+        kind = method_named(rest.partition(":")[0]).keys if option == "--method" else None
+        assert kind is None or f" {rest.partition(':')[2]}" in " " + " ".join(each for each, _ in shown_keys(kind))
 
 
 def test_every_option_of_a_training_has_its_field() -> None:

@@ -11,11 +11,10 @@ from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.declared import prompt_option
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System, ToolFlags
 from edgedec_apps.cli.prompt import argument_text, piped_lines
 from edgedec_apps.cli.sampling_options import SamplingFlags
 from edgedec_apps.cli.shown.terminal import one_line, say
-from edgedec_apps.cli.tool_options import ToolFlags
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine

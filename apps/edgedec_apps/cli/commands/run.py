@@ -12,7 +12,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli.commands.chat import ChatJob, converse
 from edgedec_apps.cli.declared import argument, prompt_flag
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System, ToolFlags
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.pictures import picture_parts, pictures_document, pictures_lines, split_pictures, with_pictures
 from edgedec_apps.cli.prompt import argument_text, find_documents, say_found
@@ -31,7 +31,6 @@ from edgedec_apps.cli.shown.replies import (
 )
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_text
 from edgedec_apps.cli.shown.thoughts import OwnMarks, own_marks, with_thoughts
-from edgedec_apps.cli.tool_options import ToolFlags
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine

@@ -13,11 +13,10 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.declared import argument, output_flag, server_flag
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
-from edgedec_apps.cli.options import LoadFlags, Quiet
+from edgedec_apps.cli.options import LoadFlags, Quiet, ToolFlags
 from edgedec_apps.cli.shown.log import show_log, telling_of_losses, warnings_of
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say
-from edgedec_apps.cli.tool_options import ToolFlags
 
 if TYPE_CHECKING:
     from edgedec_apps.server.core.service import OfferedTools, Service
