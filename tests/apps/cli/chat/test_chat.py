@@ -141,7 +141,7 @@ def test_what_is_set_is_listed(model: Path) -> None:
         ("/set temperature -1", "--temperature is -1"),
         ("/set temperature hot", "--temperature is 'hot'"),
         ("/set max-tokens 2.5", "--max-tokens is 2.5"),
-        ("/set ignore-end maybe", "--ignore-end is 'maybe'"),
+        ("/set ignore-end maybe", "--method ignore-end is 'maybe'"),
         ("/set colour red", "/set knows no 'colour'; known: system, max-tokens, temperature"),
         ("/set logprobs 3", "/set knows no 'logprobs'"),
         ("/set markdown on", "markdown is for a terminal"),
