@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
-from edgedec.callers import check_fields, checked_value
-from edgedec.errors import RequestError, argument
+from edgedec.callers import check_fields, checked_value, did_you_mean
+from edgedec.errors import OptionError, RequestError, argument
 from edgedec.progress import CancelToken, OnProgress
 
 T = TypeVar("T")
@@ -208,22 +208,24 @@ def read_options(kind: type[T], given: Mapping[str, object], owner: str) -> T:
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # it is a dataclass
     for name in given:
         if name not in known:
-            has = f"; its own are {', '.join(known)}" if known else ""
+            has = f"{did_you_mean(name, known)}; its own are {', '.join(known)}" if known else ""
             raise RequestError(
                 f"{owner} has no option {name!r}{has}; leave it out, or name what has it ({argument('runtime')})"
             )
-    return kind(**{name: _read(name, hints[name], value) for name, value in given.items()})
+    return kind(**{name: read_value(name, hints[name], value) for name, value in given.items()})
 
 
-def _read(name: str, hint: Any, value: object) -> object:
+def read_value(name: str, hint: Any, value: object) -> object:
     """Return the value of an option of this type, read from a text where it is one (OptionError)."""
     kinds = [*get_args(hint), hint]
     if str in kinds and isinstance(value, os.PathLike):
         return value
-    if isinstance(value, str) and bool in kinds and value.lower() in _WORDS:
+    if isinstance(value, str) and bool in kinds and str not in kinds:
+        if value.lower() not in _WORDS:
+            raise OptionError(name, value, "it must be yes or no")
         return _WORDS[value.lower()]
     for kind in (int, float):
-        if isinstance(value, str) and kind in kinds:
+        if isinstance(value, str) and value.isascii() and kind in kinds:
             try:
                 return kind(value)
             except ValueError:

@@ -6,7 +6,7 @@ stop_unsure are such methods, too.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +66,12 @@ class TextMethod:
 
     An entry point of `edgedec.text_methods` names a factory `(Tokenizer) -> TextMethod`. A request asks for it by
     `methods={NAME: value}`; edgedec's own options json_close, predicate, futures and stop_unsure are short for that.
+
+    Attributes:
+        takes: The type of the value, where a person may give it by `--method NAME:VALUE`.
     """
+
+    takes: ClassVar[type[bool | float] | None] = None
 
     def draw(self, value: Any) -> Mapping[str, float]:
         """Return options of the draw, and the values that they have in place of the model's own defaults."""

@@ -31,6 +31,8 @@ from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sampling import SEED_LIMIT
 from edgedec.sequence import Generation
 
+N_TOGETHER = 4
+"""Texts that are written together, where the caller does not say how many."""
 ROUNDS = 4
 """Rounds after the first text, where the caller does not say how many texts are allowed."""
 SHOWN = 1500
@@ -78,7 +80,7 @@ class RefineBy:
     """
 
     check: Check | Sequence[str]
-    n: int = 4
+    n: int = N_TOGETHER
     texts: int | None = None
     seconds: float | None = None
     tokens: int | None = None

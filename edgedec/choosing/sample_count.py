@@ -4,7 +4,7 @@ The model: after n texts the accuracy is F(n) = F_max (1 - (1 - p)^n), where p i
 far as n texts can be right at all. The next text then adds F_max p (1 - p)^n, which falls below eps at a certain n.
 
 Paper: arXiv:2505.20522
-Option: `--texts auto`, with `--choose vote`
+Option: `-k auto --method vote`
 For: votes on prompts of which some are easy
 Measured: nothing yet (`python benchmarks/answers/better_answers.py table FILES` counts the texts)
 Status: opt-in

@@ -13,7 +13,7 @@ from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts
 from edgedec.choosing.scorer import Scorer, TextScorer, require_scorer
 from edgedec.choosing.vote import ANSWER, answer_pattern
-from edgedec.errors import OptionError, argument
+from edgedec.errors import OptionError
 from edgedec.plugins import SEARCHES
 from edgedec.sampling import SamplingParams
 
@@ -133,20 +133,3 @@ class SearchBy:
     def n_texts(self) -> int:
         """How many texts the search holds at most, where its scores don't lead it astray."""
         return self.search.n_texts(self.size)
-
-
-def search_named(words: str) -> tuple[str, int | None]:
-    """Return the name and the size of a search that is written as "beam:4"; None for no size.
-
-    Raises:
-        OptionError: What follows the colon is no whole number.
-
-    >>> search_named("beam:4"), search_named("adadec")
-    (('beam', 4), ('adadec', None))
-    """
-    name, colon, number = words.partition(":")
-    if not colon:
-        return name, None
-    if not number.isascii() or not number.isdigit() or len(number) > 9:
-        raise OptionError("search", words, f"write a name, or a name and a number, such as {argument('search')} beam:4")
-    return name, int(number)

@@ -9,7 +9,7 @@ writes a row of the table in docs/methods.md:
     Whatever else a reader needs to know, in paragraphs.
 
     Paper: Sun et al. 2024, arXiv:2403.10444
-    Option: `--verify block`
+    Option: `--draft-option rule=block`
     For: comparing rules that keep the distribution, not the text
     Measured: 46.4 tokens/s, where `coupled` has 54.2 (`studies/drawn_trees`, program at 67b59fb8)
     Status: study

@@ -4,7 +4,7 @@ The cost of a prefix is the sum of -log score over its steps, which never falls.
 from the heap is the best of all that its steps could lead to, and prefixes that cost more were never continued.
 
 Paper: A*-Decoding, arXiv:2505.13672
-Option: `--search a-star:4`, with the steps that are tried behind a prefix
+Option: `--method a-star:4`, with the steps that are tried behind a prefix
 For: texts in steps, with a scorer of steps
 Measured: by the model's own judgement 40 % of 30 word problems right for 151 plain steps; greedy decoding has 84 % of
     50 for 52 (`python benchmarks/answers/better_answers.py search qwen2.5-coder-1.5b --kind arithmetic --method

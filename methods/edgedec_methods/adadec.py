@@ -4,7 +4,7 @@ Written for code, where one wrong token at an unsure position spoils a function.
 winner's look-ahead is not thrown away: its tokens up to the next unsure position are greedy decoding's own.
 
 Paper: AdaDec, arXiv:2506.08980
-Option: `--search adadec:3`, with the tokens that are compared at a position
+Option: `--method adadec:3`, with the tokens that are compared at a position
 For: code without tests
 Measured: 20 % of 30 functions right for 54 plain steps; greedy decoding has 24 % of 50 for 34 (`python
     benchmarks/answers/better_answers.py search qwen2.5-coder-1.5b --kind functions --method adadec --tasks 30`)

@@ -6,7 +6,7 @@ of a text of n tokens is at most n times the budget, over all texts together (th
 paper's debt for a prompt that quotes is left out. The bound is that of the draw at temperature 1 without truncation.
 
 Paper: He et al. 2026, arXiv:2602.07120
-Option: Python only, `Lossy(methods={"anchored": {"safe_model": MODEL, "nats": 0.5}})`
+Option: `--method anchored:MODEL,nats=0.5`
 For: a model that may recite, beside one of the same vocabulary that can't
 Measured: nothing yet
 Status: study

@@ -3,7 +3,7 @@
 The shape is RSD-S of its paper, by stochastic beam search (Kool et al. 2019, arXiv:1903.06059).
 
 Paper: Jeon et al. 2024, arXiv:2402.14160
-Option: `--draft-tree beam:K`, with `--verify recursive`
+Option: `--draft-option tree=beam:K`, with `--draft-option rule=recursive`
 For: comparing shapes of drawn trees
 Measured: 54.0 tokens/s with a head at temperature 1, where `coupled` has 61.5 with its trees, and `grow` 60.5
     (`studies/drawn_trees`, program at 67b59fb8)

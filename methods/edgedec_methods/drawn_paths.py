@@ -3,7 +3,7 @@
 Equal beginnings are evaluated once, and stay nodes of their own.
 
 Paper: SpecTr, Sun et al. 2023, arXiv:2310.15141
-Option: `--draft-tree paths:K`, with `--verify kseq` or `--verify multipath`
+Option: `--draft-option tree=paths:K`, with `--draft-option rule=kseq` or `--draft-option rule=multipath`
 For: comparing shapes of drawn trees
 Measured: 54.6 tokens/s at best with a head at temperature 1, where `coupled` has 61.5 with its trees
     (`studies/drawn_trees`, program at 67b59fb8)

@@ -3,7 +3,7 @@
 The shape is RSD-C of its paper.
 
 Paper: Jeon et al. 2024, arXiv:2402.14160
-Option: `--draft-tree siblings:K-L`, with `--verify recursive`
+Option: `--draft-option tree=siblings:K-L`, with `--draft-option rule=recursive`
 For: comparing shapes of drawn trees
 Measured: 51.5 tokens/s with a head at temperature 1, where `coupled` has 61.5 with its trees, and `grow` 60.5
     (`studies/drawn_trees`, program at 67b59fb8)

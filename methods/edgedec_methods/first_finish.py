@@ -4,7 +4,7 @@ Its authors found that, among the traces of reasoning models, shorter ones are m
 at once, so it costs the shortest text's steps.
 
 Paper: First Finish Search, arXiv:2505.18149
-Option: `--choose first`
+Option: `-k 8 --method first`
 For: models that were trained to reason
 Measured: 38 % of 50 word problems right with 8 texts for 68 plain steps; greedy decoding has 84 % for 52 (`python
     benchmarks/answers/better_answers.py sample qwen2.5-coder-1.5b --kind arithmetic --tasks 50`)

@@ -7,7 +7,7 @@ the shortest end that was found. The end depends on the text, the grammar and th
 drafts.
 
 Paper: none; a search for short ends
-Option: `--json-close`, with a JSON schema or a grammar
+Option: `--method json-close`, with a JSON schema or a grammar
 For: JSON that a program reads, where max_tokens is small
 Measured: nothing yet
 Status: opt-in
@@ -90,11 +90,9 @@ _Followed = tuple[tuple[int, ...], _Nesting, int, int]
 
 
 class JsonClose(TextMethod):
-    """The request option json_close; its tables of the vocabulary are made once for each model.
+    """The request option json_close; its tables of the vocabulary are made once for each model."""
 
-    Args:
-        tokenizer: The model's.
-    """
+    takes = bool
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

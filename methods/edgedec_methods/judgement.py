@@ -4,7 +4,7 @@ After a text, in a fork, the model reads a question and its next token is compar
 "right" against that of the letter for "wrong". A judgement costs the question's rows, and no token is generated.
 
 Paper: Language Models (Mostly) Know What They Know, arXiv:2207.05221
-Option: `--choose judge`; the scorer of `--search particles` and `--search a-star` where none is given
+Option: `-k 8 --method judge`; the scorer of `--method particles` and `--method a-star` where none is given
 For: several texts without a checker
 Measured: the judged best of 8 is right for 60 % of 50 word problems, for 131 plain steps; the likeliest of 4 for 86
     %, for 60 (`python benchmarks/answers/better_answers.py sample qwen2.5-coder-1.5b --kind arithmetic --tasks 50`)

@@ -3,7 +3,7 @@
 It verifies the drafts that SpecTr draws: K paths side by side.
 
 Paper: SpecTr, Sun et al. 2023, arXiv:2310.15141
-Option: `--verify kseq`
+Option: `--draft-option rule=kseq`
 For: comparing rules that keep the distribution, not the text
 Measured: 50.2 tokens/s with a head at temperature 1, where `coupled` has 54.2 (`studies/drawn_trees`, program at
     67b59fb8)

@@ -1,7 +1,7 @@
 """min_tokens: a text has at least so many tokens, as no token that ends a text may come before.
 
 Paper: none; the end tokens have the probability 0 at first
-Option: Python only, the request option `methods={"min_tokens": 20}`; the server's field `min_tokens`
+Option: `--method min-tokens:20`; the server's field `min_tokens`
 For: clients that send it
 Measured: nothing
 Status: opt-in
@@ -23,6 +23,8 @@ class MinTokens(TextMethod):
     Args:
         tokenizer: The model's.
     """
+
+    takes = int
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._goes_on = np.array([not tokenizer.is_end(i) for i in range(tokenizer.n_vocab)], np.bool_)

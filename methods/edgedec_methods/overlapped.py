@@ -11,7 +11,7 @@ Overlap pays where the target computes on another device than the draft model. O
 down. The policy counts as a draft's price the time that propose() takes, including the time it waits for the thread.
 
 Paper: Liu et al. 2024, arXiv:2408.11850
-Option: `--draft model --draft-model MODEL --draft-overlap`
+Option: `--draft model --draft-option model=MODEL --draft-option overlap=yes`
 For: a target on an NPU, on a GPU or on other machines, with a draft model on the CPU
 Measured: nothing yet (`python benchmarks/speed/overlap.py MODEL --draft-model SMALLER` tells)
 Status: opt-in

@@ -6,9 +6,9 @@ class writes texts in which drafts change no bit. Its text is another one than t
 it is the same with and without drafts. What the padding costs is measured like any other forward, as every step has it.
 
 Paper: none; kernels of libraries for one row and for several add up in another order
-Option: `--draft-numerics padded`
+Option: `--draft-option numerics=padded`
 For: runtimes whose rows are not bit-equal to single steps, such as a GPU, where texts repeat themselves
-Measured: nothing yet (`edgedec bench MODEL --draft-numerics padded` tells)
+Measured: nothing yet (`edgedec bench MODEL --draft-option numerics=padded` tells)
 Status: opt-in
 """
 

@@ -12,7 +12,7 @@ Lossy: what was left out is not known to the target. The text depends on the mod
 the settings and the seed, and on nothing else.
 
 Paper: SpecPC, Galim et al. 2025, arXiv:2506.08373; own first layers as GemFilter, Shi et al. 2024, arXiv:2409.17422
-Option: `--prompt-keep 0.3 --prompt-keep-model MODEL`
+Option: `--method prompt-keep:0.3,model=MODEL`
 For: long documents, where the first token is waited for
 Measured: 1.5B, 8,441 tokens, keep 0.3: first token in 0.42 of the time; 16 of 40 answers right, 19 with all of it
 Status: opt-in

@@ -8,7 +8,7 @@ depends on the two models, the weight and the settings, and a forward of the tar
 Lossy: the law of a token is no longer the target's own, except with the weight 0.
 
 Paper: Think Before You Accept: Semantic Reflective Verification for Faster Speculative Decoding, 2025
-Option: Python only, `Lossy(methods={"reflective": {"draft_model": MODEL, "weight": 0.3}})`
+Option: `--method reflective:MODEL,weight=0.3`
 For: a draft model of the same vocabulary that is refused for words that mean the same
 Measured: a 0.5B beside the 1.5B, weight 0.3: 1.74 times the time, 19 of 20 texts the same, 17 and 18 word problems
     right (`python benchmarks/answers/two_models.py qwen2.5-coder-1.5b --methods '{"reflective": {"draft_model":

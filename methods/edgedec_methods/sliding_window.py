@@ -8,7 +8,7 @@ half its length at once: that costs a prefill of half a window, once for every h
 Lossy: the model forgets what has left the window.
 
 Paper: StreamingLLM, Xiao et al. 2023, arXiv:2309.17453
-Option: `--slide`
+Option: `--method slide`
 For: texts that are longer than the context
 Measured: smollm2-135m predicts the second half of 2,048 tokens with a perplexity of 21.36 with a window of 1,024, and
     20.83 from all of the text (`texts/sliding_window`, program at 67b59fb8)

@@ -10,7 +10,7 @@ Lossy: nothing verifies what the small model wrote. The text still depends only 
 prompt, the settings and the seed.
 
 Paper: Simonds 2025, arXiv:2502.06833
-Option: `--small-model MODEL --entropy 0.75`
+Option: `--method switching:MODEL,entropy=0.75`
 For: long easy texts, where other words than the large model's do
 Measured: 1.40 times as fast at 0.75 bits, one of three answers wrong (`python benchmarks/answers/switching.py
     qwen2.5-coder-1.5b qwen2.5-coder-0.5b --prompts FILE --entropies 0.75`; docs/faster.md)

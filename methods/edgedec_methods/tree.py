@@ -7,7 +7,7 @@ above: a value v has exp(10 v) as the mean over its children. The paper's nodes 
 that denoises blocks, these are the states between some of them. In every other model they are steps, too.
 
 Paper: Diffusion Tree Sampling (its search), arXiv:2506.20701
-Option: `--search tree:8`, with the texts
+Option: `--method tree:8`, with the texts
 For: a scorer of whole texts, as a checker; diffusion language models and others
 Measured: nothing yet
 Status: study

@@ -12,9 +12,9 @@ rules either: many drafts of text spell one token of the target, so the distribu
 is not known.
 
 Paper: Timor et al. 2025, arXiv:2502.05202
-Option: `--draft model --draft-model MODEL`, a model with another tokenizer
+Option: `--draft model --draft-option model=MODEL`, a model with another tokenizer
 For: a target that has no smaller model of its family
-Measured: nothing yet (`edgedec bench MODEL --draft model --draft-model OTHER` tells)
+Measured: nothing yet (`edgedec bench MODEL --draft model --draft-option model=OTHER` tells)
 Status: opt-in
 """
 

@@ -5,7 +5,7 @@ arXiv:2401.09964) ends the text before such a token. Here a logistic function of
 token is the one that a source file has there. benchmarks/answers/stop_unsure.py fits the function.
 
 Paper: Sun et al. 2024, arXiv:2401.09964, whose trained classifier is a logistic function here
-Option: `--stop-unsure 0.7`
+Option: `--method stop-unsure:0.7`
 For: completions of code, where a wrong token is worth less than none
 Measured: of lines shown by the 0.5B with P = 0.5, 0.67 are right instead of 0.17, and half are shown (`python
     benchmarks/answers/stop_unsure.py`; docs/better-answers.md)
@@ -98,11 +98,9 @@ GENERAL = Fit(0.069, 0.834, -0.118, -0.276)
 
 
 class StopUnsure(TextMethod):
-    """The request option stop_unsure.
+    """The request option stop_unsure."""
 
-    Args:
-        tokenizer: The model's, which is not looked at.
-    """
+    takes = float
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Keep nothing."""

@@ -8,8 +8,8 @@ import pytest
 
 import edgedec
 from edgedec.api.best_text import BestOf
-from edgedec.choosing.search_by import SearchBy, search_named
-from edgedec.errors import CancelledError, CapabilityError, MemoryCapError, OptionError
+from edgedec.choosing.search_by import SearchBy
+from edgedec.errors import CancelledError, CapabilityError, MemoryCapError
 from edgedec.plugins import SEARCHES, load_plugin, plugins
 from edgedec.progress import Progress
 
@@ -84,11 +84,3 @@ def test_where_rows_depend_on_each_other_a_search_is_refused(tiny_path: Path) ->
         for how in (SearchBy(), BestOf(2, "judge")):
             with pytest.raises(CapabilityError, match="choose another runtime"):
                 engine.best(PROMPT, how, on_progress=lambda progress: pytest.fail("it reads"))
-
-
-def test_sizes_are_read_strictly() -> None:
-    """A size is a whole number in ASCII; all else is refused with an example."""
-    assert search_named("beam:12") == ("beam", 12)
-    for wrong in ("beam:", "beam:-1", "beam:1.5", "beam:x", "beam:٣", "beam:1:2", "beam:" + "9" * 5000):
-        with pytest.raises(OptionError, match="such as search beam:4"):
-            search_named(wrong)

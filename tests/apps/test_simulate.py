@@ -119,7 +119,7 @@ def test_what_bench_records_is_charged(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("edgedec_runtimes.cpu.tiles.read_rates.memory_rate", lambda *_: 1e10)
     target, small = (tiny_llama(tmp_path / f"{seed}.gguf", seed=seed, n_ctx_train=512) for seed in (1, 2))
     prompts, rows = write(tmp_path / "prompts.jsonl", {"id": "a", "task": "chat", "turns": ["abab"]}), tmp_path / "rows"
-    model = ("--draft", "model", "--draft-model", small)
+    model = ("--draft", "model", "--draft-option", f"model={small}")
     assert run_here("bench", target, "--prompts", prompts, "-n", "6", *model, "--rows", rows).code == 0
     head, found = (json.loads(line) for line in rows.read_text().splitlines())
     assert head["draft_model"]["n_bytes"] == small.stat().st_size

@@ -355,9 +355,9 @@ def test_another_models_store_is_refused(model: Path, tmp_path: Path) -> None:
 def test_the_command_takes_it_and_a_benchmark_does_not(model: Path, tmp_path: Path) -> None:
     """run writes the file, and says what failed after the text; bench refuses the option."""
     path, args = tmp_path / "store", ("--runtime", "reference", "--raw", "-t", "0", "-n", "8", "-q")
-    result = run_here("run", model, "Once", *args, "--draft-store", path)
+    result = run_here("run", model, "Once", *args, "--draft-option", f"store={path}")
     assert (result.code, result.err) == (0, "")
     assert path.is_file()
-    assert run_here("run", model, "Once", *args, "--draft-store", path).text == result.text
-    run_here("bench", model, "--draft-store", path).failed(40, "leave --draft-store out")
-    run_here("run", model, "Once", "--draft-store", tmp_path).failed(60, "is no regular file")
+    assert run_here("run", model, "Once", *args, "--draft-option", f"store={path}").text == result.text
+    run_here("bench", model, "--draft-option", f"store={path}").failed(40, "leave --draft-option store out")
+    run_here("run", model, "Once", "--draft-option", f"store={tmp_path}").failed(60, "is no regular file")

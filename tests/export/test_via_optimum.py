@@ -154,7 +154,7 @@ def test_the_command_exports_and_runs(
     assert (result.code, result.err) == (0, ""), result
     found = json.loads(result.out)
     assert (found["folder"], found["kind"], found["report"]) == ("Tiny-Counter-onnx", "optimum", None)
-    result = run_here("run", "Tiny-Counter-onnx", WORDS, "-n", "5", "-t", "0", "--ignore-end", "--quiet")
+    result = run_here("run", "Tiny-Counter-onnx", WORDS, "-n", "5", "-t", "0", "--method=ignore-end", "--quiet")
     assert result.code == 0, result
     assert result.out
     run_here("export", checkpoint, "--via", "optimum").failed(RequestError.exit_code, "--force")

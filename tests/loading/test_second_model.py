@@ -124,11 +124,11 @@ def test_a_second_model_stays_on_this_machine() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 def test_the_command_line_says_what_was_used(tiny_path: Path) -> None:
-    """--draft-overlap changes no text; --explain-all tells of the tokens drafted ahead; the prompt is read whole."""
-    shared = ("run", tiny_path, TEXT[:40], "--raw", "--runtime", "reference", "-t", "0", "-n", "24", "--ignore-end")
+    """overlap changes no text; --explain --verbose tells of the tokens drafted ahead; the prompt is read whole."""
+    shared = ("run", tiny_path, TEXT[:40], "--raw", "--runtime", "reference", "-t0", "-n24", "--method=ignore-end")
     plain = run_here(*shared, "--draft", "off")
-    model = ("--draft", "model", "--draft-model", tiny_path)
-    found = run_here(*shared, *model, "--draft-overlap", "--explain-all")
+    model = ("--draft", "model", "--draft-option", f"model={tiny_path}")
+    found = run_here(*shared, *model, "--draft-option", "overlap=yes", "--explain", "-v")
     assert (found.code, plain.code) == (0, 0)
     assert found.out == plain.out != b""
     assert re.search(r"model: [1-9]\d* tokens drafted while the target verified, [1-9]\d* used", found.err)

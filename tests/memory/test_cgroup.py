@@ -38,7 +38,7 @@ def in_group(n_bytes: int, *arguments: str | Path) -> subprocess.CompletedProces
 def document(folder: Path, n_mb: int, model: Path) -> dict[str, Any]:
     """Generate 12 tokens behind 100 in a group of so many MB."""
     out = folder / f"{n_mb}.json"
-    options = ("--raw", "--ignore-end", "-n", "12", "-t", "0", "-c", "512", "--quiet", "--runtime", "cpu", "--offline")
+    options = ("--raw", "--method=ignore-end", "-n12", "-t0", "-c", "512", "--quiet", "--runtime", "cpu", "--offline")
     done = in_group(n_mb * MB, "run", model, "river " * 100, *options, "--json-out", out)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))

@@ -21,7 +21,7 @@ CPU = ("--runtime", "cpu")
 def settings(smollm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A cache of its own that has the tiles and measurements, as for every run but a model's first."""
     made = {"EDGEDEC_CACHE": str(tmp_path_factory.mktemp("held"))}
-    document(made, "run", smollm_path, "A", *CPU, "--raw", "--ignore-end", "-n", "8", "-q")
+    document(made, "run", smollm_path, "A", *CPU, "--raw", "--method=ignore-end", "-n", "8", "-q")
     return made
 
 
@@ -49,7 +49,7 @@ def test_the_plan_of_a_run_is_what_it_holds(
     """Without a cap: `plan` tells what is held with a short text, and where the context is full."""
     options = ("-c", str(n_context), *CPU)
     planned = document(settings, "plan", smollm_path, *options)
-    run = ("run", smollm_path, prompt, *options, "--raw", "--ignore-end", "-t", "0", "-n", str(n_tokens), "-q")
+    run = ("run", smollm_path, prompt, *options, "--raw", "--method=ignore-end", "-t", "0", "-n", str(n_tokens), "-q")
     held = document(settings, *run)["memory"]["peak_bytes"]
     unfilled = ("draft stores", "prompt cache")  # by one text: its blocks go to the disk one by one
     spare = sum(term["n_bytes"] for term in planned["terms"] if term["name"] in unfilled)

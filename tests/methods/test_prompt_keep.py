@@ -205,14 +205,14 @@ def test_what_does_not_fit_is_refused(paths: tuple[Path, Path], models: tuple[Mo
 
 def test_the_command_line_says_what_was_read(paths: tuple[Path, Path]) -> None:
     """With a reading model; a model without a share is refused by the option's name."""
-    text, options = "abcdefghij " * 60, ("--raw", "--runtime", "cpu", "-t", "0", "-n", "8", "--ignore-end")
-    given = ("--prompt-keep", "0.5", "--prompt-keep-model", paths[1])
-    result = run_here("run", paths[0], text, *options, *given, "--json", "--explain-all")
+    text, options = "abcdefghij " * 60, ("--raw", "--runtime", "cpu", "-t", "0", "-n", "8", "--method=ignore-end")
+    given = ("--method", "prompt-keep:keep=0.5", "--method", f"prompt-keep:model={paths[1]}")
+    result = run_here("run", paths[0], text, *options, *given, "--json", "--explain", "-v")
     assert result.code == 0, result.err
     n_prompt = json.loads(result.out)["stats"]["n_prompt_tokens"]
     assert f"of {n_prompt} prompt tokens were read, chosen by reader" in result.err
     assert "prompt read in part: " in result.err
     result = run_here("run", paths[0], text, *options, *given[2:])
-    assert (result.code, "--prompt-keep is None" in result.err) == (40, True)
+    assert (result.code, "--method prompt-keep:keep is None" in result.err) == (40, True)
     result = run_here("plan", paths[0], *given, "--runtime", "cpu")
     assert b"reading model: " in result.out

@@ -310,18 +310,15 @@ def test_entropy_is_in_bits_of_the_whole_row() -> None:
 def test_who_writes_what_is_explained(paths: tuple[Path, Path]) -> None:
     """The command line takes the pair; its statistics, its summary and --explain say who wrote what."""
     options = (
-        "--small-model",
-        paths[SMALL],
-        "--entropy",
-        "5.5",
-        "--entropy-force",
+        "--method",
+        f"switching:{paths[SMALL]},entropy=5.5,entropy-force=yes",
         "-t",
         "0",
         "-n",
         "30",
-        "--ignore-end",
+        "--method=ignore-end",
     )
-    result = run_here("run", paths[LARGE], "abc", "--raw", "--runtime", "cpu", *options, "--json", "--explain-all")
+    result = run_here("run", paths[LARGE], "abc", "--raw", "--runtime", "cpu", *options, "--json", "--explain", "-v")
     assert result.code == 0
     switching = json.loads(result.out)["stats"]["switching"]
     large, small, n = switching["large_tokens"], switching["small_tokens"], switching["switches"]
@@ -353,10 +350,8 @@ def test_the_memory_plan_has_both_models(paths: tuple[Path, Path]) -> None:
     args = (
         "--runtime",
         "cpu",
-        "--small-model",
-        paths[SMALL],
-        "--entropy",
-        "1",
+        "--method",
+        f"switching:{paths[SMALL]},entropy=1",
         "-c",
         "128",
         "--threads",
@@ -396,7 +391,7 @@ def test_requests_take_turns(paths: tuple[Path, Path]) -> None:
     ("options", "words"),
     [
         ({"entropy": None}, "a small model is given without entropy"),
-        ({"entropies": 1.0}, "the method switching has no option 'entropies'; its own are small_model, entropy, "),
+        ({"entropies": 1.0}, "the method switching has no option 'entropies'; did you mean entropy or "),
         ({"small_model": None}, "entropy is given without a small model"),
         ({"entropy": -0.1}, "entropy is -0.1 bits; it must be 0"),
         ({"entropy": math.nan}, "entropy is nan; it must be a number"),
@@ -445,7 +440,7 @@ def test_other_refusals(paths: tuple[Path, Path], models: Models, tmp_path: Path
         session.keep(np.zeros(1, np.int32))
     with pytest.raises(SessionError, match="n_past is 1"):
         session.forward(tokens, n_past=1)
-    run_here("run", paths[LARGE], "abc", "--entropy", "1").failed(40, "--small-model")
+    run_here("run", paths[LARGE], "abc", "--method", "switching:entropy=1").failed(40, "switching:small-model")
 
 
 @pytest.mark.slow

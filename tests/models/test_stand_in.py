@@ -15,6 +15,7 @@ from support.processes.servers import StubServer, add_project, add_repository, s
 from edgedec.errors import EdgedecError, OfflineError, PullError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import ResolveOptions
+from edgedec_apps.cli.draft_options import drafting_of
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.reports.stand_ins import stand_ins
 from edgedec_models.fetching import remote_file
@@ -233,16 +234,20 @@ def test_person_at_a_terminal_is_asked(
     monkeypatch.setattr("sys.stderr", shown)
     refusal = nullcontext() if agreed else pytest.raises(NeedsDownloadError)
     with refusal, stand_ins(url, LoadFlags(), quiet=True) as found:
-        assert found == (url, LoadFlags(), "")
+        assert found == (url, LoadFlags(draft_option=[], method=[]), "")
     assert shown.getvalue().endswith(f"edgedec pull {url}\nDownload it now? [y/N] ")
 
 
 def test_draft_model_is_stood_in_for(server: StubServer, model: Path, data: bytes) -> None:
     """A draft model that is not here is planned for by its header, too."""
     server.add("/tiny.gguf", data)
-    with stand_ins(str(model), LoadFlags(draft_model=f"{server.root}/tiny.gguf"), quiet=True) as (name, flags, note):
+    with stand_ins(str(model), LoadFlags(draft_option=[f"model={server.root}/tiny.gguf"]), quiet=True) as (
+        name,
+        flags,
+        note,
+    ):
         assert (name, note) == (str(model), "")
-        assert same_header(Path(str(flags.draft_model)), model)
+        assert same_header(Path(str(drafting_of(flags.draft_option).model)), model)
 
 
 @pytest.mark.slow

@@ -2,12 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, option
-from edgedec_apps.cli.sampling_options import sampling_option
-
-_BENCH = "Benchmark"
+from edgedec_apps.cli.declared import bench_flag, sampling_flag
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,55 +12,23 @@ class BenchJob:
     """The arguments and options of `edgedec bench`."""
 
     model: ModelName
-    prompts: Annotated[
-        Path | None,
-        option(
-            "--prompts",
-            help="One JSON object a line: id, task, turns (default: edgedec's own, 4 of each of 5 tasks).",
-            metavar="FILE",
-            panel=_BENCH,
-        ),
-    ] = None
-    per_task: Annotated[
-        int | None, option("--per-task", help="Only the first N prompts of every task.", metavar="N", panel=_BENCH)
-    ] = None
-    against: Annotated[
-        str | None,
-        option(
-            "--against",
-            help="Also measure llamacpp, or our cpu runtime beside a GPU, in turns.",
-            metavar="NAME",
-            panel=_BENCH,
-        ),
-    ] = None
-    warm_store: Annotated[
-        bool, option("--warm-store", help="Let drafters keep what they learned in earlier runs.", panel=_BENCH)
-    ] = False
-    rows: Annotated[
-        Path | None,
-        option("--rows", help="Record drafts, for benchmarks/speed/draft_yields.py.", metavar="FILE", panel=_BENCH),
-    ] = None
-    curve_out: Annotated[
-        Path | None,
-        option("--curve-out", help="Write the measured cost curve to this file.", metavar="FILE", panel=_BENCH),
-    ] = None
-    plot: Annotated[
-        Path | None,
-        option(
-            "--plot",
-            help="Also draw tokens/s by task, with the noise, as an SVG or a PNG (needs matplotlib).",
-            metavar="FILE",
-            panel=_BENCH,
-        ),
-    ] = None
-    max_tokens: Annotated[int, sampling_option("--max-tokens", "-n", help="Most tokens to generate.", metavar="N")] = (
-        160
+    prompts: Path | None = bench_flag(
+        "--prompts FILE",
+        "One JSON object a line: id, task, turns (default: edgedec's own, 4 of each of 5 tasks).",
     )
-    temperature: Annotated[
-        float, sampling_option("--temperature", "-t", help="0 takes the most probable token.", metavar="X")
-    ] = 0.0
-    top_p: Annotated[
-        float | None, sampling_option("--top-p", help="Keep this much probability; 1 is off.", metavar="X")
-    ] = None
+    per_task: int | None = bench_flag("--per-task N", "Only the first N prompts of every task.")
+    against: str | None = bench_flag(
+        "--against NAME", "Also measure llamacpp, or our cpu runtime beside a GPU, in turns."
+    )
+    warm_store: bool = bench_flag("--warm-store", "Let drafters keep what they learned in earlier runs.", False)
+    rows: Path | None = bench_flag("--rows FILE", "Record drafts, for benchmarks/speed/draft_yields.py.")
+    curve_out: Path | None = bench_flag("--curve-out FILE", "Write the measured cost curve to this file.")
+    plot: Path | None = bench_flag(
+        "--plot FILE",
+        "Also draw tokens/s by task, with the noise, as an SVG or a PNG (needs matplotlib).",
+    )
+    max_tokens: int = sampling_flag("--max-tokens -n N", "Most tokens to generate.", 160)
+    temperature: float = sampling_flag("--temperature -t X", "0 takes the most probable token.", 0.0)
+    top_p: float | None = sampling_flag("--top-p X", "Keep this much probability; 1 is off.")
     load: LoadFlags
     output: OutputFlags

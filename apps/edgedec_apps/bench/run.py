@@ -34,6 +34,7 @@ from edgedec_apps.bench.provenance import versions
 from edgedec_apps.bench.rows import head_of, record
 from edgedec_apps.bench.summary import summarize, totals
 from edgedec_apps.bench.table import lines, table
+from edgedec_apps.cli.draft_options import drafting_of, require_no_rule
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.opening import keep_learned, open_model
 from edgedec_apps.cli.output_files import report, require_writable, write_file, write_json_file
@@ -103,8 +104,10 @@ def _check(job: BenchJob, options: RunOptions) -> None:
         raise RequestError(f"--against is {one_line(job.against)!r}; it must be {' or '.join(_OTHERS)}")
     if job.load.prompt_cache is not None:
         raise RequestError("every run of a benchmark starts without a prompt cache; leave --prompt-cache out")
-    if job.load.draft_store is not None:
-        raise RequestError("a benchmark starts without earlier texts; leave --draft-store out")
+    drafting = drafting_of(job.load.draft_option)
+    require_no_rule(drafting)
+    if drafting.store is not None:
+        raise RequestError("a benchmark starts without earlier texts; leave --draft-option store out")
     require_picture(job.plot)
     if job.against == "llamacpp":
         chosen()
@@ -148,7 +151,8 @@ def _measure(
         if job.rows is not None and not outcome.interrupted:
             resolving = ResolveOptions(cache_folder(), job.load.offline)
             path = resolve(job.model, resolving)
-            drafts = None if job.load.draft_model is None else resolve(job.load.draft_model, resolving, "draft_model")
+            name = drafting_of(job.load.draft_option).model
+            drafts = None if name is None else resolve(name, resolving, "draft_model")
             rows = record(engine, requests, options, path, on_progress=on_progress)
             written = (json.dumps(row) + "\n" for row in chain([head_of(job.model, path, drafts)], rows))
             write_file(job.rows, "".join(written).encode("ascii"))
@@ -167,16 +171,15 @@ def _open_others(
 ) -> tuple[dict[str, Runner], str | None]:
     """Return the runners to compare with, and why llama.cpp's prompt lookup is not one of them; `stack` closes all.
 
-    They get the same file, options, number of threads and token ids, but no memory cap. The cpu runtime drafts, as what
-    a GPU has to beat.
+    They get the same file, options, number of threads and token ids, but no memory cap; llama.cpp writes plainly. The
+    cpu runtime drafts, as what a GPU has to beat.
     """
     n_threads = job.load.threads or usable_cores()
     if job.against == CPU:
-        load = replace(job.load, runtime=CPU, memory=None, device=None, gpu_layers=None, gpu_memory=None)
+        load = replace(job.load, runtime=CPU, memory=None, device=None, gpu_layers=None)
         other = stack.enter_context(open_model(job.model, load, job.output, cancel))
         return {CPU: engine_runner(other, options, draft=True)}, None
-    load = replace(job.load, runtime="llamacpp", draft="off", threads=n_threads, memory=None, layer_skip=None)
-    load = replace(load, small_model=None, entropy=None)
+    load = replace(job.load, runtime="llamacpp", draft="off", threads=n_threads, memory=None, method=None)
     other = stack.enter_context(open_model(job.model, load, job.output, cancel))
     runners = {LLAMACPP: engine_runner(other, options, draft=False)}
     if job.temperature:
@@ -198,13 +201,14 @@ def _open_others(
 
 def _document(job: BenchJob, outcome: Outcome) -> dict[str, Any]:
     """Return the JSON object of a benchmark."""
+    drafting = drafting_of(job.load.draft_option)
     bandwidth = memory_bandwidth(measure=job.load.memory is None)  # which takes memory
     return {
         "model": job.model,
         "runtime": outcome.runtime,
         "draft": job.load.draft,
-        "draft_model": job.load.draft_model,
-        "draft_numerics": job.load.draft_numerics,
+        "draft_model": drafting.model,
+        "draft_numerics": drafting.numerics,
         "threads": job.load.threads or usable_cores(),
         "max_tokens": job.max_tokens,
         "temperature": job.temperature,

@@ -79,14 +79,14 @@ def _explain(error: Exception) -> int:
 def _usage(error: Any) -> str:
     """Return the message of a usage error of typer; where a word of llama.cpp or ollama was typed, with edgedec's."""
     from edgedec.callers import did_you_mean
-    from edgedec_apps.cli.other_words import own_words
+    from edgedec_apps.cli.other_words import moved, own_words
 
     context = error.ctx
     command = context.command_path if context is not None else "edgedec"
     is_group = context is None or hasattr(context.command, "commands")
     words = sys.argv[1:] if is_group else sys.argv[2:]
     known = [] if is_group else [flag for each in context.command.params for flag in (*each.opts, *each.secondary_opts)]
-    own = own_words(words, known=known, commands=is_group)
+    own = (not is_group and moved(words, known)) or own_words(words, known=known, commands=is_group)
     what, hint = error.format_message(), f"; {own}" if own else ""
     if unknown := re.match("No such command '(.*?)'", what):
         what, hint = unknown[0], hint or did_you_mean(unknown[1], () if context is None else context.command.commands)

@@ -2,95 +2,107 @@
 
 import shlex
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgedec.api.best_text import ROUND, BestOf
 from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.command_scorer import SCORER_S
-from edgedec.choosing.search_by import SearchBy, search_named
+from edgedec.choosing.search_by import SearchBy
 from edgedec.choosing.vote import ANSWER
 from edgedec.errors import EdgedecError, OptionError, RequestError, counted
-from edgedec.plugins import CHOOSERS, plugins
+from edgedec.plugins import SEARCHES
 from edgedec.sequence import Generation
 from edgedec.sessions.text_pages import require_count
 from edgedec_apps.cli.exit_codes import NOT_PASSED
-from edgedec_apps.cli.sampling_options import ChoiceFlags
+from edgedec_apps.cli.methods import Method
 from edgedec_apps.cli.shown.terminal import one_line, say
-from edgedec_apps.refine import RefineBy, Refined, refined
+from edgedec_apps.refine import N_TOGETHER, RefineBy, Refined, refined
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
     from edgedec.chat import Message
 
 AUTO = "auto"
+_KEYS = {"refine": "n", "refine_seconds": "seconds", "refine_tokens": "tokens", "search": "n"}
+_KEYS |= {"answer": "answer", "check": "check", "scorer": "scorer", "scorer_seconds": "scorer-seconds"}
+"""The key of a method for each argument of BestOf, SearchBy and RefineBy."""
+Way = BestOf | SearchBy | RefineBy
+"""How one text is chosen among several, searched for, or refined."""
 
 
-def count_of(flags: ChoiceFlags) -> int:
+def count_of(texts: str | None) -> int:
     """Return how many texts are written together; for "auto", those of its first round.
 
     Raises:
         RequestError: It is no whole number from 1 to 256.
     """
-    if flags.texts is None:
+    if texts is None:
         return 1
-    if flags.texts == AUTO:
+    if texts == AUTO:
         return ROUND
-    if not flags.texts.isascii() or not flags.texts.isdigit() or len(flags.texts) > 9:
-        raise OptionError("n_texts", flags.texts, "it must be a whole number from 1 to 256, or auto with --choose")
-    return require_count(int(flags.texts), "n_texts")
+    if not texts.isascii() or not texts.isdigit() or len(texts) > 9:
+        raise OptionError("n_texts", texts, "it must be a whole number from 1 to 256, or auto with a vote")
+    return require_count(int(texts), "n_texts")
 
 
-def way_of(flags: ChoiceFlags) -> BestOf | SearchBy | RefineBy | None:
-    """Return how a text is chosen, searched for or refined; None where the texts are only written.
+def way_of(asked: Mapping[Method, dict[str, Any]], texts: str | None) -> Way | None:
+    """Return how a text is chosen, searched for or refined, by the methods of a prompt; None where texts are written.
 
     Raises:
-        RequestError: Options contradict each other, or one is missing.
+        RequestError: Methods exclude each other, or one lacks what it needs.
         OptionError: A value is out of range.
     """
-    n = count_of(flags)
-    command = None if flags.scorer is None else command_of(flags.scorer)
-    seconds = SCORER_S if flags.scorer_seconds is None else flags.scorer_seconds
-    answer = ANSWER if flags.answer is None else flags.answer
-    if flags.refine is not None:
-        return _refining(flags, command, seconds)
-    if flags.refine_seconds is not None or flags.refine_tokens is not None:
-        raise RequestError("--refine-seconds and --refine-tokens are limits of --refine N; add it, or leave them out")
-    if flags.search is not None:
-        if flags.choose is not None or flags.texts is not None:
-            other = "--choose" if flags.choose is not None else "--texts"
-            raise RequestError(f"--search and {other} exclude each other; the size of a search stands behind its colon")
-        name, size = search_named(flags.search)
-        return SearchBy(name, size, command, seconds, answer)
-    if flags.choose is None:
-        for given, name in ((command, "--scorer"), (flags.texts == AUTO, "--texts auto")):
-            if given:
-                raise RequestError(f"{name} needs a way to choose; add --choose ({', '.join(plugins(CHOOSERS))})")
+    ways = [method for method in asked if method.name != "passages"]
+    n = count_of(texts)
+    if not ways:
+        if texts == AUTO:
+            raise RequestError("--texts auto needs a way to choose; add one, such as --method vote")
         return None
-    if flags.texts is None:
-        raise RequestError("--choose needs several texts; say how many with --texts, such as -k 8")
-    many: Any = AUTO if flags.texts == AUTO else n
-    return BestOf(many, flags.choose, answer=answer, scorer=command, scorer_seconds=seconds)
+    if len(ways) > 1:
+        both = " and ".join(f"--method {each.typed}" for each in ways)
+        raise RequestError(f"{both} exclude each other; leave one out")
+    method, values = ways[0], asked[ways[0]]
+    try:
+        return _refining(values, texts) if method.name == "refine" else _choosing(method, values, texts, n)
+    except OptionError as error:
+        if (key := _KEYS.get(error.argument)) is None:
+            raise
+        raise OptionError(f"--method {method.typed}:{key}", error.value, error.accepted) from error
 
 
-def _refining(flags: ChoiceFlags, command: list[str] | None, seconds: float) -> RefineBy:
-    """Return how a text is refined (RequestError where options contradict each other, or one is missing)."""
-    for given, name in ((flags.search, "--search"), (flags.choose, "--choose"), (flags.answer, "--answer")):
-        if given is not None:
-            raise RequestError(f"--refine and {name} exclude each other; leave one out")
-    if command is None:
-        raise RequestError("--refine needs a check; give one, such as --scorer ./check")
-    if flags.texts == AUTO:
-        raise OptionError("n_texts", AUTO, "with --refine it is the most texts in all, a whole number")
-    most = None if flags.texts is None else count_of(flags)
-    limits: dict[str, Any] = {"texts": most, "seconds": flags.refine_seconds, "tokens": flags.refine_tokens}
-    return RefineBy(check=command, n=flags.refine or 0, check_seconds=seconds, **limits)
+def _choosing(method: Method, values: dict[str, Any], texts: str | None, n: int) -> BestOf | SearchBy:
+    """Return how a text is searched for, or chosen among several (RequestError where texts are missing, or given)."""
+    scorer = None if "scorer" not in values else command_of(values["scorer"])
+    seconds, answer = values.get("scorer_seconds", SCORER_S), values.get("answer", ANSWER)
+    if method.kind == SEARCHES:
+        if texts is not None:
+            raise RequestError(f"--method {method.typed} and --texts exclude each other; its size is its key n")
+        return SearchBy(method.name, values.get("n"), scorer, seconds, answer)
+    if "n" in values:
+        raise RequestError(f"--method {method.typed} takes no key n; say how many texts with --texts, such as -k 8")
+    if texts is None:
+        raise RequestError(f"--method {method.typed} needs several texts; say how many with --texts, such as -k 8")
+    many: Any = AUTO if texts == AUTO else n
+    return BestOf(many, method.name, answer=answer, scorer=scorer, scorer_seconds=seconds)
 
 
-def chosen(
-    engine: "Engine", prompt: "str | list[Message]", way: BestOf | SearchBy | RefineBy, options: dict[str, Any]
-) -> ChosenText:
+def _refining(values: dict[str, Any], texts: str | None) -> RefineBy:
+    """Return how a text is refined (OptionError where a value is out of range)."""
+    if texts == AUTO:
+        raise OptionError("n_texts", AUTO, "with --method refine it is the most texts in all, a whole number")
+    return RefineBy(
+        check=command_of(values["check"], "check"),
+        n=values.get("n", N_TOGETHER),
+        texts=None if texts is None else count_of(texts),
+        seconds=values.get("seconds"),
+        tokens=values.get("tokens"),
+        check_seconds=values.get("check_seconds", SCORER_S),
+    )
+
+
+def chosen(engine: "Engine", prompt: "str | list[Message]", way: Way, options: dict[str, Any]) -> ChosenText:
     """Return the text that is chosen, searched for or refined.
 
     Raises:
@@ -100,15 +112,15 @@ def chosen(
     if not isinstance(way, RefineBy):
         return engine.best(prompt, way, **options)
     if isinstance(prompt, str):
-        raise RequestError("the model has no chat template, which --refine needs; leave --refine out")
+        raise RequestError("the model has no chat template, which --method refine needs; leave it out")
     return refined(engine, prompt, way, **options)
 
 
-def n_texts_of(way: BestOf | SearchBy | RefineBy | None, flags: ChoiceFlags) -> int:
+def n_texts_of(way: Way | None, texts: str | None) -> int:
     """Return how many texts are held at the same time, for the memory plan."""
     if isinstance(way, RefineBy):
         return way.n
-    return way.n_texts if isinstance(way, SearchBy) else count_of(flags)
+    return way.n_texts if isinstance(way, SearchBy) else count_of(texts)
 
 
 def command_of(words: str, name: str = "scorer") -> list[str]:
@@ -128,7 +140,7 @@ def command_of(words: str, name: str = "scorer") -> list[str]:
 
 
 class NotPassedError(EdgedecError):
-    """No text of --refine passed the check; the best one is printed."""
+    """No refined text passed the check; the best one is printed."""
 
     exit_code = NOT_PASSED
 

@@ -6,6 +6,7 @@ out is left out. Where nothing fits, the shell completes names of files.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -14,29 +15,17 @@ Complete = Callable[[str], list[str]]
 
 _SHELL = "_EDGEDEC_COMPLETE"  # which protocol: complete_bash, complete_zsh, complete_fish
 _BEGINNING = "_EDGEDEC_BEGINNING"
-_EXPORTED = (
-    *("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0"),
-    *("IQ4_NL", "IQ4_XS", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
-)  # TYPES of edgedec_export.requantize, which imports numpy
-_ON_HUBS = (
-    "Q4_K_M",
-    "Q4_0",
-    "Q8_0",
-    "Q4_K_S",
-    "Q5_K_M",
-    "Q5_K_S",
-    "Q6_K",
-    "Q3_K_M",
-    "F16",
-    "BF16",
-)
+_TYPES = """
+F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS Q3_K_L Q3_K_M Q3_K_S Q2_K
+"""  # those of edgedec_export.requantize, which imports numpy
+_HUB_TYPES = "Q4_K_M Q4_0 Q8_0 Q4_K_S Q5_K_M Q5_K_S Q6_K Q3_K_M F16 BF16"
 
 
 def join_words() -> None:
     """Undo in the environment that bash ends words at colons and equals signs (hf:OWNER/REPO:Q4_K_M, --draft=suffix).
 
-    What stands before the last colon of the word to complete is kept in a variable of its own, as bash replaces only
-    what follows the colon.
+    What stands before the last of them in the word to complete is kept in a variable of its own, as bash replaces only
+    what follows.
     """
     if os.environ.get(_SHELL) != "complete_bash" or not os.environ.get("COMP_CWORD", "").isdigit():
         return
@@ -45,16 +34,16 @@ def join_words() -> None:
     for before, word in zip(["", *words], words, strict=False):
         if word == "=" and before.startswith("--"):
             continue
-        if ":" in (before, word):
+        if word in (":", "=") or joined[-1].endswith((":", "=")):
             joined[-1] += word
         else:
             joined.append(word)
-    if words[-1:] == ["="]:
+    if words[-1:] == ["="] and joined[-1].startswith("--"):
         joined.append("")
-    beginning, colon, rest = joined[-1].rpartition(":")
+    rest = re.split("[:=]", joined[-1])[-1]
     os.environ["COMP_WORDS"] = "\n".join([*joined[1:-1], rest])
     os.environ["COMP_CWORD"] = str(len(joined) - 2)
-    os.environ[_BEGINNING] = beginning + colon
+    os.environ[_BEGINNING] = joined[-1].removesuffix(rest)
 
 
 def any_model(incomplete: str) -> list[str]:
@@ -89,29 +78,29 @@ def drafter(incomplete: str) -> list[str]:
     return _fitting(incomplete, known)
 
 
-def rule(incomplete: str) -> list[str]:
-    """Return the names of the verification rules that begin so."""
-    return _fitting(incomplete, lambda: ["coupled", *_plugins("edgedec.rules")])
+def method(incomplete: str) -> list[str]:
+    """Return the names of the methods that begin so; behind "diffusion:" the rules of denoising."""
+
+    def known() -> Iterator[str]:
+        groups = ("edgedec.sessions", "edgedec.text_methods", "edgedec.choosers", "edgedec.searches")
+        yield from ("layer-skip", "momentum", "ignore-end", "passages", "pictures", "refine")
+        yield from (name.replace("_", "-") for group in groups for name in _plugins(group))
+        yield from (f"diffusion:{name}" for name in _plugins("edgedec.denoising_rules"))
+
+    return _fitting(incomplete, known)
 
 
-def denoising_rule(incomplete: str) -> list[str]:
-    """Return the names of the rules of denoising that begin so."""
-    return _fitting(incomplete, lambda: _plugins("edgedec.denoising_rules"))
+def draft_option(incomplete: str) -> list[str]:
+    """Return what `--draft-option` takes that begins so: its keys, and their values where these are names."""
 
+    def known() -> Iterator[str]:
+        yield from ("max=", "store=", "overlap=yes", "head=off", "tree=chain", "rule=coupled")
+        yield from (f"numerics={name}" for name in ("strict", "padded", "loose"))
+        yield from (f"tree={name}" for name in _plugins("edgedec.tree_shapes"))
+        yield from (f"rule={name}" for name in _plugins("edgedec.rules"))
+        yield from (f"{key}={name}" for key in ("model", "head") for name in chain(_stored(), _catalogue()))
 
-def tree_shape(incomplete: str) -> list[str]:
-    """Return the names of the shapes of drafted trees that begin so."""
-    return _fitting(incomplete, lambda: ["chain", *_plugins("edgedec.tree_shapes")])
-
-
-def chooser(incomplete: str) -> list[str]:
-    """Return the names of the ways to choose among texts that begin so."""
-    return _fitting(incomplete, lambda: _plugins("edgedec.choosers"))
-
-
-def search(incomplete: str) -> list[str]:
-    """Return the names of the searches that begin so."""
-    return _fitting(incomplete, lambda: _plugins("edgedec.searches"))
+    return _fitting(incomplete, known)
 
 
 def machine(incomplete: str) -> list[str]:
@@ -133,7 +122,7 @@ def one_of(*words: str) -> Complete:
 
 def exported_type(incomplete: str) -> list[str]:
     """Return the types that weights are exported in to a GGUF, in any case."""
-    return one_of(*_EXPORTED)(incomplete)
+    return one_of(*_TYPES.split())(incomplete)
 
 
 def _fitting(incomplete: str, known: Callable[[], Iterable[str]]) -> list[str]:
@@ -171,7 +160,7 @@ def _quantized(name: str) -> Iterator[str]:
     """Yield the name of a repository with quantizations that many repositories have."""
     repository, colon, _ = name.rpartition(":")
     if name.startswith("hf:") and "/" in repository and colon:
-        yield from (f"{repository}:{quantization}" for quantization in _ON_HUBS)
+        yield from (f"{repository}:{quantization}" for quantization in _HUB_TYPES.split())
 
 
 def _plugins(group: str) -> Iterable[str]:

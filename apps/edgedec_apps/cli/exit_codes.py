@@ -11,7 +11,7 @@ _SIGNAL = 128
 OWN = (
     (0, "success", "also where the reader closes the pipe, and for a server that SIGTERM ends"),
     (USAGE, "usage", "an unknown command or option, or a value of the wrong type"),
-    (NOT_PASSED, "not passed", "no text of --refine passed the check; the best one is printed"),
+    (NOT_PASSED, "not passed", "no refined text passed the check; the best one is printed"),
     (INTERNAL, "internal", "a bug in edgedec or a plug-in; EDGEDEC_DEBUG=1 shows where"),
     (_SIGNAL + 15, "terminated", "SIGTERM; another signal that ends a command gives 128 and the number of the signal"),
 )

@@ -2,12 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from edgedec_apps.cli.help_text import FURTHER, show_all
+from edgedec_apps.cli.help_text import FURTHER, OPTION, show_all
 
 _HELP_ALL = inspect.Parameter(
     "help_all",
@@ -43,12 +43,14 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
     """Yield the parameters of a function or dataclass; those of a dataclass in the place of a parameter of its type."""
     hints = get_type_hints(function, include_extras=True)
+    declared = {each.name: each.metadata.get(OPTION) for each in fields(function)} if is_dataclass(function) else {}
     for parameter in inspect.signature(function).parameters.values():
-        hint = hints[parameter.name]
+        hint, option = hints[parameter.name], declared.get(parameter.name)
         if isinstance(hint, type) and is_dataclass(hint):
             yield from _parameters(hint)
         else:
-            yield parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
+            annotation = hint if option is None else Annotated[hint, option]
+            yield parameter.replace(annotation=annotation, kind=inspect.Parameter.KEYWORD_ONLY)
 
 
 def _build(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:

@@ -10,6 +10,8 @@ from typer.core import TyperCommand, TyperGroup
 Rows = list[tuple[str, str]]
 FURTHER = ", further"
 """What ends the title of a group of options that only --help-all shows."""
+OPTION = "option"
+"""The key of an option among the metadata of a dataclass's field."""
 _OTHER = "Options"
 _LEAST_COLUMNS = 52  # typer lays the help out for at least so many, and overruns a narrower terminal
 _NAME_COLUMNS = 30

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from edgedec.api.engine import Engine
 from edgedec.api.load import open_engine
-from edgedec.api.options import Application, DraftOptions, EngineOptions, Lossy
+from edgedec.api.options import Application, EngineOptions
 from edgedec.api.requests import require_rule
 from edgedec.drafter import STORE_BYTES
 from edgedec.errors import EdgedecError, OptionError
@@ -18,15 +17,16 @@ from edgedec.memory.setting import Cap
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
-from edgedec.sequence import COUPLED
 from edgedec_apps.base_memory import base_bytes
+from edgedec_apps.cli.draft_options import drafting_of
+from edgedec_apps.cli.methods import asked_methods, lossy_of, require_stages, text_options, values_of
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
-from edgedec_apps.cli.preset_options import loading, preset_of
-from edgedec_apps.cli.sampling_options import SamplingFlags
+from edgedec_apps.cli.preset_options import loading, preset_of, with_preset
+from edgedec_apps.cli.sampling_options import SamplingFlags, grammar_options
 from edgedec_apps.cli.shown.log import show_log, warnings_of
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import say
-from edgedec_apps.cli.wording import KEYWORDS, in_options
+from edgedec_apps.cli.wording import in_options
 from edgedec_apps.fit_first import require_fit
 from edgedec_apps.machine_speed import keep_speed
 from edgedec_apps.texts import adapter, read_text
@@ -36,13 +36,6 @@ if TYPE_CHECKING:
     from edgedec_apps.documents.search import Rank
 
 _RPC_WAIT_S = 120.0
-_DRAFTING = {f"draft_{name}": name for name in ("overlap", "tree", "numerics", "store")}
-_LOSSY = ("slide", "layer_skip", "layer_skip_force")
-_METHODS = {
-    "switching": {name: name for name in ("small_model", "entropy", "entropy_force")},
-    "diffusion": {"denoise": "denoise"},
-    "prompt_keep": {"prompt_keep": "keep", "prompt_keep_model": "model"},
-}  # by its name, a method's options by those of the command line
 ONE_REQUEST_BYTES = 4_000_000
 """Most bytes that each drafter keeps where there is one request only: the store holds that request's own text, too."""
 
@@ -131,26 +124,38 @@ def engine_options(
     Raises:
         EdgedecError: An option is out of range, or the chat template can't be read.
     """
-    given = {KEYWORDS.get(field.name, field.name): getattr(flags, field.name) for field in fields(flags)}
-    for name in (*_DRAFTING, *_LOSSY, *(name for names in _METHODS.values() for name in names)):
-        del given[name]
-    methods = {
-        method: {own: value for name, own in names.items() if (value := getattr(flags, name)) not in (None, False)}
-        for method, names in _METHODS.items()
-    }
-    given["lossy"] = Lossy(
-        **{name: getattr(flags, name) for name in _LOSSY},
-        methods={method: options for method, options in methods.items() if options} or None,
+    require_stages(flags.method, "load")
+    methods, drafting = values_of(asked_methods(flags.method, "load")), drafting_of(flags.draft_option)
+    pictures = methods.get("pictures", {})
+    projector, cache = pictures.get("projector", "auto"), flags.prompt_cache or ("auto" if keeps_prompts else "off")
+    return EngineOptions(
+        runtime=flags.runtime,
+        n_ctx=flags.context,
+        lossy=lossy_of(methods),
+        memory=flags.memory,
+        gpu_memory=flags.gpu_memory,
+        draft=flags.draft,
+        draft_model=drafting.model,
+        draft_head=drafting.head,
+        lora=tuple(map(adapter, flags.lora or [])),
+        n_draft_max=drafting.max,
+        drafting=drafting.options(drafts=flags.draft != "off"),
+        chat_template=None if flags.chat_template is None else read_text(flags.chat_template),
+        projector=None if projector == "off" else projector,
+        image_max_tokens=pictures.get("max_tokens"),
+        grammars=grammars,
+        n_parallel=n_parallel,
+        n_texts=n_texts,
+        n_threads=flags.threads,
+        kv_type=flags.kv_type,
+        prompt_cache=None if cache == "off" else cache,
+        n_gpu_layers=flags.n_gpu_layers,
+        device=flags.device,
+        runtime_options=_own_options(flags.runtime_option or []),
+        offline=flags.offline,
+        on_progress=on_progress,
+        cancel=cancel,
     )
-    drafting = {field: getattr(flags, name) for name, field in _DRAFTING.items()}
-    given["drafting"] = DraftOptions(**drafting, max_rows=1 if flags.draft == "off" else None)
-    size = flags.prompt_cache or ("auto" if keeps_prompts else "off")
-    given["prompt_cache"] = None if size == "off" else size
-    given["runtime_options"] = _own_options(flags.runtime_option or [])
-    given["projector"] = None if flags.mmproj == "off" else flags.mmproj
-    given["chat_template"] = None if flags.chat_template is None else read_text(flags.chat_template)
-    given |= {"n_parallel": n_parallel, "n_texts": n_texts, "lora": tuple(map(adapter, flags.lora or []))}
-    return EngineOptions(**given, grammars=grammars, on_progress=on_progress, cancel=cancel)
 
 
 def _own_options(given: Sequence[str]) -> dict[str, object]:
@@ -178,7 +183,8 @@ def application_of(
         one_request: Whether the engine will serve a single request.
         request_bytes: Bytes that a server keeps for requests.
     """
-    store_bytes = ONE_REQUEST_BYTES if one_request and flags.draft_store is None else STORE_BYTES
+    keeps_none = one_request and drafting_of(flags.draft_option).store is None
+    store_bytes = ONE_REQUEST_BYTES if keeps_none else STORE_BYTES
     return Application(base, store_bytes, request_bytes)
 
 
@@ -194,12 +200,23 @@ def serves_grammars() -> bool:
     return find_spec("llguidance") is not None
 
 
-def sampling_options(flags: SamplingFlags) -> dict[str, Any]:
-    """Return the options of Engine.stream that the flags give (RequestError where one is out of range)."""
-    options = flags.as_options()
-    SamplingParams(**{name: value for name, value in options.items() if name != "verify"})
-    require_rule(options.get("verify", COUPLED))
-    return options
+def text_options_of(
+    model: str, load: LoadFlags, sampling: SamplingFlags, system: str | None
+) -> tuple[dict[str, Any], str | None]:
+    """Return the options of Engine.stream and the system message: those of the flags, then those of a preset.
+
+    Raises:
+        RequestError: An option is out of range.
+        EdgedecError: As grammar_options, asked_methods, drafting_of and preset_of.
+    """
+    rule = drafting_of(load.draft_option).rule
+    if rule is not None:
+        require_rule(rule)
+    texts = text_options(values_of(asked_methods(load.method, "text")))
+    options, system = with_preset(model, sampling.as_options() | texts, system)
+    beside = ("json_close", "methods")
+    SamplingParams(**{name: value for name, value in options.items() if name not in beside})
+    return options | grammar_options(sampling, options) | ({} if rule is None else {"verify": rule}), system
 
 
 def keep_learned(model: str, engine: Engine) -> None:

@@ -1,53 +1,145 @@
-"""The words of llama.cpp and ollama, and edgedec's for the same: what an error names where one of theirs was typed."""
+"""The words of llama.cpp and ollama, and edgedec's earlier ones: an error names what is typed here for the same."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable, Sequence
+from shlex import quote
 
-_MODEL, _PROMPT = "the model's name as the first argument", "the prompt as the argument behind the model's name"
-OPTIONS = {
-    "--temp": "--temperature",
-    **dict.fromkeys(("--ctx-size", "--n-ctx", "--num-ctx", "--max-seq-len"), "--context"),
-    **dict.fromkeys(("--n-predict", "--predict", "--num-predict"), "--max-tokens"),
-    **dict.fromkeys(("-m", "--model", "-hf", "-hfr", "--hf-repo"), _MODEL),
-    **dict.fromkeys(("-p", "--prompt"), _PROMPT),
-    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--num-gpu"), "--gpu-layers"),
-    "--repeat-penalty": "--repetition-penalty",
-    "--repeat-last-n": "--penalty-last-n",
-    **dict.fromkeys(("-md", "--model-draft"), "--draft-model"),
-    **dict.fromkeys(("-sys", "--system-prompt"), "--system"),
-    **dict.fromkeys(("-sysf", "--system-prompt-file"), "--system-file"),
-    **dict.fromkeys(("-r", "--reverse-prompt"), "--stop"),
-    **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v"), "--kv-type"),
-    **dict.fromkeys(("-fa", "--flash-attn"), "--runtime-option flash_attention=yes"),
-    **dict.fromkeys(("-np", "--n-parallel"), "--parallel"),
-    "--ignore-eos": "--ignore-end",
-    **dict.fromkeys(("--no-context-shift", "--context-shift"), "--slide"),
-    **dict.fromkeys(("-j", "--json-schema-file"), "--json-schema"),
-    **dict.fromkeys(("--draft-n", "--spec-draft-n-max"), "--draft-max"),
-    "--chat-template-file": "--chat-template",
-    **dict.fromkeys(("--n-threads", "--num-thread"), "--threads"),
-    "--format": "--json-schema",
-    "--keepalive": "--keep-alive",
-    **dict.fromkeys(("-cnv", "--conversation", "-i", "--interactive"), "edgedec chat"),
-    **dict.fromkeys(("--embedding", "--embeddings"), "edgedec embed"),
-}
+
+def table(text: str) -> dict[str, str]:
+    """Return by each word of a line what stands behind its arrow."""
+    rows = [line.partition(" > ") for line in text.strip().splitlines()]
+    return {word: new for old, _, new in rows for word in old.split()}
+
+
+OPTIONS = table("""
+--temp > --temperature
+--ctx-size --n-ctx --num-ctx --max-seq-len > --context
+--n-predict --predict --num-predict > --max-tokens
+-m --model -hf -hfr --hf-repo > the model's name as the first argument
+-p --prompt > the prompt as the argument behind the model's name
+-ngl --n-gpu-layers --num-gpu > --gpu-layers
+-sys --system-prompt > --system
+-sysf --system-prompt-file > --system "$(cat FILE)"
+-r --reverse-prompt > --stop
+-ctk -ctv --cache-type-k --cache-type-v > --kv-type
+-fa --flash-attn > --runtime-option flash_attention=yes
+-np --n-parallel > --parallel
+--ignore-eos > --method ignore-end
+--no-context-shift --context-shift > --method slide
+-j --json-schema-file --format > --json-schema
+--chat-template-file > --chat-template
+--n-threads --num-thread > --threads
+--keepalive > --keep-alive
+-cnv --conversation -i --interactive > edgedec chat
+--embedding --embeddings > edgedec embed
+""")
 """What is typed here for an option of theirs: an option, a command, or where the value stands."""
 
-COMMANDS = {
-    **dict.fromkeys(("server", "llama-server", "start"), "serve"),
-    **dict.fromkeys(("cli", "llama-cli", "generate", "completion", "llama-completion"), "run"),
-    **dict.fromkeys(("remove", "delete"), "rm"),
-    **dict.fromkeys(("download", "get", "fetch"), "pull"),
-    "llama-bench": "bench",
-    **dict.fromkeys(("perplexity", "llama-perplexity"), "eval"),
-    **dict.fromkeys(("quantize", "llama-quantize", "convert"), "export"),
-    **dict.fromkeys(("embedding", "llama-embedding"), "embed"),
-    **dict.fromkeys(("models", "tags"), "list"),
-    **dict.fromkeys(("cp", "copy"), "create"),
-    **dict.fromkeys(("llama-gguf", "inspect"), "info"),
-    "version": "--version",
-    "help": "--help",
-}
+COMMANDS = table("""
+server llama-server start > serve
+cli llama-cli generate completion llama-completion > run
+remove delete > rm
+download get fetch > pull
+llama-bench > bench
+perplexity llama-perplexity > eval
+quantize llama-quantize convert > export
+embedding llama-embedding > embed
+models tags > list
+cp copy > create
+llama-gguf inspect > info
+version > --version
+help > --help
+""")
 """The command here for a command of theirs."""
+
+MOVED = table("""
+--draft-head > --draft-option head=VALUE
+--draft-max --draft-n --spec-draft-n-max > --draft-option max=VALUE
+--draft-model -md --model-draft > --draft-option model=VALUE
+--draft-numerics > --draft-option numerics=VALUE
+--draft-overlap > --draft-option overlap=yes
+--draft-store > --draft-option store=VALUE
+--draft-tree > --draft-option tree=VALUE
+--verify > --draft-option rule=VALUE
+--frequency-penalty > --penalty frequency=VALUE
+--presence-penalty > --penalty presence=VALUE
+--repetition-penalty --repeat-penalty > --penalty repetition=VALUE
+--penalty-last-n --repeat-last-n > --penalty last-n=VALUE
+--choose --search > --method VALUE
+--refine > --method refine:n=VALUE
+--refine-seconds > --method refine:seconds=VALUE
+--refine-tokens > --method refine:tokens=VALUE
+--answer > --method WAY:answer=VALUE
+--scorer > --method WAY:scorer=VALUE
+--scorer-seconds > --method WAY:scorer-seconds=VALUE
+--embedding-model > --method passages:model=VALUE
+--passages > --method passages:n=VALUE
+--mmproj > --method pictures:projector=VALUE
+--image-max-tokens > --method pictures:max-tokens=VALUE
+--denoise > --method diffusion:denoise=VALUE
+--layer-skip > --method layer-skip:speedup=VALUE
+--layer-skip-force > --method layer-skip:force=yes
+--prompt-keep > --method prompt-keep:keep=VALUE
+--prompt-keep-model > --method prompt-keep:model=VALUE
+--small-model > --method switching:small-model=VALUE
+--entropy > --method switching:entropy=VALUE
+--entropy-force > --method switching:entropy-force=yes
+--momentum > --method momentum:x=VALUE
+--stop-unsure > --method stop-unsure:value=VALUE
+--ignore-end > --method ignore-end
+--json-close > --method json-close
+--slide > --method slide
+--explain-all > --explain --verbose
+--gpu-memory > --gpu-layers VALUE
+--no-history > edgedec chat --no-history
+--regex > --grammar regex:VALUE
+--system-file > --system "$(cat VALUE)"
+""")
+"""What is typed for an option that went, or for one of theirs with the same value.
+
+WAY is what --search, --choose or --refine names; else score, or vote for --answer.
+"""
+_SPLITS = re.compile(r",[a-z][\w-]*=")
+_WAYS = {"--search": "", "--choose": "", "--refine": "refine"}
+
+
+def moved(words: Sequence[str], known: Collection[str]) -> str:
+    """Return what to type now for the options that went among these words, with their values; "" for none.
+
+    >>> moved(["m", "--draft-tree", "4x2", "--slide"], ["--draft"])
+    'for --draft-tree 4x2 --slide write --draft-option tree=4x2 --method slide'
+    >>> moved(["m", "--entropy=1", "--small-model", "a b"], [])
+    "for --entropy=1 --small-model 'a b' write --method switching:entropy=1 --method 'switching:small-model=a b'"
+    >>> moved(["m", "--refine", "2", "--scorer", "./check -x"], [])
+    "for --refine 2 --scorer './check -x' write --method refine:n=2 --method 'refine:check=./check -x'"
+    """
+    typed, old, way = list[str](), list[tuple[str, str]](), ""
+    places = iter(range(len(words)))
+    for place in places:
+        name, sign, value = words[place].partition("=")
+        if name not in MOVED or name in known:
+            continue
+        typed.append(name + (f"={quote(value)}" if sign else ""))
+        if not sign and "VALUE" in MOVED[name] and place + 1 < len(words):
+            value = words[next(places)]
+            typed.append(quote(value))
+        if name in _WAYS:
+            way = _WAYS[name] or value.partition(":")[0]
+        old.append((MOVED[name], value))
+    return f"for {' '.join(typed)} write {' '.join(_spelled(*each, way) for each in old)}" if old else ""
+
+
+def _spelled(pattern: str, value: str, way: str) -> str:
+    """Return the new spelling of an option with its value, by its pattern in MOVED."""
+    if '"' in pattern:
+        return pattern.replace("VALUE", quote(value))
+    option, _, rest = pattern.partition(" ")
+    rest = rest.replace("WAY", way or ("score" if "scorer" in rest else "vote"))
+    rest = rest.replace("refine:scorer", "refine:check")
+    if "VALUE" not in rest:
+        return f"{option} {rest}"
+    key, inner = rest.removesuffix("VALUE"), f'"{value}"' if _SPLITS.search(value) and ":" in rest else value
+    return f"{option} {quote(key + inner)}"
 
 
 def own_words(words: Iterable[str], *, known: Iterable[str], commands: bool) -> str:

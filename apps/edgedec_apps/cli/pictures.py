@@ -14,7 +14,21 @@ from edgedec_apps.cli.shown.terminal import one_line
 Part = dict[str, Any]
 Reader = Callable[[Sequence[Message]], tuple[Sequence[Message], tuple[Any, ...]]]
 _ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
+_BEGINNINGS = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM")
 _MOST_BYTES = 64_000_000  # of a file; what a model takes may be less
+
+
+def split_pictures(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the paths that are no pictures, and those that are, by their ending or their first bytes."""
+    pictures = [path for path in paths if _is_picture(path)]
+    return [path for path in paths if path not in pictures], pictures
+
+
+def _is_picture(path: Path) -> bool:
+    if path.suffix.lower() in _ENDINGS or not path.is_file():
+        return path.suffix.lower() in _ENDINGS
+    with path.open("rb") as file:
+        return file.read(8).startswith(_BEGINNINGS)
 
 
 def picture_part(path: Path) -> Part:

@@ -4,7 +4,6 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from edgedec_apps.cli.sampling_options import SamplingFlags
 from edgedec_apps.texts import adapter
 
 if TYPE_CHECKING:
@@ -23,17 +22,12 @@ def preset_of(model: str) -> "Preset | None":
     return None if os.path.exists(model) else find_preset(model)
 
 
-def with_preset(model: str, sampling: SamplingFlags, system: str | None) -> tuple[SamplingFlags, str | None]:
-    """Return the options of sampling and the system message, with those of a preset where they are not given."""
+def with_preset(model: str, options: dict[str, Any], system: str | None) -> tuple[dict[str, Any], str | None]:
+    """Return the options of a generation and the system message, with those of a preset where they are not given."""
     preset = preset_of(model)
     if preset is None:
-        return sampling, system
-    missing: dict[str, Any] = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in preset.sampling.items()
-        if getattr(sampling, name) in (None, False)
-    }
-    return replace(sampling, **missing), preset.system or None if system is None else system
+        return options, system
+    return preset.sampling | options, preset.system or None if system is None else system
 
 
 def loading(preset: "Preset", options: "EngineOptions") -> "EngineOptions":

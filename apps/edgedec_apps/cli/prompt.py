@@ -12,7 +12,7 @@ from edgedec.memory_plan import parse_size
 from edgedec_apps import texts
 from edgedec_apps.cli.shown.progress import shown
 from edgedec_apps.cli.shown.terminal import one_line, say
-from edgedec_apps.texts import decoded, read_text
+from edgedec_apps.texts import decoded
 
 if TYPE_CHECKING:
     from edgedec_apps.documents.files import Document
@@ -59,20 +59,6 @@ def say_found(documents: Sequence["Document"], found: "Found", n_ctx: int) -> No
     """Say that documents were searched, and which passages are read."""
     names = one_line(", ".join(document.name for document in documents))
     say(f"edgedec: {found.line(names, n_ctx)}")
-
-
-def system_text(system: str | None, file: Path | None) -> str | None:
-    """Return the system message: that of --system, or the content of --system-file without the line end at its end.
-
-    Raises:
-        RequestError: Both options are given, or the text is not UTF-8 or too long.
-        StorageError: The file can't be read.
-    """
-    if system is not None and file is not None:
-        raise RequestError("--system and --system-file exclude each other; give one of them")
-    if file is None:
-        return argument_text(system, "--system")
-    return read_text(file).removesuffix("\n").removesuffix("\r")
 
 
 def piped_lines(cap_bytes: int | None = None) -> Iterator[str]:

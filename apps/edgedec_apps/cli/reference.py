@@ -44,7 +44,7 @@ begins a text with one slash. When the context is full, the oldest turns are lef
   model.
 - `/file FILE` puts a text or a PDF before the next message, or searches it for each message where it is longer than the
   context. `/model NAME` changes the model and keeps the conversation. `/show` shows model, context, memory and
-  sampling. `/stats` explains the last answer as `--explain` does, `/stats all` as `--explain-all` does.
+  sampling. `/stats` explains the last answer as `--explain` does, `/stats all` as `--explain --verbose` does.
 - At a terminal, answers are shown as Markdown while they come. `/set markdown off` shows the text itself, as pipes,
   files, grammars and `TERM=dumb` get it; `NO_COLOR=1` leaves out the colours.
 - A paste of several lines is one message. Alt-Enter begins a new line, Tab completes commands, the arrow up brings back

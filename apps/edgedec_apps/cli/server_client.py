@@ -3,10 +3,10 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from edgedec.errors import EdgedecError, ModelNotFoundError, RequestError
-from edgedec_apps.cli.options import option
+from edgedec_apps.cli.declared import flag
 
 _PANEL = "Server"
 _CONNECT_S = 5.0
@@ -18,25 +18,14 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 class Address:
     """Where a server is: its URL, or its port on this machine; its key; the certificate that signed its own."""
 
-    url: Annotated[str, option("--server", help="The address of the server.", metavar="URL", panel=_PANEL)] = (
-        DEFAULT_URL
+    url: str = flag("--server URL", "The address of the server.", DEFAULT_URL, panel=_PANEL)
+    port: int | None = flag("--port N", "Its port, on this machine.", panel=_PANEL, least=1, most=65535)
+    api_key: str | None = flag("--api-key KEY", "The key of the server, if it has one.", panel=_PANEL)
+    ca: Path | None = flag(
+        "--tls-ca FILE",
+        "File of the certificate (PEM) that signed the server's, for https (default: the system's).",
+        panel=_PANEL,
     )
-    port: Annotated[
-        int | None,
-        option("--port", help="Its port, on this machine.", metavar="N", panel=_PANEL, least=1, most=65535),
-    ] = None
-    api_key: Annotated[
-        str | None, option("--api-key", help="The key of the server, if it has one.", metavar="KEY", panel=_PANEL)
-    ] = None
-    ca: Annotated[
-        Path | None,
-        option(
-            "--tls-ca",
-            help="File of the certificate (PEM) that signed the server's, for https (default: the system's).",
-            metavar="FILE",
-            panel=_PANEL,
-        ),
-    ] = None
 
 
 def ask(method: str, server: Address, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

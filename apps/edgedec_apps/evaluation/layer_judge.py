@@ -76,7 +76,7 @@ class Judge:
         check: Called before every forward; may raise.
         as_drafts: Whether each row alone goes through the set, and reads the keys and values that the whole model wrote
             for the tokens before it: what a draft's first token does. Otherwise all rows of a window go through the
-            set, and read what it wrote, as where nothing is verified (--layer-skip).
+            set, and read what it wrote, as where nothing is verified (--method layer-skip).
 
     Attributes:
         n_tokens: Tokens of all windows.

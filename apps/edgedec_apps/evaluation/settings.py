@@ -34,7 +34,7 @@ class RunSetting:
         runtime: The name of the runtime.
         kv_type: Element type of the KV cache.
         layers: The layers to run, as ranges (first, last) in order; None for all.
-        layer_skip: The speed-up of `--layer-skip`, for which layers are left out; None for no such option.
+        layer_skip: The speed-up of `--method layer-skip`, for which layers are left out; None for no such option.
     """
 
     model: str

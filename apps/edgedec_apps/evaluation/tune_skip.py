@@ -28,10 +28,10 @@ from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.output_files import report, require_writable
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line
+from edgedec_apps.evaluation.eval_job import TuneJob
 from edgedec_apps.evaluation.layer_judge import SKIPPED_ROWS, Judge
 from edgedec_apps.evaluation.layer_score import Score
 from edgedec_apps.evaluation.layer_search import Effort, FoundSet, effort_for, first_layers, late_layers, search
-from edgedec_apps.evaluation.tune_job import TuneJob
 from edgedec_apps.texts import read_text
 from edgedec_runtimes.layer_skip.choose import choose_layers, require_layer_skip
 from edgedec_runtimes.layer_skip.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out
@@ -125,14 +125,14 @@ def _tune(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
 
 
 def _options(path: Path, sizes: LayerBytes, tuned: TunedSet) -> str:
-    """Return the options of `edgedec run` that use a lossy set, with a round speed-up where --layer-skip takes it."""
+    """Return the options of `edgedec run` that use a lossy set, with a round speed-up where the method takes it."""
     speedups = [floor(parts / tuned.share) / parts for parts in (1000, 100, 20)]
     for speedup in speedups:
         if choose_layers(sizes, speedup, tuned).layers is tuned.layers:
             with suppress(RequestError):
                 require_layer_skip(path, speedup, force=False)
-                return f"--layer-skip {speedup:g}"
-    return f"--layer-skip {speedups[0]:g} --layer-skip-force"
+                return f"--method layer-skip:{speedup:g}"
+    return f"--method layer-skip:{speedups[0]:g},force=yes"
 
 
 @contextmanager

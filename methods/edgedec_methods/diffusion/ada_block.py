@@ -6,7 +6,7 @@ committed. The paper makes a block of each part, which needs a model that was tr
 one block, so that all models have them.
 
 Paper: AdaBlock-dLLM, github.com/lgxi24/AdaBlock-dLLM
-Option: `--denoise ada_block:0.3`
+Option: `--method diffusion:ada_block:0.3`
 For: diffusion language models
 Measured: 2.13 tokens a forward, 148 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

@@ -3,7 +3,7 @@
 The decoding half of CD4LM (confidence-adaptive decoding), whose models are distilled for it.
 
 Paper: CD4LM, github.com/yihao-liang/CDLM
-Option: `--denoise adaptive:4`
+Option: `--method diffusion:adaptive:4`
 For: diffusion language models
 Measured: 1.63 tokens a forward, 144 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

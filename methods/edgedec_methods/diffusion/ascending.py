@@ -3,7 +3,7 @@
 The ascending step size of EOSER and ASS, with another base where a number is given.
 
 Paper: Yang et al. 2025, arXiv:2509.23924
-Option: `--denoise ascending:2`
+Option: `--method diffusion:ascending:2`
 For: diffusion language models, as the extreme with few passes
 Measured: 1.49 tokens a forward, 112 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

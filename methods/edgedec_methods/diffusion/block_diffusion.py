@@ -9,7 +9,7 @@ The text depends on model, prompt, options, settings and seed alone. Keys and va
 with its last tokens, in the forward of the next block's first pass.
 
 Paper: Arriola et al. 2025, arXiv:2503.09573; Wu et al. 2025 (Fast-dLLM v2), arXiv:2509.26328
-Option: a model's file decides; `--denoise RULE`
+Option: a model's file decides; `--method diffusion:RULE`
 For: diffusion language models
 Measured: forwards of 8, 16 and 32 rows cost 3.0, 5.7 and 11.1 steps of smollm2-135m: so many tokens a forward break
     even (`python benchmarks/diffusion/compare_rules.py small.gguf --cost smollm2-135m`)

@@ -5,7 +5,7 @@ is held to what it has shown, and one that is hard goes on. The phases of TCCF, 
 ones for the answer, need a model that was trained with several sizes of blocks.
 
 Paper: Advancing Block Diffusion Language Models for Test-Time Scaling, arXiv:2602.09555
-Option: `--denoise bounded:0.6`
+Option: `--method diffusion:bounded:0.6`
 For: diffusion language models
 Measured: 2.14 tokens a forward, 146 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

@@ -6,7 +6,7 @@ both with the same token. Otherwise it commits the most confident position alone
 an adaptive budget over two passes; their paper also averages over more passes.
 
 Paper: Chen et al. 2025, arXiv:2512.02044
-Option: `--denoise coherent:4`
+Option: `--method diffusion:coherent:4`
 For: diffusion language models
 Measured: 1.61 tokens a forward, 123 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

@@ -5,7 +5,7 @@ factor of 0.8 for each pass since. A position gets the token with the greatest l
 the given probability by these sums, as in `threshold`.
 
 Paper: Wang et al. 2025, arXiv:2510.06133
-Option: `--denoise credit:0.9`
+Option: `--method diffusion:credit:0.9`
 For: diffusion language models
 Measured: 2.30 tokens a forward, 146 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

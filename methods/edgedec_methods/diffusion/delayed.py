@@ -4,7 +4,7 @@ So a pass evaluates the masked positions, and the tokens that the pass before ha
 passes, and at the beginning of a block, everything is evaluated.
 
 Paper: dKV-Cache, github.com/horseee/dKV-Cache
-Option: `--denoise threshold,delayed:4`
+Option: `--method diffusion:threshold,delayed:4`
 For: diffusion language models whose rows see the whole text
 Measured: with `threshold,delayed:2` 27 rows a forward and 74 of 176 made tasks right, where `threshold` has 32 and 97
     (`python benchmarks/diffusion/compare_rules.py whole.gguf --tasks 16 --length 8 --context 32`)

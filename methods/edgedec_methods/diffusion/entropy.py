@@ -3,7 +3,7 @@
 The decoding half of dParallel, whose models are trained to be certain early. The entropy is in nats.
 
 Paper: Chen et al. 2025, arXiv:2509.26488
-Option: `--denoise entropy:0.5`
+Option: `--method diffusion:entropy:0.5`
 For: diffusion language models
 Measured: 2.26 tokens a forward, 146 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

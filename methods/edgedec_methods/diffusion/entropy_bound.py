@@ -4,7 +4,7 @@ The entropies in nats of the positions but the last are added up from the lowest
 other are not committed together unless the model is sure of them.
 
 Paper: Ben-Hamu et al. 2025, arXiv:2505.24857
-Option: `--denoise entropy_bound:0.5`
+Option: `--method diffusion:entropy_bound:0.5`
 For: diffusion language models
 Measured: 2.68 tokens a forward, 138 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

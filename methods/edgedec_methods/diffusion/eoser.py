@@ -5,7 +5,7 @@ with n masked positions, the confidence of an end is multiplied in pass i by f +
 s is log2(n) without its fraction, and f is the number given.
 
 Paper: Yang et al. 2025, arXiv:2509.23924
-Option: `--denoise eoser:0.01`
+Option: `--method diffusion:eoser:0.01`
 For: diffusion language models that write long blocks
 Measured: 1.44 tokens a forward, 116 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

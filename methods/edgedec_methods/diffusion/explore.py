@@ -6,7 +6,7 @@ highest. The paper also tries several tokens there in one forward, and goes on w
 would cost a forward, so here it is the most probable token. It also decodes several blocks at a time; here it is one.
 
 Paper: Fu et al. 2025, arXiv:2511.21103
-Option: `--denoise explore:0.9`
+Option: `--method diffusion:explore:0.9`
 For: diffusion language models
 Measured: 2.69 tokens a forward, 123 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

@@ -5,7 +5,7 @@ pass commits what was guessed, the rows of the next state are there already, so 
 forward has the rows of all of these states, so it pays only where rows cost next to nothing.
 
 Paper: Wu and Zhang 2025, arXiv:2510.00294
-Option: `--denoise free_dave:3`
+Option: `--method diffusion:free_dave:3`
 For: diffusion language models, without a change of the text
 Measured: 1.08 tokens a forward, 149 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

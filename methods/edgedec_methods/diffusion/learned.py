@@ -6,7 +6,7 @@ probability that the position's token will stay; positions with 0.96 are committ
 probabilities of a block, and fits no other block.
 
 Paper: Learning to Parallel, github.com/ims-kdks/Learning-to-Parallel-Decoding
-Option: `--denoise learned:FILTER.json`
+Option: `--method diffusion:learned:FILTER.json`
 For: diffusion language models
 Measured: 2.51 tokens a forward, 146 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

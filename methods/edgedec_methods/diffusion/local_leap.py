@@ -4,7 +4,7 @@ The positions that are committed are the anchors, with 0.9 or more, and those at
 at least the given probability.
 
 Paper: Kong et al. 2025, arXiv:2510.07081
-Option: `--denoise local_leap:0.75`
+Option: `--method diffusion:local_leap:0.75`
 For: diffusion language models
 Measured: 2.52 tokens a forward, 148 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

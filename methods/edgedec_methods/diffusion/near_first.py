@@ -3,7 +3,7 @@
 So the beginning of a block, which is shown first, comes first. WeDLM's models have causal attention (forwards.py).
 
 Paper: Liu et al. 2025, arXiv:2512.22737
-Option: `--denoise near_first:0.4`
+Option: `--method diffusion:near_first:0.4`
 For: diffusion language models
 Measured: 2.10 tokens a forward, 146 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

@@ -4,7 +4,7 @@ So a block is written at several places at once. The decoding half of NAP (paral
 trained on several independent paths of thought beside each other.
 
 Paper: Li et al. 2026, arXiv:2602.23225
-Option: `--denoise parallel:4`
+Option: `--method diffusion:parallel:4`
 For: diffusion language models
 Measured: 1.31 tokens a forward, 136 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

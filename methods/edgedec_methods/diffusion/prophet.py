@@ -6,7 +6,7 @@ it from two thirds on. Until then each pass commits one position. The paper look
 its evaluation pins; here they are the block's.
 
 Paper: Li et al. 2025, arXiv:2508.19982
-Option: `--denoise prophet:7.5`
+Option: `--method diffusion:prophet:7.5`
 For: diffusion language models
 Measured: 3.23 tokens a forward, 118 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

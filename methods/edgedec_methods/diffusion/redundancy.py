@@ -5,7 +5,7 @@ is the given one; of two or more neighbours with the same token, of which one ha
 one alone; and a position that had the same token in three passes, and has that probability in the last.
 
 Paper: Du et al. 2026, arXiv:2604.18995
-Option: `--denoise redundancy:0.8`
+Option: `--method diffusion:redundancy:0.8`
 For: diffusion language models
 Measured: 1.98 tokens a forward, 142 of 176 made tasks right, where `schedule:1` has 0.75 and 149
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

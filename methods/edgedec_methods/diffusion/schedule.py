@@ -3,7 +3,7 @@
 With one token a pass it is the plain decoding of a diffusion model, which all other rules are compared with.
 
 Paper: Nie et al. 2025, arXiv:2502.09992
-Option: `--denoise schedule:1`
+Option: `--method diffusion:schedule:1`
 For: diffusion language models, as the reference of the other rules
 Measured: 0.75 tokens a forward, 149 of 176 made tasks right
     (`python benchmarks/diffusion/compare_rules.py small.gguf --tasks 16`)

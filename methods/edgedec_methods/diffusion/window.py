@@ -6,7 +6,7 @@ behind the block it is the dual cache of Fast-dLLM. In the paper the positions t
 block's.
 
 Paper: github.com/vhicrgit/Window-Diffusion; Wu et al. 2025 (Fast-dLLM), arXiv:2505.22618
-Option: `--denoise threshold,window:64`
+Option: `--method diffusion:threshold,window:64`
 For: diffusion language models whose rows see the whole text
 Measured: with `threshold,window:4` 13 rows a forward and 44 of 176 made tasks right, where `threshold` has 32 and 97; a
     forward of 32 rows takes 0.11 of one of 256 on smollm2-135m

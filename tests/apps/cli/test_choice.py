@@ -1,4 +1,4 @@
-"""edgedec run --choose and --search: which text is printed, why, and what is refused."""
+"""edgedec run --method NAME of searches and of ways to choose: which text is printed, why, and what is refused."""
 
 import json
 import os
@@ -12,9 +12,10 @@ import pytest
 from support.processes.command_line import run_here
 
 from edgedec.plugins import CHOOSERS, SEARCHES, load_plugin, plugins
-from edgedec_apps.cli.sampling_options import ChoiceFlags
+from edgedec_apps.cli import completion
+from edgedec_apps.cli.methods import names
 
-WARM = ("-t", "1", "-n", "8", "--ignore-end", "--draft", "off", "--runtime", "cpu", "--seed", "5")
+WARM = ("-t", "1", "-n", "8", "--method=ignore-end", "--draft", "off", "--runtime", "cpu", "--seed", "5")
 LONG_IS_GOOD = (
     "import json, sys; texts = json.load(sys.stdin)['steps']; print([min(1, len(t.encode()) / 99) for t in texts])"
 )
@@ -29,13 +30,13 @@ def scorer(code: str) -> str:
 def test_the_chosen_text_is_printed_and_the_reason_said(model: Path) -> None:
     """Standard output has the chosen text alone; --explain shows the others on standard error; JSON has all."""
     several = json.loads(run_here("run", model, "Hello", *WARM, "-k", "4", "--json").out)["texts"]
-    found = run_here("run", model, "Hello", *WARM, "-k", "4", "--choose", "likely", "--explain")
+    found = run_here("run", model, "Hello", *WARM, "-k", "4", "--method", "likely", "--explain")
     best = max(range(4), key=lambda k: several[k]["logprob_sum"] / len(several[k]["token_ids"]))
     assert found.code == 0
     assert found.text == several[best]["text"] + "\n"
     assert f"chosen: text {best + 1} of 4: its mean log-probability of a token" in found.err
     assert found.err.count("(length), ") == 4
-    document = json.loads(run_here("run", model, "Hello", *WARM, "-k", "4", "--choose", "likely", "--json").out)
+    document = json.loads(run_here("run", model, "Hello", *WARM, "-k", "4", "--method", "likely", "--json").out)
     assert document["choice"]["place"] == best
     assert document["token_ids"] == several[best]["token_ids"]
     assert [text["token_ids"] for text in document["texts"]] == [text["token_ids"] for text in several]
@@ -43,16 +44,16 @@ def test_the_chosen_text_is_printed_and_the_reason_said(model: Path) -> None:
 
 @pytest.mark.slow
 def test_votes_and_scores(model: Path) -> None:
-    """A vote counts what --answer matches; a scorer is a command that no shell reads; auto writes rounds of four."""
+    """A vote counts what its answer matches; a scorer is a command that no shell reads; auto writes rounds of four."""
     for k, n in (("3", {3}), ("auto", {4, 8, 12, 16, 20, 24, 28, 32})):
-        args = ("-k", k, "--choose", "vote", "--answer", "(?s).", "--json")
+        args = ("-k", k, "--method", "vote:answer=(?s).", "--json")
         document = json.loads(run_here("run", model, "Hello", *WARM, *args).out)
         assert len(document["texts"]) in n
         answers = [answer for answer in document["choice"]["answers"] if answer is not None]
         assert answers.count(document["choice"]["answers"][document["choice"]["place"]]) == max(
             map(answers.count, answers)
         )
-    args = ("-k", "3", "--choose", "score", "--scorer", scorer(LONG_IS_GOOD), "--json")
+    args = ("-k", "3", "--method", f"score:scorer={scorer(LONG_IS_GOOD)}", "--json")
     document = json.loads(run_here("run", model, "Hello", *WARM, *args).out)
     scores = [min(1, len(text["text"].encode("utf-8")) / 99) for text in document["texts"]]
     assert document["choice"]["scores"] == pytest.approx(scores)
@@ -63,15 +64,15 @@ def test_votes_and_scores(model: Path) -> None:
 @pytest.mark.parametrize("search", plugins(SEARCHES))
 def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
     """Each prints one text; one beam is greedy decoding."""
-    args = ("-n", "6", "--ignore-end", "--draft", "off", "--runtime", "cpu")
-    more = ("--scorer", scorer(LONG_IS_GOOD)) if load_plugin(SEARCHES, search).scored != "no" else ()
-    found = run_here("run", model, "Hello", *args, "--search", f"{search}:2", *more, "--json")
+    args = ("-n", "6", "--method=ignore-end", "--draft", "off", "--runtime", "cpu")
+    more = f",scorer={scorer(LONG_IS_GOOD)}" if load_plugin(SEARCHES, search).scored != "no" else ""
+    found = run_here("run", model, "Hello", *args, "--method", f"{search}:2{more}", "--json")
     assert found.code == 0, found.err
     document = json.loads(found.out)
     assert len(document["token_ids"]) == 6
     assert "forwards of the search" in found.err
     if search == "beam":
-        one = json.loads(run_here("run", model, "Hello", *args, "--search", "beam:1", "--json").out)
+        one = json.loads(run_here("run", model, "Hello", *args, "--method", "beam:1", "--json").out)
         greedy = json.loads(run_here("run", model, "Hello", *args, "-t", "0", "--json").out)
         assert one["token_ids"] == greedy["token_ids"]
 
@@ -79,41 +80,38 @@ def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--choose", "vote"), "--choose needs several texts"),
-        (("--choose", "best", "-k", "2"), "--choose is 'best'; it must be one of vote, likely"),
-        (("--choose", "vote", "-k", "0"), "it must be from 1 to 256"),
-        (("--choose", "vote", "-k", "1000000"), "it must be from 1 to 256"),
-        (("--choose", "vote", "-k", "1e9"), "--texts is '1e9'"),
-        (("--choose", "vote", "-k", "2", "--answer", "("), "--answer is '('"),
-        (("--choose", "score", "-k", "2"), "--scorer is None"),
-        (("--choose", "vote", "-k", "2", "--scorer", "true"), "only with that"),
-        (("--choose", "likely", "-k", "auto"), "which is nothing to 'likely'"),
+        (("--method", "vote"), "--method vote needs several texts"),
+        (("--method", "best", "-k", "2"), "--method 'best' is no method"),
+        (("--method", "vote", "-k", "0"), "it must be from 1 to 256"),
+        (("--method", "vote", "-k", "1000000"), "it must be from 1 to 256"),
+        (("--method", "vote", "-k", "1e9"), "--texts is '1e9'"),
+        (("--method", "vote:answer=(", "-k", "2"), "--method vote:answer is '('"),
+        (("--method", "score", "-k", "2"), "--method score:scorer is None"),
+        (("--method", "vote:scorer=true", "-k", "2"), "only with that"),
+        (("--method", "likely", "-k", "auto"), "which is nothing to 'likely'"),
         (("-k", "auto"), "--texts auto needs a way to choose"),
-        (("-k", "2", "--scorer", "true"), "--scorer needs a way to choose"),
-        (("--scorer", "'", "-k", "2", "--choose", "score"), "its quotes must close"),
-        (("--scorer", "", "-k", "2", "--choose", "score"), "it must name a program"),
-        (("--scorer", "no-such-program", "--search", "planned"), "there is no program 'no-such-program'"),
-        (("--search", "beam", "-k", "2"), "exclude each other"),
-        (("--search", "beam", "--choose", "vote"), "exclude each other"),
-        (("--search", "best"), "--search is 'best'; it must be one of beam"),
-        (("--search", "beam:0"), "from 1 to 64"),
-        (("--search", "beam:1000000"), "from 1 to 64"),
-        (("--search", "beam:x"), "such as --search beam:4"),
-        (("--search", "beam", "--scorer", "true"), "takes none"),
-        (("--search", "planned"), "needs one"),
-        (("--search", "beam", "-t", "0.5"), "takes the most probable tokens"),
-        (("--search", "particles", "--regex", "a+"), "can't heed it"),
-        (("--search", "cntp", "--stop-unsure", "0.5"), "can't heed it"),
-        (("--refine", "2"), "--refine needs a check"),
-        (("--refine", "0", "--scorer", "true"), "--refine is 0; it must be a whole number from 1 to 256"),
-        (("--refine", "2", "--scorer", "true", "--choose", "vote"), "--refine and --choose exclude each other"),
-        (("--refine", "2", "--scorer", "true", "--search", "beam"), "--refine and --search exclude each other"),
-        (("--refine", "2", "--scorer", "true", "-k", "auto"), "the most texts in all"),
-        (("--refine", "2", "--scorer", "true", "--refine-seconds", "0"), "--refine-seconds is 0.0; it must be above 0"),
-        (("--refine", "2", "--scorer", "true", "--refine-tokens", "0"), "--refine-tokens is 0"),
-        (("--refine", "2", "--scorer", "true", "--raw"), "--refine needs the chat template"),
-        (("--refine", "2", "--scorer", "."), "'.' is a folder"),
-        (("--refine-seconds", "2"), "limits of --refine N"),
+        (("--method", "score:scorer='", "-k", "2"), "its quotes must close"),
+        (("--method", "score:scorer=", "-k", "2"), "it must name a program"),
+        (("--method", "planned:scorer=no-such-program"), "there is no program 'no-such-program'"),
+        (("--method", "beam", "-k", "2"), "exclude each other"),
+        (("--method", "beam", "--method", "vote"), "--method beam and --method vote exclude each other"),
+        (("--method", "beam:0"), "--method beam:n is 'beam:0'; its number must be a whole one from 1 to 64"),
+        (("--method", "beam:1000000"), "from 1 to 64"),
+        *((("--method", f"beam:{size}"), "beam:n is ") for size in ("x", "-1", "1.5", "\u0663", "1:2", "9" * 5000)),
+        (("--method", "beam:size=4"), "--method beam has no key 'size'; it has n=N, scorer=TEXT"),
+        (("--method", "beam:scorer=true"), "takes none"),
+        (("--method", "planned"), "needs one"),
+        (("--method", "beam", "-t", "0.5"), "takes the most probable tokens"),
+        (("--method", "particles", "--grammar", "regex:a+"), "can't heed it"),
+        (("--method", "cntp", "--method", "stop-unsure:0.5"), "can't heed it"),
+        (("--method", "refine:n=2"), "--method refine needs check=TEXT"),
+        (("--method", "refine:true,n=0"), "--method refine:n is 0; it must be a whole number from 1 to 256"),
+        (("--method", "refine:true", "--method", "vote"), "--method refine and --method vote exclude each other"),
+        (("--method", "refine:true", "-k", "auto"), "the most texts in all"),
+        (("--method", "refine:true,seconds=0"), "--method refine:seconds is 0.0; it must be above 0"),
+        (("--method", "refine:true,tokens=0"), "--method refine:tokens is 0"),
+        (("--method", "refine:true", "--raw"), "--method refine needs the chat template"),
+        (("--method", "refine:."), "'.' is a folder"),
     ],
 )
 def test_what_is_refused(model: Path, args: tuple[str, ...], words: str) -> None:
@@ -136,7 +134,7 @@ def test_what_is_refused(model: Path, args: tuple[str, ...], words: str) -> None
 def test_a_scorer_that_fails_costs_no_text(model: Path, code: str, words: str) -> None:
     """The error says what was wrong, and the texts that were written are printed all the same."""
     seconds = "0.3" if "sleep" in code else "20"
-    args = ("-k", "2", "--choose", "score", "--scorer", scorer(code), "--scorer-seconds", seconds)
+    args = ("-k", "2", "--method", f"score:scorer-seconds={seconds},scorer={scorer(code)}")
     found = run_here("run", model, "Hello", *WARM, *args)
     assert found.code == 32
     assert words in found.err.splitlines()[-1]
@@ -152,7 +150,7 @@ def test_a_refined_text_with_what_was_said_of_each(model: Path) -> None:
         "print([1 if n < LIMIT else 0.5 if n < 7 else 0]); "
         "print(n, 'characters', file=sys.stderr)"
     )
-    args = ("--refine", "2", "-k", "4", "--scorer", scorer(short.replace("LIMIT", "1")))
+    args = ("-k", "4", "--method", f"refine:n=2,check={scorer(short.replace('LIMIT', '1'))}")
     found = run_here("run", model, "Hello", *WARM, *args)
     assert found.code == 46
     assert "none of 4 texts passed the check" in found.err.splitlines()[-1]
@@ -166,7 +164,7 @@ def test_a_refined_text_with_what_was_said_of_each(model: Path) -> None:
     assert (choice["rounds"], choice["passed"]) == ([0, 1, 1, 2], False)
     assert choice["revised"] == [False, False, False, True]
     assert choice["place"] == choice["scores"].index(max(choice["scores"]))
-    passed = run_here("run", model, "Hello", *WARM, *args[:-1], scorer(short.replace("LIMIT", "999")), "--explain")
+    passed = run_here("run", model, "Hello", *WARM, *args[:-1], args[-1].replace("< 1 ", "< 999 "), "--explain")
     assert passed.code == 0
     assert "chosen: text 1 of 1: it passed the check" in passed.err
     assert "round 0, score 1.000" in passed.err
@@ -174,12 +172,12 @@ def test_a_refined_text_with_what_was_said_of_each(model: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="signals as POSIX has them")
-@pytest.mark.parametrize("way", [("-k", "2", "--choose", "score"), ("--refine", "2")])
+@pytest.mark.parametrize("way", [("-k", "2", "--method", "score:scorer="), ("--method", "refine:n=2,check=")])
 def test_ctrl_c_ends_the_scorer_too(model: Path, tmp_path: Path, way: tuple[str, ...]) -> None:
     """While a command scores texts, Ctrl-C ends it and prints a text; nothing that was started goes on."""
     note = tmp_path / "pid"
     code = f"import os, time; open('{note}', 'w').write(str(os.getpid())); time.sleep(60)"
-    args = (*way, "--scorer", scorer(code))
+    args = (*way[:-1], way[-1] + scorer(code))
     command = [sys.executable, "-m", "edgedec_apps.cli", "run", str(model), "Hello", *WARM, *args]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         ends = time.monotonic() + 60
@@ -193,10 +191,8 @@ def test_ctrl_c_ends_the_scorer_too(model: Path, tmp_path: Path, way: tuple[str,
         os.kill(int(note.read_text()), 0)
 
 
-def test_the_completion_knows_every_way() -> None:
-    """The words that Tab offers are ways that exist: all searches, and all methods of choosing."""
-    hints: dict[str, list[str]] = {
-        name: ChoiceFlags.__annotations__[name].__metadata__[0].autocompletion("") for name in ("choose", "search")
-    }
-    assert {word.partition(":")[0] for word in hints["search"]} == {*plugins(SEARCHES)}
-    assert {*hints["choose"]} == {*plugins(CHOOSERS)}
+def test_the_completion_knows_every_method() -> None:
+    """The words that Tab offers are methods that exist, and all of them."""
+    words = {word.partition(":")[0] for word in completion.method("")}
+    assert words == set(names())
+    assert {*plugins(SEARCHES), *plugins(CHOOSERS)} <= words

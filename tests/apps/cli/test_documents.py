@@ -16,7 +16,7 @@ from edgedec_apps.documents.search import by_meaning
 
 pytestmark = pytest.mark.slow
 
-SHORT = ("-t", "0", "-n", "8", "--ignore-end", "--runtime", "cpu", "-c", "600")
+SHORT = ("-t", "0", "-n", "8", "--method=ignore-end", "--runtime", "cpu", "-c", "600")
 LINES = [f"Line {i} tells of thing {i * 7}." for i in range(1, 101)]
 
 
@@ -114,17 +114,19 @@ def test_the_passages_that_matter_are_read_and_their_place_is_said(
 
 
 def test_at_most_a_quarter_of_the_context_is_read_unless_a_number_is_given(model: Path, book: Path) -> None:
-    """Where every passage matches; --passages has its number of them."""
+    """Where every passage matches; the method's key has its number of them."""
     question, long = "Line tells of the thing", ("-c", "1200")
     short = document(run_here("run", model, question, "-f", book, *SHORT, *long, "--json"))
     assert short["stats"]["n_prompt_tokens"] < 1200 // 4 + 100  # the question and the template are not counted
     for n in (1, 4):
-        found = document(run_here("run", model, question, "-f", book, *SHORT, *long, "--passages", str(n), "--json"))
+        found = document(
+            run_here("run", model, question, "-f", book, *SHORT, *long, "--method", f"passages:n={n}", "--json")
+        )
         assert found["search"]["n_read"] == n
     quoted = ("extract", model, question, "-f", book, "-c", "600", "--span-tokens", "8", "--json")
-    for options in (("--passages", "2"), ()):  # the same passages are read for a quotation as for an answer
-        found = document(run_here(*quoted, *options))
-        answered = document(run_here("run", model, question, "-f", book, *SHORT, "-c", "600", *options, "--json"))
+    for options, asked in ((("--passages", "2"), ("--method", "passages:2")), ((), ())):
+        found = document(run_here(*quoted, *options))  # the same passages are read for a quotation as for an answer
+        answered = document(run_here("run", model, question, "-f", book, *SHORT, "-c", "600", *asked, "--json"))
         assert found["search"] == answered["search"]
         assert found["search"]["n_read"] == 2 or not options
     for span in found["spans"]:
@@ -168,7 +170,7 @@ def test_a_text_too_many_is_drawn_for_each_question(model: Path, tmp_path: Path)
 def test_passages_may_be_ranked_by_an_embedding_model(model: Path, book: Path, tmp_path: Path) -> None:
     """The best passage by its vectors is read first; the same ones are read again."""
     bert = TinyBert(seed=1).write_gguf(tmp_path / "bert.gguf", pooling_type=1)
-    asked = ("run", model, "thing 441", "-f", book, *SHORT, "--embedding-model", bert, "--json")
+    asked = ("run", model, "thing 441", "-f", book, *SHORT, "--method", f"passages:model={bert}", "--json")
     read = document(run_here(*asked))["search"]
     assert read == document(run_here(*asked))["search"]
 
@@ -189,7 +191,7 @@ def test_a_prompt_that_does_not_fit_says_what_would_help(model: Path, book: Path
     raw = run_here("run", model, "zebra", "-f", book, *SHORT, "--raw")
     raw.failed(41, "load a model that was trained for about")
     assert "search" not in raw.err
-    run_here("run", model, "word " * 3000, *SHORT).failed(41, "load a model that was trained for", "(--slide)")
+    run_here("run", model, "word " * 3000, *SHORT).failed(41, "load a model that was trained for", "(--method slide)")
 
 
 def test_files_that_can_not_be_read_end_the_command(model: Path, tmp_path: Path) -> None:

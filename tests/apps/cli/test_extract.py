@@ -18,9 +18,9 @@ def test_each_line_is_a_probability_and_a_quotation(model: Path, tmp_path: Path)
     assert by_file.code == 0
     assert "prompt tokens" in by_file.err
     assert "no effect" not in by_file.err
-    drafting = "--draft", "suffix", "--draft-tree", "grow"
+    drafting = "--draft", "suffix", "--draft-option", "tree=grow"
     unused = run_here("extract", model, "a?", "-f", str(file), "--count", "4", "--span-tokens", "7", *drafting)
-    assert "--draft, --draft-tree: no effect here" in unused.err
+    assert "--draft, --draft-option: no effect here" in unused.err
     assert unused.text == by_file.text
     by_pipe = run_here("extract", model, "a?", "--count", "4", "--span-tokens", "7", "--json", stdin=PASSAGE.encode())
     found = json.loads(by_pipe.out)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.processes.command_line import run_here, run_shell
 
-GREEDY = ("-t", "0", "-n", "8", "--ignore-end", "-q")
+GREEDY = ("-t", "0", "-n", "8", "--method=ignore-end", "-q")
 FULL = Path("/dev/full")
 needs_full_device = pytest.mark.skipif(not FULL.is_char_device(), reason="no /dev/full here")
 
@@ -97,7 +97,7 @@ def test_a_cache_that_takes_no_tiles_is_said_once(model: Path, cache: Path) -> N
     """
     cache.mkdir(exist_ok=True)
     (cache / "tiles").write_text("mine")
-    run = ("run", model, "Hello", "-n", "1", "--runtime", "cpu", "--draft-model", model)
+    run = ("run", model, "Hello", "-n", "1", "--runtime", "cpu", "--draft-option", f"model={model}")
     line = (
         f"tiny.gguf: the tiles are made in memory, at each start: the cache can't be used: [Errno 17] File exists: "
         f"'{cache / 'tiles'}'; make the folder writable, or name another folder (EDGEDEC_CACHE)"

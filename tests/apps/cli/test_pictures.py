@@ -9,7 +9,7 @@ from support.processes.command_line import Terminal, run_here
 
 from edgedec_apps.cli.pictures import dropped
 
-SHORT = ("-t", "0", "-n", "4", "--ignore-end")
+SHORT = ("-t", "0", "-n", "4", "--method=ignore-end")
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +39,11 @@ def test_what_is_dropped_onto_a_terminal(tmp_path: Path) -> None:
 def test_pictures_need_a_prompt_and_a_file(model: Path, tmp_path: Path) -> None:
     """What is missing is told before a model is loaded; a model that reads no pictures names what it needs."""
     run_here("run", model, "x", "-i", tmp_path / "no.png").failed(60, "no.png can't be read")
-    run_here("run", model, "x", "-i", tmp_path).failed(40, "is no file")
+    run_here("run", model, "x", "-i", tmp_path).failed(60, "is a directory")
     run_here("run", model, "x", "--raw", "-i", tmp_path / "no.png").failed(40, "leave out --raw")
     (tmp_path / "a.png").write_bytes(b"x")
-    run_here("run", model, "x", "-i", tmp_path / "a.png").failed(40, "mmproj*.gguf", "--mmproj")
-    run_here("plan", model, "-i", tmp_path / "a.png").failed(40, "mmproj*.gguf", "--mmproj")
+    run_here("run", model, "x", "-i", tmp_path / "a.png").failed(40, "mmproj*.gguf", "--method pictures:")
+    run_here("plan", model, "-i", tmp_path / "a.png").failed(40, "mmproj*.gguf", "--method pictures:")
 
 
 @pytest.mark.slow
@@ -62,9 +62,11 @@ def test_a_prompt_about_pictures(seeing: Path) -> None:
     shown = run_here("run", seeing, "What?", "-i", red, "-i", blue, *SHORT, "--explain")
     assert shown.text.removesuffix("\n") == document["text"].removesuffix("\n")
     assert f"picture {blue}: 60 x 20, {second['n_tokens']} tokens" in " ".join(shown.err.split())
-    fewer = json.loads(run_here("run", seeing, "What?", "-i", red, "--image-max-tokens", "4", *SHORT, "--json").out)
+    fewer = json.loads(
+        run_here("run", seeing, "What?", "-i", red, "--method", "pictures:max-tokens=4", *SHORT, "--json").out
+    )
     assert fewer["pictures"][0]["n_tokens"] < first["n_tokens"]
-    run_here("run", seeing, "What?", "-i", red, "--mmproj", "off").failed(40, "--mmproj")
+    run_here("run", seeing, "What?", "-i", red, "--method", "pictures:off").failed(40, "--method pictures:projector")
     planned = json.loads(run_here("plan", seeing, "-i", red, "--json").out)
     assert planned["pictures"] == [first]
     assert f"{red}: 48 x 40, {first['n_tokens']} tokens" in run_here("plan", seeing, "-i", red).text

@@ -178,6 +178,16 @@ def test_a_line_says_what_it_costs_in_speed(slowdown: float, said: str) -> None:
 
 
 @pytest.mark.slow
+def test_it_says_on_which_runtime_and_with_how_long_drafts(tiny: Path) -> None:
+    """In the table and with --json."""
+    found = document(tiny, "--draft-option", "max=9")["setting"]
+    assert (found["runtime"], found["runtime_reason"], found["max_rows"]) == ("cpu", "", 10)
+    text = plan(tiny, "--draft-option", "max=9").text
+    assert "cpu" in text
+    assert "suffix + common, at most 9 tokens" in text
+
+
+@pytest.mark.slow
 def test_what_was_held_to_plan_counts(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a vocabulary took more to check than the model would."""
     cap = document(tiny)["total_bytes"] + 10 * MB

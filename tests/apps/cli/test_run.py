@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.processes.command_line import Result, run_here
 
-GREEDY = ("-t", "0", "-n", "8", "--ignore-end")
+GREEDY = ("-t", "0", "-n", "8", "--method=ignore-end")
 
 
 def document(result: Result) -> dict[str, Any]:
@@ -74,14 +74,14 @@ def test_json_is_one_object_and_nothing_else(model: Path) -> None:
 
 def test_a_text_ends_where_the_model_is_unsure(model: Path) -> None:
     """--stop-unsure says in the JSON object and in the summary why the text ended; a value out of range is refused."""
-    result = run_here("run", model, "Hello", *GREEDY, "--json", "--stop-unsure", "0.99")
+    result = run_here("run", model, "Hello", *GREEDY, "--json", "--method", "stop-unsure:0.99")
     found = document(result)
     assert (found["finish_reason"], found["token_ids"]) == ("unsure", [])
     assert 0 < found["stats"]["chance_right"] < 0.99
     assert "the model was unsure" in result.err
-    run_here("run", model, "Hello", *GREEDY, "--stop-unsure", "1.5").failed(40, "--stop-unsure is 1.5")
-    refused = run_here("run", model, "Hello", "-n", "8", "--stop-unsure", "0.5", "--regex", "a+")
-    refused.failed(40, "--stop-unsure")
+    run_here("run", model, "Hello", *GREEDY, "--method", "stop-unsure:1.5").failed(40, "--method stop-unsure is 1.5")
+    refused = run_here("run", model, "Hello", "-n", "8", "--method", "stop-unsure:0.5", "--grammar", "regex:a+")
+    refused.failed(40, "--method stop-unsure")
 
 
 def test_quiet_says_nothing(model: Path) -> None:
@@ -105,7 +105,7 @@ def test_verbose_shows_the_runtimes_log(model: Path) -> None:
 def test_options_by_environment(model: Path) -> None:
     """Options and flags come from the environment; the command line wins, and has the repeated options."""
     env = {"EDGEDEC_MAX_TOKENS": "3", "EDGEDEC_TEMPERATURE": "0", "EDGEDEC_QUIET": "1"}
-    run = ("run", model, "Hello", "--ignore-end", "--json")
+    run = ("run", model, "Hello", "--method=ignore-end", "--json")
     result = run_here(*run, env=env)
     found = document(result)
     assert (len(found["token_ids"]), result.err) == (3, "")
@@ -138,16 +138,15 @@ def test_an_argument_with_content_is_one_prompt(model: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_system_message_comes_from_a_file(model: Path, tmp_path: Path) -> None:
-    """--system-file is --system with the file's content, in run and in chat; both are refused."""
+    """As a shell puts it there, in run and in chat; without a template it is refused."""
     file = tmp_path / "system.txt"
-    file.write_bytes("\ufeffSei nett.\n".encode())
+    file.write_text("Sei nett.\n", encoding="utf-8")
+    said = ("--system", file.read_text(encoding="utf-8").rstrip("\n"))  # "$(cat FILE)"
     expected = run_here("run", model, "Hello", "--system", "Sei nett.", *GREEDY, "-q").out
     assert expected != run_here("run", model, "Hello", *GREEDY, "-q").out
-    assert run_here("run", model, "Hello", "--system-file", file, *GREEDY, "-q").out == expected
-    assert run_here("chat", model, "--system-file", file, *GREEDY, "-q", stdin=b"Hello\n").out == expected
-    run_here("run", model, "Hello", "--system", "a", "--system-file", file).failed(40, "exclude each other")
-    run_here("run", model, "Hello", "--system-file", tmp_path / "no").failed(60, "No such file")
-    run_here("run", model, "Hello", "--system-file", file, "--raw").failed(40, "--raw")
+    assert run_here("run", model, "Hello", *said, *GREEDY, "-q").out == expected
+    assert run_here("chat", model, *said, *GREEDY, "-q", stdin=b"Hello\n").out == expected
+    run_here("run", model, "Hello", *said, "--raw").failed(40, "--raw")
 
 
 @pytest.mark.slow
@@ -178,7 +177,7 @@ def test_the_real_model_answers(smollm_path: Path) -> None:
 @pytest.mark.slow
 def test_several_texts_are_those_of_the_seeds_after(model: Path) -> None:
     """-k 3 prints three texts, each below its number, and in JSON as a list; text k is that of the seed plus k."""
-    warm = ("-t", "1", "-n", "8", "--ignore-end", "--draft", "off")
+    warm = ("-t", "1", "-n", "8", "--method=ignore-end", "--draft", "off")
     alone = [document(run_here("run", model, "Hello", *warm, "--seed", str(5 + k), "--json")) for k in range(3)]
     found = document(run_here("run", model, "Hello", *warm, "--seed", "5", "-k", "3", "--json"))
     assert [text["token_ids"] for text in found["texts"]] == [text["token_ids"] for text in alone]

@@ -57,7 +57,7 @@ def test_it_finds_the_same_set_again_and_runs_with_it(layered: Path, text: Path,
     assert {row["n_positions"] for row in first["sets"].values()} == {first["sets"]["found"]["n_positions"]}
     (kept,) = (cache / "probes").glob("draft-layer-set-*.json")
     assert json.loads(kept.read_text())["share"] == first["share"]
-    options = ("--raw", "-c", "256", "-n", "30", "-t", "0", "--ignore-end")
+    options = ("--raw", "-c", "256", "-n", "30", "-t", "0", "--method=ignore-end")
     plain, skipping = (run_here("run", layered, "the cat", *options, "--draft", name) for name in ("off", "skip"))
     assert (plain.code, skipping.code) == (0, 0)
     assert skipping.out == plain.out
@@ -74,7 +74,7 @@ def test_a_lossy_search_is_another_one(layered: Path, text: Path, cache: Path) -
     said = "".join(lines(lossy))
     assert lossy["options"] in said
     assert "plain decoding" not in said
-    assert lossy["options"].endswith("--layer-skip-force"), "a model that was never measured"
+    assert lossy["options"].endswith(",force=yes"), "a model that was never measured"
     result = run_here("run", layered, "the cat", "--raw", "-n", "4", *lossy["options"].split(), "--json")
     assert result.code == 0, result
     out = sorted((layer, half) for half, name in enumerate(("attn", "mlp")) for layer in lossy["left_out"][name])

@@ -15,6 +15,10 @@ from edgedec.decoding.prompt_length import CUT_DOCUMENT, CUT_TEXT
 from edgedec.errors import EdgedecError, argument
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.app import app
+from edgedec_apps.cli.draft_options import Drafting
+from edgedec_apps.cli.method_keys import shown_keys
+from edgedec_apps.cli.methods import method_named
+from edgedec_apps.cli.sampling_options import PENALTIES
 from edgedec_apps.cli.wording import OPTIONS, TRAINING, in_options
 from edgedec_export.training.train_drafter import TrainOptions
 
@@ -22,7 +26,7 @@ GUIDE = Path(__file__).parents[3] / "docs" / "embedding.md"
 ONLY_PYTHON = {"model", "lossy", "methods", "drafting", "draft_max_rows", "grammars", "cache_dir"}
 ONLY_PYTHON |= {"on_progress", "cancel"}
 CUTS = {CUT_TEXT, CUT_DOCUMENT}
-ONLY_ELSEWHERE = {"allow_requantize", "pooling", "max_document_tokens", *CUTS}
+ONLY_ELSEWHERE = {"allow_requantize", "pooling", "passages", "max_document_tokens", *CUTS}
 BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_texts", "n_threads", "projector"}
 BY_ANOTHER_NAME |= {"runtime_options", "max_document_tokens", "numerics", *CUTS}
 
@@ -35,8 +39,14 @@ def test_every_argument_has_its_option() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # it is a group
     known = {flag for name in ("run", "serve") for option in commands[name].params for flag in option.opts}
     options = {name: flag for name, flag in OPTIONS.items() if name not in TRAINING}
-    assert {flag for name, flag in options.items() if name not in ONLY_ELSEWHERE} <= known
-    assert {name for name, option in options.items() if option != "--" + name.replace("_", "-")} == BY_ANOTHER_NAME
+    assert {flag.partition(" ")[0] for name, flag in options.items() if name not in ONLY_ELSEWHERE} <= known
+    keys = {f"--draft-option {typed.partition('=')[0]}" for typed, _ in shown_keys(Drafting)}
+    assert {typed for typed in options.values() if typed.startswith("--draft-option")} <= keys
+    for typed in options.values():
+        option, _, rest = typed.partition(" ")
+        assert option != "--penalty" or rest in PENALTIES
+        kind = method_named(rest.partition(":")[0]).keys if option == "--method" else None
+        assert kind is None or f" {rest.partition(':')[2]}" in " " + " ".join(each for each, _ in shown_keys(kind))
 
 
 def test_every_option_of_a_training_has_its_field() -> None:
@@ -62,20 +72,27 @@ def test_the_guide_lists_the_options_of_another_name() -> None:
         (("--threads", "999"), "--threads is 999; it must be from 1 to"),
         (("--kv-type", "q9"), "--kv-type is 'q9'; the cpu runtime takes f16"),
         (("--gpu-layers", "3"), "leave --device and --gpu-layers out"),
-        (("--draft-max", "0"), "--draft-max is 0; it must be from 1 to"),
-        (("--draft-max", "-5"), "--draft-max is -5; it must be from 1 to"),
-        (("--draft-max", "70000"), "--draft-max is 70000; it must be from 1 to"),
+        (("--draft-option", "max=0"), "--draft-option max is 0; it must be from 1 to"),
+        (("--draft-option", "max=-5"), "--draft-option max is -5; it must be from 1 to"),
+        (("--draft-option", "max=70000"), "--draft-option max is 70000; it must be from 1 to"),
         (("-n", "0"), "--max-tokens is 0; it must be from 1\n"),
         (("--seed", "-1"), "--seed is -1; it must be 0 to 2^64-1\n"),
         (("--stop", ""), "--stop is ('',); it must hold strings, none of them empty\n"),
-        (("--penalty-last-n", "-2"), "--penalty-last-n is -2; "),
+        (("--penalty", "last-n=-2"), "--penalty last-n is -2; "),
         (("--logit-bias", "7=1e40"), "--logit-bias must hold numbers"),
         (("--logit-bias", "99999=1"), "--logit-bias names token 99999; "),
-        (("--verify", "guess"), "--verify is 'guess'; "),
-        (("--entropy", "1"), "--entropy is given without a small model; give both, --small-model and --entropy\n"),
-        (("--small-model", "x", "--entropy", "9"), "or force it (--entropy-force)\n"),
-        (("--draft", "model"), "give one (--draft-model)\n"),
-        (("--draft-overlap", "--draft", "suffix"), "--draft-overlap takes a draft model (--draft-model) and"),
+        (("--draft-option", "rule=guess"), "--draft-option rule is 'guess'; "),
+        (
+            ("--method", "switching:entropy=1"),
+            "--method switching:entropy is given without a small model; "
+            "give both, --method switching:small-model and --method switching:entropy\n",
+        ),
+        (("--method", "switching:x,entropy=9"), "or force it (--method switching:entropy-force)\n"),
+        (("--draft", "model"), "give one (--draft-option model)\n"),
+        (
+            ("--draft-option", "overlap=yes", "--draft", "suffix"),
+            "--draft-option overlap takes a draft model (--draft-option model) and",
+        ),
     ],
 )
 def test_a_refusal_names_the_option_that_was_typed(model: Path, args: tuple[str, ...], words: str) -> None:

@@ -153,7 +153,7 @@ def test_signals_end_the_command(chat_path: Path) -> None:
 def test_a_server_that_is_killed_loses_no_file(chat_path: Path, tmp_path: Path) -> None:
     """After kill -9 in the middle of a text the files are as they were, and the next start gives the same text."""
     store = tmp_path / "drafts"
-    flags = ("--port", "0", "--runtime", "cpu", "-c", "100000", "--draft", "suffix", "--draft-store", store)
+    flags = ("--port", "0", "--runtime", "cpu", "-c", "100000", "--draft", "suffix", "--draft-option", f"store={store}")
     asked = {"messages": ENDLESS["messages"], "max_tokens": 40, "temperature": 0, "ignore_end": True}
     texts: list[str] = []
     for end in ("in order", "killed", "in order"):

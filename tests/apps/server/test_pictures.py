@@ -136,7 +136,7 @@ def test_a_model_without_eyes(tmp_path: Path) -> None:
         answer = blind.client.post("/v1/chat/completions", json=chat)
         assert answer.status_code == 400
         assert "mmproj*.gguf" in answer.json()["error"]["message"]
-        assert "--mmproj" in answer.json()["error"]["message"]
+        assert "--method pictures:projector" in answer.json()["error"]["message"]
         ollama = {"model": "seeing", "messages": [{"role": "user", "content": "x", "images": [base64_of()]}]}
         answer = blind.client.post("/api/chat", json=ollama)
         assert answer.status_code == 400

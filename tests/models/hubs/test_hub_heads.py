@@ -111,7 +111,7 @@ def test_the_command_pulls_a_head_that_the_model_then_uses(server: StubServer, r
         assert path == root / "models" / "hf" / "someone" / name / "main" / "config.json"
     n_seen = len(server.seen)
     assert find_head(model, [TRAINED], root) == root / "models" / "hf" / "someone" / "named" / "main"
-    for options in (["--draft", "head", "--draft-head", "hf:someone/nameless"], ["--draft", "head"]):
+    for options in (["--draft", "head", "--draft-option", "head=hf:someone/nameless"], ["--draft", "head"]):
         told = run_here("run", model, "aa bb aa bb", "-n", "12", "--temperature", "0", "--offline", "--json", *options)
         assert told.code == 0, told.err
         assert json.loads(told.out)["stats"]["drafters"]["head"]["nodes"] > 0

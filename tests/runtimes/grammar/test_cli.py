@@ -1,4 +1,4 @@
-"""--json-schema, --regex and --grammar: the text keeps to them, and what is wrong with them is said."""
+"""--json-schema and --grammar, which are one: the text keeps to them, and what is wrong with them is said."""
 
 import json
 from pathlib import Path
@@ -17,10 +17,12 @@ def test_the_text_keeps_to_what_is_asked(tiny_path: Path, tmp_path: Path) -> Non
     lark.write_text('start: "<" /[ab]{2}/ ">"\n', encoding="utf-8")
     result = run_here("run", tiny_path, "x", *COMMON, "--json-schema", schema)
     assert json.loads(result.text) in ("gr\u00fcn", "rot")
-    for args in (("--grammar", str(lark)), ("--regex", "<[ab]{2}>")):
+    for args in (("--grammar", str(lark)), ("--grammar", "regex:<[ab]{2}>")):
         result = run_here("run", tiny_path, "x", *COMMON, *args)
         assert result.text in ("<aa>\n", "<ab>\n", "<ba>\n", "<bb>\n"), result
-    answers = run_here("chat", tiny_path, *COMMON, "--regex", "yes|no", stdin=b"Is it?\nAnd now?\n").text.split()
+    answers = run_here(
+        "chat", tiny_path, *COMMON, "--grammar", "regex:yes|no", stdin=b"Is it?\nAnd now?\n"
+    ).text.split()
     assert len(answers) == 2
     assert set(answers) <= {"yes", "no"}
 
@@ -30,8 +32,7 @@ def test_what_is_wrong_is_said(tiny_path: Path, tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "array", "contains": {"const": 1}}', encoding="utf-8")
     run = ("run", tiny_path, "x", *COMMON)
-    run_here(*run, "--regex", "a", "--json-schema", schema).failed(40, "--json-schema and --regex")
-    run_here(*run, "--regex", "a", "--ignore-end").failed(40, "--ignore-end")
+    run_here(*run, "--grammar", "regex:a", "--method=ignore-end").failed(40, "--method ignore-end")
     run_here(*run, "--grammar", tmp_path / "none").failed(60, "none")
     run_here(*run, "--json-schema", schema).failed(40, "contains")
     schema.write_text("{", encoding="utf-8")
@@ -60,8 +61,8 @@ def test_a_cut_text_is_told_by_the_exit_code(tiny_path: Path, tmp_path: Path) ->
         notes = json.loads(out.read_text(encoding="utf-8"))["stats"]["notes"]
         assert any("additionalProperties" in note for note in notes) == (not further), notes
     assert run_here("run", tiny_path, "x", *COMMON, "-n", "9").code == 0
-    assert run_here("run", tiny_path, "x", *COMMON, "-n", "3", "--regex", "[ab]{1,9}").code == 0
-    chat = run_here("chat", tiny_path, *COMMON, "--regex", "abc", "-n", "2", stdin=b"Hi\nAgain\n")
+    assert run_here("run", tiny_path, "x", *COMMON, "-n", "3", "--grammar", "regex:[ab]{1,9}").code == 0
+    chat = run_here("chat", tiny_path, *COMMON, "--grammar", "regex:abc", "-n", "2", stdin=b"Hi\nAgain\n")
     assert chat.err.count("before its grammar allowed an end") == 2
 
 
@@ -72,10 +73,12 @@ def test_a_text_is_closed_in_time(tiny_path: Path, tmp_path: Path) -> None:
     schema.write_text(json.dumps({"type": "array", "items": {"type": "string"}, "minItems": 2}), encoding="utf-8")
     run = ("run", tiny_path, "x", *COMMON, "--json-schema", schema)
     for n in (12, 20):
-        result = run_here(*run, "-n", str(n), "--json-close")
+        result = run_here(*run, "-n", str(n), "--method", "json-close")
         assert result.code == 0
         assert len(json.loads(result.text)) >= 2
-    run_here(*run, "-n", "5", "--json-close").failed(40, "--json-close must have room", "more with --max-tokens")
-    run_here("run", tiny_path, "x", *COMMON, "--json-close").failed(
-        40, "--json-close needs a grammar; give --json-schema"
+    run_here(*run, "-n", "5", "--method", "json-close").failed(
+        40, "--method json-close must have room", "more with --max-tokens"
+    )
+    run_here("run", tiny_path, "x", *COMMON, "--method", "json-close").failed(
+        40, "--method json-close needs a grammar; give --json-schema"
     )

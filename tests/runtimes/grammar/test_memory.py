@@ -101,7 +101,7 @@ def test_a_run_keeps_to_its_cap(smollm_path: Path, tmp_path: Path) -> None:
         "finally: print(peak_resident_bytes(), file=sys.stderr)"
     )
     flags = ["--runtime", "cpu", "--memory", f"{N_MB}MB", "-c", "512", "-n", "300", "-t", "1", "--seed", "3", "-q"]
-    asked = ["run", str(smollm_path), "Write a and b.", "--regex", NASTY, "--offline", *flags]
+    asked = ["run", str(smollm_path), "Write a and b.", "--grammar", f"regex:{NASTY}", "--offline", *flags]
     env = os.environ | {"EDGEDEC_CACHE": str(tmp_path / "cache")}
     for _ in range(2):
         command = [sys.executable, "-c", code, *asked]

@@ -135,8 +135,8 @@ def test_it_says_that_it_is_lossy(path: Path, tmp_path: Path) -> None:
     assert stats.notes == [note]
     assert stats.as_dict()["lossy"] == note
     result = run_here(
-        *("run", path, TEXT, "--raw", "--runtime", "cpu", "-n", "3", "--explain-all", "--draft", "off"),
-        *("--layer-skip", str(SKIP), "--layer-skip-force"),
+        *("run", path, TEXT, "--raw", "--runtime", "cpu", "-n", "3", "--explain", "-v", "--draft", "off"),
+        *("--method", f"layer-skip:speedup={SKIP}", "--method", "layer-skip:force=yes"),
     )
     assert result.code == 0, result.err
     (summary,) = (line for line in result.err.splitlines() if note in line)
@@ -148,7 +148,19 @@ def test_a_benchmark_says_so(path: Path, tmp_path: Path) -> None:
     """Drafts are compared with plain decoding of the same layers, and the report names them."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"id": "one", "task": "any", "turns": ["the cat sat on the mat"]}\n', encoding="utf-8")
-    args = ("--runtime", "cpu", "--layer-skip", str(SKIP), "--layer-skip-force", "--prompts", prompts, "-n", "8", "-q")
+    args = (
+        "--runtime",
+        "cpu",
+        "--method",
+        f"layer-skip:speedup={SKIP}",
+        "--method",
+        "layer-skip:force=yes",
+        "--prompts",
+        prompts,
+        "-n",
+        "8",
+        "-q",
+    )
     result = run_here("bench", path, *args)
     assert result.code == 0, result.err
     assert "LOSSY: layers 2 3 left out" in result.text
@@ -218,7 +230,7 @@ def test_wishes_that_are_refused(path: Path, tmp_path: Path) -> None:
     for draft in ("skip", "suffix+exit"):
         with pytest.raises(RequestError, match="runs a part of the layers"):
             opened(path, tmp_path, draft=draft)
-    run_here("run", path, "x", "--runtime", "cpu", "--layer-skip", "1.4").failed(40, "never measured")
+    run_here("run", path, "x", "--runtime", "cpu", "--method", "layer-skip:speedup=1.4").failed(40, "never measured")
 
 
 def test_beyond_what_was_measured() -> None:

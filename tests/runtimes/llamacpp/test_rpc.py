@@ -100,7 +100,7 @@ def test_a_person_sees_one_sentence(servers: list[RpcServer], smollm_path: Path)
     """On the command line standard output is that of an undisturbed run; standard error says what happened."""
     addresses = ",".join(server.address for server in servers)
     options = (*own("rpc=" + addresses, "repack=no"), "--threads", "1", "-c", "512", "--raw", "-n", "60", "-t", "0")
-    command: tuple[Any, ...] = ("run", smollm_path, *options, "--ignore-end", "--draft", "off", PROMPT)
+    command: tuple[Any, ...] = ("run", smollm_path, *options, "--method=ignore-end", "--draft", "off", PROMPT)
     undisturbed = run_process(*command)
     process = start(*command)
     assert process.stdout is not None

@@ -69,7 +69,7 @@ def is_near(held: int, planned: int) -> bool:
 )
 def test_the_plan_is_what_both_hold(smollm_path: Path, addresses: str, given: tuple[str, ...], gpu_mb: int) -> None:
     """What is told is what somebody looking on saw, the child included, and what was planned."""
-    result, seen = run(smollm_path, *options(addresses, "--memory", "600MB", "--gpu-memory", f"{gpu_mb}MB", *given))
+    result, seen = run(smollm_path, *options(addresses, "--memory", "600MB", "--gpu-layers", f"{gpu_mb}MB", *given))
     memory = memory_of(result)
     terms = {term["name"]: term["n_bytes"] for term in memory["terms"] if term["device"] == "host"}
     planned = memory["total_bytes"] - terms["reserve"] - terms.get("draft stores", 0)

@@ -27,7 +27,7 @@ from edgedec_apps.cli import main
 PATIENCE_S = 300.0  # for a machine that does other things as well
 
 # Options for a generation that nothing but an interrupt ends.
-ENDLESS = ("-c", "100000", "--ignore-end", "-t", "0")
+ENDLESS = ("-c", "100000", "--method=ignore-end", "-t", "0")
 # What such a context is told of, with a model that was trained on 2,048 tokens.
 TOO_LONG = (
     "the context of 100000 tokens is longer than the 2048 that the model was trained for: "

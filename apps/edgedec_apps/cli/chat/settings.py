@@ -1,18 +1,19 @@
 """What /set changes in a chat: the options of sampling, the system message, and how answers are shown."""
 
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 from edgedec.errors import RequestError
 from edgedec_apps.cli.chat.conversation import Conversation
 from edgedec_apps.cli.options import parsed
-from edgedec_apps.cli.sampling_options import SamplingFlags
 
 _SYSTEM, _MARKDOWN = "system", "markdown"
-# Options of a single prompt, and what is decided when the model is loaded.
-_FIXED = {"logit_bias", "logprobs", "verify", "json_schema", "json_close", "regex", "grammar"}
-_OPTIONS = [field.name for field in fields(SamplingFlags) if field.name not in _FIXED]
+# All but what is for a single prompt (logit_bias, logprobs).
+_NAMES = """
+max_tokens temperature top_k top_p min_p repetition_penalty frequency_penalty presence_penalty momentum penalty_last_n
+seed stop stop_unsure ignore_end
+"""
+_OPTIONS = _NAMES.split()
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from edgedec.errors import counted
 from edgedec_apps.cli.chat.tool_calls import ChatTools
 from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.options import ToolFlags
 from edgedec_apps.cli.shown.progress import shown
 from edgedec_apps.cli.shown.terminal import one_line, say
-from edgedec_apps.cli.tool_options import ToolFlags
 from edgedec_apps.tools.configuration import configured
 from edgedec_apps.tools.offered import patterns_of
 

@@ -11,8 +11,9 @@ from edgedec.errors import ModelFormatError, StorageError
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.storage.cache_files import cache_folder, sort_out
+from edgedec_apps.cli.declared import tiles_option
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import AsJson, Quiet, tiles_option
+from edgedec_apps.cli.options import AsJson, Quiet
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_line
 from edgedec_models.cache import list_models
@@ -63,7 +64,7 @@ def list_files(*, as_json: AsJson = False) -> None:
 
 def prune(
     *,
-    everything: Annotated[bool, tiles_option("--all", help="Delete all of them, and all prompts.")] = False,
+    everything: Annotated[bool, tiles_option("--all", "Delete all of them, and all prompts.")] = False,
 ) -> None:
     """Delete tile files whose model is gone or has changed, old environments of optimum, and unfinished files.
 

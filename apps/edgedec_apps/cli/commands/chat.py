@@ -3,19 +3,18 @@
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.declared import prompt_option
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import KeepHistory, LoadFlags, ModelName, OutputFlags, System, SystemFile
-from edgedec_apps.cli.preset_options import with_preset
-from edgedec_apps.cli.prompt import piped_lines, system_text
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System, ToolFlags
+from edgedec_apps.cli.prompt import argument_text, piped_lines
 from edgedec_apps.cli.sampling_options import SamplingFlags
 from edgedec_apps.cli.shown.terminal import one_line, say
-from edgedec_apps.cli.tool_options import ToolFlags
 
 if TYPE_CHECKING:
     from edgedec.api.engine import Engine
@@ -41,8 +40,10 @@ def command(
     model: ModelName,
     *,
     system: System = None,
-    system_file: SystemFile = None,
-    history: KeepHistory = True,
+    history: Annotated[
+        bool,
+        prompt_option("--history/--no-history", "Keep what is typed, for the next start (default: yes).", further=True),
+    ] = True,
     load: LoadFlags,
     sampling: SamplingFlags,
     output: OutputFlags,
@@ -53,7 +54,6 @@ def command(
     With --mcp the model may call tools of other programs; each call is shown and asked about before it runs. From a
     pipe, where nobody can be asked, only the tools of --allow-tools run.
     """
-    sampling, system = with_preset(model, sampling, system_text(system, system_file))
     converse(ChatJob(model, system, load, sampling, output, history, tools))
 
 
@@ -70,18 +70,20 @@ def converse(job: ChatJob) -> None:
     from edgedec_apps.cli.chat.slash_commands import handle
     from edgedec_apps.cli.chat.templates import require_template
     from edgedec_apps.cli.chat.tool_servers import chat_tools, connect
-    from edgedec_apps.cli.opening import keep_learned, open_model, sampling_options
-    from edgedec_apps.cli.sampling_options import grammar_options
+    from edgedec_apps.cli.methods import require_stages, without_stages
+    from edgedec_apps.cli.opening import keep_learned, open_model, text_options_of
 
     output = job.output
     if output.as_json or output.json_out is not None:
         raise RequestError("--json and --json-out need a single prompt; give one, or pipe it in")
-    grammar = grammar_options(job.sampling)
-    options = sampling_options(job.sampling) | grammar
+    require_stages(job.load.method, "load", "text")
+    load = replace(job.load, method=without_stages(job.load.method, "text"))
+    options, system = text_options_of(job.model, job.load, job.sampling, argument_text(job.system, "--system"))
+    follows_grammar = "grammar" in options
 
     def opened(name: str) -> "Engine":
         def work(cancel: CancelToken) -> "Engine":
-            return open_model(name, job.load, output, cancel, grammars=bool(grammar), keeps_prompts=True)
+            return open_model(name, load, output, cancel, grammars=follows_grammar, keeps_prompts=True)
 
         return interruptible(work)
 
@@ -92,14 +94,14 @@ def converse(job: ChatJob) -> None:
     with ExitStack() as stack:
         tools = chat_tools(job.tools, stack, typed=typed)
         check(job.model)
-        markdown = typed and is_screen() and not grammar
+        markdown = typed and is_screen() and not follows_grammar
         chat = Conversation(
             opened(job.model), job.model, opened, check, options, typed, markdown, output.quiet, output.detail
         )
         stack.callback(lambda: chat.engine.close())  # another model may answer by then
         chat.tools = tools
         connect(tools, chat.engine, quiet=output.quiet)
-        chat.reset(job.system)
+        chat.reset(system)
         for message in _messages(chat, keep_history=job.keep_history):
             handle(chat, message)
         keep_learned(chat.model, chat.engine)

@@ -4,51 +4,38 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.load_options import ResolveOptions
 from edgedec_apps.cli import completion
-from edgedec_apps.cli.options import Adapters, Quiet, System, SystemFile, model_option, parsed
-from edgedec_apps.cli.prompt import system_text
+from edgedec_apps.cli.declared import argument, model_option
+from edgedec_apps.cli.options import Adapters, Quiet, System, parsed
+from edgedec_apps.cli.prompt import argument_text
 from edgedec_apps.cli.shown.terminal import say
 from edgedec_apps.texts import adapter, read_text
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The preset's name.", show_default=False)],
+    name: Annotated[str, argument("NAME", "The preset's name.")],
     model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="The model, or the preset, that it is made of.",
-            show_default=False,
-            autocompletion=completion.any_model,
-        ),
+        str, argument("MODEL", "The model, or the preset, that it is made of.", complete=completion.any_model)
     ],
     *,
     system: System = None,
-    system_file: SystemFile = None,
     chat_template: Annotated[
-        Path | None,
-        model_option("--chat-template", help="Jinja file to use instead of the model's own template.", metavar="FILE"),
+        Path | None, model_option("--chat-template FILE", "Jinja file to use instead of the model's own template.")
     ] = None,
     draft_head: Annotated[
         str | None,
         model_option(
-            "--draft-head",
-            help="A trained draft head for the model, or off.",
-            metavar="HEAD",
-            complete=completion.draft_head,
+            "--draft-head HEAD", "A trained draft head for the model, or off.", complete=completion.draft_head
         ),
     ] = None,
     lora: Adapters = None,
     option: Annotated[
         list[str] | None,
         model_option(
-            "--option",
-            help="An option of sampling, such as temperature=0.2, stop=END, or n_ctx=8192. Repeatable.",
-            metavar="NAME=VALUE",
+            "--option NAME=VALUE",
+            "An option of sampling, such as temperature=0.2, stop=END, or n_ctx=8192. Repeatable.",
         ),
     ] = None,
     quiet: Quiet = False,
@@ -61,8 +48,8 @@ def command(
     from edgedec_models.presets import has_preset, save_preset
     from edgedec_models.resolve import resolve
 
-    system = system_text(system, system_file)
     template = None if chat_template is None else read_text(chat_template)
+    system = argument_text(system, "--system")
     texts = {"system": system, "template": template, "draft_head": draft_head, "lora": _adapters(lora)}
     preset = new_preset(name, model, texts, _options(option or []))
     if not has_preset(model):

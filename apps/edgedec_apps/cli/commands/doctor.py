@@ -12,7 +12,8 @@ from edgedec.memory import system as system_memory
 from edgedec.memory_plan import devices_of, format_bytes
 from edgedec.processor import cpu_facts
 from edgedec_apps.clash import clash
-from edgedec_apps.cli.options import AsJson, option
+from edgedec_apps.cli.declared import option
+from edgedec_apps.cli.options import AsJson
 from edgedec_apps.cli.reports.runtimes import ask_runtimes
 from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json, write_line
@@ -46,7 +47,7 @@ _BROKEN, _ABSENT, _NO_DEVICE, _HUGE_PAGES = "does not work: ", "optional, not he
 def command(
     *,
     all_facts: Annotated[
-        bool, option("--all", help="Show every feature, device, plug-in and package.", panel="Output")
+        bool, option("--all", "Show every feature, device, plug-in and package.", panel="Output")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

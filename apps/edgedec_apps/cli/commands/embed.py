@@ -9,20 +9,9 @@ import typer
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.cli import completion
+from edgedec_apps.cli.declared import argument, flag
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import (
-    AsJson,
-    Context,
-    LoadFlags,
-    MemoryCap,
-    ModelName,
-    Offline,
-    OutputFlags,
-    Quiet,
-    RuntimeName,
-    Threads,
-    option,
-)
+from edgedec_apps.cli.options import AsJson, ModelName, OutputFlags, Quiet, UndraftedFlags
 from edgedec_apps.cli.prompt import argument_text, piped_lines
 from edgedec_apps.cli.shown.terminal import write_json
 
@@ -41,36 +30,19 @@ class EmbedJob:
     model: ModelName
     texts: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="TEXT...",
-            help="The texts. Without any, each line of standard input that is not blank is one.",
-            show_default=False,
-        ),
+        argument("TEXT...", "The texts. Without any, each line of standard input that is not blank is one."),
     ] = None
-    pooling: Annotated[
-        str | None,
-        option(
-            "--pooling",
-            help="How tokens become one vector: mean, cls or last (default: as the model was trained).",
-            metavar="NAME",
-            complete=completion.one_of("mean", "cls", "last"),
-            panel=_VECTORS,
-        ),
-    ] = None
-    dimensions: Annotated[
-        int | None,
-        option(
-            "--dimensions", help="Keep only the first N numbers of each vector.", metavar="N", panel=_VECTORS, least=1
-        ),
-    ] = None
-    truncate: Annotated[
-        bool, option("--truncate", help="Cut texts that are longer than the context.", panel=_VECTORS)
-    ] = False
-    runtime: RuntimeName = "auto"
-    context: Context = None
-    memory: MemoryCap = None
-    threads: Threads = None
-    offline: Offline = False
+    pooling: str | None = flag(
+        "--pooling NAME",
+        "How tokens become one vector: mean, cls or last (default: as the model was trained).",
+        complete=completion.one_of("mean", "cls", "last"),
+        panel=_VECTORS,
+    )
+    dimensions: int | None = flag(
+        "--dimensions N", "Keep only the first N numbers of each vector.", panel=_VECTORS, least=1
+    )
+    truncate: bool = flag("--truncate", "Cut texts that are longer than the context.", False, panel=_VECTORS)
+    load: UndraftedFlags
     as_json: AsJson = False
     quiet: Quiet = False
 
@@ -86,7 +58,7 @@ def command(job: EmbedJob) -> None:
     if job.texts:
         texts = [argument_text(text, "a text") or "" for text in job.texts]
     else:
-        texts = list(piped_lines(None if job.memory is None else parse_size(job.memory, "memory")))
+        texts = list(piped_lines(None if job.load.memory is None else parse_size(job.load.memory, "memory")))
     if not all(texts) or not texts:
         raise RequestError("there is no text, or an empty one; give texts as arguments or as lines of standard input")
     vectors, n_tokens = interruptible(lambda cancel: _embed(job, texts, cancel))
@@ -105,15 +77,7 @@ def _embed(job: EmbedJob, texts: list[str], cancel: CancelToken) -> "tuple[NDArr
     from edgedec_apps.embedding import embed
 
     pooling = None if job.pooling is None else checked_value("pooling", Pooling, job.pooling)
-    flags = LoadFlags(
-        runtime=job.runtime,
-        context=job.context,
-        memory=job.memory,
-        threads=job.threads,
-        draft="off",
-        offline=job.offline,
-    )
-    with open_model(job.model, flags, OutputFlags(quiet=job.quiet), cancel, one_request=True) as engine:
+    with open_model(job.model, job.load.flags, OutputFlags(quiet=job.quiet), cancel, one_request=True) as engine:
         all_ids = [
             engine.cut_ids(text) if job.truncate else engine.prompt_ids(text, as_said=True, continued=False)
             for text in texts

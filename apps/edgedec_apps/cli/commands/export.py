@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Any
 
 from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.load_options import ResolveOptions
@@ -15,8 +15,9 @@ from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, stage
 from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.cli import completion
+from edgedec_apps.cli.declared import export_flag
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, option
+from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet
 from edgedec_apps.cli.shown.log import warnings_of
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json
@@ -24,7 +25,6 @@ from edgedec_apps.cli.wording import in_options
 from edgedec_apps.texts import adapter
 from edgedec_models.fetching.offline import offline_reason
 
-_EXPORT = "Export"
 _VALUES = {"to": ("onnx", "gguf"), "target": ("cpu", "npu"), "via": ("optimum", None)}
 
 
@@ -33,118 +33,59 @@ class ExportJob:
     """The arguments and options of `edgedec export`."""
 
     model: ModelName
-    to: Annotated[
-        str,
-        option(
-            "--to",
-            help="What to make: onnx, or gguf.",
-            metavar="FORMAT",
-            complete=completion.one_of("onnx", "gguf"),
-            panel=_EXPORT,
-        ),
-    ] = "onnx"
-    via: Annotated[
-        str | None,
-        option(
-            "--via",
-            help="onnx: optimum, for a Hugging Face checkpoint (a folder, or hf:OWNER/REPO) of another architecture.",
-            metavar="TOOL",
-            complete=completion.one_of("optimum"),
-            panel=_EXPORT,
-        ),
-    ] = None
-    target: Annotated[
-        str,
-        option(
-            "--target",
-            help="onnx: cpu, or npu for static graphs in 16 and 8 bits.",
-            metavar="DEVICE",
-            complete=completion.one_of("cpu", "npu"),
-            panel=_EXPORT,
-        ),
-    ] = "cpu"
-    out: Annotated[
-        Path | None,
-        option("--out", "-o", help="Folder or GGUF to make (default: here, NAME-onnx).", metavar="PATH", panel=_EXPORT),
-    ] = None
-    quant: Annotated[
-        str,
-        option(
-            "--quant",
-            help="onnx: exact keeps every weight; balanced and small round weights where that costs little.",
-            metavar="Q",
-            complete=completion.one_of("exact", "balanced", "small"),
-            panel=_EXPORT,
-        ),
-    ] = "exact"
-    kv: Annotated[
-        str,
-        option(
-            "--kv",
-            help="onnx: element type of the KV cache, f32 or int8.",
-            metavar="T",
-            complete=completion.one_of("f32", "int8"),
-            panel=_EXPORT,
-        ),
-    ] = "f32"
-    report: Annotated[
-        bool,
-        option("--report/--no-report", help="Measure the export against its source (default: yes).", panel=_EXPORT),
-    ] = True
-    type_name: Annotated[
-        str | None,
-        option(
-            "--type",
-            help="gguf: type of the weights, such as Q4_K_M, Q8_0, F16; of a draft head also by tensor (Q4_0,fc=Q8_0).",
-            metavar="TYPE",
-            complete=completion.exported_type,
-            panel=_EXPORT,
-        ),
-    ] = None
-    draft_for: Annotated[
-        str | None,
-        option(
-            "--for",
-            help="gguf of a draft head: the model that it belongs to.",
-            metavar="MODEL",
-            complete=completion.any_model,
-            panel=_EXPORT,
-        ),
-    ] = None
-    own_output: Annotated[
-        bool,
-        option(
-            "--own-output",
-            help="gguf of a draft head: copy the output rows that it borrows, so that llama.cpp uses its short list.",
-            panel=_EXPORT,
-        ),
-    ] = False
-    vocabulary: Annotated[
-        int | None,
-        option(
-            "--vocabulary",
-            help="gguf of a draft head: keep only the first N tokens of its list.",
-            metavar="N",
-            panel=_EXPORT,
-        ),
-    ] = None
-    layers: Annotated[
-        str | None,
-        option("--layers", help="gguf: keep so many layers, or a list (0-13,20-27).", metavar="LIST", panel=_EXPORT),
-    ] = None
-    lora: Annotated[
-        list[str] | None,
-        option(
-            "--lora",
-            help="gguf: a LoRA adapter to merge into the weights, perhaps with its scale. Repeatable.",
-            metavar="FILE[=SCALE]",
-            panel=_EXPORT,
-        ),
-    ] = None
-    allow_requantize: Annotated[
-        bool, option("--allow-requantize", help="gguf: also quantize weights that are quantized.", panel=_EXPORT)
-    ] = False
-    force: Annotated[bool, option("--force", help="Replace an earlier export.", panel=_EXPORT)] = False
+    to: str = export_flag(
+        "--to FORMAT", "What to make: onnx, or gguf.", "onnx", complete=completion.one_of("onnx", "gguf")
+    )
+    via: str | None = export_flag(
+        "--via TOOL",
+        "onnx: optimum, for a Hugging Face checkpoint (a folder, or hf:OWNER/REPO) of another architecture.",
+        complete=completion.one_of("optimum"),
+    )
+    target: str = export_flag(
+        "--target DEVICE",
+        "onnx: cpu, or npu for static graphs in 16 and 8 bits.",
+        "cpu",
+        complete=completion.one_of("cpu", "npu"),
+    )
+    out: Path | None = export_flag("--out -o PATH", "Folder or GGUF to make (default: here, NAME-onnx).")
+    quant: str = export_flag(
+        "--quant Q",
+        "onnx: exact keeps every weight; balanced and small round weights where that costs little.",
+        "exact",
+        complete=completion.one_of("exact", "balanced", "small"),
+    )
+    kv: str = export_flag(
+        "--kv T",
+        "onnx: element type of the KV cache, f32 or int8.",
+        "f32",
+        complete=completion.one_of("f32", "int8"),
+    )
+    report: bool = export_flag("--report/--no-report", "Measure the export against its source (default: yes).", True)
+    type_name: str | None = export_flag(
+        "--type TYPE",
+        "gguf: type of the weights, such as Q4_K_M, Q8_0, F16; of a draft head also by tensor (Q4_0,fc=Q8_0).",
+        complete=completion.exported_type,
+    )
+    draft_for: str | None = export_flag(
+        "--for MODEL",
+        "gguf of a draft head: the model that it belongs to.",
+        complete=completion.any_model,
+    )
+    own_output: bool = export_flag(
+        "--own-output",
+        "gguf of a draft head: copy the output rows that it borrows, so that llama.cpp uses its short list.",
+        False,
+    )
+    vocabulary: int | None = export_flag(
+        "--vocabulary N", "gguf of a draft head: keep only the first N tokens of its list."
+    )
+    layers: str | None = export_flag("--layers LIST", "gguf: keep so many layers, or a list (0-13,20-27).")
+    lora: list[str] | None = export_flag(
+        "--lora FILE[=SCALE]",
+        "gguf: a LoRA adapter to merge into the weights, perhaps with its scale. Repeatable.",
+    )
+    allow_requantize: bool = export_flag("--allow-requantize", "gguf: also quantize weights that are quantized.", False)
+    force: bool = export_flag("--force", "Replace an earlier export.", False)
     offline: Offline = False
     as_json: AsJson = False
     quiet: Quiet = False
@@ -392,7 +333,7 @@ def _say_folder(document: dict[str, Any]) -> None:
 def _say_gguf(document: dict[str, Any]) -> None:
     size = format_bytes(document["bytes"])
     if "draft_for" in document:
-        used = f"edgedec run {document['draft_for']} --draft-head {document['file']}"
+        used = f"edgedec run {document['draft_for']} --draft-option head={document['file']}"
         say(one_line(f"{document['file']}: {size}, a draft head in {document['type']}; use it with: {used}"))
         return
     facts = ", ".join(str(fact) for fact in (size, document["type"], f"{document['n_layer']} layers") if fact)

@@ -4,12 +4,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from edgedec.errors import PromptTooLongError, RequestError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.declared import argument, prompt_option
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, Passages, prompt_option
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.prompt import find_documents, say_found
 from edgedec_apps.cli.shown.progress import ProgressLine
@@ -24,20 +23,24 @@ if TYPE_CHECKING:
 
 def command(
     model: ModelName,
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to look for.", show_default=False)],
+    question: Annotated[str, argument("QUESTION", "What to look for.")],
     *,
     file: Annotated[
-        Path | None,
-        prompt_option("--file", "-f", help="The text to quote from; - is standard input, the default.", metavar="FILE"),
+        Path | None, prompt_option("--file -f FILE", "The text to quote from; - is standard input, the default.")
     ] = None,
-    count: Annotated[
-        int, prompt_option("--count", help="How many quotations, 1 to 100.", metavar="N", least=1, most=100)
-    ] = 3,
+    count: Annotated[int, prompt_option("--count N", "How many quotations, 1 to 100.", least=1, most=100)] = 3,
     span_tokens: Annotated[
-        int,
-        prompt_option("--span-tokens", help="Most tokens of a quotation, 1 to 512.", metavar="N", least=1, most=512),
+        int, prompt_option("--span-tokens N", "Most tokens of a quotation, 1 to 512.", least=1, most=512)
     ] = 64,
-    passages: Passages = None,
+    passages: Annotated[
+        int | None,
+        prompt_option(
+            "--passages N",
+            "Most passages that are read of a text longer than the context (default: a quarter of the context).",
+            further=True,
+            least=1,
+        ),
+    ] = None,
     load: LoadFlags,
     output: OutputFlags,
 ) -> None:
@@ -102,14 +105,10 @@ def _without_drafts(load: LoadFlags) -> tuple[LoadFlags, list[str]]:
     """Return the options without those of drafting, and the names of those that were given."""
     given = {
         "--draft": load.draft not in ("auto", "off"),
-        "--draft-model": load.draft_model is not None,
-        "--draft-head": load.draft_head not in (None, "off"),
-        "--draft-overlap": load.draft_overlap,
-        "--draft-tree": load.draft_tree is not None,
-        "--draft-store": load.draft_store is not None,
+        "--draft-option": load.draft_option not in (None, ["head=off"]),
     }
-    off = replace(load, draft="off", draft_model=None, draft_head=None, draft_overlap=False, draft_tree=None)
-    return replace(off, draft_store=None), [name for name, is_given in given.items() if is_given]
+    off = replace(load, draft="off", draft_option=None)
+    return off, [name for name, is_given in given.items() if is_given]
 
 
 def _document(found: "Extraction", read: "Found | None", model: str) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _projector_facts(path: Path) -> Facts | None:
         ("layers", f"{header.n_layers}, of {header.embedding_length} numbers"),
         ("picture size", f"{header.image_size} pixels, in patches of {header.patch_size}"),
         ("file", f"{standing(path)}, {format_bytes(standing(path).stat().st_size)}"),
-        ("used by", "the model that it lies beside, or that names it (--mmproj)"),
+        ("used by", "the model that it lies beside, or that names it (--method pictures)"),
     ]
 
 

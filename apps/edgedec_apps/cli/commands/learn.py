@@ -4,15 +4,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from edgedec.errors import RequestError, StorageError, counted
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.progress import CancelToken
 from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.cli import completion
+from edgedec_apps.cli.declared import argument, model_option, option
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import AsJson, Offline, Quiet, model_option, option
+from edgedec_apps.cli.options import AsJson, Offline, Quiet
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_line
 
@@ -21,26 +20,19 @@ if TYPE_CHECKING:
 
 
 def command(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="PATH", help="Files, and folders of files.", show_default=False)
-    ] = None,
+    paths: Annotated[list[Path] | None, argument("PATH", "Files, and folders of files.")] = None,
     *,
     for_model: Annotated[
         str | None,
         model_option(
-            "--for",
-            help="The model that will write; models of the same vocabulary share what was learned.",
-            metavar="MODEL",
+            "--for MODEL",
+            "The model that will write; models of the same vocabulary share what was learned.",
             complete=completion.any_model,
         ),
     ] = None,
-    most: Annotated[
-        str, option("--most", help="Most bytes for a vocabulary, 8 a token.", metavar="SIZE", panel="Learning")
-    ] = "16MB",
-    listing: Annotated[bool, option("--list", help="List what was learned.", panel="Learning")] = False,
-    forget: Annotated[
-        bool, option("--forget", help="Forget the files at PATH, or everything.", panel="Learning")
-    ] = False,
+    most: Annotated[str, option("--most SIZE", "Most bytes for a vocabulary, 8 a token.", panel="Learning")] = "16MB",
+    listing: Annotated[bool, option("--list", "List what was learned.", panel="Learning")] = False,
+    forget: Annotated[bool, option("--forget", "Forget the files at PATH, or everything.", panel="Learning")] = False,
     offline: Offline = False,
     quiet: Quiet = False,
     as_json: AsJson = False,

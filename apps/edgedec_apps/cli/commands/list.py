@@ -10,7 +10,8 @@ from edgedec.errors import EdgedecError, counted
 from edgedec.gguf.places import standing
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.storage.cache_files import cache_folder
-from edgedec_apps.cli.options import AsJson, output_option
+from edgedec_apps.cli.declared import output_option
+from edgedec_apps.cli.options import AsJson
 from edgedec_apps.cli.reports.expectations import Expectation, of_entry
 from edgedec_apps.cli.reports.published_heads import head_document
 from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, write_paragraph, write_table
@@ -33,11 +34,10 @@ _LEGEND = (
 def command(
     *,
     every: Annotated[
-        bool, output_option("--all", help="Also the models of the catalogue that nobody has tried with edgedec.")
+        bool, output_option("--all", "Also the models of the catalogue that nobody has tried with edgedec.")
     ] = False,
     fits: Annotated[
-        str | None,
-        output_option("--fits", help="Only models that this much memory holds, such as 8GB.", metavar="SIZE"),
+        str | None, output_option("--fits SIZE", "Only models that this much memory holds, such as 8GB.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

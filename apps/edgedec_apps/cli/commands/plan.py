@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 from edgedec_apps.cli import completion
-from edgedec_apps.cli.options import AsJson, LoadFlags, ModelName, Quiet, model_option
+from edgedec_apps.cli.declared import model_option
+from edgedec_apps.cli.options import AsJson, LoadFlags, ModelName, Quiet
 
 
 def command(
@@ -12,32 +13,23 @@ def command(
     *,
     load: LoadFlags,
     parallel: Annotated[
-        int | None,
-        model_option("--parallel", help="As edgedec serve, with N requests at once (default: as run).", metavar="N"),
+        int | None, model_option("--parallel N", "As edgedec serve, with N requests at once (default: as run).")
     ] = None,
-    texts: Annotated[
-        int, model_option("--texts", help="As edgedec serve or run, with N texts of one prompt.", metavar="N")
-    ] = 1,
+    texts: Annotated[int, model_option("--texts N", "As edgedec serve or run, with N texts of one prompt.")] = 1,
     plot: Annotated[
-        Path | None,
-        model_option(
-            "--plot", help="Also draw the memory by term, as an SVG or a PNG (needs matplotlib).", metavar="FILE"
-        ),
+        Path | None, model_option("--plot FILE", "Also draw the memory by term, as an SVG or a PNG (needs matplotlib).")
     ] = None,
     machine: Annotated[
         str | None,
         model_option(
-            "--machine",
-            help="Plan for another machine, such as jetson-orin-nano-8gb (docs/memory.md lists them).",
-            metavar="NAME",
+            "--machine NAME",
+            "Plan for another machine, such as jetson-orin-nano-8gb (docs/memory.md lists them).",
             complete=completion.machine,
         ),
     ] = None,
     image: Annotated[
         list[Path] | None,
-        model_option(
-            "--image", "-i", help="Also show how many tokens this picture becomes. Repeatable.", metavar="FILE"
-        ),
+        model_option("--image -i FILE", "Also show how many tokens this picture becomes. Repeatable."),
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -12,8 +12,9 @@ from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec_apps.cli.declared import model_option
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet, model_option
+from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json
 from edgedec_models.resolve import pull
@@ -23,21 +24,19 @@ from edgedec_runtimes.tile_files.record import is_tiled
 def command(
     model: ModelName,
     *,
-    force: Annotated[
-        bool, model_option("--force", help="Check the files again, and download damaged ones anew.")
-    ] = False,
+    force: Annotated[bool, model_option("--force", "Check the files again, and download damaged ones anew.")] = False,
     keep_file: Annotated[
         bool | None,
         model_option(
             "--keep-file/--no-keep-file",
-            help="Keep the GGUF, for other programs, or let tiles take its place (default: as before, at first no).",
+            "Keep the GGUF, for other programs, or let tiles take its place (default: as before, at first no).",
         ),
     ] = None,
     head: Annotated[
         bool | None,
         model_option(
             "--head/--no-head",
-            help="Download the draft head that the catalogue has for the model (default: one that comes with it).",
+            "Download the draft head that the catalogue has for the model (default: one that comes with it).",
         ),
     ] = None,
     offline: Offline = False,

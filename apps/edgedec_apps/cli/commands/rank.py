@@ -6,24 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.declared import argument, flag
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import (
-    AsJson,
-    Context,
-    LoadFlags,
-    MemoryCap,
-    ModelName,
-    Offline,
-    OutputFlags,
-    Quiet,
-    RuntimeName,
-    Threads,
-    option,
-)
+from edgedec_apps.cli.options import AsJson, ModelName, OutputFlags, Quiet, UndraftedFlags
 from edgedec_apps.cli.prompt import argument_text, piped_lines
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_line
@@ -49,36 +36,19 @@ class RankJob:
     """The arguments and options of `edgedec rank`."""
 
     model: ModelName
-    query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="The question, or the words to look for.", show_default=False)
-    ]
+    query: Annotated[str, argument("QUERY", "The question, or the words to look for.")]
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="FILE...",
-            help="The documents, a file each. Without any, or for -, each line of standard input is one.",
-            show_default=False,
-        ),
+        argument("FILE...", "The documents, a file each. Without any, or for -, each line of standard input is one."),
     ] = None
-    lines: Annotated[
-        bool, option("--lines", help="Each line of a file is a document, not the file.", panel=_DOCUMENTS)
-    ] = False
-    document_tokens: Annotated[
-        int | None,
-        option("--document-tokens", help="Cut documents to their first N tokens.", metavar="N", panel=_DOCUMENTS),
-    ] = None
-    truncate: Annotated[
-        bool, option("--truncate", help="Cut documents that are longer than the context.", panel=_DOCUMENTS)
-    ] = False
-    top: Annotated[int | None, option("--top", help="Show only the best N.", metavar="N", panel=_DOCUMENTS)] = None
-    normalize: Annotated[
-        bool, option("--normalize", help="Scores from 0 to 1, whatever the model gives.", panel=_DOCUMENTS)
-    ] = False
-    runtime: RuntimeName = "auto"
-    context: Context = None
-    memory: MemoryCap = None
-    threads: Threads = None
-    offline: Offline = False
+    lines: bool = flag("--lines", "Each line of a file is a document, not the file.", False, panel=_DOCUMENTS)
+    document_tokens: int | None = flag(
+        "--document-tokens N", "Cut documents to their first N tokens.", panel=_DOCUMENTS
+    )
+    truncate: bool = flag("--truncate", "Cut documents that are longer than the context.", False, panel=_DOCUMENTS)
+    top: int | None = flag("--top N", "Show only the best N.", panel=_DOCUMENTS)
+    normalize: bool = flag("--normalize", "Scores from 0 to 1, whatever the model gives.", False, panel=_DOCUMENTS)
+    load: UndraftedFlags
     as_json: AsJson = False
     quiet: Quiet = False
 
@@ -95,7 +65,7 @@ def command(job: RankJob) -> None:
     if job.top is not None and job.top < 1:
         raise RequestError(f"--top is {job.top}; it must be 1 or more")
     query = argument_text(job.query, "the query") or ""
-    documents = _documents(job, None if job.memory is None else parse_size(job.memory, "memory"))
+    documents = _documents(job, None if job.load.memory is None else parse_size(job.load.memory, "memory"))
     if not documents:
         raise RequestError("there are no documents; name files, or pipe one document a line in")
     found = interruptible(lambda cancel: _rank(job, query, [each.text for each in documents], cancel))
@@ -143,16 +113,8 @@ def _rank(job: RankJob, query: str, documents: list[str], cancel: CancelToken) -
     from edgedec_apps.cli.opening import open_model
     from edgedec_apps.ranking import rank
 
-    flags = LoadFlags(
-        runtime=job.runtime,
-        context=job.context,
-        memory=job.memory,
-        threads=job.threads,
-        draft="off",
-        offline=job.offline,
-    )
     with (
-        open_model(job.model, flags, OutputFlags(quiet=job.quiet), cancel, one_request=True) as engine,
+        open_model(job.model, job.load.flags, OutputFlags(quiet=job.quiet), cancel, one_request=True) as engine,
         ProgressLine(quiet=job.quiet) as on_progress,
     ):
         cut = engine.n_ctx if job.truncate and job.document_tokens is None else job.document_tokens

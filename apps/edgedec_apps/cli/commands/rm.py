@@ -2,18 +2,14 @@
 
 from typing import Annotated
 
-import typer
-
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli import completion
+from edgedec_apps.cli.declared import argument
 from edgedec_apps.cli.shown.terminal import say
 
 
 def command(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="A name that edgedec list shows.", autocompletion=completion.stored_model),
-    ],
+    model: Annotated[str, argument("MODEL", "A name that edgedec list shows.", complete=completion.stored_model)],
 ) -> None:
     """Delete a model and its tiles from the cache, or a preset; files elsewhere are never deleted."""
     from edgedec_models.cache import remove

@@ -7,29 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from edgedec.errors import CancelledError, RequestError, RuntimeLostError, ScorerError
+from edgedec.errors import CancelledError, OptionError, RequestError, RuntimeLostError, ScorerError
 from edgedec.progress import CancelToken
-from edgedec_apps.cli import completion
 from edgedec_apps.cli.commands.chat import ChatJob, converse
+from edgedec_apps.cli.declared import argument, prompt_flag
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import (
-    KeepHistory,
-    LoadFlags,
-    ModelName,
-    OutputFlags,
-    Passages,
-    System,
-    SystemFile,
-    prompt_option,
-)
+from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System, ToolFlags
 from edgedec_apps.cli.output_files import require_writable, write_json_file
-from edgedec_apps.cli.pictures import picture_parts, pictures_document, pictures_lines, with_pictures
-from edgedec_apps.cli.preset_options import with_preset
-from edgedec_apps.cli.prompt import argument_text, find_documents, say_found, system_text
+from edgedec_apps.cli.pictures import picture_parts, pictures_document, pictures_lines, split_pictures, with_pictures
+from edgedec_apps.cli.prompt import argument_text, find_documents, say_found
 from edgedec_apps.cli.reports.memory_report import Held, held_by, held_document, held_line
-from edgedec_apps.cli.sampling_options import ChoiceFlags, SamplingFlags
+from edgedec_apps.cli.sampling_options import SamplingFlags
 from edgedec_apps.cli.shown.explain import sampling_line
 from edgedec_apps.cli.shown.log import telling_of_losses
 from edgedec_apps.cli.shown.progress import ProgressLine
@@ -43,18 +31,15 @@ from edgedec_apps.cli.shown.replies import (
 )
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_text
 from edgedec_apps.cli.shown.thoughts import OwnMarks, own_marks, with_thoughts
-from edgedec_apps.cli.tool_options import ToolFlags
 
 if TYPE_CHECKING:
-    from edgedec.api.best_text import BestOf
     from edgedec.api.engine import Engine
     from edgedec.chat import Message
     from edgedec.choosing.choice import ChosenText
-    from edgedec.choosing.search_by import SearchBy
     from edgedec.sequence import Generation
+    from edgedec_apps.cli.choice import Way
     from edgedec_apps.documents.files import Document
     from edgedec_apps.documents.search import Found
-    from edgedec_apps.refine import RefineBy
 
     Written = tuple[Generation, ...] | ChosenText
 
@@ -66,41 +51,23 @@ class RunJob:
     model: ModelName
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="PROMPT...",
-            help="The prompt, after the content of --file or of standard input. Several, each about that content, are "
+        argument(
+            "PROMPT...",
+            "The prompt, after the content of --file or of standard input. Several, each about that content, are "
             "answered one after another. Without any of these, a chat.",
         ),
     ] = None
-    file: Annotated[
-        list[Path] | None,
-        prompt_option(
-            "--file",
-            "-f",
-            help='A text or a PDF with the prompt, or with what it is about ("-": standard input). Repeatable.',
-            metavar="FILE",
-        ),
-    ] = None
-    embedding_model: Annotated[
-        str | None,
-        prompt_option(
-            "--embedding-model",
-            help="Search files that are longer than the context by this model's vectors, not by words.",
-            metavar="NAME",
-            complete=completion.any_model,
-            further=True,
-        ),
-    ] = None
-    passages: Passages = None
-    image: Annotated[
-        list[Path] | None,
-        prompt_option("--image", "-i", help="A picture that the prompt is about. Repeatable.", metavar="FILE"),
-    ] = None
-    raw: Annotated[bool, prompt_option("--raw", help="Continue the text, without the chat template.")] = False
+    file: list[Path] | None = prompt_flag(
+        "--file --image -f -i FILE",
+        'A text, a PDF or a picture that the prompt is about ("-": standard input). Repeatable.',
+    )
+    raw: bool = prompt_flag("--raw", "Continue the text, without the chat template.", False)
     system: System = None
-    system_file: SystemFile = None
-    history: KeepHistory = True
-    choice: ChoiceFlags
+    texts: str | None = prompt_flag(
+        "--texts -k N|auto",
+        "Write N texts of the prompt together, text k with the seed plus k. --method vote prints one of them, "
+        "and auto writes as many as that needs.",
+    )
     load: LoadFlags
     sampling: SamplingFlags
     output: OutputFlags
@@ -113,20 +80,20 @@ def command(job: RunJob) -> None:
     that is longer than the context, the passages that match PROMPT best are read. At a terminal, without a prompt, it
     becomes a chat.
     """
-    asked = _Asked.of(job)
-    given = system_text(job.system, job.system_file)
-    sampling, system = with_preset(job.model, job.sampling, given)
-    job = replace(job, sampling=sampling, system=None if job.raw and given is None else system)
+    from edgedec_apps.cli.methods import asked_methods
+
+    files, images = split_pictures(job.file or ())
+    asked = _Asked.of(job, files)
     if asked is not None:
-        _run_prompt(job, asked)
-    elif job.image:
+        _run_prompt(job, asked, images)
+    elif images:
         raise RequestError("--image needs a prompt; give one, or pipe it in (in a chat, /image attaches pictures)")
-    elif job.choice != ChoiceFlags():
-        raise RequestError("--texts, --choose, --search and --refine need a prompt; give one, or pipe it in")
+    elif job.texts is not None or asked_methods(job.load.method, "prompt"):
+        raise RequestError("--texts and this --method need a prompt; give one, or pipe it in")
     elif job.raw:
         raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
     else:
-        converse(ChatJob(job.model, job.system, job.load, job.sampling, job.output, job.history, ToolFlags()))
+        converse(ChatJob(job.model, job.system, job.load, job.sampling, job.output, True, ToolFlags()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +104,16 @@ class _Asked:
     documents: "Sequence[Document]"
 
     @classmethod
-    def of(cls, job: RunJob) -> "_Asked | None":
+    def of(cls, job: RunJob, files: Sequence[Path]) -> "_Asked | None":
         """Return what is asked; None for a chat, at a terminal without a prompt (raises as find_documents)."""
         prompts = [argument_text(prompt, "the prompt") for prompt in job.prompt or []]
-        if len(prompts) > 1 and job.file is None and sys.stdin.isatty():
+        if len(prompts) > 1 and not files and sys.stdin.isatty():
             raise RequestError("several prompts need --file; put a prompt of several words in quotation marks")
-        documents = find_documents(job.file or [], job.load.memory, quiet=job.output.quiet)
+        documents = find_documents(files, job.load.memory, quiet=job.output.quiet)
         return None if documents is None and not prompts else cls(prompts or [None], documents or [])
 
 
-def _run_prompt(job: RunJob, asked: _Asked) -> None:
+def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
     """Load the model, answer, and print the texts and reports.
 
     Raises:
@@ -155,26 +122,33 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
         NotPassedError: No text passed the check; the best one is printed.
         EdgedecError: As edgedec.load and Engine.stream.
     """
-    from edgedec_apps.cli.opening import keep_learned, open_model, sampling_options
-    from edgedec_apps.cli.sampling_options import grammar_options
+    from edgedec_apps.cli.methods import asked_methods, values_of, without_stages
+    from edgedec_apps.cli.opening import keep_learned, open_model, text_options_of
 
-    _require_complete(job, asked)
-    require_writable(job.output.json_out)
+    methods = asked_methods(job.load.method, "prompt")
     way, n_texts = None, 1
-    if job.choice != ChoiceFlags():
+    if methods or job.texts is not None:
         from edgedec_apps.cli.choice import n_texts_of, way_of
 
-        way = way_of(job.choice)
-        n_texts = n_texts_of(way, job.choice)
-    grammar = grammar_options(job.sampling)
-    options = sampling_options(job.sampling) | grammar
-    writing = _Writing(job, asked, way, n_texts, options, picture_parts(job.image or []))
+        way = way_of(methods, job.texts)
+        n_texts = n_texts_of(way, job.texts)
+    asked_by_name = values_of(methods)
+    refines, reading = "refine" in asked_by_name, asked_by_name.get("passages", {})
+    given = argument_text(job.system, "--system")
+    options, system = text_options_of(job.model, job.load, job.sampling, given)
+    job = replace(job, system=None if job.raw and given is None else system)
+    _require_complete(job, asked, images=bool(images), refines=refines)
+    require_writable(job.output.json_out)
+    if (n_passages := reading.get("n", 1)) < 1:
+        raise OptionError("--method passages:n", n_passages, "it must be at least 1")
+    writing = _Writing(job, asked, way, n_texts, options, picture_parts(images), reading)
+    load = replace(job.load, method=without_stages(job.load.method, "text", "prompt"))
     answers: list[_Answer] = []
 
     def work(cancel: CancelToken) -> bool:
-        plan: dict[str, Any] = {"n_texts": n_texts, "grammars": bool(grammar), "keeps_prompts": True}
+        plan: dict[str, Any] = {"n_texts": n_texts, "grammars": "grammar" in options, "keeps_prompts": True}
         one = len(asked.questions) == 1
-        with open_model(job.model, job.load, job.output, cancel, one_request=one, **plan) as engine:
+        with open_model(job.model, load, job.output, cancel, one_request=one, **plan) as engine:
             _answer_all(engine, writing, answers, cancel)
             keep_learned(job.model, engine)
             return cancel.cancelled
@@ -193,7 +167,7 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
     for text in [text for answer in answers for text in answer.shown]:
         if error := cut_text(text):
             raise error
-    if job.choice.refine is not None:
+    if refines:
         from edgedec_apps.cli.choice import require_passed
 
         require_passed(answer.found for answer in answers)
@@ -201,27 +175,32 @@ def _run_prompt(job: RunJob, asked: _Asked) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """How texts are written: the command, what is asked, how one is chosen, how many, their options, and pictures."""
+    """How texts are written: the command, what is asked, how one is chosen, how many, their options, pictures, and how
+    long documents are read.
+    """
 
     job: RunJob
     asked: _Asked
-    way: "BestOf | SearchBy | RefineBy | None"
+    way: "Way | None"
     n_texts: int
     options: dict[str, Any]
     pictures: list[dict[str, Any]]
+    reading: dict[str, Any]
 
 
 def _answer_all(engine: "Engine", writing: _Writing, answers: "list[_Answer]", cancel: CancelToken) -> None:
     """Answer the questions one after another, and append the answers; what was printed of one is not taken back."""
-    job, questions, pictures = writing.job, writing.asked.questions, writing.pictures
+    job, questions = writing.job, writing.asked.questions
     for number, question in enumerate(questions, 1):
         if len(questions) > 1 and not job.output.as_json:
             write_text(f"--- question {number} of {len(questions)}: {one_line(question or '')} ---\n")
         progress = ProgressLine(quiet=job.output.quiet)
         with progress as on_progress:
             options = writing.options | {"cancel": cancel, "on_progress": on_progress}
-            given, read = _prompt(engine, job, writing.asked.documents, question, pictures, options)
-            seen = [] if isinstance(given, str) or not pictures else pictures_document(engine.mark_pictures, given)
+            given, read = _prompt(engine, writing, question, options)
+            seen = (
+                [] if isinstance(given, str) or not writing.pictures else pictures_document(engine.mark_pictures, given)
+            )
             found = _written(engine, job, given, writing.way, writing.n_texts, options, progress)
         sampled = sampling_line(engine, writing.options)
         answers.append(_Answer(found, _About(job.model, held_by(engine), sampled, seen, question, read)))
@@ -230,13 +209,15 @@ def _answer_all(engine: "Engine", writing: _Writing, answers: "list[_Answer]", c
             return
 
 
-def _require_complete(job: RunJob, asked: _Asked) -> None:
+def _require_complete(job: RunJob, asked: _Asked, *, images: bool, refines: bool) -> None:
     """Raise RequestError where options exclude each other, or a prompt is empty."""
     if job.raw and job.system is not None:
         raise RequestError("--system needs the chat template; leave out --raw")
-    if job.raw and job.choice.refine is not None:
-        raise RequestError("--refine needs the chat template, to show the model what the check said; leave out --raw")
-    if job.raw and job.image:
+    if job.raw and refines:
+        raise RequestError(
+            "--method refine needs the chat template, to show the model what the check said; leave out --raw"
+        )
+    if job.raw and images:
         raise RequestError("--image needs the chat template; leave out --raw")
     texts = [document.text for document in asked.documents]
     if not job.raw and not all("".join([*texts, question or ""]).strip() for question in asked.questions):
@@ -247,7 +228,7 @@ def _written(
     engine: "Engine",
     job: RunJob,
     prompt: "str | list[Message]",
-    way: "BestOf | SearchBy | RefineBy | None",
+    way: "Way | None",
     n: int,
     options: dict[str, Any],
     progress: ProgressLine,
@@ -286,17 +267,13 @@ def _written(
 
 
 def _prompt(
-    engine: "Engine",
-    job: RunJob,
-    documents: "Sequence[Document]",
-    question: str | None,
-    pictures: list[dict[str, Any]],
-    options: dict[str, Any],
+    engine: "Engine", writing: _Writing, question: str | None, options: dict[str, Any]
 ) -> "tuple[str | list[Message], Found | None]":
     """Return the messages for the chat template, and what was searched for them.
 
     With --raw, or for a model that has no template, it is the text to continue instead of messages.
     """
+    job, documents, pictures = writing.job, writing.asked.documents, writing.pictures
     if not job.raw and engine.can_chat:
         system = [{"role": "system", "content": job.system}] if job.system is not None else []
         text, found = question or "", None
@@ -310,8 +287,8 @@ def _prompt(
                 system,
                 n_answer=options.get("max_tokens") or ANSWER,
                 named=len(documents) > 1,
-                rank=rank_by_model(job.embedding_model, job.load, job.output),
-                n_passages=job.passages,
+                rank=rank_by_model(writing.reading.get("model"), job.load, job.output),
+                n_passages=writing.reading.get("n"),
             )
             text, found = asking.about(documents, question, options["cancel"], options["on_progress"])
             if found is not None and not job.output.quiet:

@@ -3,13 +3,12 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.commands.list import billions
+from edgedec_apps.cli.declared import argument, output_option
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import AsJson, Offline, Quiet, output_option
+from edgedec_apps.cli.options import AsJson, Offline, Quiet
 from edgedec_apps.cli.shown.progress import shown
 from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, write_paragraph, write_table
 from edgedec_models.catalogue import Entry, load_catalogue
@@ -21,11 +20,9 @@ _HEADINGS, _DOWNLOADS = ("NAME", "PARAMETERS", "MEMORY", "DOWNLOADS", "LICENCE",
 
 
 def command(
-    words: Annotated[
-        list[str], typer.Argument(metavar="WORDS...", help="Words that the name has.", show_default=False)
-    ],
+    words: Annotated[list[str], argument("WORDS...", "Words that the name has.")],
     *,
-    limit: Annotated[int, output_option("--limit", help="Most results of the hub, 1 to 100.", metavar="N")] = 20,
+    limit: Annotated[int, output_option("--limit N", "Most results of the hub, 1 to 100.")] = 20,
     offline: Offline = False,
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -7,18 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from edgedec.errors import CancelledError, RequestError
 from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.cli import completion
+from edgedec_apps.cli.declared import argument, output_flag, server_flag
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
-from edgedec_apps.cli.options import LoadFlags, Quiet, option, output_option
+from edgedec_apps.cli.options import LoadFlags, Quiet, ToolFlags
 from edgedec_apps.cli.shown.log import show_log, telling_of_losses, warnings_of
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say
-from edgedec_apps.cli.tool_options import ToolFlags
 
 if TYPE_CHECKING:
     from edgedec_apps.server.core.service import OfferedTools, Service
@@ -26,156 +24,68 @@ if TYPE_CHECKING:
     from edgedec_apps.server.shelf.opener import Opener
     from edgedec_apps.tools.configuration import Server
 
-_SERVER = "Server"
-# The options that are for one model: models that are loaded on demand don't have them.
-_OF_NAMED = LoadFlags()
-_ON_DEMAND = {
-    name: getattr(_OF_NAMED, name)
-    for name in (
-        *("layer_skip", "layer_skip_force", "draft_model", "draft_head", "lora", "draft_overlap", "draft_store"),
-        *("small_model", "entropy", "entropy_force", "mmproj", "chat_template"),
-        *("prompt_keep", "prompt_keep_model"),
-    )
-} | {"offline": True}
-
 
 @dataclass(frozen=True)
 class ServeFlags:
     """The options of the server."""
 
-    host: Annotated[str, option("--host", help="The address to listen on.", metavar="HOST", panel=_SERVER)] = (
-        "127.0.0.1"
+    host: str = server_flag("--host HOST", "The address to listen on.", "127.0.0.1")
+    port: int = server_flag("--port N", "The port; 0 takes a free one.", 8080)
+    api_key: str | None = server_flag(
+        "--api-key KEY",
+        "The key that requests must have; its variable is safer, as process lists show options.",
     )
-    port: Annotated[int, option("--port", help="The port; 0 takes a free one.", metavar="N", panel=_SERVER)] = 8080
-    api_key: Annotated[
-        str | None,
-        option(
-            "--api-key",
-            help="The key that requests must have; its variable is safer, as process lists show options.",
-            metavar="KEY",
-            panel=_SERVER,
-        ),
-    ] = None
-    tls_cert: Annotated[
-        Path | None,
-        option(
-            "--tls-cert",
-            help="File of the certificate (PEM, with what signed it) to serve HTTPS with; needs --tls-key.",
-            metavar="FILE",
-            panel=_SERVER,
-        ),
-    ] = None
-    tls_key: Annotated[
-        Path | None, option("--tls-key", help="File of the certificate's key (PEM).", metavar="FILE", panel=_SERVER)
-    ] = None
-    no_auth: Annotated[
-        bool, option("--no-auth", help="Allow other machines to use the server without a key.", panel=_SERVER)
-    ] = False
-    cors: Annotated[
-        list[str] | None,
-        option(
-            "--cors", help="Web origin whose pages may use the server. Repeatable.", metavar="ORIGIN", panel=_SERVER
-        ),
-    ] = None
-    allow_host: Annotated[
-        list[str] | None,
-        option("--allow-host", help="Name that a Host header may have. Repeatable.", metavar="NAME", panel=_SERVER),
-    ] = None
-    alias: Annotated[
-        list[str] | None,
-        option(
-            "--alias", help="A further name of the first MODEL in requests. Repeatable.", metavar="NAME", panel=_SERVER
-        ),
-    ] = None
-    image_hosts: Annotated[
-        str | None,
-        option(
-            "--image-hosts",
-            help="Hosts from which pictures of requests may be fetched, by https (default: none).",
-            metavar="A.B,C.D",
-            panel=_SERVER,
-        ),
-    ] = None
-    check: Annotated[
-        list[str] | None,
-        option(
-            "--check",
-            help="A check that requests may name in `refine`, and the command that it runs. Repeatable.",
-            metavar="NAME=COMMAND",
-            panel=_SERVER,
-        ),
-    ] = None
-    keep_alive: Annotated[
-        str,
-        option(
-            "--keep-alive",
-            help="How long a model that is no MODEL above stays loaded without requests: 30s, 5m, -1 for ever.",
-            metavar="TIME",
-            panel=_SERVER,
-        ),
-    ] = "5m"
-    parallel: Annotated[
-        int, option("--parallel", help="Most requests of a model that run at once.", metavar="N", panel=_SERVER)
-    ] = 1
-    texts: Annotated[
-        int,
-        option(
-            "--texts",
-            help="Texts of one prompt (n, best_of), each as long as the context, that --memory keeps room for.",
-            metavar="N",
-            panel=_SERVER,
-        ),
-    ] = 1
-    queue: Annotated[
-        int,
-        option(
-            "--queue",
-            help="Most requests of a model that wait; further ones are answered with 429.",
-            metavar="N",
-            panel=_SERVER,
-        ),
-    ] = 16
-    timeout: Annotated[
-        float, option("--timeout", help="Most seconds of a request, including its wait.", metavar="X", panel=_SERVER)
-    ] = 600.0
-    max_body: Annotated[
-        str, option("--max-body", help="Most bytes of a request's body.", metavar="SIZE", panel=_SERVER)
-    ] = "8MB"
-    header_timeout: Annotated[
-        float,
-        option(
-            "--header-timeout", help="Most seconds until a request's header is complete.", metavar="X", panel=_SERVER
-        ),
-    ] = 10.0
-    body_timeout: Annotated[
-        float,
-        option("--body-timeout", help="Most seconds until a request's body is complete.", metavar="X", panel=_SERVER),
-    ] = 30.0
-    connections: Annotated[
-        int,
-        option(
-            "--connections",
-            help="Most connections; beyond them, connections without a request are closed.",
-            metavar="N",
-            panel=_SERVER,
-        ),
-    ] = 512
-    per_address: Annotated[
-        int, option("--per-address", help="Most connections of one address.", metavar="N", panel=_SERVER)
-    ] = 256
+    tls_cert: Path | None = server_flag(
+        "--tls-cert FILE",
+        "File of the certificate (PEM, with what signed it) to serve HTTPS with; needs --tls-key.",
+    )
+    tls_key: Path | None = server_flag("--tls-key FILE", "File of the certificate's key (PEM).")
+    no_auth: bool = server_flag("--no-auth", "Allow other machines to use the server without a key.", False)
+    cors: list[str] | None = server_flag("--cors ORIGIN", "Web origin whose pages may use the server. Repeatable.")
+    allow_host: list[str] | None = server_flag("--allow-host NAME", "Name that a Host header may have. Repeatable.")
+    alias: list[str] | None = server_flag("--alias NAME", "A further name of the first MODEL in requests. Repeatable.")
+    image_hosts: str | None = server_flag(
+        "--image-hosts A.B,C.D",
+        "Hosts from which pictures of requests may be fetched, by https (default: none).",
+    )
+    check: list[str] | None = server_flag(
+        "--check NAME=COMMAND",
+        "A check that requests may name in `refine`, and the command that it runs. Repeatable.",
+    )
+    keep_alive: str = server_flag(
+        "--keep-alive TIME",
+        "How long a model that is no MODEL above stays loaded without requests: 30s, 5m, -1 for ever.",
+        "5m",
+    )
+    parallel: int = server_flag("--parallel N", "Most requests of a model that run at once.", 1)
+    texts: int = server_flag(
+        "--texts N",
+        "Texts of one prompt (n, best_of), each as long as the context, that --memory keeps room for.",
+        1,
+    )
+    queue: int = server_flag("--queue N", "Most requests of a model that wait; further ones are answered with 429.", 16)
+    timeout: float = server_flag("--timeout X", "Most seconds of a request, including its wait.", 600.0)
+    max_body: str = server_flag("--max-body SIZE", "Most bytes of a request's body.", "8MB")
+    header_timeout: float = server_flag(
+        "--header-timeout X", "Most seconds until a request's header is complete.", 10.0
+    )
+    body_timeout: float = server_flag("--body-timeout X", "Most seconds until a request's body is complete.", 30.0)
+    connections: int = server_flag(
+        "--connections N",
+        "Most connections; beyond them, connections without a request are closed.",
+        512,
+    )
+    per_address: int = server_flag("--per-address N", "Most connections of one address.", 256)
     quiet: Quiet = False
-    verbose: Annotated[
-        bool, output_option("--verbose", "-v", help="Print requests (never their texts) and the runtimes' log.")
-    ] = False
+    verbose: bool = output_flag("--verbose -v", "Print requests (never their texts) and the runtimes' log.", False)
 
 
 ModelNames = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[MODEL]...",
-        help="Models to load at the start, as many as fit together; all others on this machine are loaded on demand.",
-        show_default=False,
-        autocompletion=completion.any_model,
+    argument(
+        "[MODEL]...",
+        "Models to load at the start, as many as fit together; all others on this machine are loaded on demand.",
+        complete=completion.any_model,
     ),
 ]
 
@@ -253,6 +163,7 @@ def _offered(found: "tuple[Server, ...]", flags: ToolFlags) -> "Iterator[Offered
 
 def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "Settings":
     """Return the server's settings (RequestError where one is out of range, or is for one model and there are more)."""
+    from edgedec_apps.cli.draft_options import drafting_of, require_no_rule
     from edgedec_apps.cli.opening import room_bytes_of
     from edgedec_apps.server.core.settings import Settings
     from edgedec_apps.server.shelf.keep_alive import keep_seconds
@@ -260,8 +171,10 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
 
     if len(set(models)) != len(models):
         raise RequestError("a model is named twice; name each once")
-    if load.draft_store is not None and len(models) > 1:
-        raise RequestError("--draft-store is a file of one model; name one model, or leave it out")
+    drafting = drafting_of(load.draft_option)
+    require_no_rule(drafting)
+    if drafting.store is not None and len(models) > 1:
+        raise RequestError("--draft-option store is a file of one model; name one model, or leave it out")
     return Settings(
         models=models,
         host=flags.host,
@@ -308,6 +221,16 @@ def _checks(given: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def _on_demand(load: LoadFlags) -> LoadFlags:
+    """Return the options of models that are loaded on demand, without those that are for one model.
+
+    A context that slides, rules of denoising and options of all drafts stay.
+    """
+    methods = [text for text in load.method or () if text.partition(":")[0] in ("slide", "diffusion")]
+    drafts = [text for text in load.draft_option or () if text.partition("=")[0] in ("max", "tree", "numerics")]
+    return replace(load, method=methods, draft_option=drafts, lora=None, chat_template=None, offline=True)
+
+
 def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener":
     """Return what loads the models (EdgedecError where an option is out of range)."""
     from edgedec_apps.cli.opening import engine_options, serves_grammars
@@ -345,7 +268,7 @@ def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener
     return Opener(
         named=[named.recipe.model for named in Names(settings).served],
         options=options_of(load),
-        others=options_of(replace(load, **_ON_DEMAND)),
+        others=options_of(_on_demand(load)),
         request_bytes=settings.room_bytes,
         showing=showing,
         tell=tell,

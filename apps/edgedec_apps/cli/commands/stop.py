@@ -2,15 +2,14 @@
 
 from typing import Annotated
 
-import typer
-
+from edgedec_apps.cli.declared import argument
 from edgedec_apps.cli.options import Quiet
 from edgedec_apps.cli.server_client import Address, ask
 from edgedec_apps.cli.shown.terminal import one_line, say
 
 
 def command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A name that edgedec ps shows.", show_default=False)],
+    model: Annotated[str, argument("MODEL", "A name that edgedec ps shows.")],
     *,
     server: Address,
     quiet: Quiet = False,

@@ -2,19 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.declared import sampling_flag, training_flag
 from edgedec_apps.cli.interrupts import interruptible
-from edgedec_apps.cli.options import AsJson, JsonOut, ModelName, Offline, Quiet, Threads, option
+from edgedec_apps.cli.options import AsJson, JsonOut, ModelName, Offline, Quiet, Threads
 from edgedec_apps.cli.output_files import report, require_writable
-from edgedec_apps.cli.sampling_options import sampling_option
 from edgedec_apps.cli.shown.progress import ProgressLine
 
 if TYPE_CHECKING:
     from edgedec_export.training.train_drafter import Trained
-
-_TRAINING = "Training"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,101 +20,47 @@ class TrainJob:
     """The arguments and options of `edgedec train-drafter`."""
 
     model: ModelName
-    kind: Annotated[
-        Literal["head", "block", "model"],
-        option(
-            "--kind",
-            help="A head (cpu and onnx), one that drafts blocks, or a small model as a GGUF (every runtime).",
-            panel=_TRAINING,
-        ),
-    ] = "head"
-    out: Annotated[
-        Path | None,
-        option(
-            "--out",
-            "-o",
-            help="The head's folder, or the model's GGUF (default: here, NAME-head or NAME-draft.gguf).",
-            metavar="PATH",
-            panel=_TRAINING,
-        ),
-    ] = None
-    layers: Annotated[
-        int | None,
-        option(
-            "--layers",
-            help="Layers of a small model (default: 4), or of a block head (default: 2).",
-            metavar="N",
-            panel=_TRAINING,
-        ),
-    ] = None
-    block: Annotated[
-        int | None,
-        option("--block", help="Tokens that a block drafts (default: 6 or 8, by MODEL).", metavar="N", panel=_TRAINING),
-    ] = None
-    rank: Annotated[
-        int | None,
-        option(
-            "--rank",
-            help="Rank by which a block's tokens heed the one before (default: 64 or 128, by MODEL).",
-            metavar="N",
-            panel=_TRAINING,
-        ),
-    ] = None
-    width: Annotated[
-        int | None,
-        option(
-            "--width",
-            help="Width of a small model's hidden states (default: a third of MODEL's).",
-            metavar="N",
-            panel=_TRAINING,
-        ),
-    ] = None
-    work: Annotated[
-        Path | None,
-        option(
-            "--work",
-            help="Folder of answers and checkpoints, which a later run goes on with (default: OUT.training).",
-            metavar="PATH",
-            panel=_TRAINING,
-        ),
-    ] = None
-    prompts: Annotated[
-        list[Path] | None,
-        option(
-            "--prompts",
-            help="Also train on these prompts: one a line, or JSON lines with turns; may be repeated.",
-            metavar="FILE",
-            panel=_TRAINING,
-        ),
-    ] = None
-    tokens: Annotated[
-        int, option("--tokens", help="Train on N tokens of the model's answers.", metavar="N", panel=_TRAINING)
-    ] = 500_000
-    answer_tokens: Annotated[
-        int, option("--answer-tokens", help="Most tokens of an answer.", metavar="N", panel=_TRAINING)
-    ] = 256
-    vocabulary: Annotated[
-        int | None,
-        option(
-            "--vocabulary",
-            help="Tokens that a head can draft, or a small model tells apart (default: those of most answers).",
-            metavar="N",
-            panel=_TRAINING,
-        ),
-    ] = None
-    passes: Annotated[
-        float, option("--passes", help="Learn from every answer X times at most.", metavar="X", panel=_TRAINING)
-    ] = 3.0
-    processes: Annotated[
-        int,
-        option(
-            "--processes",
-            help="Write answers in N processes, each with MODEL in memory: faster with many cores.",
-            metavar="N",
-            panel=_TRAINING,
-        ),
-    ] = 1
-    seed: Annotated[int, sampling_option("--seed", help="Same seed, same drafter.", metavar="N")] = 0
+    kind: Literal["head", "block", "model"] = training_flag(
+        "--kind",
+        "A head (cpu and onnx), one that drafts blocks, or a small model as a GGUF (every runtime).",
+        "head",
+    )
+    out: Path | None = training_flag(
+        "--out -o PATH",
+        "The head's folder, or the model's GGUF (default: here, NAME-head or NAME-draft.gguf).",
+    )
+    layers: int | None = training_flag(
+        "--layers N", "Layers of a small model (default: 4), or of a block head (default: 2)."
+    )
+    block: int | None = training_flag("--block N", "Tokens that a block drafts (default: 6 or 8, by MODEL).")
+    rank: int | None = training_flag(
+        "--rank N",
+        "Rank by which a block's tokens heed the one before (default: 64 or 128, by MODEL).",
+    )
+    width: int | None = training_flag(
+        "--width N", "Width of a small model's hidden states (default: a third of MODEL's)."
+    )
+    work: Path | None = training_flag(
+        "--work PATH",
+        "Folder of answers and checkpoints, which a later run goes on with (default: OUT.training).",
+    )
+    prompts: list[Path] | None = training_flag(
+        "--prompts FILE",
+        "Also train on these prompts: one a line, or JSON lines with turns; may be repeated.",
+    )
+    tokens: int = training_flag("--tokens N", "Train on N tokens of the model's answers.", 500_000)
+    answer_tokens: int = training_flag("--answer-tokens N", "Most tokens of an answer.", 256)
+    vocabulary: int | None = training_flag(
+        "--vocabulary N",
+        "Tokens that a head can draft, or a small model tells apart (default: those of most answers).",
+    )
+    passes: float = training_flag("--passes X", "Learn from every answer X times at most.", 3.0)
+    processes: int = training_flag(
+        "--processes N",
+        "Write answers in N processes, each with MODEL in memory: faster with many cores.",
+        1,
+    )
+    seed: int = sampling_flag("--seed N", "Same seed, same drafter.", 0)
     threads: Threads = None
     offline: Offline = False
     as_json: AsJson = False
@@ -127,9 +71,9 @@ class TrainJob:
 def command(job: TrainJob) -> None:
     """Train a drafter for a model on the model's own answers; the same command resumes.
 
-    A head is a small network that guesses the model's next tokens from its hidden states, on cpu and onnx. With
-    --kind block it guesses several tokens at once instead of one after the other. With --kind model it is a small model
-    of its own, which drafts on every runtime (--draft-model). MODEL writes prompts and answers itself, and the drafter
+    A head is a small network that guesses the model's next tokens from its hidden states, on cpu and onnx. With --kind
+    block it guesses several tokens at once instead of one after the other. With --kind model it is a small model of its
+    own, which drafts on every runtime (--draft-option model). MODEL writes prompts and answers itself, and the drafter
     learns to foresee the answers. Two cores need hours, a GPU minutes. Ctrl-C, or a crash, loses a minute at most: the
     same command goes on where it stopped. Training ends when the drafter no longer gets better on prompts that it does
     not learn from. MODEL is a GGUF that the cpu runtime runs.
@@ -209,5 +153,9 @@ def _lines(document: dict[str, Any]) -> list[str]:
         rows.append([kind, str(found["tokens"]), gained, chances, speed])
     tokens = f"{document['vocabulary']} tokens, {document['coverage']:.1%} of what the model writes"
     is_model = document["kind"] == "model"
-    use = f"--draft model --draft-model {document['out']}" if is_model else f"--draft-head {document['out']}"
+    use = (
+        f"--draft model --draft-option model={document['out']}"
+        if is_model
+        else f"--draft-option head={document['out']}"
+    )
     return [*columns(rows), "", f"{document['out']}: learned {tokens}", document["sentence"], f"use it with {use}"]

@@ -1,6 +1,6 @@
-"""edgedec tune-skip; its options are in edgedec_apps.evaluation.tune_job, and .tune_skip beside them searches."""
+"""edgedec tune-skip; its options are in edgedec_apps.evaluation.eval_job, and .tune_skip beside them searches."""
 
-from edgedec_apps.evaluation.tune_job import TuneJob
+from edgedec_apps.evaluation.eval_job import TuneJob
 
 
 def command(job: TuneJob) -> None:

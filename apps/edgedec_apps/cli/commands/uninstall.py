@@ -11,7 +11,8 @@ import typer
 
 from edgedec.errors import RequestError
 from edgedec.memory_plan import format_bytes
-from edgedec_apps.cli.options import AsJson, option
+from edgedec_apps.cli.declared import option
+from edgedec_apps.cli.options import AsJson
 from edgedec_apps.cli.shown.terminal import neutral, one_line, say, write_json, write_line
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ _deleting = partial(option, panel="Deleting")
 
 def command(
     *,
-    delete: Annotated[bool, _deleting("--delete", help="Delete what is listed, after a question.")] = False,
-    keep_models: Annotated[bool, _deleting("--keep-models", help="Models and draft heads are not deleted.")] = False,
-    yes: Annotated[bool, _deleting("--yes", "-y", help="Delete without a question.")] = False,
+    delete: Annotated[bool, _deleting("--delete", "Delete what is listed, after a question.")] = False,
+    keep_models: Annotated[bool, _deleting("--keep-models", "Models and draft heads are not deleted.")] = False,
+    yes: Annotated[bool, _deleting("--yes -y", "Delete without a question.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what edgedec keeps on this machine, delete it if asked to, and say how to remove the program.

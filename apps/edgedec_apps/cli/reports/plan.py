@@ -125,7 +125,9 @@ def _pictures(reader: PictureReader | None, images: Sequence[Path]) -> list[dict
     """Return name, size and tokens of pictures (RequestError where the model reads none, or not these)."""
     if reader is None:
         if images:
-            raise RequestError("the model reads no pictures: no mmproj*.gguf lies beside it; name it with --mmproj")
+            raise RequestError(
+                "the model reads no pictures: no mmproj*.gguf lies beside it; name it by --method pictures:FILE"
+            )
         return []
     try:
         return pictures_document(reader.mark, [{"role": "user", "content": picture_parts(images)}]) if images else []

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken
+from edgedec_apps.cli.draft_options import Drafting, drafting_of
 from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.method_keys import model_keys
+from edgedec_apps.cli.methods import asked_methods
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import say
@@ -30,15 +33,18 @@ def stand_ins(model: str, flags: LoadFlags, *, quiet: bool) -> Iterator[tuple[st
         EdgedecError: As model_or_stand_in.
     """
     with tempfile.TemporaryDirectory(prefix="edgedec-") as root:
-        folders = [Path(root, name) for name in ("model", "draft", "small", "reading")]
-        names = (model, flags.draft_model, flags.small_model, flags.prompt_keep_model)
-        here, draft, small, reading = (
-            None if name is None else _stand_in(name, flags, folder, quiet=quiet)
-            for name, folder in zip(names, folders, strict=True)
-        )
-        note = _NOTE if here is not None and Path(here).is_relative_to(root) else ""
-        found = replace(flags, draft_model=draft, small_model=small, prompt_keep_model=reading)
-        yield here or model, found, note
+        here = _stand_in(model, flags, Path(root, "model"), quiet=quiet)
+        drafts, methods = list(flags.draft_option or ()), list(flags.method or ())
+        if (draft := drafting_of(drafts).model) is not None:
+            drafts.append(f"model={_stand_in(str(draft), flags, Path(root, 'draft'), quiet=quiet)}")
+        for method, values in asked_methods(methods, "load").items():
+            for key in model_keys(method.keys or Drafting):
+                if (other := values.get(key)) is not None:
+                    path = _stand_in(str(other), flags, Path(root, method.name), quiet=quiet)
+                    methods.append(f'{method.name}:{key}="{path}"')
+        note = _NOTE if Path(here).is_relative_to(root) else ""
+        found = replace(flags, draft_option=drafts, method=methods)
+        yield here, found, note
 
 
 def _stand_in(model: str, flags: LoadFlags, folder: Path, *, quiet: bool) -> str:

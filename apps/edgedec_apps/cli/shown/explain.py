@@ -1,4 +1,4 @@
-"""What --explain and --explain-all print: what was drafted, verified and accepted, whether it helped, and why."""
+"""What --explain prints, and with --verbose: what was drafted, verified and accepted, whether it helped, and why."""
 
 import shutil
 import sys

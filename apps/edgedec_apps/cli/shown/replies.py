@@ -138,7 +138,7 @@ def summary(generation: "Generation") -> str:
     if stats.n_reused_tokens:
         parts.append(f"reused {stats.n_reused_tokens} of {counted(stats.n_prompt_tokens, 'prompt token')}")
     if repeats_itself(generation.text):
-        parts.append("the text repeats itself at its end; --repetition-penalty 1.1 may prevent that")
+        parts.append("the text repeats itself at its end; --penalty repetition=1.1 may prevent that")
     return " · ".join([*parts, *stats.notes])
 
 
@@ -163,7 +163,7 @@ def cut_text(generation: "Generation") -> CutTextError | None:
     n = len(generation.token_ids)
     return CutTextError(
         f"the text was cut after {n} tokens, before its grammar allowed an end, so it is not whole; allow more tokens "
-        "(--max-tokens, --context), or let edgedec close the text in time (--json-close)"
+        "(--max-tokens, --context), or let edgedec close the text in time (--method json-close)"
     )
 
 

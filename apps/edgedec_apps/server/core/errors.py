@@ -31,7 +31,7 @@ _TOO_LONG = "context_length_exceeded"  # OpenAI's code; its clients and Anthropi
 _ANTHROPIC_KINDS = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
 _OPTIONS = {
     "n_ctx": "--context",
-    "slide": "--slide",
+    "slide": "--method slide",
     "chat_template": "--chat-template",
     CUT_TEXT: "truncate of /api/embed",
     CUT_DOCUMENT: "truncate",

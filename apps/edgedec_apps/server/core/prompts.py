@@ -122,7 +122,9 @@ def _marked(
     except ApiError:
         raise
     except RequestError as error:
-        raise ApiError(error.naming({"projector": "--mmproj"}), code="invalid_image", param="messages") from error
+        raise ApiError(
+            error.naming({"projector": "--method pictures:projector"}), code="invalid_image", param="messages"
+        ) from error
 
 
 def _split_begun(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:

@@ -14,7 +14,7 @@ from edgedec.errors import ModelFormatError, PromptTooLongError, RequestError, S
 from edgedec_apps.cli.chat.files import load_messages, save_messages
 from edgedec_apps.cli.chat.typed_history import MOST_BYTES, TypedHistory
 
-SHORT = ("-t", "0", "-n", "3", "--ignore-end")
+SHORT = ("-t", "0", "-n", "3", "--method=ignore-end")
 KIND = ("--system", "Be kind.")
 
 
@@ -108,7 +108,7 @@ def test_options_are_set_from_a_pipe(model: Path) -> None:
 
     The conversation stays, with another system message too.
     """
-    chat = ("chat", model, "--ignore-end", "-q")
+    chat = ("chat", model, "--method=ignore-end", "-q")
     options = ("-n", "4", "-t", "0.9", "--seed", "5", "--top-k", "9", "--stop", "no such text")
     lines = ["max-tokens 4", "temperature 0.9", "seed 5", "top_k 9", "stop no such text", "ignore-end true"]
     by_lines = "".join(f"/set {line}\n" for line in lines)
@@ -141,7 +141,7 @@ def test_what_is_set_is_listed(model: Path) -> None:
         ("/set temperature -1", "--temperature is -1"),
         ("/set temperature hot", "--temperature is 'hot'"),
         ("/set max-tokens 2.5", "--max-tokens is 2.5"),
-        ("/set ignore-end maybe", "--ignore-end is 'maybe'"),
+        ("/set ignore-end maybe", "--method ignore-end is 'maybe'"),
         ("/set colour red", "/set knows no 'colour'; known: system, max-tokens, temperature"),
         ("/set logprobs 3", "/set knows no 'logprobs'"),
         ("/set markdown on", "markdown is for a terminal"),

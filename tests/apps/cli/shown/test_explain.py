@@ -100,13 +100,13 @@ def test_a_text_that_repeats_itself_to_its_end_is_told() -> None:
     """The same phrase or line at least eight times, list lines with other numbers too; else nothing."""
     for text in (*REPEATED, *VARIED):
         line = summary(Generation(text, (1, 2), "length", DecodeStats()))
-        assert ("the text repeats itself at its end; --repetition-penalty" in line) == (text in REPEATED), text
+        assert ("the text repeats itself at its end; --penalty repetition" in line) == (text in REPEATED), text
 
 
-def test_explain_and_explain_all(model: Path) -> None:
+def test_explain_and_all_of_it(model: Path) -> None:
     """Both name the sampling with where it comes from; the long form has the seed."""
     args = ("run", model, "Hello", "-n", "4", "-t", "0.5", "--seed", "7")
-    short, whole = (run_here(*args, option).err.splitlines() for option in ("--explain", "--explain-all"))
+    short, whole = (run_here(*args, *how).err.splitlines() for how in (("--explain",), ("--explain", "-v")))
     sampled = "  sampling: temperature 0.5 (options); top_p 0.95 (edgedec's defaults)"
     assert sampled in short
     assert sampled in whole

@@ -86,7 +86,7 @@ def test_a_file_gets_the_text_and_the_terminal_the_progress(model: Path, tmp_pat
     """While a text goes to a file, the terminal counts its tokens; what reads a pipe may write to the same terminal."""
     read, write = os.pipe()
     with (tmp_path / "text").open("wb") as file:
-        args = ("run", model, "Hello", "-n", "1900", "-t", "0", "--ignore-end", "--runtime", "reference")
+        args = ("run", model, "Hello", "-n", "1900", "-t", "0", "--method=ignore-end", "--runtime", "reference")
         with Terminal(*args, stdout=file if kind == "file" else write) as person:
             assert person.end() == 0
     os.close(write)
@@ -162,7 +162,7 @@ def test_comparing_two_runtimes_is_told(model: Path, tmp_path: Path, monkeypatch
 
 def test_text_that_is_not_shown_is_counted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --json nothing of the text is shown while it is made, so its tokens are counted; a pipe gets plain lines."""
-    args = ("run", model, "Hello", "-n", "10", "-t", "0", "--ignore-end")
+    args = ("run", model, "Hello", "-n", "10", "-t", "0", "--method=ignore-end")
     begun, *_, summary = run_here(*args, tells_progress=True).err.splitlines()
     assert begun == f"loading {model}"
     assert "10 tokens (length)" in summary

@@ -160,7 +160,7 @@ def test_a_plan_fits_80_columns(model: Path) -> None:
 
 def test_chat_at_a_terminal(model: Path) -> None:
     """A conversation: answers, every command, lines held together, Ctrl-C at the prompt, Ctrl-D."""
-    with Terminal("chat", model, "-n", "4", "-t", "0", "--ignore-end", "--system", "Be kind.") as person:
+    with Terminal("chat", model, "-n", "4", "-t", "0", "--method=ignore-end", "--system", "Be kind.") as person:
         person.expect("2048 tokens of context")
         person.expect(">>>")
         person.send("Hello\n")
@@ -224,7 +224,7 @@ def test_a_paste_of_several_lines_is_one_message(model: Path) -> None:
 
 def test_what_was_typed_comes_back_at_the_next_start(model: Path, cache: Path) -> None:
     """The arrow up finds a message of an earlier chat; --no-history keeps nothing, and the file is its owner's."""
-    chat = ("chat", model, "-n", "2", "-t", "0", "--ignore-end")
+    chat = ("chat", model, "-n", "2", "-t", "0", "--method=ignore-end")
     with Terminal(*chat) as person:
         person.expect(">>>")
         person.send("an earlier message\r")
@@ -326,7 +326,10 @@ def test_run_without_a_prompt_becomes_a_chat(model: Path) -> None:
 def test_a_chat_into_a_file_writes_answers_only(model: Path, tmp_path: Path) -> None:
     """With standard output in a file, the prompt is shown at the terminal and the file gets the answers."""
     file = tmp_path / "answers.txt"
-    with file.open("wb") as out, Terminal("chat", model, "-n", "3", "-t", "0", "--ignore-end", stdout=out) as person:
+    with (
+        file.open("wb") as out,
+        Terminal("chat", model, "-n", "3", "-t", "0", "--method=ignore-end", stdout=out) as person,
+    ):
         person.expect(">>>")
         person.send("Hello\n")
         person.expect("3 tokens")

@@ -92,7 +92,7 @@ def test_a_text_that_is_too_long_is_in_the_field_input(client: Any) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             client.embeddings.create(model="embed", input=["a", given])
         assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
-        assert "--slide" not in str(caught.value)
+        assert "--method slide" not in str(caught.value)
 
 
 def test_a_model_that_writes_is_asked_for_by_name(client: Any, ollama_client: Any, running: Running) -> None:
