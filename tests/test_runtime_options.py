@@ -47,7 +47,7 @@ def test_values_are_read_by_their_types(given: Mapping[str, object], expected: O
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"flag": "maybe"}, "flag is 'maybe'; it must be True or False"),
+        ({"flag": "maybe"}, "flag is 'maybe'; it must be yes or no"),
         ({"size": "many"}, "size is 'many'; it must be a whole number"),
         ({"size": True}, "size is True; it must be a whole number"),
         ({"seconds": "soon"}, "seconds is 'soon'; it must be a number"),
@@ -63,7 +63,10 @@ def test_other_values_are_refused(given: Mapping[str, object], words: str) -> No
 
 def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
     """The error lists those that there are; of a runtime without options of its own it says that."""
-    with pytest.raises(RequestError, match="the runtime has no option 'flags'; its own are flag, wish, size, seconds"):
+    with pytest.raises(
+        RequestError,
+        match="the runtime has no option 'flags'; did you mean flag\\?; its own are flag, wish, size, seconds",
+    ):
         read_options(Options, {"flags": True}, "the runtime")
     with pytest.raises(RequestError, match=r"^the runtime has no option 'flags'; leave it out"):
         read_options(NoOptions, {"flags": True}, "the runtime")

@@ -67,8 +67,8 @@ class LoadFlags:
     )
     draft_option: list[str] | None = model_flag(
         "--draft-option KEY=VALUE",
-        "How drafts are made: model=NAME for a smaller model that drafts, max=N, and others that edgedec "
-        "methods lists. Repeatable.",
+        "How drafts are made: model=NAME for a smaller model, max=N tokens, and more that edgedec methods "
+        "lists. Repeatable.",
         complete=completion.draft_option,
     )
     method: list[str] | None = model_flag(
