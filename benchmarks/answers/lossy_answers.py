@@ -2,7 +2,7 @@
 
     python benchmarks/answers/lossy_answers.py qwen2.5-coder-0.5b --prompts prompts.jsonl --count 6 --max-tokens 320
 
-Every prompt is answered greedily by the whole model, then with each `--layer-skip`. The script counts the answers
+Every prompt is answered greedily by the whole model, then with each `layer-skip`. The script counts the answers
 whose last number is the whole model's, among those that the whole model finished within the tokens allowed, and the
 tokens up to the first that differs. Ends with one line of JSON.
 """

@@ -1,4 +1,4 @@
-"""Measure what `--prompt-keep` does to answers about long documents, and to the time before the first token.
+"""Measure what `--method prompt-keep` does to answers about long documents, and to the time before the first token.
 
     python benchmarks/answers/prompt_keep.py qwen2.5-coder-1.5b --keeps 1 0.2 0.3 0.5 --tokens 8000 --count 40 \
         --work FILE.jsonl --json-out FILE.json

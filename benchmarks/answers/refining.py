@@ -1,13 +1,13 @@
-"""Measure what several texts, checks and `--refine` do to answers, by kind of task: the table of better-answers.md.
+"""Measure what several texts, checks and `refine` do to answers, by kind of task: the table of better-answers.md.
 
     python benchmarks/answers/refining.py run qwen2.5-coder-1.5b --kind functions --tasks 40 --out FILE.jsonl
     python benchmarks/answers/refining.py table FILE.jsonl [FILE.jsonl ...] --json-out FILE
 
 `run` solves each task in turn greedily (JSON also by a schema that knows keys and types), by 8 texts (the likeliest of
-the first 4, the vote of 8 and the best of 8 by a check are chosen among them), and by `--refine 4 --texts 9`, where
+the first 4, the vote of 8 and the best of 8 by a check are chosen among them), and by `refine:CHECK,n=4`, where
 there is a check. The checks know no answer: the public tests of functions, and the keys, types and words of JSON. `run`
 adds a line a task and way and skips what FILE has, so it can be interrupted; --seconds ends it in time. `table` looks
-at `--refine` after 5 texts, too, as they begin alike. The time is CPU seconds of the process's one
+at `refine` after 5 texts, too, as they begin alike. The time is CPU seconds of the process's one
 thread, which other work on the machine changes little.
 """
 

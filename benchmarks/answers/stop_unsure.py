@@ -1,4 +1,4 @@
-"""Fit and judge the chance that a token of a completion is right, which `--stop-unsure` ends texts by.
+"""Fit and judge the chance that a token of a completion is right, which `--method stop-unsure` ends texts by.
 
     python benchmarks/answers/stop_unsure.py read qwen2.5-coder-0.5b --work FOLDER  (for each model; goes on if stopped)
     python benchmarks/answers/stop_unsure.py fit --work FOLDER --json-out benchmarks/results/stop_unsure.json

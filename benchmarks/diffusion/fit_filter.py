@@ -1,4 +1,4 @@
-"""Fit the filter of `--denoise learned:FILE` for a model of blocks: which positions have their last token already.
+"""Fit the filter of `diffusion:learned:FILE` for a model of blocks: which positions have their last token already.
 
     python benchmarks/diffusion/fit_filter.py small.gguf filter.json
 

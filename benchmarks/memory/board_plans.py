@@ -18,6 +18,7 @@ Plan = Callable[[str], dict[str, Any]]
 """Returns the document of `edgedec plan` for its arguments, the model's name first."""
 
 _SMALL, _MIDDLE, _LARGE = "smollm2-135m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
+_DRAFTS = f"--draft-option model={_MIDDLE}"
 _PI = [f"raspberry-pi-{name}" for name in ("zero-2", "3", "4-2gb")]
 _JETSON = ["jetson-orin-nano-4gb", "jetson-orin-nano-8gb"]
 
@@ -25,7 +26,7 @@ _JETSON = ["jetson-orin-nano-4gb", "jetson-orin-nano-8gb"]
 def tables(plan: Plan, *, only_llamacpp: bool | None = None) -> Iterator[tuple[str, str]]:
     """Yield the table of each page; those of the llamacpp runtime, which need its library, or the others, or all."""
     if only_llamacpp is not False:
-        yield "apps/jetson/README.md", _table(_JETSON, [(_LARGE, ""), (_LARGE, f"--draft-model {_MIDDLE}")], plan)
+        yield "apps/jetson/README.md", _table(_JETSON, [(_LARGE, ""), (_LARGE, _DRAFTS)], plan)
     if only_llamacpp:
         return
     yield "docs/which-model.md", _table(_PI, [(name, "") for name in (_SMALL, _MIDDLE, _LARGE)], plan)

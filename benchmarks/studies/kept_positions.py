@@ -1,4 +1,4 @@
-"""Which positions the tokens that `--prompt-keep` reads should have: those of the whole prompt, or their own places.
+"""Which positions the tokens that `prompt-keep` reads should have: those of the whole prompt, or their own places.
 
     python benchmarks/studies/kept_positions.py smollm2-135m --tokens 2000 --count 40 --keep 0.3 --json-out FILE
 

@@ -157,9 +157,6 @@ class Text:
     times: list[float] = field(default_factory=lambda: [0.0])
 
 
-Make = Callable[..., Any]
-
-
 @dataclass(slots=True)
 class Case:
     """A row of the grid."""
@@ -172,7 +169,7 @@ class Case:
     at_load: dict[int, float]
 
 
-def write(case: Case, make: Make | None) -> list[list[float]]:
+def write(case: Case, make: Callable[..., Any] | None) -> list[list[float]]:
     """Write all texts, and return when each of their tokens came, in seconds since its text began."""
     clock, machine = Clock(), case.machine
     common, lock, records, times = CostCurve(case.at_load), Lock(), dict[str, DrafterRecord](), list[list[float]]()
@@ -201,7 +198,7 @@ def opened(  # what one text shares with the others is named one by one
     records: dict[str, DrafterRecord],
     clock: Clock,
     looks: list[int],
-    make: Make | None,
+    make: Callable[..., Any] | None,
 ) -> Text:
     """Return a text with its drafters, as drafter_set opens them."""
     session = SimpleNamespace(shared=SharedForward(1.0, case.n_together, case.n_together))
@@ -269,7 +266,7 @@ def step(live: Sequence[Text], machine: Machine, clock: Clock, looks: list[int],
         text.times += [clock.now - begun] * (text.n - len(text.times))
 
 
-def judged(case: Case, make: Make | None) -> tuple[float, float]:
+def judged(case: Case, make: Callable[..., Any] | None) -> tuple[float, float]:
     """Return the gain and the worst of a row; where one text is written at a time, of five orders of the texts."""
     plain, times, turned = list[list[float]](), list[list[float]](), case.recorded
     for _ in range(5 if case.n_together == 1 else 1):

@@ -41,7 +41,7 @@ def test_a_head_is_exported(head: Path, target: Path, tmp_path: Path) -> None:
     out = tmp_path / "m.head.gguf"
     done = run_here("export", str(head), "--to", "gguf", "--for", str(target), "-o", str(out), "--type", "Q8_0,q=F16")
     assert done.code == 0, done.err
-    assert f"edgedec run {target} --draft-head {out}" in " ".join(done.err.split())
+    assert f"edgedec run {target} --draft-option head={out}" in " ".join(done.err.split())
     found = load_head(out)
     assert (found.tensors["q"].type.name, found.tensors["fc"].type.name) == ("F16", "Q8_0")
     assert found.card == load_head(head).card

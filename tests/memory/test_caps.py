@@ -21,8 +21,8 @@ pytestmark = [
 def run(model: Path, cap: int, out: Path, cache: Path | str) -> Result:
     """Read 128 tokens and generate 24 in a context of 512, on the cpu runtime."""
     return run_process(
-        *("run", model, "river " * 128, "--raw", "--ignore-end", "-n", "24", "-t", "0", "-c", "512", "--quiet"),
-        *("--runtime", "cpu", "--memory", str(cap), "--json-out", out),
+        *("run", model, "river " * 128, "--raw", "--method", "ignore-end", "-n", "24", "-t", "0", "-c", "512"),
+        *("--quiet", "--runtime", "cpu", "--memory", str(cap), "--json-out", out),
         env={"EDGEDEC_CACHE": str(cache)},
     )
 

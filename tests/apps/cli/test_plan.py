@@ -100,7 +100,7 @@ def test_what_was_asked_for_by_name_is_not_given_up(tiny: Path) -> None:
         (100_000, {}),
         (100_000, {"draft": "off", "context": 300}),
         (100_000, {"draft": "suffix+model"}),
-        (100_000, {"memory": "95MB", "draft_max": 9}),
+        (100_000, {"memory": "95MB", "draft_option": ["max=9"]}),
         (100_000, {"memory": "76MB", "kv_type": "auto"}),
         (100_000, {"memory": "90MB", "draft": "suffix+model"}),
         (100_000, {"memory": "76MB", "draft": "off"}),
@@ -116,9 +116,9 @@ def test_the_plan_is_that_of_a_run(
     for module in ("planner", "setting"):
         monkeypatch.setattr(f"edgedec.memory.{module}.available_bytes", lambda: free_mb * MB)
     if "model" in flags.get("draft", ""):
-        flags = flags | {"draft_model": str(tiny_llama(tmp_path / "small.gguf", n_layer=1))}
-    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
-    said = document(tiny, *words)
+        flags = flags | {"draft_option": [f"model={tiny_llama(tmp_path / 'small.gguf', n_layer=1)}"]}
+    words = {name: value[0] if isinstance(value, list) else value for name, value in flags.items()}
+    said = document(tiny, *(word for name in words for word in (f"--{name.replace('_', '-')}", words[name])))
     asked, quiet = LoadFlags(runtime="cpu", **flags), OutputFlags(quiet=True)
     with open_model(str(tiny), asked, quiet, CancelToken(), one_request=True, keeps_prompts=True) as m:
         slot, terms = m.pool.slots[0], [(term.name, term.n_bytes) for term in m.plan.terms]

@@ -73,7 +73,7 @@ def test_json_is_one_object_and_nothing_else(model: Path) -> None:
 
 
 def test_a_text_ends_where_the_model_is_unsure(model: Path) -> None:
-    """--stop-unsure says in the JSON object and in the summary why the text ended; a value out of range is refused."""
+    """stop-unsure says in the JSON object and in the summary why the text ended; a value out of range is refused."""
     result = run_here("run", model, "Hello", *GREEDY, "--json", "--method", "stop-unsure:0.99")
     found = document(result)
     assert (found["finish_reason"], found["token_ids"]) == ("unsure", [])

@@ -28,7 +28,7 @@ def test_the_text_keeps_to_what_is_asked(tiny_path: Path, tmp_path: Path) -> Non
 
 
 def test_what_is_wrong_is_said(tiny_path: Path, tmp_path: Path) -> None:
-    """Two of them, one with --ignore-end, a file that is not there or no JSON, a keyword that is not supported."""
+    """Two of them, one with ignore-end, a file that is not there or no JSON, a keyword that is not supported."""
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "array", "contains": {"const": 1}}', encoding="utf-8")
     run = ("run", tiny_path, "x", *COMMON)
@@ -68,7 +68,7 @@ def test_a_cut_text_is_told_by_the_exit_code(tiny_path: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_text_is_closed_in_time(tiny_path: Path, tmp_path: Path) -> None:
-    """--json-close: the JSON is whole at every length that is enough; too few are refused first."""
+    """json-close: the JSON is whole at every length that is enough; too few are refused first."""
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"type": "array", "items": {"type": "string"}, "minItems": 2}), encoding="utf-8")
     run = ("run", tiny_path, "x", *COMMON, "--json-schema", schema)

@@ -124,7 +124,7 @@ def test_nothing_is_left_out_at_one(path: Path, model: Model, tmp_path: Path) ->
 
 
 def test_it_says_that_it_is_lossy(path: Path, tmp_path: Path) -> None:
-    """In the statistics, with the layers and the share of the bytes; in a summary and under --explain-all."""
+    """In the statistics, with the layers and the share of the bytes; in a summary and under --explain --verbose."""
     share = layer_bytes(path).share(without(N_LAYER, OUT))
     with opened(path, tmp_path) as engine:
         stats = engine.generate(PROMPT, max_tokens=2).stats

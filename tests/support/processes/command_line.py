@@ -7,6 +7,7 @@ with Terminal("chat", path) as person: # at a pty
 """
 
 import io
+import logging
 import math
 import os
 import re
@@ -85,6 +86,7 @@ def run_here(
         mock.patch.multiple(sys, argv=argv, stdin=streams[0], stdout=streams[1], stderr=streams[2]),
         mock.patch.dict(os.environ, dict(env or {})),
         mock.patch.object(ProgressLine, "said_at", -math.inf if tells_progress else math.inf),
+        mock.patch.multiple(logging.getLogger("edgedec"), handlers=[], propagate=True, level=logging.NOTSET),
     ):
         try:
             main()
