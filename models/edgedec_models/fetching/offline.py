@@ -4,9 +4,6 @@ import os
 
 from edgedec.errors import PullError
 from edgedec.load_options import ResolveOptions
-from edgedec_models.storage import human_bytes
-
-_FALSE = {"", "0", "false", "no", "off"}
 
 
 def offline_reason(options: ResolveOptions) -> str | None:
@@ -14,7 +11,7 @@ def offline_reason(options: ResolveOptions) -> str | None:
     if options.offline:
         return "the option offline is set"
     for variable in ("EDGEDEC_OFFLINE", "HF_HUB_OFFLINE"):
-        if os.environ.get(variable, "").lower() not in _FALSE:
+        if os.environ.get(variable, "").lower() not in {"", "0", "false", "no", "off"}:
             return f"{variable} is set"
     return None
 
@@ -24,6 +21,8 @@ class NeedsDownloadError(PullError):
 
     def __init__(self, name: str, reason: str, n_bytes: int | None) -> None:
         """Say what would have to be downloaded, and the command for it."""
+        from edgedec_models.storage import human_bytes  # here, as it imports shutil
+
         size = "" if n_bytes is None else f" ({human_bytes(n_bytes)})"
         super().__init__(f"{reason}, so all of {name}{size} is needed; download it with: edgedec pull {name}")
         self.n_bytes = n_bytes

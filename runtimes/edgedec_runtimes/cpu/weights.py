@@ -291,7 +291,7 @@ def bytes_by_type(network: Network) -> dict[GGMLType, int]:
 def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> None:
     for placed in network.matrices:
         tensor, data = placed.tensor, tiles[placed.tensor.name]
-        shape, at = (tensor.shape[1], tensor.shape[0]), address(data)
+        shape, at = tensor.shape[1::-1], address(data)
         code = native().ec_model_set_matrix(handle, placed.which, placed.layer, tensor.type, *shape, at, len(data))
         check(code, tensor.name)
     if tiles.mapping is not None:

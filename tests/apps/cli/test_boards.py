@@ -37,9 +37,10 @@ def test_the_tables_of_the_documents_are_those_of_the_plans(
 
     def plan(arguments: str) -> dict[str, Any]:
         words = arguments.split()
-        for i, word in enumerate(words):
+        for i, typed in enumerate(words):
+            word = typed.removeprefix("model=")
             if with_llamacpp and word.startswith("qwen2.5"):  # as the page was made
-                words[i] = str(real_model(f"{word}.gguf"))
+                words[i] = typed.replace(word, str(real_model(f"{word}.gguf")))
             elif word.startswith(("smollm2", "qwen2.5")):
                 words[i] = str(paths.setdefault(word, real_header(tmp_path, word) if word not in paths else tmp_path))
         runtime = "llamacpp" if with_llamacpp else "cpu"
