@@ -13,14 +13,8 @@ from edgedec.model import Forward, ForwardItem, RowGroup, Session
 from edgedec.pictures import Block
 from edgedec.progress import OnProgress, report_progress
 from edgedec.sessions.text_pages import PAGE_TOKENS, n_pages
+from edgedec_methods.diffusion.in_front import in_front
 from edgedec_methods.diffusion.rules import Canvas, Layout, Pass, Rule
-
-
-def in_front(canvas: Canvas) -> tuple[list[int], list[int]]:
-    """Return the tokens in front of the first mask, and the other tokens with the masks behind them; see Layout."""
-    first = min(canvas.masked[0], min(canvas.wanted))
-    return [*range(first)], [p for p in range(first, canvas.end) if p not in {*canvas.masked}] + [*canvas.masked]
-
 
 _TIMED, _LEAST_PASSES = 5, 8  # forwards of one row, each behind a text of so many passes
 F32 = NDArray[np.float32]

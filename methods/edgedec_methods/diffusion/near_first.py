@@ -1,6 +1,6 @@
 """WeDLM: every position is committed whose entropy, with 0.02 for each place behind the first masked one, is low.
 
-So the beginning of a block, which is shown first, comes first. WeDLM's models have causal attention (forwards.py).
+So the beginning of a block, which is shown first, comes first. WeDLM's models have causal attention (in_front.py).
 
 Paper: Liu et al. 2025, arXiv:2512.22737
 Option: `--method diffusion:near_first:0.4`

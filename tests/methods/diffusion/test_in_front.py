@@ -7,7 +7,7 @@ from support.decoding.plain_denoising import write_model
 
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import read_gguf
-from edgedec_methods.diffusion.forwards import in_front
+from edgedec_methods.diffusion.in_front import in_front
 from edgedec_methods.diffusion.rules import Canvas
 from edgedec_runtimes.shared.denoising import denoising
 
