@@ -197,7 +197,7 @@ def demands_of(factory: DrafterFactory) -> Demands:
 
 
 def shedding_of(factory: DrafterFactory) -> Shedding | None:
-    """Return what a drafter loses where memory runs short: by default all of it, but for a draft model's drafters."""
+    """Return what a drafter frees where memory runs short: what it declares, else all; None beside a draft model."""
     if isinstance(factory, Losing):
         return factory.shedding
     return None if isinstance(factory, ModelFactory) else Shedding()

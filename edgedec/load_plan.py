@@ -29,7 +29,7 @@ class LoadPlan:
     Attributes:
         path: The model's file.
         runtime: The runtime that loads it.
-        reason: Why that runtime was chosen, for a person; empty where nothing was compared.
+        reason: A sentence that says why the runtime was chosen; empty where no runtimes were compared.
         slower: The runtime that would be preferred but for its speed; it may need less memory.
         header: The file's header, where it has one. While a plan is referenced, read_gguf returns this object to
             whatever plans and loads the model, and parses nothing again.
@@ -38,16 +38,16 @@ class LoadPlan:
         given_up: What was given up to fit: for each kind of sacrifice, the phrase that describes it.
         notes: Sentences for the statistics of every text.
         drafters: The drafters' factories by name, before load has opened them.
-        pinned: Whether the drafters were asked for by name; they are not given up then.
+        pinned: Whether the caller named the drafters. Named drafters are not given up.
         draft_model: The file of the draft model, where one drafts; or None.
         draft_overlap: Whether the draft model drafts on the CPU while the target verifies.
         store_bytes: Most bytes that each drafter with a store keeps between requests.
-        max_rows_pinned: Whether `options.max_rows` was asked for by name; it is not given up then.
+        max_rows_pinned: Whether the caller set `options.max_rows`. What the caller set is not given up.
         companion: The method that writes with a further model, or None.
         companion_path: The file of that model, or None.
         change: Makes a lossy model of the loaded one, where layers are left out; else None.
         pictures: Reads pictures for the model; None where no pictures are read.
-        pictures_pinned: Whether pictures were asked for by name; they are not given up then.
+        pictures_pinned: Whether the caller named the encoder of pictures. A named encoder is not given up.
         grammar_bytes: Most bytes that compiled grammars take, and that each text takes whose tokens a grammar limits;
             0 where no grammar is used. The first grammar also takes a second copy of the vocabulary.
         request_bytes: Bytes that a server keeps for requests, from their bodies to their answers.

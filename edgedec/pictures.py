@@ -27,7 +27,7 @@ class Block:
         n_x, n_y: Columns and rows of the grid that they fill, row after row. Models whose rotations have sections place
             each row by its column and row, and what follows max(n_x, n_y) places behind the block's start.
         mutual: Whether each row sees all rows of the block, also those behind it; such a block is one forward.
-        first: The number of a forward's first row within the block, whose earlier rows are the last cached ones.
+        first: How many of the block's rows the session has cached already; a forward goes on behind them.
     """
 
     n_rows: int

@@ -163,7 +163,7 @@ def _room_bytes(wishes: LoadPlan, cap: Cap) -> float:
 
 
 def _descend(wishes: LoadPlan, cap: Cap) -> list[LoadPlan]:
-    """Return the plans down the ladder, for one runtime."""
+    """Return the plans of one runtime; each gives up something more than the one before it."""
     from edgedec.memory.ladder import rungs
     from edgedec.memory.terms import planner_of
 

@@ -15,7 +15,7 @@ _TILES = "Tiles"
 _WITH_VARIABLE = """
 --runtime --draft --context --memory --threads --offline --max-tokens --temperature --quiet --host --port --api-key
 """
-"""The options that an environment variable can give, too: EDGEDEC_MAX_TOKENS for --max-tokens."""
+"""Options that an environment variable may set as well: EDGEDEC_MAX_TOKENS sets --max-tokens."""
 
 
 def option(

@@ -185,7 +185,7 @@ _WHERE = {"text": "edgedec run and chat have it", "prompt": "edgedec run has it"
 
 
 def names() -> list[str]:
-    """Return the names of all methods, as they are typed."""
+    """Return the names of all methods in the spelling of the command line, sorted."""
     return sorted({name.replace("_", "-") for each in _GROUPS for name in (*plugins(each), *OWN)})
 
 

@@ -97,14 +97,14 @@ MOVED = table("""
 """)
 """What is typed for an option that went, or for one of theirs with the same value.
 
-WAY is what --search, --choose or --refine names; else score, or vote for --answer.
+WAY stands for the name behind --search or --choose, or for refine; else it is vote beside --answer, and score.
 """
 _SPLITS = re.compile(r",[a-z][\w-]*=")
 _WAYS = {"--search": "", "--choose": "", "--refine": "refine"}
 
 
 def moved(words: Sequence[str], known: Collection[str]) -> str:
-    """Return what to type now for the options that went among these words, with their values; "" for none.
+    """Return what to type in place of the options that no longer exist, with their values; "" where there are none.
 
     >>> moved(["m", "--draft-tree", "4x2", "--slide"], ["--draft"])
     'for --draft-tree 4x2 --slide write --draft-option tree=4x2 --method slide'

@@ -25,7 +25,7 @@ export: Export a model to a folder that onnxruntime runs, here or on another dev
 plan: Show the memory that a model will need, what changes to fit --memory, and what else would fit.
 pull: Download a model or a draft head, or resume its download, and check it.
 create: Make a preset: a name for a model with its own system message, template, options, adapters or head.
-list: List the models on this machine, and those to download that were tried with edgedec.
+list: List the models on this machine, and models to download that edgedec was tried with.
 search: Search the catalogue and the Hugging Face hub for models in GGUF files, by words of their names.
 rm: Delete a model and its tiles from the cache, or a preset; files elsewhere are never deleted.
 info: Show a model's architecture, quantization, context, memory, runtimes; or a head's or projector's card.

@@ -41,7 +41,7 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the models on this machine, and those to download that were tried with edgedec.
+    """List the models on this machine, and models to download that edgedec was tried with.
 
     With --fits, a model on this machine counts with the memory that edgedec plan tells for its default context. Of a
     model that is not here often only the least is known, its weights. edgedec search finds more models.
