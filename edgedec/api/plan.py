@@ -147,13 +147,13 @@ def draft_store(options: EngineOptions) -> Path | None:
 
 def _unused(options: EngineOptions, drafters: Mapping[str, DrafterFactory], draft_model: Path | None) -> list[str]:
     """Return sentences on options of drafting, and on a draft model, that have no effect with these drafters."""
-    notes, file, found = [], options.drafting.store, " + ".join(drafters) or "none"
+    notes, file, none = [], options.drafting.store, f"none of the drafters ({' + '.join(drafters) or 'none'})"
     if draft_model is not None:
-        notes.append(f"{draft_model.name} is not loaded: none of the drafters ({found}) uses a smaller model")
+        notes.append(f"the draft model {draft_model.name} is not loaded: {none} uses a smaller model")
     if options.drafting.tree is not None and not drafters:
         notes.append(f"the shape {options.drafting.tree} has no effect: nothing is drafted")
     if file is not None and not any(demands_of(factory).store_file for factory in drafters.values()):
-        notes.append(f"{Path(file).name} is not used: none of the drafters ({found}) keeps what it learns")
+        notes.append(f"the draft store {Path(file).name} is not used: {none} keeps what it learns")
     return notes
 
 

@@ -201,7 +201,7 @@ def test_one_that_no_drafter_uses_is_neither_loaded_nor_planned(large: Path, sma
     with edgedec.load(large, runtime="cpu", n_ctx=64, draft="suffix", draft_model=small, memory="1GB") as engine:
         assert not any(term.name.startswith("draft model: ") for term in engine.plan.terms)
         assert engine.generate(TEXT, max_tokens=2).stats.reasons == [
-            "small.gguf is not loaded: none of the drafters (suffix) uses a smaller model"
+            "the draft model small.gguf is not loaded: none of the drafters (suffix) uses a smaller model"
         ]
 
 
