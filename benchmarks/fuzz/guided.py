@@ -411,7 +411,7 @@ def fuzz(
         for i in range(30):
             (kept / f"seed-{i}").write_bytes(rng.randbytes(rng.choice((256, 1024, 3000))))
     limits = [*LIMITS, *QUICK, f"-runs={runs}", f"-seed={seed}", f"-max_total_time={math.ceil(seconds)}"]
-    longest = 512 if name == "templates" else 4096  # bytes: a long template takes a tenth of a second
+    longest = 512 if name in ("templates", "gbnf") else 4096  # bytes: 4,096 of a template or grammar take 0.1 s
     limits += [f"-max_len={longest}", f"-artifact_prefix={corpus.resolve()}/finding-{name}-"]
     environment = os.environ | {"FUZZ": name, "ASAN_OPTIONS": SANITIZERS}
     command = [str(program)] if program else [sys.executable, __file__, name, "--here", "--corpus", str(kept)]
