@@ -92,7 +92,7 @@ def test_templates_of_another_package(tmp_path: Path, monkeypatch: pytest.Monkey
     for source, text in (("upper:", "A</s>"), ("{{ bos_token }}b", "<s>b")):
         assert open_template(source, bos_token="<s>", eos_token="</s>").render(messages) == text
     with load(tiny_llama(tmp_path / "m.gguf"), n_ctx=64, chat_template="upper:", draft="off") as model:
-        assert model.template.render(messages).startswith("A")
+        assert model.requests.render(messages).startswith("A")
     assert ASKED
 
 

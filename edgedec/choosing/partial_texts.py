@@ -19,7 +19,6 @@ from edgedec.decoding.branches import Branches
 from edgedec.model import Model
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.sampling import log_probs
-from edgedec.tokenizer import Tokenizer
 
 Ended = Literal["stop", "length"]
 
@@ -232,45 +231,23 @@ def best_tokens(row: NDArray[Any], n: int) -> list[int]:
     return [int(ids[i]) for i in np.argsort(-row[ids], kind="stable")][:n]
 
 
-class BranchingEngine(Protocol):
-    """What a chooser or a search may ask of the engine.
-
-    Attributes:
-        model: The runtime's model.
-    """
-
-    model: Model
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-
-    def branches(
-        self,
-        prompt: Sequence[int],
-        *,
-        most: int,
-        cancel: CancelToken | None,
-        on_progress: OnProgress | None = None,
-    ) -> AbstractContextManager[Branches]:
-        """Open branches of a prompt inside the block."""
-
-
 @dataclass(frozen=True, slots=True)
 class AskedPrompt:
     """A prompt whose texts are chosen among or searched for.
 
     Attributes:
-        engine: Has the model.
+        model: The runtime's model.
         token_ids: The prompt.
         prefix: The prompt as text, for the caller's scorer: of a chat its last message, of token ids nothing.
+        open_branches: `(most)` -> opens at most so many branches of the prompt inside the block.
         render: `(messages)` -> the prompt that the model's chat template makes of them, as text; None where the prompt
             is no chat.
         cancel: Stops the writing, the search and the scorer; None where nobody can cancel.
     """
 
-    engine: BranchingEngine
+    model: Model
     token_ids: Sequence[int]
     prefix: str
+    open_branches: Callable[[int], AbstractContextManager[Branches]]
     render: Callable[[Sequence[Message]], str] | None
     cancel: CancelToken | None

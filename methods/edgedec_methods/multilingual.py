@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from edgedec.api.branching import branches
 from edgedec.api.engine import Engine
 from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.partial_texts import row_log_probs
@@ -53,7 +54,7 @@ def multilingual(
 
     Raises:
         OptionError: There is no language, or more than 25.
-        EdgedecError: As Engine.chat and Engine.branches.
+        EdgedecError: As Engine.chat and edgedec.api.branching.branches.
     """
     if not 1 <= len(languages) < len(ascii_uppercase):
         raise OptionError("languages", list(languages), f"there must be 1 to {len(ascii_uppercase) - 1}")
@@ -79,8 +80,8 @@ def judged_together(
         order = [(place + shift) % n for place in range(n)]
         listed = "\n\n".join(f"{ascii_uppercase[i]}) {answers[place].strip()}" for i, place in enumerate(order))
         token_ids = engine.chat_ids(_turn(JUDGED.format(question=question, answers=listed)))
-        with engine.branches(token_ids, most=1, cancel=cancel) as branches:
-            law = row_log_probs(branches.logits)[letters]
+        with branches(engine, token_ids, most=1, cancel=cancel) as opened:
+            law = row_log_probs(opened.logits)[letters]
         shares = np.exp(law - law.max())
         votes[order] += shares / shares.sum() / n
     return votes.tolist()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import edgedec
-from edgedec.api.best_text import BestOf
+from edgedec.api.best_text import BestOf, best
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import CancelledError, CapabilityError, MemoryCapError
 from edgedec.plugins import SEARCHES, load_plugin, plugins
@@ -48,13 +48,13 @@ def test_a_search_that_ends_early_leaves_nothing(engine: edgedec.Engine, name: s
             cancel.cancel()
 
     with pytest.raises(CancelledError):
-        engine.best(PROMPT, search(name), cancel=cancel, on_progress=after_some, **SEED)
+        best(engine, PROMPT, search(name), cancel=cancel, on_progress=after_some, **SEED)
     assert engine.generate(PROMPT, max_tokens=8, **SEED).token_ids == plain
     slot = engine.pool.slots[0]
     kept, slot.fork_tokens = slot.fork_tokens, 64
     try:
         with pytest.raises(MemoryCapError):
-            engine.best(PROMPT, search(name, 8), **SEED)
+            best(engine, PROMPT, search(name, 8), **SEED)
     finally:
         slot.fork_tokens = kept
     assert engine.generate(PROMPT, max_tokens=8, **SEED).token_ids == plain
@@ -63,7 +63,7 @@ def test_a_search_that_ends_early_leaves_nothing(engine: edgedec.Engine, name: s
 @pytest.mark.parametrize("name", METHODS)
 def test_the_context_ends_a_search_as_any_text(engine: edgedec.Engine, name: str) -> None:
     """Texts end where the context is full; twice the same search is the same text."""
-    first, again = (engine.best(PROMPT, search(name), **SEED) for _ in range(2))
+    first, again = (best(engine, PROMPT, search(name), **SEED) for _ in range(2))
     assert first.generation.finish_reason == "length"
     alone = engine.generate(PROMPT, **SEED)
     assert len(first.generation.token_ids) == len(alone.token_ids)
@@ -74,7 +74,7 @@ def test_the_context_ends_a_search_as_any_text(engine: edgedec.Engine, name: str
 @pytest.mark.parametrize("name", METHODS)
 def test_a_search_of_its_greatest_size_has_room(engine: edgedec.Engine, name: str) -> None:
     """No search within its bounds asks for more branches than there may be."""
-    found = engine.best(PROMPT, search(name, METHODS[name].most), max_tokens=5, **SEED)
+    found = best(engine, PROMPT, search(name, METHODS[name].most), max_tokens=5, **SEED)
     assert len(found.generation.token_ids) == 5
 
 
@@ -83,4 +83,4 @@ def test_where_rows_depend_on_each_other_a_search_is_refused(tiny_path: Path) ->
     with edgedec.load(tiny_path, runtime="llamacpp", n_ctx=96, draft=None) as engine:
         for how in (SearchBy(), BestOf(2, "judge")):
             with pytest.raises(CapabilityError, match="choose another runtime"):
-                engine.best(PROMPT, how, on_progress=lambda progress: pytest.fail("it reads"))
+                best(engine, PROMPT, how, on_progress=lambda progress: pytest.fail("it reads"))

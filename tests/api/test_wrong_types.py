@@ -13,7 +13,8 @@ import pytest
 from support.models.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.api.best_text import BestOf
+from edgedec.api.best_text import BestOf, best
+from edgedec.api.branching import branches, partial_texts
 from edgedec.api.requests import RequestOptions
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import EdgedecError, RequestError
@@ -169,16 +170,23 @@ ASKS: dict[str, Any] = {"messages": CHAT, "max_tokens": 2}
 GOES_ON: dict[str, Any] = {"prompt": "Hi", "max_tokens": 2}
 GOOD: dict[str, dict[str, Any]] = {  # arguments with which each method works, or says why it can't
     **dict.fromkeys(("chat", "chat_stream", "achat", "achat_stream"), ASKS),
-    **dict.fromkeys(("generate", "stream", "best", "partial_texts", "agenerate", "astream"), GOES_ON),
+    **dict.fromkeys(("generate", "stream", "agenerate", "astream"), GOES_ON),
     **{name: GOES_ON | {"n": 2} for name in ("samples", "samples_stream", "asamples", "asamples_stream")},
-    **{name: {"messages": CHAT} for name in ("chat_ids", "render", "mark_pictures")},
-    **{name: {"prompt": "Hi"} for name in ("branches", "prompt_ids")},
-    **{name: {} for name in ("session", "sampling")},
-    **{name: {"text": "Hi"} for name in ("cut_ids", "rendered_ids")},
+    "chat_ids": {"messages": CHAT},
+    "prompt_ids": {"prompt": "Hi"},
+    "session": {},
     "fit_messages": {"messages": CHAT, "n_reserved": 2},
+}
+OF_REQUESTS: dict[str, dict[str, Any]] = {  # the same of what makes an engine's prompts
+    **{name: {"messages": CHAT} for name in ("render", "mark_pictures")},
+    **{name: {"text": "Hi"} for name in ("cut_ids", "rendered_ids")},
+    "sampling": {},
     "picture_rows": {"pictures": ()},
 }
 OF_ENGINES: list[tuple[Callable[..., Any], dict[str, Any]]] = [  # good arguments beside an engine
+    (best, GOES_ON),
+    (partial_texts, GOES_ON),
+    (branches, {"prompt": "Hi"}),
     (extract, {"question": "a", "passage": "ab"}),
     (infill_ids, {"before": "a", "after": "b"}),
     (embed, {"texts": ["a"], "pooling": "mean"}),
@@ -291,7 +299,14 @@ def test_each_argument_of_a_method_refuses_rubbish(
 ) -> None:
     """By an EdgedecError that names the argument; numbers of numpy are numbers."""
     monkeypatch.chdir(tmp_path)  # where a prompt cache is written
-    assert not faults(getattr(engine, name), GOOD[name], options=name == "stream", later=LATER.get(name, ""))
+    assert not faults(getattr(engine, name), GOOD[name], options=name == "stream")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_REQUESTS)
+def test_each_argument_of_a_prompt_refuses_rubbish(engine: edgedec.Engine, name: str) -> None:
+    """As those of an engine's methods."""
+    assert not faults(getattr(engine.requests, name), OF_REQUESTS[name], later=LATER.get(name, ""))
 
 
 @pytest.mark.slow
@@ -331,7 +346,7 @@ def test_each_option_refuses_rubbish(make: Callable[..., Any], good: dict[str, A
 @pytest.mark.slow
 def test_a_text_is_one_message_of_the_user(engine: edgedec.Engine, tiny_path: Path) -> None:
     """Wherever messages are taken, a text has the prompt and the answer of the chat with that one message."""
-    for take in (engine.chat_ids, engine.render, partial(engine.fit_messages, n_reserved=8)):
+    for take in (engine.chat_ids, engine.requests.render, partial(engine.fit_messages, n_reserved=8)):
         assert take("Hi") == take(CHAT)
     said: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
     expected = engine.chat(CHAT, **said).text

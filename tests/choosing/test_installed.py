@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import edgedec
-from edgedec.api.best_text import BestOf
+from edgedec.api.best_text import BestOf, best
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import OptionError, PluginError
 
@@ -46,12 +46,12 @@ def another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_search_and_a_chooser_of_another_package(tiny_path: Path) -> None:
     """Both do what they say, by their names alone."""
     with edgedec.load(tiny_path, runtime="cpu", n_ctx=96, draft=None) as engine:
-        found = engine.best("abc", SearchBy("second"), max_tokens=5, ignore_end=True)
+        found = best(engine, "abc", SearchBy("second"), max_tokens=5, ignore_end=True)
         greedy = engine.generate("abc", temperature=0, max_tokens=5, ignore_end=True)
         assert found.why == "its first token is the second best"
         assert len(found.generation.token_ids) == 5
         assert found.generation.token_ids[0] != greedy.token_ids[0]
-        chosen = engine.best("abc", BestOf(3, "last"), max_tokens=5, ignore_end=True, seed=1)
+        chosen = best(engine, "abc", BestOf(3, "last"), max_tokens=5, ignore_end=True, seed=1)
         assert (chosen.place, chosen.why) == (2, "it is the last one")
 
 

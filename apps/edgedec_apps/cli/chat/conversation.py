@@ -205,8 +205,11 @@ def _own_marks(conversation: Conversation, tools: "Tools | None") -> OwnMarks:
     engine = conversation.engine
     if tools is None:
         return own_marks(engine)
-    rendered = engine.render(conversation.messages, tools=tools)
-    return own_marks(engine, schemas_of(tools), opened_mark(rendered, marks_of(engine.template.source)))
+    requests = engine.requests
+    opened = opened_mark(
+        requests.render(conversation.messages, tools=tools), marks_of(requests.require_template().source)
+    )
+    return own_marks(engine, schemas_of(tools), opened)
 
 
 def _shown(conversation: Conversation, own: OwnMarks) -> ShownText:
