@@ -74,7 +74,7 @@ def messages_of(chat: Chat) -> Sequence[Message]:
 
 
 class ChatTemplate(Protocol):
-    """Renders messages to the form of prompt that a model was trained on; made by a factory (`edgedec.templates`)."""
+    """Renders messages to the form of prompt that a model was trained on; made by a ChatTemplateFactory."""
 
     @property
     def source(self) -> str:
@@ -110,7 +110,7 @@ class ChatTemplate(Protocol):
 
 
 class ChatTemplateFactory(Protocol):
-    """What an entry point of `edgedec.templates` names."""
+    """What an entry point `template.NAME` of `edgedec.text_methods` names."""
 
     def __call__(self, source: str, *, bos_token: str, eos_token: str) -> ChatTemplate | None:
         """Return the template of a model, or None for one that the plug-in leaves to others.

@@ -5,7 +5,7 @@ other transform. So penalties, top-k, top-p and the temperature see the allowed 
 p, renormalised over them. Which tokens are allowed after a text depends on the text alone, so drafts change nothing:
 the mask of a draft's node is that of the path to it.
 
-A plug-in (`edgedec.grammars`) compiles and matches grammars: another package's, where one takes the vocabulary.
+A plug-in (edgedec.plugins.GRAMMARS) compiles and matches grammars: another package's, where one takes the vocabulary.
 """
 
 import json
@@ -214,7 +214,7 @@ class GrammarCompiler(Protocol):
 
 
 class GrammarCompilerFactory(Protocol):
-    """What an entry point of `edgedec.grammars` names."""
+    """What an entry point `grammar.NAME` of `edgedec.text_methods` names."""
 
     def __call__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> GrammarCompiler | None:
         """Return a compiler for a tokenizer's vocabulary.

@@ -128,7 +128,7 @@ class House:
 
     def small_files(self) -> int:
         """Return how many files have fewer than 40 lines, architectures and plug-ins apart."""
-        targets = {plugin.target for group in plugins.GROUPS for plugin in plugins.plugins(group).values()}
+        targets = {plugin.target for kind in plugins.KINDS for plugin in plugins.plugins(kind).values()}
         modules = tuple(f"{target.partition(':')[0].replace('.', '/')}.py" for target in targets)
         return sum(
             text.count("\n") < SMALL

@@ -24,14 +24,17 @@ ASKED: list[str] = []
 
 
 def test_own_plug_ins_are_the_entry_points_of_the_distribution() -> None:
-    """Group by group; each imports, those apart that need a library of another project."""
+    """Each imports, those apart that need a library of another project; an entry point may have a type in its name."""
     own = [entry for entry in metadata.distribution(DISTRIBUTION).entry_points if entry.group.startswith("edgedec.")]
     assert {entry.group for entry in own} <= {*plugins.GROUPS}
     for entry in own:
-        assert plugins.is_own(entry.group, entry.name)
-        found = plugins.plugins(entry.group)[entry.name]
+        word, dot, name = entry.name.rpartition(".")
+        kind = f"{entry.group}:{word}" if dot else entry.group
+        assert kind in plugins.KINDS
+        assert plugins.is_own(kind, name)
+        found = plugins.plugins(kind)[name]
         assert (found.target, found.package) == (entry.value, DISTRIBUTION)
-        assert plugins.load_plugin(entry.group, entry.name) is not None
+        assert plugins.load_plugin(kind, name) is not None
 
 
 def test_a_name_of_ours_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ class BestOf:
 
     Attributes:
         n: How many texts, or "auto" for as many as TTSPM (arXiv:2505.20522) expects to help, at most MOST_AUTO.
-        choose: The chooser, a plug-in of `edgedec.choosers`.
+        choose: The name of the chooser, a plug-in.
         answer: The regular expression of an answer.
         scorer: For "score": a function `(prefix, steps) -> scores`, or the argument list of a command.
         scorer_seconds: Most seconds of a call of the scorer.

@@ -37,7 +37,7 @@ def another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: edgedec-strange\nVersion: 1\n")
     (folder / "entry_points.txt").write_text(
         "[edgedec.searches]\nsecond = edgedec_strange:SECOND\nwrong = edgedec_strange:LAST\nabsent = edgedec_absent:X\n"
-        "[edgedec.choosers]\nlast = edgedec_strange:LAST\n"
+        "chooser.last = edgedec_strange:LAST\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -58,7 +58,7 @@ def test_a_search_and_a_chooser_of_another_package(tiny_path: Path) -> None:
 @pytest.mark.usefixtures("another_package")
 def test_what_is_no_search_is_refused() -> None:
     """The message says what was found: another kind of object, a plug-in that does not import, or no plug-in."""
-    with pytest.raises(PluginError, match=r"'wrong' of edgedec\.searches is a Chooser; it must be a Search"):
+    with pytest.raises(PluginError, match=r"the search 'wrong' is a Chooser, not a Search"):
         SearchBy("wrong")
     with pytest.raises(PluginError, match="does not import"):
         SearchBy("absent")
