@@ -58,7 +58,7 @@ def test_a_search_and_a_chooser_of_another_package(tiny_path: Path) -> None:
 @pytest.mark.usefixtures("another_package")
 def test_what_is_no_search_is_refused() -> None:
     """The message says what was found: another kind of object, a plug-in that does not import, or no plug-in."""
-    with pytest.raises(PluginError, match=r"the search 'wrong' is a Chooser, not a Search"):
+    with pytest.raises(PluginError, match=r"the search 'wrong' is of the type Chooser, not Search"):
         SearchBy("wrong")
     with pytest.raises(PluginError, match="does not import"):
         SearchBy("absent")
