@@ -136,8 +136,8 @@ def load_of_type(kind: str, name: str, expected: type[T]) -> T:
     plugin = load_plugin(kind, name)
     if not isinstance(plugin, expected):
         raise PluginError(
-            f"the {word_for(kind)} {name!r} is of the type {type(plugin).__name__}, not {expected.__name__}; remove its "
-            "package (edgedec doctor --all names it)"
+            f"the {word_for(kind)} {name!r} is of the type {type(plugin).__name__}, not {expected.__name__}; remove "
+            "its package (edgedec doctor --all names it)"
         )
     return plugin
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,27 +21,6 @@ from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_pr
 from edgedec.sampling import log_probs
 
 Ended = Literal["stop", "length"]
-
-
-class BranchesOfPrompt(Protocol):
-    """What a search needs of edgedec.decoding.branches.Branches."""
-
-    @property
-    def root(self) -> int:
-        """The first branch, which holds the prompt."""
-
-    @property
-    def logits(self) -> NDArray[np.float32]:
-        """f32[n_vocab], the logits after the prompt."""
-
-    def fork(self, branch: int) -> Sequence[int]:
-        """Open a branch that holds what `branch` holds; return its name alone."""
-
-    def drop(self, branch: int) -> None:
-        """Free a branch; the others keep what they share with it."""
-
-    def forward(self, tokens: Mapping[int, Sequence[int]]) -> Mapping[int, NDArray[np.float32]]:
-        """Add tokens to branches; return by branch f32[1, n_vocab], the logits after its last token, an own array."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +63,7 @@ class PartialTexts(Closeable):
 
     def __init__(
         self,
-        branches: BranchesOfPrompt,
+        branches: Branches,
         prompt_ids: Sequence[int],
         *,
         is_end: Callable[[int], bool],
