@@ -179,8 +179,8 @@ def members(kind: type) -> set[str]:
     defined = {name for name in dir(kind) if not name.startswith("_")}
     for base in kind.__mro__:
         if base.__module__.startswith("edgedec"):
-            set_here = re.findall(r"(?m)^\s+((?:self\.\w+, )*self\.\w+)\s*(?:=[^=]|:)", inspect.getsource(base))
-            set_here = [name for line in set_here for name in re.findall(r"self\.([a-z]\w*)", line)]
+            lines = re.findall(r"(?m)^\s+((?:self\.\w+, )*self\.\w+)\s*(?:=[^=]|:)", inspect.getsource(base))
+            set_here = re.findall(r"self\.([a-z]\w*)", " ".join(lines))
             defined |= {*set_here, *(name for name in vars(base).get("__annotations__", {}) if name[0] != "_")}
     return defined
 

@@ -108,10 +108,8 @@ def test_two_models_of_two_vocabularies(tmp_path: Path) -> None:
         )
         over = translation(small.tokenizer, large.tokenizer)
         for threshold, kept in ((1.0, True), (0.0, False)):
-            with (
-                partial_texts(small, "a b", max_tokens=30) as quick,
-                partial_texts(large, "a b", max_tokens=30) as sure,
-            ):
+            both = (partial_texts(each, "a b", max_tokens=30) for each in (small, large))
+            with next(both) as quick, next(both) as sure:
                 found = arbitrated(quick, sure, steps, ROUTER, threshold=threshold, between=over)
                 text = quick.text(found.text)
             engine = small if kept else large

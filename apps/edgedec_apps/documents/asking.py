@@ -82,12 +82,9 @@ class Asking:
         on_progress: OnProgress | None = None,
     ) -> Found | None:
         """Return the passages of documents to read; None where none matches (raises as edgedec_apps search())."""
-        engine, most = self.engine, self.n_passages
+        engine, most, n_most = self.engine, self.n_passages, self.engine.requests.n_prompt_max
         n_answer = min(self.n_answer, engine.n_ctx // 2)
-        n_room, n_most = (
-            min(engine.requests.n_prompt_max - n_answer, engine.n_ctx // _PART),
-            engine.requests.n_prompt_max,
-        )
+        n_room = min(n_most - n_answer, engine.n_ctx // _PART)
         if most is None:
             n_most = n_room + count_tokens(engine.tokenizer, question, engine.n_ctx)
 

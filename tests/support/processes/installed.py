@@ -25,6 +25,6 @@ def install_plugins(folder: Path, entries: Mapping[str, Mapping[str, str]], name
 
 def with_plugin(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: str, name: str, target: str) -> None:
     """Install a package with one plug-in in a new folder, for as long as a test lasts."""
-    group, colon, word = kind.partition(":")
-    entry = f"{word}.{name}" if colon else name
-    monkeypatch.syspath_prepend(install_plugins(folder / f"package-of-{name}", {group: {entry: target}}))
+    group, _, word = kind.partition(":")
+    entries = {group: {f"{word}.{name}".lstrip("."): target}}
+    monkeypatch.syspath_prepend(install_plugins(folder / f"package-of-{name}", entries))

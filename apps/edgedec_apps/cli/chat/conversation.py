@@ -205,11 +205,8 @@ def _own_marks(conversation: Conversation, tools: "Tools | None") -> OwnMarks:
     engine = conversation.engine
     if tools is None:
         return own_marks(engine)
-    requests = engine.requests
-    opened = opened_mark(
-        requests.render(conversation.messages, tools=tools), marks_of(requests.require_template().source)
-    )
-    return own_marks(engine, schemas_of(tools), opened)
+    rendered, template = engine.requests.render(conversation.messages, tools=tools), engine.requests.require_template()
+    return own_marks(engine, schemas_of(tools), opened_mark(rendered, marks_of(template.source)))
 
 
 def _shown(conversation: Conversation, own: OwnMarks) -> ShownText:

@@ -51,10 +51,8 @@ async def _read_prompt(
     if isinstance(prompt, tuple):
         return Encoded(prompt)
     if isinstance(prompt, Gap):
-        gap = prompt
-        return Encoded(
-            await encode(gap.texts, share, lambda: gap_ids(engine.tokenizer, gap, engine.requests.n_prompt_max))
-        )
+        gap, n_most = prompt, engine.requests.n_prompt_max
+        return Encoded(await encode(gap.texts, share, lambda: gap_ids(engine.tokenizer, gap, n_most)))
     if isinstance(prompt, list):
         prompt = await with_fetched(prompt, image_hosts, share, cancel)
     try:

@@ -9,15 +9,13 @@ from edgedec_apps.server.core.fields import Fields
 
 _EFFORT = "reasoning_effort"
 _NO_THINKING = ("none", "minimal")
-_OF_RENDERING = frozenset(
-    ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "cancel", "self")
-)
+_OF_RENDERING = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "cancel", "self"}
 
 
 def thinks(engine: Engine, options: dict[str, Any]) -> bool:
     """Return whether a chat's text may begin with what the model thinks; under a grammar all of it is the answer."""
-    template = engine.template
-    return template is not None and may_think(template.source) and not {"grammar", "json_schema"} & options.keys()
+    template, limits = engine.template, {"grammar", "json_schema"} & options.keys()
+    return template is not None and not limits and may_think(template.source)
 
 
 def read_thinking(fields: Fields, engine: Engine) -> dict[str, Any]:

@@ -114,9 +114,7 @@ def capabilities(file: ModelFile, loaded: Loaded | None) -> list[str]:
     template = file.template or ""
     found = {"completion": True, "tools": "tools" in template, "thinking": may_think(template)}
     found["insert"] = loaded is not None and can_infill(loaded.engine.tokenizer)
-    found["vision"] = (
-        find_projector(file.path) is not None if loaded is None else loaded.engine.requests.pictures is not None
-    )
+    found["vision"] = bool(find_projector(file.path) if loaded is None else loaded.engine.requests.pictures)
     return [name for name, is_there in found.items() if is_there]
 
 
