@@ -327,7 +327,7 @@ def defined(path: Path) -> dict[str, int]:
             if isinstance(child, ast.arg):
                 name = child.arg
             if name:
-                lines[f"{before}{name}"] = child.lineno
+                lines[f"{before}{name}"] = child.lineno  # type: ignore[attr-defined]  # what has a name has a line
             if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.arguments):
                 walk(child, f"{before}{name}." if name else before)
 
