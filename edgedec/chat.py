@@ -74,7 +74,7 @@ def messages_of(chat: Chat) -> Sequence[Message]:
 
 
 class ChatTemplate(Protocol):
-    """Renders messages to the form of prompt that a model was trained on; made by a factory (`edgedec.templates`)."""
+    """Renders messages to the form of prompt that a model was trained on; open_template makes it."""
 
     @property
     def source(self) -> str:
@@ -109,21 +109,13 @@ class ChatTemplate(Protocol):
         """
 
 
-class ChatTemplateFactory(Protocol):
-    """What an entry point of `edgedec.templates` names."""
-
-    def __call__(self, source: str, *, bos_token: str, eos_token: str) -> ChatTemplate | None:
-        """Return the template of a model, or None for one that the plug-in leaves to others.
-
-        Args:
-            source: The template's text.
-            bos_token: The text of the token that begins a text, which the template may insert.
-            eos_token: The text of the token that ends one.
-        """
-
-
 def open_template(source: str, *, bos_token: str, eos_token: str) -> ChatTemplate:
-    """Return the template of a model, made by another package's plug-in where one takes it (ChatTemplateFactory).
+    """Return the template of a model, made by another package's plug-in where one takes it.
+
+    Args:
+        source: The template's text.
+        bos_token: The text of the token that begins a text, which the template may insert.
+        eos_token: The text of the token that ends one.
 
     Raises:
         TemplateError: The template does not compile.

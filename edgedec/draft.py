@@ -157,7 +157,7 @@ class TreeShape:
 
     Attributes:
         kind: "chain": one token after the other, under the coupled rule with the next best tokens as leaves. Any other
-            kind is a plug-in of the group `edgedec.tree_shapes`, such as "grow": nodes wherever the path probability is
+            kind is a plug-in, such as "grow": nodes wherever the path probability is
             above a threshold (DySpec, arXiv:2410.11744).
         widths: The numbers behind a kind's name, such as that of paths, or of children by level; none for a kind that
             takes no number.

@@ -5,7 +5,7 @@ other transform. So penalties, top-k, top-p and the temperature see the allowed 
 p, renormalised over them. Which tokens are allowed after a text depends on the text alone, so drafts change nothing:
 the mask of a draft's node is that of the path to it.
 
-A plug-in (`edgedec.grammars`) compiles and matches grammars: another package's, where one takes the vocabulary.
+A plug-in (edgedec.plugins.GRAMMARS) compiles and matches grammars: another package's, where one takes the vocabulary.
 """
 
 import json
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from edgedec import exact_json
 from edgedec.errors import RequestError, argument
-from edgedec.tokenizer import Tokenizer
 
 JsonSchema = Mapping[str, Any] | str
 Kind = Literal["json_schema", "regex", "lark", "gbnf"]
@@ -210,19 +209,4 @@ class GrammarCompiler(Protocol):
 
         Raises:
             RequestError: The grammar is invalid, too large, or uses something that is not supported.
-        """
-
-
-class GrammarCompilerFactory(Protocol):
-    """What an entry point of `edgedec.grammars` names."""
-
-    def __call__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES) -> GrammarCompiler | None:
-        """Return a compiler for a tokenizer's vocabulary.
-
-        Args:
-            tokenizer: The model's.
-            n_bytes: The most memory of the compiled grammars; each text that keeps to one may take as much again.
-
-        Raises:
-            RuntimeUnavailableError: The plug-in's library is missing.
         """

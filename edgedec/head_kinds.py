@@ -3,7 +3,7 @@
 The search takes the first head that it finds
 
 1. beside the model, where a kind says that its heads lie;
-2. among those that functions of the group `edgedec.head_folders` return: the cache's, the shipped ones, others';
+2. among those that plug-ins (edgedec.plugins.HEAD_FOLDERS) return: the cache's, the shipped ones, others';
 3. in the model's own file.
 
 In 2 a head must name this very model: first one that learned from these weights, else from another quantization of

@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 from edgedec.errors import PluginError
 
+T = TypeVar("T")
 DISTRIBUTION = "edgedec-llm"
 """The name that pip knows this package by; it is imported, and run, as `edgedec`.
 
@@ -26,26 +27,29 @@ edgedec[extra]`: it names the packages of the extra, as the metadata of this dis
 
 RUNTIMES = "edgedec.runtimes"
 ARCHITECTURES = "edgedec.architectures"
-DRAFTERS = "edgedec.drafters"
-RULES = "edgedec.rules"
-TREE_SHAPES = "edgedec.tree_shapes"
 RESOLVERS = "edgedec.resolvers"
+DRAFTERS = "edgedec.drafters"
+DRAFT_MODELS = f"{DRAFTERS}:draft_model"
+PREPARED_DRAFTERS = f"{DRAFTERS}:prepared_drafter"
 HEAD_KINDS = "edgedec.head_kinds"
-HEAD_FOLDERS = "edgedec.head_folders"
-TEMPLATES = "edgedec.templates"
-GRAMMARS = "edgedec.grammars"
-CHOOSERS = "edgedec.choosers"
+HEAD_FOLDERS = f"{HEAD_KINDS}:head_folder"
+RULES = "edgedec.rules"
+TREE_SHAPES = f"{RULES}:tree_shape"
 SEARCHES = "edgedec.searches"
-TEXT_METHODS = "edgedec.text_methods"
+CHOOSERS = f"{SEARCHES}:chooser"
 SESSIONS = "edgedec.sessions"
-DRAFT_MODELS = "edgedec.draft_models"
-PREPARED_DRAFTERS = "edgedec.prepared_drafters"
-DENOISING_RULES = "edgedec.denoising_rules"
-GROUPS = (
+DENOISING_RULES = f"{SESSIONS}:denoising_rule"
+TEXT_METHODS = "edgedec.text_methods"
+TEMPLATES = f"{TEXT_METHODS}:template"
+GRAMMARS = f"{TEXT_METHODS}:grammar"
+KINDS = (
     *(RUNTIMES, ARCHITECTURES, DRAFTERS, RULES, TREE_SHAPES, RESOLVERS),
     *(HEAD_KINDS, HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TEXT_METHODS, SESSIONS),
     *(DRAFT_MODELS, PREPARED_DRAFTERS, DENOISING_RULES),
 )
+"""What a plug-in can be: GROUP for an entry point NAME of that group, GROUP:TYPE for an entry point TYPE.NAME."""
+GROUPS = tuple(dict.fromkeys(kind.partition(":")[0] for kind in KINDS))
+"""The groups of entry points. One has what belongs together, such as searches and the choosers of texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,13 @@ class Plugin:
     """An installed plug-in, which may or may not import.
 
     Attributes:
-        group: One of GROUPS.
+        kind: One of KINDS.
         name: The name by which users choose the plug-in.
         target: The object that it is, as "module:attribute".
         package: The distribution that it comes from, with its version; DISTRIBUTION for edgedec's own.
     """
 
-    group: str
+    kind: str
     name: str
     target: str
     package: str
@@ -83,53 +87,73 @@ class Plugin:
         return found
 
 
-def plugins(group: str) -> dict[str, Plugin]:
-    """Return the installed plug-ins of a group by name, edgedec's own first; no other package can take their names.
+def plugins(kind: str) -> dict[str, Plugin]:
+    """Return the installed plug-ins of a kind by name, edgedec's own first; no other package can take their names.
 
     Raises:
         PluginError: edgedec itself is not installed.
     """
-    found = dict(_own().get(group, {}))
+    found = dict(_own().get(kind, {}))
     for plugin in _of_others(tuple(sys.path)):
-        if plugin.group == group:
+        if plugin.kind == kind:
             found.setdefault(plugin.name, plugin)
     return found
 
 
-def is_own(group: str, name: str) -> bool:
+def is_own(kind: str, name: str) -> bool:
     """Return whether the plug-in of that name is edgedec's own (PluginError: edgedec itself is not installed)."""
-    return name in _own().get(group, {})
+    return name in _own().get(kind, {})
 
 
-def load_plugin(group: str, name: str) -> Any:
+def is_installed(kind: str, name: str) -> bool:
+    """Return whether there is a plug-in of that kind and name; other packages are looked at for others' names only."""
+    return is_own(kind, name) or name in plugins(kind)
+
+
+def load_plugin(kind: str, name: str) -> Any:
     """Import the plug-in of that name and return the object that it names.
 
     Raises:
-        PluginError: The group has no plug-in of that name, or the plug-in does not import.
+        PluginError: There is no plug-in of that kind and name, or the plug-in does not import.
     """
-    if is_own(group, name):  # without a look at all packages
-        return _own()[group][name].load()
-    found = plugins(group)
+    if is_own(kind, name):  # without a look at all packages
+        return _own()[kind][name].load()
+    found = plugins(kind)
     if name not in found:
         known = ", ".join(found) or "none"
         raise PluginError(
-            f"no {kind_of(group)} is called {name!r}; installed: {known} (edgedec doctor --all lists them)"
+            f"no {word_for(kind)} is called {name!r}; installed: {known} (edgedec doctor --all lists them)"
         )
     return found[name].load()
 
 
-def kind_of(group: str) -> str:
-    """Return what messages call a plug-in of a group.
+def load_of_type(kind: str, name: str, expected: type[T]) -> T:
+    """Import the plug-in of that name and return the object that it names, an instance of a class.
 
-    >>> kind_of(TREE_SHAPES), kind_of(SEARCHES)
+    Raises:
+        PluginError: There is no plug-in of that kind and name, it does not import, or it is something else.
+    """
+    plugin = load_plugin(kind, name)
+    if not isinstance(plugin, expected):
+        raise PluginError(
+            f"the {word_for(kind)} {name!r} is of the type {type(plugin).__name__}, not {expected.__name__}; remove "
+            "its package (edgedec doctor --all names it)"
+        )
+    return plugin
+
+
+def word_for(kind: str) -> str:
+    """Return what messages call a plug-in of a kind.
+
+    >>> word_for(TREE_SHAPES), word_for(SEARCHES)
     ('tree shape', 'search')
     """
-    name = group.removeprefix("edgedec.").replace("_", " ")
-    return name.removesuffix("es") if name.endswith("ches") else name.removesuffix("s")
+    group, _, word = kind.removeprefix("edgedec.").replace("_", " ").partition(":")
+    return word or (group.removesuffix("es") if group.endswith("ches") else group.removesuffix("s"))
 
 
-def first_made(group: str, *args: object, **options: object) -> Any:
-    """Return what the factories of a group make of these arguments: the first result that is not None, or None.
+def first_made(kind: str, *args: object, **options: object) -> Any:
+    """Return what the factories of a kind make of these arguments: the first result that is not None, or None.
 
     Other packages' factories are asked before edgedec's own. One that fails is passed over, as if its package were not
     installed.
@@ -137,9 +161,9 @@ def first_made(group: str, *args: object, **options: object) -> Any:
     Raises:
         EdgedecError: As edgedec's own factories.
     """
-    found = plugins(group).values()
+    found = plugins(kind).values()
     if not found:
-        raise PluginError(f"no {kind_of(group)} is installed; reinstall {DISTRIBUTION}")
+        raise PluginError(f"no {word_for(kind)} is installed; reinstall {DISTRIBUTION}")
     made = None
     for plugin in sorted(found, key=lambda plugin: plugin.package == DISTRIBUTION):
         if plugin.package == DISTRIBUTION:
@@ -154,7 +178,7 @@ def first_made(group: str, *args: object, **options: object) -> Any:
 
 @cache
 def _own() -> Mapping[str, Mapping[str, Plugin]]:
-    """Return edgedec's own plug-ins, by group and name."""
+    """Return edgedec's own plug-ins, by kind and name."""
     try:
         entries = metadata.distribution(DISTRIBUTION).entry_points
     except metadata.PackageNotFoundError as error:
@@ -163,8 +187,8 @@ def _own() -> Mapping[str, Mapping[str, Plugin]]:
             "such as its runtimes; install it: pip install -e . in a clone of edgedec"
         ) from error
     found: dict[str, dict[str, Plugin]] = {}
-    for entry in entries:
-        found.setdefault(entry.group, {})[entry.name] = Plugin(entry.group, entry.name, entry.value, DISTRIBUTION)
+    for plugin in (_plugin(entry, DISTRIBUTION) for entry in entries):
+        found.setdefault(plugin.kind, {})[plugin.name] = plugin
     return found
 
 
@@ -176,8 +200,16 @@ def _of_others(path: tuple[str, ...]) -> tuple[Plugin, ...]:
         # Most packages have no plug-in of ours: to look for the word first takes a fifth of the time of reading all.
         if "[edgedec." in (package.read_text("entry_points.txt") or "") and package.name != DISTRIBUTION:
             by = f"{package.name} {package.version}"
-            found += [Plugin(entry.group, entry.name, entry.value, by) for entry in package.entry_points]
+            found += [_plugin(entry, by) for entry in package.entry_points]
     return tuple(found)
+
+
+def _plugin(entry: metadata.EntryPoint, package: str) -> Plugin:
+    """Return the plug-in of an entry point; TYPE.NAME has the type of its group, where that is one."""
+    before, _, name = entry.name.partition(".")
+    kind = f"{entry.group}:{before}"
+    kind, name = (kind, name) if kind in KINDS else (entry.group, entry.name)
+    return Plugin(kind, name, entry.value, package)
 
 
 def install_command(what: str) -> str:

@@ -88,7 +88,7 @@ def _ctrl_c_is_heard() -> None:
 def _account_of_this_file() -> Iterator[None]:
     """Let what models of other files hold, such as those of a server, count under no cap of this file's models."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgedec.memory.setting.HOLDERS", WeakSet())
+        patch.setattr("edgedec.memory.setting.HELD", WeakSet())
         yield
 
 

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -306,3 +307,48 @@ def test_the_dockerfile_fits_the_checkout() -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     assert {".git", "build"} <= set(ignored)
     assert not [line for line in ignored if (ROOT / line / "__init__.py").exists()]
+
+
+MOST_HOLDERS = 10  # of an option of load, on its way from the command line to where it is used
+HOLDER = re.compile(r"`([\w/]+\.py):(\d+):([\w.]+)`")
+LOAD_PATH = ("edgedec/api/*.py", "edgedec/load_*.py", "edgedec/memory/*.py", "apps/edgedec_apps/cli/options.py")
+"""Where each field that has an option's name is one of its holders, but for a request's."""
+
+
+def defined(path: Path) -> dict[str, int]:
+    """Return the lines of a file's functions and classes, of their parameters and fields, by dotted names."""
+    lines: dict[str, int] = {}
+
+    def walk(node: ast.AST, before: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            name = getattr(child, "name", "")
+            if isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
+                name = child.target.id
+            if isinstance(child, ast.arg):
+                name = child.arg
+            if name:
+                lines[f"{before}{name}"] = child.lineno  # type: ignore[attr-defined]  # what has a name has a line
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.arguments):
+                walk(child, f"{before}{name}." if name else before)
+
+    walk(ast.parse(path.read_text(encoding="utf-8")), "")
+    return lines
+
+
+def test_the_holders_of_an_option_are_listed() -> None:
+    """With file, line and name, at most ten each; EDGEDEC_WRITE_TABLE=1 writes the lines anew."""
+    document = ROOT / "docs" / "architecture.md"
+    text = document.read_text(encoding="utf-8")
+    written = HOLDER.sub(lambda found: f"`{found[1]}:{defined(ROOT / found[1])[found[3]]}:{found[3]}`", text)
+    paths = [path for pattern in LOAD_PATH for path in ROOT.glob(pattern)]
+    fields = {(path.relative_to(ROOT).as_posix(), name) for path in paths for name in defined(path)}
+    for option in ("draft", "memory", "n_ctx"):
+        (line,) = re.findall(rf"(?m)^- `{option}`: .*$", text)
+        held = [(file, name) for file, _, name in HOLDER.findall(line)]
+        assert 0 < len(held) <= MOST_HOLDERS, option
+        named = {each for each in fields if re.fullmatch(rf"[A-Z]\w*\.{option}", each[1])}
+        assert named - {*held} <= {("edgedec/api/requests.py", "RequestOptions.draft")}, option
+    if os.environ.get("EDGEDEC_WRITE_TABLE"):
+        document.write_text(written, encoding="utf-8")
+    else:
+        assert text == written, "docs/architecture.md lists old lines; EDGEDEC_WRITE_TABLE=1 writes them"

@@ -128,7 +128,7 @@ class House:
 
     def small_files(self) -> int:
         """Return how many files have fewer than 40 lines, architectures and plug-ins apart."""
-        targets = {plugin.target for group in plugins.GROUPS for plugin in plugins.plugins(group).values()}
+        targets = {plugin.target for kind in plugins.KINDS for plugin in plugins.plugins(kind).values()}
         modules = tuple(f"{target.partition(':')[0].replace('.', '/')}.py" for target in targets)
         return sum(
             text.count("\n") < SMALL
@@ -179,7 +179,8 @@ def members(kind: type) -> set[str]:
     defined = {name for name in dir(kind) if not name.startswith("_")}
     for base in kind.__mro__:
         if base.__module__.startswith("edgedec"):
-            set_here = re.findall(r"\bself\.([a-z]\w*)\s*(?:=[^=]|:)", inspect.getsource(base))
+            lines = re.findall(r"(?m)^\s+((?:self\.\w+, )*self\.\w+)\s*(?:=[^=]|:)", inspect.getsource(base))
+            set_here = re.findall(r"self\.([a-z]\w*)", " ".join(lines))
             defined |= {*set_here, *(name for name in vars(base).get("__annotations__", {}) if name[0] != "_")}
     return defined
 

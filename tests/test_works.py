@@ -38,8 +38,8 @@ def works() -> dict[str, dict[str, Row]]:
 def installed() -> dict[str, list[plugins.Plugin]]:
     """Return edgedec's own plug-ins by name, those of all groups."""
     by_name: dict[str, list[plugins.Plugin]] = {}
-    for group in plugins.GROUPS:
-        for name, plugin in plugins.plugins(group).items():
+    for kind in plugins.KINDS:
+        for name, plugin in plugins.plugins(kind).items():
             if plugin.package == plugins.DISTRIBUTION:
                 by_name.setdefault(name, []).append(plugin)
     return by_name

@@ -164,7 +164,7 @@ def extract(
     for each in passages:
         question_text(question, each)
     text, cancel = question_text(question, BETWEEN.join(passages)), CancelToken() if cancel is None else cancel
-    if engine.can_chat:
+    if engine.template is not None:
         prompt_ids, lead = tuple(engine.chat_ids([{"role": "user", "content": text}], cancel=cancel)), ""
     else:
         prompt_ids, lead = engine.prompt_ids(f"{text}\nAnswer:", as_said=True), " "

@@ -92,7 +92,7 @@ def infill_ids(engine: Engine, before: str, after: str, *, files: Sequence[tuple
         RequestError: The model has no tokens for filling in the middle.
         PromptTooLongError: The prompt does not fit the context.
     """
-    return gap_ids(engine.tokenizer, Gap(before, after, files=tuple(files)), engine.n_prompt_max)
+    return gap_ids(engine.tokenizer, Gap(before, after, files=tuple(files)), engine.requests.n_prompt_max)
 
 
 def _file_ids(tokenizer: Tokenizer, files: Sequence[tuple[str, str]], n_most: int) -> list[int]:

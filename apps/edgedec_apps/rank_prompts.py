@@ -99,18 +99,18 @@ def template_of(engine: Engine, gguf: GGUF) -> str:
         ModelFormatError: The file's template has no places, or far too many, or is far too long.
     """
     found = get_text(gguf, _TEMPLATE)
-    if found is None and not engine.can_chat:
+    if found is None and engine.template is None:
         raise CapabilityError(
             f"the model {engine.card.name!r} has no template for ranking and no chat template, so it can't be asked "
             "about a document; use a reranker (edgedec list names some)"
         )
     if found is None:
         try:
-            variables = thinking_variables(engine.template, False)
+            variables = thinking_variables(engine.requests.require_template(), False)
         except RequestError:  # it always thinks, so it answers as well as it can without
             variables = {}
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
-        found = engine.render(messages, variables=variables)
+        found = engine.requests.render(messages, variables=variables)
     places = _PLACES.findall(found)
     if not {_QUERY, _DOCUMENT} <= set(places) or len(places) > _MOST_PLACES or len(found) > _MOST_CHARACTERS:
         raise ModelFormatError(

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.api.branching import branches
 from edgedec.api.engine import Engine
 from edgedec.callers import checks_arguments, one_line
 from edgedec.decoding.reading import prompt_read
@@ -130,7 +131,7 @@ def rank(
     began, stop = perf_counter(), cancel or CancelToken()
     _check(query, documents, max_document_tokens)
     gguf = read_header_of(engine.path)
-    tokenizer, n_most = engine.tokenizer, engine.n_prompt_max
+    tokenizer, n_most = engine.tokenizer, engine.requests.n_prompt_max
     is_encoder, n_trained = engine.model.capabilities.final_states, engine.card.n_ctx_train
     head = _head(engine, gguf, is_encoder=is_encoder)
     n_first = None
@@ -287,12 +288,12 @@ def _read(work: _Work, take: Callable[[int, NDArray[np.float32]], None]) -> None
     if len(prompts) > 1 and n_shared > 0 and are_together(engine.pool.slots[0].session):
         groups, alone = _groups(work, n_shared)
     if groups:
-        with engine.branches(prompts[0][:n_shared], cancel=work.cancel, on_progress=work.on_progress) as branches:
+        with branches(engine, prompts[0][:n_shared], cancel=work.cancel, on_progress=work.on_progress) as opened:
             for group in groups:
-                names = branches.fork(branches.root, len(group))
-                found = branches.forward({name: prompts[i][n_shared:] for name, i in zip(names, group, strict=True)})
+                names = opened.fork(opened.root, len(group))
+                found = opened.forward({name: prompts[i][n_shared:] for name, i in zip(names, group, strict=True)})
                 for name, i in zip(names, group, strict=True):
-                    branches.drop(name)
+                    opened.drop(name)
                     take(i, found[name][0])
     for i in alone:
         request = engine.requests.plain(prompts[i], {})

@@ -165,7 +165,7 @@ def refined(
     messages, seed = messages_of(messages), options.pop("seed", None)
     seed = secrets.randbits(62) if seed is None else seed
     options = {"reuse": "exact", **options}
-    greedy = engine.sampling(**{name: options[name] for name in ("temperature",) if name in options}).greedy
+    greedy = engine.requests.sampling(**{name: options[name] for name in ("temperature",) if name in options}).greedy
     n = 1 if greedy else how.n
     if how.most > 1:
         require_room(

@@ -40,7 +40,7 @@ def sample(args: argparse.Namespace) -> None:
     """Write the texts of each task, judge them, and keep what choosing needs."""
     key = {"model": args.model, "kind": args.kind, "texts": args.texts, "temperature": args.temperature}
     with load(args, args.model) as engine:
-        params, asked = engine.sampling(temperature=args.temperature, top_p=0.95), question(engine)
+        params, asked = engine.requests.sampling(temperature=args.temperature, top_p=0.95), question(engine)
         for task in open_tasks(args, key):
             with texts_of(engine, task, args.max_tokens) as texts:
                 root = texts.begin()
@@ -63,7 +63,7 @@ def search(args: argparse.Namespace) -> None:
     with ExitStack() as opened:
         engine = opened.enter_context(load(args, args.model))
         small = opened.enter_context(load(args, args.small)) if args.small else None
-        params = engine.sampling(temperature=args.temperature, top_p=0.95)
+        params = engine.requests.sampling(temperature=args.temperature, top_p=0.95)
         for task in open_tasks(args, key):
             setting = Setting(engine, small, task, params, args.seed, args.max_tokens)
             with texts_of(engine, task, args.max_tokens) as texts:

@@ -55,7 +55,7 @@ def texts_of(engine: edgedec.Engine, task: MadeTask, max_tokens: int) -> Iterato
 
 def question(engine: edgedec.Engine) -> Question:
     """Return the judge's question, as a turn of the chat."""
-    return question_of(engine.tokenizer, turn_after_answer(engine.render), parse_special=True)
+    return question_of(engine.tokenizer, turn_after_answer(engine.requests.render), parse_special=True)
 
 
 def figures(task: MadeTask, text: str) -> dict[str, Any]:

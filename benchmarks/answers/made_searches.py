@@ -125,7 +125,7 @@ def _planned(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]
 def _midway(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
     """Judge eight texts after 24 tokens, and again when they are whole; the text that the first judgement prefers."""
     engine, root, seeds = setting.engine, texts.begin(), seeds_from(setting.seed, 8)
-    asked = question_of(engine.tokenizer, turn_after_answer(engine.render, RESTART), parse_special=True)
+    asked = question_of(engine.tokenizer, turn_after_answer(engine.requests.render, RESTART), parse_special=True)
     live = [root, *(texts.fork(root) for _ in seeds[1:])]
     begun = write_steps(texts, live, setting.params, seeds, separator=None, most=24)
     chances = judged(texts, begun, asked)
@@ -137,7 +137,7 @@ def _midway(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]
 def _spec_reason(threshold: int) -> Search:
     def search(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
         assert setting.small is not None, "--small names the small model"
-        grading = grading_of(setting.engine.tokenizer, turn_after_answer(setting.engine.render, GRADING))
+        grading = grading_of(setting.engine.tokenizer, turn_after_answer(setting.engine.requests.render, GRADING))
         with texts_of(setting.small, setting.task, setting.max_tokens) as small:
             found = spec_reason(small, texts, setting.steps, grading, threshold=threshold)
             more = {"grades": found.grades, "kept": found.kept, "small_forwards": dict(small.forwards)}

@@ -109,7 +109,7 @@ def prompt_of(engine: edgedec.Engine, kind: str, number: int, n_tokens: int) -> 
     asked = made(kind, number, max(N_QUESTIONS, int(n_tokens / per_line)))
     head = "| number | what | pieces | where |\n" if kind == "table" else ""
     text = f"{head}{chr(10).join(asked.lines)}\n\nAnswer with one word or number. {asked.question}"
-    if engine.can_chat:
+    if engine.template is not None:
         return tuple(engine.chat_ids([{"role": "user", "content": text}])), asked
     return engine.prompt_ids(f"{text}\nAnswer:"), asked
 

@@ -25,7 +25,7 @@ from made_table import lockstep
 from made_tasks import KINDS, MadeTask, given_answer, is_right, made_tasks
 
 import edgedec
-from edgedec.api.best_text import BestOf
+from edgedec.api.best_text import BestOf, best
 from edgedec.choosing.choosers import mean_logprob, most_likely
 from edgedec.choosing.vote import answer_of, voted
 from edgedec.grammar import Grammar
@@ -85,7 +85,7 @@ def _solved(engine: edgedec.Engine, task: MadeTask, way: str) -> dict[str, Any]:
             options["grammar"] = Grammar.json_schema(schema_of(task.kind))
         texts, rounds = (engine.chat(messages, **options | {"temperature": 0}, logprobs=0),), [0]
     else:
-        texts = engine.best(messages, BestOf(8, "likely"), **options).texts
+        texts = best(engine, messages, BestOf(8, "likely"), **options).texts
     seconds = time.process_time() - began
     scores = [_verdict(task, text.text).score if task.kind in CHECKED else 0.0 for text in texts]
     line: dict[str, Any] = {"scores": scores, "rounds": rounds, "stamps": stamps, "seconds": seconds}

@@ -32,7 +32,7 @@ from drawn_requests import Asked, Config, Files, drawn
 from support.models.real_models import models_dir
 
 import edgedec
-from edgedec.api.best_text import BestOf
+from edgedec.api.best_text import BestOf, best
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import EdgedecError
 from edgedec.progress import CancelToken
@@ -171,12 +171,12 @@ class Asker:
 
     def _best(self, asked: Asked, options: dict[str, Any]) -> Seen:
         how = BestOf(n=asked.n, choose=asked.choose, answer=r"[a-z1]+")
-        found = self._engine.best(asked.prompt, how, **options)
+        found = best(self._engine, asked.prompt, how, **options)
         self.texts = found.texts
         return found.place, found.answers, found.scores, found.why
 
     def _search(self, asked: Asked, options: dict[str, Any]) -> Seen:
-        found = self._engine.best(asked.prompt, SearchBy(asked.choose, n=asked.n), **options)
+        found = best(self._engine, asked.prompt, SearchBy(asked.choose, n=asked.n), **options)
         self.texts = found.texts
         return found.place, found.answers, found.scores, found.why
 

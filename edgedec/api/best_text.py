@@ -1,32 +1,41 @@
-"""The best of several texts of one prompt: written together, then chosen by a chooser of edgedec.choosing.choice."""
+"""The best of several texts of one prompt, written together and chosen by a chooser; or a search for the best one."""
 
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, Unpack
+from typing import Any, Literal, Unpack
 
-from edgedec.api.requests import RequestOptions, SamplingOptions
-from edgedec.callers import check_fields
+from edgedec.api.branching import branches, texts_on
+from edgedec.api.engine import Engine
+from edgedec.api.requests import Prompt, RequestOptions, is_chat
+from edgedec.callers import check_fields, checks_arguments
 from edgedec.chat import Message
 from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among
 from edgedec.choosing.choosers import require_logprobs
 from edgedec.choosing.command_scorer import SCORER_S
-from edgedec.choosing.partial_texts import AskedPrompt, BranchingEngine
+from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts
 from edgedec.choosing.sample_count import is_enough
-from edgedec.choosing.scorer import Scorer, require_scorer, scores_of
+from edgedec.choosing.scorer import CallerScorer, Scorer, require_scorer, scores_of
+from edgedec.choosing.search_by import SearchBy, SearchRun
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
-from edgedec.decoding.session_pool import SessionPool, SessionSlot
+from edgedec.decoding.text_room import require_room
 from edgedec.errors import CancelledError, OptionError, argument
-from edgedec.model_card import ModelCard
-from edgedec.progress import CancelToken
+from edgedec.progress import CancelToken, check_cancelled
 from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.sequence import Generation, Until
+from edgedec.sessions.text_pages import ROWS_OF_TEXT
+from edgedec.stats import DecodeStats
 
 ROUND = 4
 """Texts of a round of n="auto"."""
 MOST_AUTO = 32
 EPS = 0.02
 """n="auto" ends when another text is expected to add less than this to the chance of the right answer."""
+_OF_DRAWS = frozenset(
+    {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"}
+    | {"momentum", "penalty_last_n", "logit_bias"}
+)
+_OF_ALL = frozenset({"seed", "max_tokens", "stop", "ignore_end", "reuse", "draft", "on_progress"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +44,7 @@ class BestOf:
 
     Attributes:
         n: How many texts, or "auto" for as many as TTSPM (arXiv:2505.20522) expects to help, at most MOST_AUTO.
-        choose: The chooser, a plug-in of `edgedec.choosers`.
+        choose: The name of the chooser, a plug-in.
         answer: The regular expression of an answer.
         scorer: For "score": a function `(prefix, steps) -> scores`, or the argument list of a command.
         scorer_seconds: Most seconds of a call of the scorer.
@@ -69,35 +78,49 @@ class BestOf:
         return chooser_named(self.choose)
 
 
-class ManyTexts(BranchingEngine, Protocol):
-    """What choosing and searching need of an engine.
+@checks_arguments
+def best(
+    engine: Engine,
+    prompt: Prompt | Sequence[Message],
+    how: BestOf | SearchBy | None = None,
+    *,
+    cancel: CancelToken | None = None,
+    think: bool | None = None,
+    **options: Unpack[RequestOptions],
+) -> ChosenText:
+    """Choose among several texts of a prompt, or search for the best one; docs/better-answers.md says how.
 
-    Attributes:
-        pool: The sessions that the texts are written on.
+    When `cancel` stops the writing, the choice is among the texts so far; a search ends with CancelledError.
+
+    Args:
+        engine: Has the model.
+        prompt: As of Engine.samples().
+        how: How many texts, and how one is chosen, or the search; by default the majority vote of 8.
+        cancel: Stops all texts and the scorer, from any thread.
+        think: As of Engine.samples().
+        **options: Those of Engine.samples(). Text k draws with the seed plus k. A search knows no grammar.
+
+    Raises:
+        OptionError: The search can't heed an option.
+        ScorerError: The scorer raised an error, took too long, or returned something else than scores.
+        What Engine.samples() and branches() raise.
     """
-
-    pool: SessionPool[SessionSlot]
-
-    @property
-    def card(self) -> ModelCard:
-        """The facts of the model."""
-
-    def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
-        """Return sampling parameters: the options given, then the defaults."""
-
-    def samples(
-        self,
-        prompt: Sequence[int],
-        n: int,
-        *,
-        until: Until,
-        cancel: CancelToken | None,
-        **options: Unpack[RequestOptions],
-    ) -> tuple[Generation, ...]:
-        """Generate n texts of a prompt; text k draws with the seed plus k."""
+    continued, options = engine.requests.chat_or_prompt(prompt, cancel, think, options)
+    token_ids = engine.prompt_ids(continued)
+    asked = AskedPrompt(
+        model=engine.model,
+        token_ids=token_ids,
+        prefix=prompt_text(prompt),
+        open_branches=lambda most: branches(engine, token_ids, most=most, cancel=cancel),
+        render=engine.requests.render if is_chat(prompt) else None,
+        cancel=cancel,
+    )
+    if isinstance(how, SearchBy):
+        return _searched(engine, asked, how, options)
+    return _best_of(engine, asked, BestOf() if how is None else how, options)
 
 
-def best_of(engine: ManyTexts, asked: AskedPrompt, how: BestOf, options: RequestOptions) -> ChosenText:
+def _best_of(engine: Engine, asked: AskedPrompt, how: BestOf, options: RequestOptions) -> ChosenText:
     """Write texts, score them where the chooser needs it, and return the choice.
 
     Args:
@@ -132,7 +155,7 @@ def _scoring(asked: AskedPrompt, how: BestOf) -> ScoreTexts:
     return (lambda texts: []) if open_scorer is None else open_scorer(asked)
 
 
-def _written(engine: ManyTexts, asked: AskedPrompt, how: BestOf, options: RequestOptions) -> tuple[Generation, ...]:
+def _written(engine: Engine, asked: AskedPrompt, how: BestOf, options: RequestOptions) -> tuple[Generation, ...]:
     """Return the texts that are chosen among; those that can't matter any more are stopped early."""
     seed = options.get("seed")
     first_seed = secrets.randbits(62) if seed is None else seed
@@ -164,3 +187,66 @@ def prompt_text(prompt: str | Sequence[int] | Sequence[Message]) -> str:
     last = prompt[-1] if len(prompt) else None
     content = last.get("content", "") if isinstance(last, Mapping) else ""
     return "\n".join(part["text"] for part in content if "text" in part) if isinstance(content, list) else str(content)
+
+
+def _searched(engine: Engine, asked: AskedPrompt, how: SearchBy, options: RequestOptions) -> ChosenText:
+    """Search for a text of a prompt, and return the texts that the search ends with and the chosen one.
+
+    Args:
+        engine: Has the model.
+        asked: The prompt.
+        how: The search.
+        options: Those of samples() that a search knows: how tokens are drawn, where it draws, and where texts end.
+
+    Raises:
+        OptionError: The search does not know an option.
+        ScorerError: The caller's scorer failed.
+        CancelledError: The search was cancelled.
+        CapabilityError: The runtime can't fork, or rows depend there on what else is in their forward.
+        ContextFullError, MemoryCapError: There is no room for the texts.
+    """
+    _require_known(how, options)
+    on_progress, cancel = options.pop("on_progress", None), asked.cancel
+    of_sampling = {name for name in options if name not in RequestOptions.__annotations__} | {*SamplingParams.names()}
+    sampling: dict[str, Any] = {name: value for name, value in options.items() if name in of_sampling}
+    params = engine.requests.sampling(**sampling)
+    seed = secrets.randbits(62) if params.seed is None else params.seed
+    scorer = None if how.scorer is None else CallerScorer(how.scorer, asked.prefix, how.scorer_seconds)
+    run = SearchRun(how.size, params, seed, scorer, how.answer, how.separator, asked)
+    check_cancelled(cancel, "the search")
+    n_prompt = len(asked.token_ids)
+    require_room(engine.pool.slots[0], how.n_texts, n_prompt, params.max_tokens, rows_each=ROWS_OF_TEXT)
+    with (
+        branches(engine, asked.token_ids, cancel=cancel, on_progress=on_progress) as opened,
+        texts_on(engine, opened, asked.token_ids, params, cancel=cancel, on_progress=on_progress) as texts,
+    ):
+        found = how.search.run(texts, run)
+        written = tuple(_generation(texts, text, engine.card.runtime, seed) for text in found.texts)
+    answers = tuple(answer_of(text.text, how.answer) for text in written)
+    return ChosenText(found.place, written, answers, found.scores, found.why)
+
+
+def _require_known(how: SearchBy, options: RequestOptions) -> None:
+    """Raise OptionError where an option was given that the search has no use for."""
+    draws = how.search.draws
+    known = _OF_ALL | (_OF_DRAWS if draws else {"temperature"})
+    for name, value in options.items():
+        if name not in known and value not in (None, False, "coupled", {}, ()):
+            raise OptionError(name, value, f"a search by {how.name!r} can't heed it; leave it or the search out")
+    if not draws and options.get("temperature"):
+        accepted = f"the search {how.name!r} takes the most probable tokens; leave {argument('temperature')} out, or 0"
+        raise OptionError("temperature", options["temperature"], accepted)
+
+
+def _generation(texts: PartialTexts, text: PartialText, runtime: str, seed: int) -> Generation:
+    """Return a text of a search as any other; its statistics are those of the whole search."""
+    stats = DecodeStats(runtime=runtime, seed=seed, n_prompt_tokens=len(texts.prompt_ids))
+    stats.n_generated_tokens, stats.n_steps = len(text.token_ids), sum(texts.forwards.values())
+    stats.add_note(f"{texts.n_tokens} tokens were evaluated in {stats.n_steps} forwards of the search")
+    return Generation(
+        text=texts.text(text),
+        token_ids=text.token_ids,
+        finish_reason=text.ended or "length",
+        stats=stats,
+        logprob_sum=text.logprob - text.end_logprob,
+    )

@@ -4,38 +4,30 @@ It is one class, of more lines than other files have: what a caller can ask of a
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, TypeGuard, Unpack, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
 from edgedec.api.async_api import AsyncSampleStream, AsyncTokenStream, awaited
-from edgedec.api.requests import ChatPrompts, Prompt, RequestOptions, Requests, SamplingOptions, adapter_scales
-from edgedec.callers import checked_value, checks_methods
-from edgedec.chat import Chat, Message, messages_of, thinking_variables
+from edgedec.api.requests import Prompt, RequestOptions, Requests, adapter_scales
+from edgedec.callers import checks_methods
+from edgedec.chat import Chat, Message, drop_oldest_turns, messages_of
 from edgedec.closeable import Closeable
 from edgedec.control_tokens import SaidTemplate
 from edgedec.decoding.generate import TokenStream, finished
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
-from edgedec.errors import CancelledError, OptionError, RequestError, TemplateError, argument
+from edgedec.errors import OptionError, RequestError, argument
 from edgedec.load_plan import LoadPlan
+from edgedec.memory.setting import Held, count_held
 from edgedec.memory_plan import MemoryPlan, format_bytes
 from edgedec.model import Model, Session
 from edgedec.model_card import ModelCard
-from edgedec.pictures import Pictures, has_pictures
-from edgedec.progress import CancelToken, OnProgress, report_progress
+from edgedec.progress import CancelToken, report_progress
 from edgedec.runtime import processes_of
-from edgedec.sampling import SamplingParams
 from edgedec.sequence import Generation, Until
-from edgedec.sessions.text_pages import MOST_FORKS
 from edgedec.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # what few texts need is imported when it is asked for
-    from edgedec.api.best_text import BestOf
-    from edgedec.choosing.choice import ChosenText
-    from edgedec.choosing.partial_texts import PartialTexts
-    from edgedec.choosing.search_by import SearchBy
-    from edgedec.decoding.branches import Branches
     from edgedec.decoding.samples import SampleStream
 
 
@@ -52,10 +44,9 @@ class Engine(Closeable):
         tokenizer: The model's tokenizer.
         path: The model's file.
         plan: The memory plan that the model was loaded under; without terms where nothing was planned.
-        held_bytes: Bytes that count against the caps of models loaded later; 0 once the engine is closed.
-        gpu_held_bytes: The same of the device that holds most.
+        template: The model's chat template, or None; one that does not compile refuses chats.
         pool: The sessions that requests are generated on, each with what a generation on it must know.
-        requests: Makes the requests of texts, for generations of one's own.
+        requests: Makes prompts and requests step by step, for servers and for generations of one's own.
     """
 
     def __init__(  # called by load alone, which names each of them
@@ -82,12 +73,12 @@ class Engine(Closeable):
         self.model, self.plan, self.path = model, plan.memory, plan.path
         self.card: ModelCard = model.card
         self.tokenizer: Tokenizer = model.tokenizer
-        self.held_bytes = held.own_bytes
-        self.gpu_held_bytes = max((held.device_bytes(cap.device.name) for cap in held.devices), default=0)
-        self._companion, self._template, self._pictures = companion, template, plan.pictures
+        most_on_device = max((held.device_bytes(cap.device.name) for cap in held.devices), default=0)
+        self._held = count_held(Held(held.own_bytes, most_on_device))
+        self._companion, self.template = companion, template
         self.pool, self._slot = SessionPool(slots), slots[0]
-        self._grammars = Grammars(self.tokenizer, grammar_bytes, self.card.fingerprint)
-        self.requests = Requests(model, self._slot, self._grammars, self._slot.session.scales)
+        grammars = Grammars(self.tokenizer, grammar_bytes, self.card.fingerprint)
+        self.requests = Requests(model, self._slot, grammars, template, plan)
 
     def __repr__(self) -> str:
         held = format_bytes(self.held_bytes) if self.held_bytes else "closed"
@@ -164,29 +155,8 @@ class Engine(Closeable):
         **options: Unpack[RequestOptions],
     ) -> TokenStream:
         """Answer the last of `messages` token by token; as chat()."""
-        token_ids, chosen = self._chat_prompt(messages, cancel, think, options, tools)
+        token_ids, chosen = self.requests.chat_prompt(messages, cancel, think, options, tools)
         return self.stream(token_ids, cancel=cancel, **chosen)
-
-    def _chat_prompt(
-        self,
-        messages: Chat,
-        cancel: CancelToken | None,
-        think: bool | None,
-        options: RequestOptions,
-        tools: Sequence[Mapping[str, object]] | None = None,
-    ) -> tuple[list[int], RequestOptions]:
-        """Return the prompt of a chat, and its options with their defaults; no token where `cancel` was cancelled."""
-        chosen: RequestOptions = {"reuse": "longest", **options}
-        try:
-            variables = thinking_variables(self.template, think)
-            marked, pictures = self.mark_pictures(messages)
-            text = self.render(marked, tools=tools, cancel=cancel, variables=variables)
-            token_ids = self.rendered_ids(text, pictures)
-            if pictures:
-                chosen["pictures"] = self.picture_rows(pictures, cancel=cancel, on_progress=options.get("on_progress"))
-        except CancelledError:
-            token_ids = []  # the stream ends before it begins
-        return token_ids, chosen
 
     def samples(
         self,
@@ -244,65 +214,13 @@ class Engine(Closeable):
         """
         from edgedec.decoding.samples import SampleStream
 
-        if _is_chat(prompt):
-            prompt, options = self._chat_prompt(prompt, cancel, think, options)
-        elif think is not None:
-            raise RequestError(f"{argument('think')} is for chats, and the prompt is none; leave it out")
+        continued, options = self.requests.chat_or_prompt(prompt, cancel, think, options)
         on_progress = options.pop("on_progress", None)
         options.setdefault("logprobs", 0)
         if len(options.get("resume", ())):
             raise RequestError(f"several texts can't be resumed: leave {argument('resume')} out, or ask for one text")
-        request, open_constraint = self.requests.wanted(cast(Prompt, prompt), options)
+        request, open_constraint = self.requests.wanted(continued, options)
         return SampleStream(self.pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress)
-
-    def best(
-        self,
-        prompt: Prompt | Sequence[Message],
-        how: "BestOf | SearchBy | None" = None,
-        *,
-        cancel: CancelToken | None = None,
-        think: bool | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> "ChosenText":
-        """Choose among several texts of a prompt, or search for the best one; docs/better-answers.md says how.
-
-        When `cancel` stops the writing, the choice is among the texts so far; a search ends with CancelledError.
-
-        Args:
-            prompt: As of samples().
-            how: How many texts, and how one is chosen, or the search; by default the majority vote of 8.
-            cancel: Stops all texts and the scorer, from any thread.
-            think: As of samples().
-            **options: Those of samples(). Text k draws with the seed plus k. A search knows no grammar.
-
-        Raises:
-            OptionError: The search can't heed an option.
-            ScorerError: The scorer raised an error, took too long, or returned something else than scores.
-            What samples() and branches() raise.
-        """
-        from edgedec.api.best_text import BestOf, best_of, prompt_text
-        from edgedec.api.search_text import searched
-        from edgedec.choosing.partial_texts import AskedPrompt
-        from edgedec.choosing.search_by import SearchBy
-
-        ids: Sequence[int]
-        if _is_chat(prompt):
-            ids, options = self._chat_prompt(prompt, cancel, think, options)
-        else:
-            ids = self.prompt_ids(cast(Prompt, prompt))
-        asked = AskedPrompt(self, ids, prompt_text(prompt), self.render if _is_chat(prompt) else None, cancel)
-        checked_value("how", BestOf | SearchBy | None, how)
-        if isinstance(how, SearchBy):
-            return searched(self, asked, how, options)
-        return best_of(self, asked, BestOf() if how is None else how, options)
-
-    def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
-        """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
-
-        Raises:
-            RequestError: An option is unknown or out of range.
-        """
-        return self.requests.sampling(options)
 
     def prompt_ids(self, prompt: Prompt, *, as_said: bool = False, continued: bool = True) -> tuple[int, ...]:
         """Return a prompt's token ids.
@@ -317,20 +235,6 @@ class Engine(Closeable):
             RequestError: The prompt is neither a text nor a sequence of whole numbers.
         """
         return self.requests.prompt_ids(prompt, as_said=as_said, continued=continued)
-
-    def cut_ids(self, text: str) -> tuple[int, ...]:
-        """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
-        return self.requests.cut_ids(text)
-
-    @property
-    def can_chat(self) -> bool:
-        """Whether the model has a chat template."""
-        return self._template is not None
-
-    @property
-    def template(self) -> SaidTemplate:
-        """The model's chat template (TemplateError where it has none); one that does not compile refuses chats."""
-        return self._chats().template
 
     def chat_ids(
         self,
@@ -353,63 +257,10 @@ class Engine(Closeable):
             TemplateError: The model has no chat template, or the template fails.
             PromptTooLongError: The conversation does not fit the context.
         """
-        marked, pictures = self.mark_pictures(messages)
-        return self.rendered_ids(self.render(marked, tools=tools, cancel=cancel, variables=variables), pictures)
-
-    def render(
-        self,
-        messages: Chat,
-        *,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        cancel: CancelToken | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Return the prompt that the chat template makes of `messages` as text (raises what chat_ids raises).
-
-        Where messages spell control tokens, it holds edgedec.control_tokens.MARK, which keeps them text.
-        """
-        return self._chats().render(messages_of(messages), tools, cancel, variables)
-
-    def rendered_ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
-        """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context).
-
-        Where the prompt has marks of mark_pictures(), `pictures` are that function's; their rows have negative ids.
-        """
-        return self._chats().ids(text, pictures)
-
-    @property
-    def reads_pictures(self) -> bool:
-        """Whether messages may have pictures: a projector was loaded with the model."""
-        return self._pictures is not None
-
-    def mark_pictures(self, messages: Chat) -> tuple[Sequence[Message], tuple[Any, ...]]:
-        """Return messages for render(), with a mark in place of each picture, and the pictures, before any is decoded.
-
-        Raises:
-            RequestError: The model reads no pictures, or a picture is damaged or beyond the limits.
-        """
-        messages = messages_of(messages)
-        if not has_pictures(messages):
-            return messages, ()
-        if self._pictures is None:
-            why = "no mmproj*.gguf lies beside it; put it there"
-            if "pictures left out" in self.plan.given_up:
-                why = "the memory plan left pictures out; allow more"
-            remedy = f"or name it ({argument('projector')})"
-            raise RequestError(f"the model {self.card.name!r} reads no pictures: {why}, {remedy}")
-        self.model.capabilities.require("vector_rows", self.card.runtime)
-        return self._pictures.mark(messages)
-
-    def picture_rows(
-        self, pictures: Sequence[Any], *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
-    ) -> Pictures:
-        """Return the rows of the pictures of mark_pictures(), for stream(..., pictures=...).
-
-        Raises:
-            RequestError, CancelledError, RuntimeLostError: A picture is damaged; or its decoder was lost, which is
-                started again by the next call.
-        """
-        return {} if self._pictures is None or not pictures else self._pictures.rows(pictures, cancel, on_progress)
+        requests = self.requests
+        marked, pictures = requests.mark_pictures(messages)
+        text = requests.render(marked, tools=tools, cancel=cancel, variables=variables)
+        return requests.rendered_ids(text, pictures)
 
     def fit_messages(
         self, messages: Chat, n_reserved: int, tools: Sequence[Mapping[str, object]] | None = None
@@ -420,93 +271,23 @@ class Engine(Closeable):
         """
         if n_reserved < 0:
             raise OptionError("n_reserved", n_reserved, "it must be from 0")
-        messages = messages_of(messages)
-        marked, pictures = self.mark_pictures(messages)
-        kept, n_left_out = self._chats().fit(marked, self.n_ctx - 1 - n_reserved, tools, pictures)
+        messages, n_most = messages_of(messages), self.n_ctx - 1 - n_reserved
+        marked, pictures = self.requests.mark_pictures(messages)
+        kept, n_left_out = drop_oldest_turns(
+            marked, lambda some: self.requests.n_rendered(some, n_most, tools, pictures), n_most
+        )
         given = {id(mark): message for mark, message in zip(marked, messages, strict=True)}
         return [given[id(mark)] for mark in kept], n_left_out
 
-    def _chats(self) -> ChatPrompts:
-        self.requests.require_writer()
-        if self._template is None:
-            raise TemplateError(
-                f"the model {self.card.name!r} has no chat template: it continues text rather than answers; "
-                f"use generate() (--raw), or load it with {argument('chat_template')}"
-            )
-        return ChatPrompts(self._template, self.tokenizer, self.n_prompt_max, self.card.n_ctx_train, self._pictures)
-
-    def branches(
-        self,
-        prompt: Prompt,
-        *,
-        most: int = MOST_FORKS,
-        cancel: CancelToken | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> "AbstractContextManager[Branches]":
-        """Open branches of a prompt inside the block, for decoding of one's own; see edgedec.decoding.branches.
-
-        The block waits for its turn as a request does. The model's other requests share forwards with it where the
-        model was loaded for several at a time. Close the model after the block.
-
-        Args:
-            prompt: The text or the token ids to go on from.
-            most: Most branches at a time.
-            cancel: Stops the forward that is running, from any thread; the forward then raises CancelledError.
-            on_progress: Called while the prompt is read.
-
-        Raises:
-            CapabilityError: The runtime can't fork sessions, or a row depends there on what else is in its forward.
-            RequestError: The prompt is empty, or `most` is out of range.
-            PromptTooLongError, ContextFullError: The prompt does not fit the context.
-            CancelledError: `cancel` was cancelled before the prompt was read.
-        """
-        from edgedec.decoding.branches import branches_on
-
-        request, stop = self.requests.plain(prompt, {}), cancel or CancelToken()
-        return branches_on(self.pool, request, stop, most=most, on_progress=on_progress)
-
-    @contextmanager
-    def partial_texts(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int = 512,
-        stop: Sequence[str] = (),
-        cancel: CancelToken | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> "Iterator[PartialTexts]":
-        """Read a prompt, and hold its texts inside the block for a search: edgedec.choosing has the searches.
-
-            with model.partial_texts(model.chat_ids(messages), max_tokens=200) as texts:
-                best = beam_search(texts, 4)[0]
-                print(texts.text(best.text))
-
-        Args:
-            prompt: The text or the token ids to go on from; chat_ids() makes them of messages.
-            max_tokens: Most tokens of a text; fewer where the context is full before.
-            stop: Strings, each of which ends a text.
-            cancel: Ends the search with CancelledError, from any thread.
-            on_progress: Called while the prompt is read.
-
-        Raises:
-            RequestError: `max_tokens` or `stop` is out of range.
-            What branches() raises.
-        """
-        from edgedec.choosing.partial_texts import PartialTexts
-
-        ids, _ = self.prompt_ids(prompt), SamplingParams(max_tokens=max_tokens, stop=tuple(stop))  # which checks these
-        with self.branches(ids, cancel=cancel, on_progress=on_progress) as branches:
-            room = max(1, min(max_tokens, branches.n_ctx - len(ids)))
-            is_end, decode = self.tokenizer.is_end, self.tokenizer.decode
-            with PartialTexts(
-                branches, ids, is_end=is_end, decode=decode, max_tokens=room, stop=stop, cancel=cancel
-            ) as texts:
-                yield texts
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that count against the caps of models loaded later; 0 once the engine is closed."""
+        return self._held.n_bytes
 
     @property
     def processes(self) -> tuple[int, ...]:
         """The further processes that run its models now, whose memory counts as this process's; mostly none."""
-        return processes_of(self.model, self._companion, self._pictures)
+        return processes_of(self.model, self._companion, self.requests.pictures)
 
     @property
     def lora(self) -> tuple[float, ...]:
@@ -521,14 +302,6 @@ class Engine(Closeable):
     def n_ctx(self) -> int:
         """Tokens of the context of a generation."""
         return self._slot.session.n_ctx
-
-    @property
-    def n_prompt_max(self) -> int:
-        """Most tokens of a prompt: one fewer than a text may have, or as many where the model writes none.
-
-        A text may have as many as the context, unless that slides.
-        """
-        return self.requests.n_prompt_max
 
     def forget(self) -> None:
         """Forget what the drafters keep between requests, and what was measured of their acceptance.
@@ -547,17 +320,6 @@ class Engine(Closeable):
         if any(self.lora):
             session.adapt(self.lora)
         return session
-
-    def save_draft_store(self) -> None:
-        """Write the file of load(draft_store=...) now, as close() does, if there is something new to write.
-
-        Raises:
-            StorageError, ModelFormatError: The file can't be written, or is another model's by now; close() then
-                does not try again.
-        """
-        if self._slot.drafting is not None:
-            with self.pool.all():
-                self._slot.drafting.save()
 
     def close(self) -> None:
         """End all streams, paused ones too, and free the model; calling it again does nothing.
@@ -585,15 +347,15 @@ class Engine(Closeable):
             self._close_models()
 
     def _close_models(self) -> None:
-        self.held_bytes = self.gpu_held_bytes = 0
+        self._held.n_bytes = self._held.gpu_bytes = 0
         drafting = self._slot.drafting
         for slot in self.pool.slots:
             if slot.drafting is not None:
                 slot.drafting.close()
         if self._companion is not None:
             self._companion.close()
-        if self._pictures is not None:
-            self._pictures.close()
+        if self.requests.pictures is not None:
+            self.requests.pictures.close()
         self.model.close()
         if drafting is not None and os.getpid() == self._slot.pid:
             drafting.save()
@@ -627,5 +389,14 @@ class Engine(Closeable):
         return AsyncTokenStream(lambda cancel: self.chat_stream(messages, cancel=cancel, think=think, **options))
 
 
-def _is_chat(prompt: Prompt | Sequence[Message]) -> TypeGuard[Sequence[Message]]:
-    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+def save_draft_store(engine: Engine) -> None:
+    """Write the file of load(draft_store=...) now, as close() does, if there is something new to write.
+
+    Raises:
+        StorageError, ModelFormatError: The file can't be written, or is another model's by now; close() then does not
+            try again.
+    """
+    drafting = engine.pool.slots[0].drafting
+    if drafting is not None:
+        with engine.pool.all():
+            drafting.save()

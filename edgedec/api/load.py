@@ -32,7 +32,7 @@ from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx
 from edgedec.load_plan import LoadPlan
 from edgedec.loading.runtime_choice import machines_of
 from edgedec.memory.planner import plan_within
-from edgedec.memory.setting import Cap, cap_beside_held, count_held, planning_bytes, with_drafters
+from edgedec.memory.setting import Cap, cap_beside_held, planning_bytes, with_drafters
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import HasDevices, MemoryPlan, Size
@@ -211,7 +211,6 @@ def open_plan(plan: LoadPlan, options: EngineOptions) -> Engine:
             companion=companion,
             grammar_bytes=plan.grammar_bytes or (LEAST_GRAMMAR_BYTES if is_planned else GRAMMAR_BYTES),
         )
-        count_held(engine)
         undo.pop_all()
     if is_planned:
         return_free_memory()  # what probing and measuring left behind

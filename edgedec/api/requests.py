@@ -3,22 +3,32 @@
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import index
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict, TypeGuard, Unpack, cast
 
 import numpy as np
 
-from edgedec.chat import Message, drop_oldest_turns
+from edgedec.callers import checks_arguments
+from edgedec.chat import Chat, Message, messages_of, thinking_variables
 from edgedec.constraint import OpenConstraint
 from edgedec.control_tokens import SaidTemplate
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.prompt_length import CUT_TEXT, count_tokens, encode_prompt, require_messages
 from edgedec.decoding.session_pool import SessionSlot
-from edgedec.errors import OptionError, PromptTooLongError, RequestError, counted
+from edgedec.errors import (
+    CancelledError,
+    OptionError,
+    PromptTooLongError,
+    RequestError,
+    TemplateError,
+    argument,
+    counted,
+)
 from edgedec.grammar import Grammar, JsonSchema, Predicate, chosen_grammar
+from edgedec.load_plan import LoadPlan
 from edgedec.model import Model, writes_texts
-from edgedec.pictures import PictureReader, Pictures
+from edgedec.pictures import Pictures, has_pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Request
@@ -141,105 +151,43 @@ def as_token_ids(ids: Sequence[int], name: str = "prompt") -> tuple[int, ...]:
         raise OptionError(name, ids, "it must be a sequence of token ids, or where it is text, one string") from None
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompts:
-    """Makes prompts from a model's chats.
-
-    Attributes:
-        template: The model's chat template.
-        tokenizer: The model's tokenizer.
-        n_most: Most tokens of a prompt.
-        n_trained: Tokens of context that the model was trained for; 0 where that is not known.
-        pictures: Makes ids of pictures, or None.
-    """
-
-    template: SaidTemplate
-    tokenizer: Tokenizer
-    n_most: int
-    n_trained: int = 0
-    pictures: PictureReader | None = None
-
-    def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, object]] | None = None,
-        cancel: CancelToken | None = None,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Return the prompt of a chat, and of tools in OpenAI's form, as text; `variables` are of the template.
-
-        Raises:
-            PromptTooLongError: The chat has too many messages.
-            TemplateError: The template fails.
-            CancelledError: `cancel` ended the rendering.
-        """
-        require_messages(len(messages), self.n_most)
-        return self.template.render(
-            messages, add_generation_prompt=True, tools=tools, cancel=cancel, **(variables or {})
-        )
-
-    def ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
-        """Return the token ids of a rendered prompt (PromptTooLongError where they are more than `self.n_most`)."""
-        if pictures and self.pictures is not None:
-            return self.pictures.ids(self.tokenizer, text, pictures, self.n_most)
-        return encode_prompt(self.tokenizer, text, self.n_most, self.n_trained, parse_special=True)
-
-    def fit(
-        self,
-        messages: Sequence[Message],
-        n_most: int,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        pictures: Sequence[Any] = (),
-    ) -> tuple[list[Message], int]:
-        """Return the messages without the oldest turns, so that the prompt has at most `n_most` tokens.
-
-        Also return how many messages are left out.
-        """
-
-        def count(kept: Sequence[Message]) -> int:
-            text = self.template.render(kept, add_generation_prompt=True, tools=tools)
-            if pictures:
-                try:
-                    there = [picture for picture in pictures if picture.marker in text]
-                    return len(replace(self, n_most=n_most).ids(text, there))
-                except PromptTooLongError:
-                    return n_most + 1
-            return count_tokens(self.tokenizer, text, n_most)
-
-        return drop_oldest_turns(messages, count, n_most)
-
-
 class Requests:
-    """Makes the requests for one loaded model.
+    """Makes the requests for one loaded model, and the prompts of chats.
 
     Args:
         model: The model.
         slot: One of its sessions, which says how long a text may be.
         grammars: The grammars that were compiled for it.
+        template: Its chat template, or None.
+        plan: What was loaded.
+
+    Attributes:
         scales: Those of the model's adapters, for requests that name none.
+        pictures: Reads the pictures of messages; None where a message may have none.
     """
 
-    def __init__(self, model: Model, slot: SessionSlot, grammars: Grammars, scales: tuple[float, ...] = ()) -> None:
-        self._model = model
-        self._tokenizer = model.tokenizer
-        self._slot = slot
-        self._grammars = grammars
-        self.scales = scales
+    def __init__(
+        self, model: Model, slot: SessionSlot, grammars: Grammars, template: SaidTemplate | None, plan: LoadPlan
+    ) -> None:
+        self._model, self._tokenizer, self._slot, self._grammars = model, model.tokenizer, slot, grammars
+        self._template, self._given_up = template, plan.memory.given_up
+        self.scales, self.pictures = slot.session.scales, plan.pictures
 
     @property
     def n_prompt_max(self) -> int:
         """Most tokens of a prompt: those of a text, of which a model that writes needs the last one."""
         return self._slot.session.n_text_max - writes_texts(self._model)
 
-    def sampling(self, options: SamplingOptions) -> SamplingParams:
+    @checks_arguments
+    def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
 
         Raises:
-            RequestError: An option is out of range.
+            RequestError: An option is unknown or out of range.
         """
         own = SamplingParams(**self._model.card.sampling_defaults)
         if "logit_bias" in options and own.logit_bias:  # what the model never writes, unless a caller says otherwise
-            options = {**options, "logit_bias": {**own.logit_bias, **options["logit_bias"]}}
+            options["logit_bias"] = {**own.logit_bias, **options["logit_bias"]}
         return replace(own, **options)
 
     def wanted(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
@@ -282,7 +230,7 @@ class Requests:
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""
         self.require_writer()
-        token_ids, sampling = self.prompt_ids(prompt), self.sampling(options)
+        token_ids, sampling = self.prompt_ids(prompt), self.sampling(**options)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         return Request(token_ids, sampling, seed, scales=self.scales)
 
@@ -294,6 +242,7 @@ class Requests:
                 "that writes texts"
             )
 
+    @checks_arguments
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
         most, last = self._slot.session.n_ctx, self._tokenizer.encode("")[-1:]
@@ -309,6 +258,143 @@ class Requests:
             n_trained = self._model.card.n_ctx_train
             return tuple(encode_prompt(self._tokenizer, prompt, n_most, n_trained, cut=cut, parse_special=not as_said))
         return as_token_ids(prompt)
+
+    def require_template(self) -> SaidTemplate:
+        """Return the model's chat template, of which one that does not compile refuses chats.
+
+        Raises:
+            TemplateError: The model has none.
+            RequestError: The model was trained to embed or rank texts.
+        """
+        self.require_writer()
+        if self._template is None:
+            raise TemplateError(
+                f"the model {self._model.card.name!r} has no chat template: it continues text rather than answers; "
+                f"use generate() (--raw), or load it with {argument('chat_template')}"
+            )
+        return self._template
+
+    @checks_arguments
+    def render(
+        self,
+        messages: Chat,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        cancel: CancelToken | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the prompt that the chat template makes of `messages` as text; parameters as of Engine.chat_ids.
+
+        Where messages spell control tokens, it holds edgedec.control_tokens.MARK, which keeps them text.
+
+        Raises:
+            PromptTooLongError: The chat has too many messages.
+            What Engine.chat_ids raises.
+        """
+        template, messages = self.require_template(), messages_of(messages)
+        require_messages(len(messages), self.n_prompt_max)
+        return template.render(messages, add_generation_prompt=True, tools=tools, cancel=cancel, **(variables or {}))
+
+    @checks_arguments
+    def rendered_ids(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
+        """Return the token ids of a prompt of render() (PromptTooLongError where they don't fit the context).
+
+        Where the prompt has marks of mark_pictures(), `pictures` are that function's; their rows have negative ids.
+        """
+        self.require_template()
+        if pictures and self.pictures is not None:
+            return self.pictures.ids(self._tokenizer, text, pictures, self.n_prompt_max)
+        n_trained = self._model.card.n_ctx_train
+        return encode_prompt(self._tokenizer, text, self.n_prompt_max, n_trained, parse_special=True)
+
+    def n_rendered(
+        self,
+        messages: Sequence[Message],
+        n_most: int,
+        tools: Sequence[Mapping[str, object]] | None,
+        pictures: Sequence[Any],
+    ) -> int:
+        """Return how many tokens the prompt of a chat has; where that is above `n_most`, any number above it."""
+        text = self.require_template().render(messages, add_generation_prompt=True, tools=tools)
+        there = [picture for picture in pictures if picture.marker in text]
+        if not there or self.pictures is None:
+            return count_tokens(self._tokenizer, text, n_most)
+        try:
+            return len(self.pictures.ids(self._tokenizer, text, there, n_most))
+        except PromptTooLongError:
+            return n_most + 1
+
+    @checks_arguments
+    def mark_pictures(self, messages: Chat) -> tuple[Sequence[Message], tuple[Any, ...]]:
+        """Return messages for render(), with a mark in place of each picture, and the pictures, before any is decoded.
+
+        Raises:
+            RequestError: The model reads no pictures, or a picture is damaged or beyond the limits.
+        """
+        messages = messages_of(messages)
+        if not has_pictures(messages):
+            return messages, ()
+        card = self._model.card
+        if self.pictures is None:
+            why = "no mmproj*.gguf lies beside it; put it there"
+            if "pictures left out" in self._given_up:
+                why = "the memory plan left pictures out; allow more"
+            remedy = f"or name it ({argument('projector')})"
+            raise RequestError(f"the model {card.name!r} reads no pictures: {why}, {remedy}")
+        self._model.capabilities.require("vector_rows", card.runtime)
+        return self.pictures.mark(messages)
+
+    @checks_arguments
+    def picture_rows(
+        self, pictures: Sequence[Any], *, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
+    ) -> Pictures:
+        """Return the rows of the pictures of mark_pictures(), for stream(..., pictures=...).
+
+        Raises:
+            RequestError, CancelledError, RuntimeLostError: A picture is damaged; or its decoder was lost, which is
+                started again by the next call.
+        """
+        return {} if self.pictures is None or not pictures else self.pictures.rows(pictures, cancel, on_progress)
+
+    def chat_prompt(
+        self,
+        messages: Chat,
+        cancel: CancelToken | None,
+        think: bool | None,
+        options: RequestOptions,
+        tools: Sequence[Mapping[str, object]] | None = None,
+    ) -> tuple[list[int], RequestOptions]:
+        """Return the prompt of a chat, and its options with their defaults; no token where `cancel` was cancelled."""
+        chosen: RequestOptions = {"reuse": "longest", **options}
+        try:
+            variables = thinking_variables(self.require_template(), think)
+            marked, pictures = self.mark_pictures(messages)
+            text = self.render(marked, tools=tools, cancel=cancel, variables=variables)
+            token_ids = self.rendered_ids(text, pictures)
+            if pictures:
+                chosen["pictures"] = self.picture_rows(pictures, cancel=cancel, on_progress=options.get("on_progress"))
+        except CancelledError:
+            token_ids = []  # the stream ends before it begins
+        return token_ids, chosen
+
+    def chat_or_prompt(
+        self,
+        prompt: Prompt | Sequence[Message],
+        cancel: CancelToken | None,
+        think: bool | None,
+        options: RequestOptions,
+    ) -> tuple[Prompt, RequestOptions]:
+        """Return what several texts go on from: the prompt of a chat, with its options, or a prompt as it is."""
+        if is_chat(prompt):
+            return self.chat_prompt(prompt, cancel, think, options)
+        if think is not None:
+            raise RequestError(f"{argument('think')} is for chats, and the prompt is none; leave it out")
+        return cast(Prompt, prompt), options
+
+
+def is_chat(prompt: Prompt | Sequence[Message]) -> TypeGuard[Sequence[Message]]:
+    """Return whether a prompt is the messages of a chat."""
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _methods(options: RequestOptions) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """Choosing one of several finished texts: the contract of a chooser, and the choice by a chooser's name.
 
-A chooser is a plug-in of the group `edgedec.choosers`; edgedec.choosing.choosers has edgedec's own.
+A chooser is a plug-in; edgedec.choosing.choosers has edgedec's own.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from typing import TypeVar
 from edgedec.callers import one_line
 from edgedec.choosing.partial_texts import AskedPrompt
 from edgedec.choosing.vote import ANSWER, answer_of
-from edgedec.errors import OptionError, PluginError
-from edgedec.plugins import CHOOSERS, load_plugin, plugins
+from edgedec.errors import OptionError
+from edgedec.plugins import CHOOSERS, is_installed, load_of_type, plugins
 from edgedec.sequence import Generation
 
 Kind = TypeVar("Kind")
@@ -38,7 +38,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Chooser:
-    """A way to choose one of several texts: what an entry point of `edgedec.choosers` names.
+    """A way to choose one of several texts: what an entry point `chooser.NAME` of `edgedec.searches` names.
 
     Attributes:
         choose: `(candidates)` -> the place of the chosen text, one of `candidates.whole`, and why it was chosen, as
@@ -91,33 +91,22 @@ class ChosenText:
         return self.texts[self.place]
 
 
-def installed(group: str, option: str, name: object, kind: type[Kind]) -> Kind:
+def installed(kind: str, option: str, name: object, expected: type[Kind]) -> Kind:
     """Return the plug-in that an option names.
 
     Args:
-        group: The plug-in's group.
+        kind: The plug-in's kind.
         option: The option, for the error.
         name: The option's value.
-        kind: What the plug-in must be.
+        expected: What the plug-in must be.
 
     Raises:
-        OptionError: The group has no plug-in of that name; the error lists those that are installed.
-        PluginError: The plug-in does not import, or is something else than `kind`.
+        OptionError: No plug-in has that name; the error lists those that are installed.
+        PluginError: The plug-in does not import, or is something else.
     """
-    try:
-        found = load_plugin(group, name) if isinstance(name, str) else None
-    except PluginError:
-        if name in plugins(group):
-            raise
-        found = None
-    if found is None:
-        raise OptionError(option, name, f"it must be one of {', '.join(plugins(group))}")
-    if not isinstance(found, kind):
-        raise PluginError(
-            f"the plug-in {name!r} of {group} is a {type(found).__name__}; it must be a {kind.__name__} "
-            "(edgedec doctor --all says which package it is from)"
-        )
-    return found
+    if not isinstance(name, str) or not is_installed(kind, name):
+        raise OptionError(option, name, f"it must be one of {', '.join(plugins(kind))}")
+    return load_of_type(kind, name, expected)
 
 
 def chooser_named(name: object) -> Chooser:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,30 +19,8 @@ from edgedec.decoding.branches import Branches
 from edgedec.model import Model
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.sampling import log_probs
-from edgedec.tokenizer import Tokenizer
 
 Ended = Literal["stop", "length"]
-
-
-class BranchesOfPrompt(Protocol):
-    """What a search needs of edgedec.decoding.branches.Branches."""
-
-    @property
-    def root(self) -> int:
-        """The first branch, which holds the prompt."""
-
-    @property
-    def logits(self) -> NDArray[np.float32]:
-        """f32[n_vocab], the logits after the prompt."""
-
-    def fork(self, branch: int) -> Sequence[int]:
-        """Open a branch that holds what `branch` holds; return its name alone."""
-
-    def drop(self, branch: int) -> None:
-        """Free a branch; the others keep what they share with it."""
-
-    def forward(self, tokens: Mapping[int, Sequence[int]]) -> Mapping[int, NDArray[np.float32]]:
-        """Add tokens to branches; return by branch f32[1, n_vocab], the logits after its last token, an own array."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +63,7 @@ class PartialTexts(Closeable):
 
     def __init__(
         self,
-        branches: BranchesOfPrompt,
+        branches: Branches,
         prompt_ids: Sequence[int],
         *,
         is_end: Callable[[int], bool],
@@ -232,45 +210,23 @@ def best_tokens(row: NDArray[Any], n: int) -> list[int]:
     return [int(ids[i]) for i in np.argsort(-row[ids], kind="stable")][:n]
 
 
-class BranchingEngine(Protocol):
-    """What a chooser or a search may ask of the engine.
-
-    Attributes:
-        model: The runtime's model.
-    """
-
-    model: Model
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-
-    def branches(
-        self,
-        prompt: Sequence[int],
-        *,
-        most: int,
-        cancel: CancelToken | None,
-        on_progress: OnProgress | None = None,
-    ) -> AbstractContextManager[Branches]:
-        """Open branches of a prompt inside the block."""
-
-
 @dataclass(frozen=True, slots=True)
 class AskedPrompt:
     """A prompt whose texts are chosen among or searched for.
 
     Attributes:
-        engine: Has the model.
+        model: The runtime's model.
         token_ids: The prompt.
         prefix: The prompt as text, for the caller's scorer: of a chat its last message, of token ids nothing.
+        open_branches: `(most)` -> opens at most so many branches of the prompt inside the block.
         render: `(messages)` -> the prompt that the model's chat template makes of them, as text; None where the prompt
             is no chat.
         cancel: Stops the writing, the search and the scorer; None where nobody can cancel.
     """
 
-    engine: BranchingEngine
+    model: Model
     token_ids: Sequence[int]
     prefix: str
+    open_branches: Callable[[int], AbstractContextManager[Branches]]
     render: Callable[[Sequence[Message]], str] | None
     cancel: CancelToken | None

@@ -13,35 +13,23 @@ Status: opt-in
 import math
 from collections.abc import Sequence
 
-from edgedec.errors import OptionError
 
-
-def enough(p: float, eps: float, f_max: float = 1.0) -> int:
+def enough(p: float, eps: float) -> int:
     """Return the least number of texts, at least 1, after which another adds less than `eps` of accuracy.
 
     Args:
-        p: The chance that one text is right, 0 to 1.
+        p: The chance that one text is right, 0 to 1. F_max is taken for 1.
         eps: What a text must add, above 0 and below 1.
-        f_max: The accuracy that any number of texts can't exceed, above 0 and at most 1.
-
-    Raises:
-        OptionError: A value is out of range.
 
     >>> enough(0.5, 0.05), enough(0.9, 0.05), enough(0.01, 0.05), enough(1.0, 0.05)
     (4, 2, 1, 1)
     """
-    if not 0 <= p <= 1:
-        raise OptionError("p", p, "it must be from 0 to 1")
-    if not 0 < eps < 1:
-        raise OptionError("eps", eps, "it must be above 0 and below 1")
-    if not 0 < f_max <= 1:
-        raise OptionError("f_max", f_max, "it must be above 0 and at most 1")
-    if p == 1 or f_max * p < eps:
+    if p == 1 or p < eps:
         return 1
-    n = max(1, math.ceil(math.log(eps / (f_max * p)) / math.log1p(-p)))
-    while n > 1 and f_max * p * (1 - p) ** (n - 1) < eps:  # what rounding added
+    n = max(1, math.ceil(math.log(eps / p) / math.log1p(-p)))
+    while n > 1 and p * (1 - p) ** (n - 1) < eps:  # what rounding added
         n -= 1
-    return n if f_max * p * (1 - p) ** n < eps else n + 1
+    return n if p * (1 - p) ** n < eps else n + 1
 
 
 def another_is_wanted(n_right: int, n: int, eps: float, most: int) -> bool:

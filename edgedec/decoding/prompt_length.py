@@ -14,7 +14,7 @@ from edgedec.tokenizer import Tokenizer
 _SHORT = 4  # characters for each token of room: a text up to there is tokenized without another check
 _ANSWER, _CONTEXT_STEP = 512, 256  # tokens of an answer, which a context that is named has room for, and its multiple
 _PIECES, _PIECE, _MARGIN = 64, 1024, 1.1  # pieces of a text, their characters, and what their tokens are multiplied by
-CUT_TEXT, CUT_DOCUMENT = "engine.cut_ids", "max_document_tokens=engine.n_ctx"
+CUT_TEXT, CUT_DOCUMENT = "engine.requests.cut_ids", "max_document_tokens=engine.n_ctx"
 """What cuts a text to embed, and a document to rank, to what fits: their names in a message, as of an argument."""
 _LEAST_MESSAGES = 4096  # a template may leave out messages, so more messages than the context has tokens can fit
 

@@ -8,49 +8,14 @@ from time import perf_counter
 import numpy as np
 
 from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
+from edgedec.decoding.step import evaluate
 from edgedec.errors import CancelledError, RequestError
 from edgedec.model import Forward, ForwardItem, RowGroup, Session
 from edgedec.pictures import placed
-from edgedec.progress import CancelToken, OnProgress, report_progress
+from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Request, TextState, n_common
 
 _NO_ROWS = np.empty(0, np.int32)
-
-
-def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnProgress | None) -> Forward:
-    """Evaluate an item of a text by itself; where that fails, n_cached of the text counts what was evaluated.
-
-    Args:
-        text: The text.
-        item: Its rows.
-        n_most: Most tokens of the text that count as cached after a failure; drafted rows never do.
-        on_progress: Called with the tokens of the prompt that are read: at the beginning, in between, and at the end.
-
-    Raises:
-        What Session.evaluate raises.
-    """
-    session = item.session
-    n_held = session.n_cached
-    n_prompt, end, told = len(text.request.prompt_ids), item.n_past + item.n_rows, -1
-
-    def report(n: int) -> None:
-        nonlocal told
-        if told < (n := min(n_prompt, n)):
-            report_progress(on_progress, "prefill", n, n_prompt, "tokens")
-            told = n
-
-    reads = on_progress is not None and item.n_past < n_prompt
-    if reads:
-        report(item.n_past)
-    try:
-        forward = session.evaluate(item, (lambda of: report(end - (of.total or 0) + of.done)) if reads else None)
-    except BaseException:  # KeyboardInterrupt too
-        if session.n_cached != n_held:  # else the session still holds what it held before
-            text.n_cached = min(session.n_cached, n_most)
-        raise
-    if reads:
-        report(end)
-    return forward
 
 
 def read(text: TextState, session: Session, n_end: int, on_progress: OnProgress | None = None) -> Forward:

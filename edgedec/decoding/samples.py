@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from edgedec.constraint import OpenConstraint
-from edgedec.decoding.generate import begun, check_request, decoded
+from edgedec.decoding.generate import begun, check_request, decoded, generation_of
 from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.decoding.stream import Stream, Visit
 from edgedec.decoding.text_batch import TextBatch
-from edgedec.decoding.text_loop import generation_of
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import CancelledError, CapabilityError, RequestError
 from edgedec.progress import CancelToken, OnProgress

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 from edgedec.constraint import Constraint, DrawPlace
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.ending import Added, TextEnd
-from edgedec.decoding.reading import evaluate
 from edgedec.draft import EMPTY_DRAFT, Candidates, Draft, Verification
 from edgedec.errors import ContextFullError, MemoryCapError, RuntimeLostError
 from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, ForwardItem, RowGroup, Session
-from edgedec.progress import OnProgress
-from edgedec.sampling import Distribution, Noise, distribution, log_probs
+from edgedec.progress import OnProgress, report_progress
+from edgedec.sampling import Distribution, Noise, distribution, draw, log_probs
 from edgedec.scheduler.policy import Policy
 from edgedec.sequence import COUPLED, TextState
 from edgedec.sessions.cost_probe import measuring_s
@@ -157,6 +156,42 @@ def alone(steps: list[Prepared]) -> list[Forward]:
     return [evaluate(its.text, its.item(), its.text.n_cached + len(its.pending) - 1, on_progress)]
 
 
+def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnProgress | None) -> Forward:
+    """Evaluate an item of a text by itself; where that fails, n_cached of the text counts what was evaluated.
+
+    Args:
+        text: The text.
+        item: Its rows.
+        n_most: Most tokens of the text that count as cached after a failure; drafted rows never do.
+        on_progress: Called with the tokens of the prompt that are read: at the beginning, in between, and at the end.
+
+    Raises:
+        What Session.evaluate raises.
+    """
+    session = item.session
+    n_held = session.n_cached
+    n_prompt, end, told = len(text.request.prompt_ids), item.n_past + item.n_rows, -1
+
+    def report(n: int) -> None:
+        nonlocal told
+        if told < (n := min(n_prompt, n)):
+            report_progress(on_progress, "prefill", n, n_prompt, "tokens")
+            told = n
+
+    reads = on_progress is not None and item.n_past < n_prompt
+    if reads:
+        report(item.n_past)
+    try:
+        forward = session.evaluate(item, (lambda of: report(end - (of.total or 0) + of.done)) if reads else None)
+    except BaseException:  # KeyboardInterrupt too
+        if session.n_cached != n_held:  # else the session still holds what it held before
+            text.n_cached = min(session.n_cached, n_most)
+        raise
+    if reads:
+        report(end)
+    return forward
+
+
 def take(prepared: Prepared, forward: Forward, forward_s: float) -> Verification:
     """Extend a text by what its forward says, learn from it, and return what was accepted.
 
@@ -290,8 +325,10 @@ def _choose_token(text: TextState, decoder: Decoder, forward: Forward, row: int,
     """Return the token that plain decoding draws after a row, where `accepted` follows the text."""
     params, logits, constraint = text.request.sampling, forward.logits[row], decoder.constraint
     seen = [*text.token_ids, *accepted] if params.has_penalties else ()
-    place = DrawPlace(logits, params, seen, decoder.noise, len(text.token_ids) + len(accepted), forward.ops)
-    return place.draw(logits) if constraint is None else constraint.choose(place, accepted)
+    position = len(text.token_ids) + len(accepted)
+    if constraint is None:
+        return draw(logits, params, seen, decoder.noise, position, forward.ops)
+    return constraint.choose(DrawPlace(logits, params, seen, decoder.noise, position, forward.ops), accepted)
 
 
 def _law(text: TextState, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]) -> Distribution:

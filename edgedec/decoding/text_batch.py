@@ -9,11 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
 from edgedec.constraint import Constraint, OpenConstraint
-from edgedec.decoding.generate import begun, open_run
+from edgedec.decoding.generate import TextLoop, TextRun, begun, generation_of, open_run
 from edgedec.decoding.reading import read_prompt, reuse_prefix
 from edgedec.decoding.session_pool import SessionSlot
 from edgedec.decoding.step import Decoder, Prepared, prepare
-from edgedec.decoding.text_loop import TextLoop, TextRun, generation_of
 from edgedec.decoding.text_room import text_end, tokens_behind
 from edgedec.errors import CapabilityError, EdgedecError, MemoryCapError, RequestError, argument
 from edgedec.model import Forward

@@ -1,6 +1,6 @@
 """Growing trees from a model's distributions, level by level: all nodes of a level need one forward of the model.
 
-Which nodes a level gets is a matter of the shape, a plug-in of the group `edgedec.tree_shapes`. The shape here, "grow",
+Which nodes a level gets is a matter of the shape, a plug-in (edgedec.plugins.TREE_SHAPES). The shape here, "grow",
 adds them where the path probability is above a threshold (DySpec, Xiong et al. 2024, arXiv:2410.11744): drawn siblings,
 or the most probable tokens. Tokens are drawn without replacement by Gumbel top-k (Kool et al. 2019, arXiv:1903.06059).
 
@@ -119,7 +119,7 @@ class DrawnLevel:
 
 @dataclass(frozen=True, slots=True)
 class DrawnShape:
-    """A shape of drawn trees, as an entry point of `edgedec.tree_shapes` names one.
+    """A shape of drawn trees, as an entry point `tree_shape.NAME` of `edgedec.rules` names one.
 
     Attributes:
         add: Adds the nodes of a level, as many as there is room for, and returns the places behind those that may get
@@ -139,10 +139,7 @@ def find_shape(kind: str) -> DrawnShape:
     Raises:
         PluginError: No such shape is installed, it does not import, or it is no DrawnShape.
     """
-    shape = plugins.load_plugin(plugins.TREE_SHAPES, kind)
-    if not isinstance(shape, DrawnShape):
-        raise PluginError(f"the shape {kind!r} is a {type(shape).__name__}, not a DrawnShape; remove its package")
-    return shape
+    return plugins.load_of_type(plugins.TREE_SHAPES, kind, DrawnShape)
 
 
 def parse_shape(text: object) -> TreeShape:
@@ -156,7 +153,7 @@ def parse_shape(text: object) -> TreeShape:
         PluginError: The shape does not import.
     """
     kind, colon, numbers = text.partition(":") if isinstance(text, str) else ("", "", "")
-    is_known = kind in plugins.plugins(plugins.TREE_SHAPES)
+    is_known = plugins.is_installed(plugins.TREE_SHAPES, kind)
     n_widths = find_shape(kind).n_widths if is_known else 0
     parts = numbers.split("-") if colon else [str(_WIDE)] * min(n_widths, 1)
     holds = all(part.isascii() and part.isdigit() and 1 <= int(part[:9]) <= _MOST_WIDE for part in parts)

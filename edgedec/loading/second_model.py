@@ -26,7 +26,7 @@ PROBE = "The quick (brown) fox_jumps,\n  über 12,345 lazy dogs."
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """A draft model that was loaded, for what the entry points of `edgedec.draft_models` name: ways to draft with it.
+    """A draft model that was loaded, for the plug-ins that are ways to draft with it.
 
     A way is called with this. It returns the factory of its drafters (edgedec.drafters.draft_model.model.DraftSource);
     None where it is not the way for these models; and raises an EdgedecError where they can't draft as was asked.
@@ -51,7 +51,7 @@ class LoadedDraft:
 def open_draft_model(
     path: Path, target: Model, options: LoadOptions, *, overlap: bool = False, most: int | None = None
 ) -> "DraftSource":
-    """Load a draft model; the first plug-in of `edgedec.draft_models` that takes it says how it drafts.
+    """Load a draft model; the first plug-in (edgedec.plugins.DRAFT_MODELS) that takes it says how it drafts.
 
     Args:
         path: The draft model's file.

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 from weakref import WeakSet
 
 from edgedec.drafter import DrafterFactory
@@ -58,32 +57,38 @@ Plan = Callable[[LoadPlan], LoadPlan]
 """Returns a plan with the memory that it takes under the cap."""
 
 
-class Holder(Protocol):
-    """What holds memory that counts against the caps of models loaded later.
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Held:
+    """What a loaded model holds: it counts against the caps of models loaded later.
 
     Attributes:
-        held_bytes: Bytes of the host's memory.
-        gpu_held_bytes: Bytes of the device that holds most.
+        n_bytes: Bytes of the host's memory.
+        gpu_bytes: Bytes of the device that holds most.
     """
 
-    held_bytes: int
-    gpu_held_bytes: int
+    n_bytes: int
+    gpu_bytes: int
 
 
-HOLDERS: WeakSet[Holder] = WeakSet()
-"""The models of this process: the cap of load(memory=...) is for all of them together."""
+HELD: WeakSet[Held] = WeakSet()
+"""What the models of this process hold: the cap of load(memory=...) is for all of them together."""
 
 
-def count_held(holder: Holder) -> None:
-    """Count a model, for as long as it exists."""
-    HOLDERS.add(holder)
+def count_held(held: Held) -> Held:
+    """Count what a model holds, for as long as the model keeps it."""
+    HELD.add(held)
+    return held
 
 
 def cap_beside_held(n_bytes: int | None, gpu_bytes: int | None) -> Cap:
     """Return the cap of a model loaded now, where these are for all models together."""
-    holders = [*HOLDERS]
-    held, gpu_held = sum(one.held_bytes for one in holders), sum(one.gpu_held_bytes for one in holders)
-    return Cap(n_bytes, held, gpu_bytes=gpu_bytes, gpu_beside_bytes=gpu_held)
+    held = [*HELD]
+    return Cap(
+        n_bytes,
+        sum(one.n_bytes for one in held),
+        gpu_bytes=gpu_bytes,
+        gpu_beside_bytes=sum(one.gpu_bytes for one in held),
+    )
 
 
 def planning_bytes(cap: Cap) -> int | None:

@@ -11,7 +11,6 @@ from typing import Protocol
 from edgedec import plugins
 from edgedec.draft import CHAIN, Draft, Siblings, TreeShape, Verification
 from edgedec.drafter_traits import Draws
-from edgedec.errors import PluginError
 from edgedec.sampling import Distribution
 from edgedec.sequence import COUPLED
 
@@ -43,7 +42,7 @@ class Rule:
         siblings: How the siblings of a drawn tree must be drawn, so that the rule is exact; None for a rule that only
             verifies chains.
         shape: The name of the shape that drafts have under this rule, unless the user names another one: "chain", or a
-            plug-in of `edgedec.tree_shapes` with its numbers.
+            tree shape of a plug-in, with its numbers.
         on_chains: The name of the rule that does the same on a chain; None where no other rule does.
     """
 
@@ -64,10 +63,7 @@ def find_rule(name: str) -> Rule:
     Raises:
         PluginError: No such rule is installed, it does not import, or it is no Rule.
     """
-    rule = plugins.load_plugin(plugins.RULES, name)
-    if not isinstance(rule, Rule):
-        raise PluginError(f"the rule {name!r} is a {type(rule).__name__}, not a Rule; remove its package")
-    return rule
+    return plugins.load_of_type(plugins.RULES, name, Rule)
 
 
 def rule_notes(rule: str, shape: TreeShape, draws: Iterable[Draws], *, greedy: bool) -> list[str]:

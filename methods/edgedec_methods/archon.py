@@ -126,7 +126,7 @@ def through_layers(
 
     Raises:
         RequestError: A layer names a model that there is not.
-        EdgedecError: As Engine.samples, Engine.chat and Engine.branches.
+        EdgedecError: As Engine.samples, Engine.chat and edgedec.api.branching.branches.
     """
     if missing := [name for layer in layers for name in layer.models if name not in engines]:
         raise RequestError(f"a layer names the model {missing[0]!r}; there are {', '.join(engines)}")

@@ -147,12 +147,12 @@ def open_judge(asked: AskedPrompt) -> ScoreTexts:
         CapabilityError: The runtime can't fork.
         RequestError: The tokenizer can't tell the two letters apart.
     """
-    require_forks(asked.engine.model)
+    require_forks(asked.model)
     question = _question_about(asked)
 
     def judge(texts: Sequence[Generation]) -> list[float]:
         found: list[float] = []
-        with asked.engine.branches(asked.token_ids, most=2, cancel=asked.cancel) as branches:
+        with asked.open_branches(2) as branches:
             for text in texts:
                 (branch,) = branches.fork(branches.root)
                 logits = branches.forward({branch: [*text.token_ids, *question.token_ids]})[branch]
@@ -166,7 +166,7 @@ def open_judge(asked: AskedPrompt) -> ScoreTexts:
 def _question_about(asked: AskedPrompt) -> Question:
     """Return the question as the model reads it after a text of a prompt."""
     words = f"\n\n{QUESTION}\n" if asked.render is None else turn_after_answer(asked.render)
-    return question_of(asked.engine.tokenizer, words, parse_special=True)
+    return question_of(asked.model.tokenizer, words, parse_special=True)
 
 
 def _choose(given: Candidates) -> tuple[int, str]:

@@ -12,12 +12,13 @@ Measured: nothing yet
 Status: study
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import Any
 
 import numpy as np
 
+from edgedec.api.branching import branches
 from edgedec.api.engine import Engine
 from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.partial_texts import row_log_probs
@@ -53,14 +54,14 @@ def multilingual(
 
     Raises:
         OptionError: There is no language, or more than 25.
-        EdgedecError: As Engine.chat and Engine.branches.
+        EdgedecError: As Engine.chat and edgedec.api.branching.branches.
     """
     if not 1 <= len(languages) < len(ascii_uppercase):
         raise OptionError("languages", list(languages), f"there must be 1 to {len(ascii_uppercase) - 1}")
-    texts = [engine.chat(_turn(question), temperature=0, max_tokens=max_tokens, cancel=cancel)]
+    texts = [engine.chat(question, temperature=0, max_tokens=max_tokens, cancel=cancel)]
     more: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
     for k, language in enumerate(languages):
-        asked = _turn(ASKED.format(question=question, language=language))
+        asked = ASKED.format(question=question, language=language)
         texts.append(engine.chat(asked, seed=seed + k, max_tokens=max_tokens, cancel=cancel, **more))
     scores = judged_together(engine, question, [text.text for text in texts], cancel)
     place = max(range(len(texts)), key=scores.__getitem__)
@@ -78,13 +79,9 @@ def judged_together(
     for shift in range(n):
         order = [(place + shift) % n for place in range(n)]
         listed = "\n\n".join(f"{ascii_uppercase[i]}) {answers[place].strip()}" for i, place in enumerate(order))
-        token_ids = engine.chat_ids(_turn(JUDGED.format(question=question, answers=listed)))
-        with engine.branches(token_ids, most=1, cancel=cancel) as branches:
-            law = row_log_probs(branches.logits)[letters]
+        token_ids = engine.chat_ids(JUDGED.format(question=question, answers=listed))
+        with branches(engine, token_ids, most=1, cancel=cancel) as opened:
+            law = row_log_probs(opened.logits)[letters]
         shares = np.exp(law - law.max())
         votes[order] += shares / shares.sum() / n
     return votes.tolist()
-
-
-def _turn(content: str) -> list[Mapping[str, str]]:
-    return [{"role": "user", "content": content}]

@@ -70,7 +70,7 @@ def test_what_is_kept_is_reused_for_the_same_picture_only(engine: Engine) -> Non
     n_prompt = len(engine.chat_ids(asked(ONE, text="one")))
     again = engine.chat(asked(ONE, text="two"), max_tokens=2).stats
     other = engine.chat(asked(picture_file(seed=2), text="one"), max_tokens=2).stats  # which no other test asks about
-    n_rows = engine.mark_pictures(asked(ONE))[1][0].n_rows
+    n_rows = engine.requests.mark_pictures(asked(ONE))[1][0].n_rows
     assert again.n_reused_tokens > n_rows
     assert other.n_reused_tokens < n_prompt - n_rows
 
@@ -82,10 +82,10 @@ def test_texts_of_one_prompt_share_its_pictures(engine: Engine) -> None:
 
 
 def test_the_steps_apart_write_what_chat_writes(engine: Engine) -> None:
-    marked, pictures = engine.mark_pictures(asked(ONE))
-    ids = engine.rendered_ids(engine.render(marked), pictures)
+    marked, pictures = engine.requests.mark_pictures(asked(ONE))
+    ids = engine.requests.rendered_ids(engine.requests.render(marked), pictures)
     assert ids == engine.chat_ids(asked(ONE))
-    text = engine.generate(ids, pictures=engine.picture_rows(pictures), max_tokens=12, **DRAWS[0])
+    text = engine.generate(ids, pictures=engine.requests.picture_rows(pictures), max_tokens=12, **DRAWS[0])
     assert text.token_ids == engine.chat(asked(ONE), max_tokens=12, **DRAWS[0]).token_ids
     with pytest.raises(RequestError, match="token"):
         engine.generate(ids, max_tokens=2)
@@ -116,7 +116,7 @@ def test_under_a_cap_pictures_are_planned_or_left_out_by_name(model: Path) -> No
         assert engine.chat(asked(ONE), max_tokens=2).token_ids
     with edgedec.load(model, runtime="cpu", n_threads=1, memory="100MB") as engine:
         assert "pictures left out" in engine.plan.given_up
-        assert not engine.reads_pictures
+        assert engine.requests.pictures is None
         with pytest.raises(RequestError, match="the memory plan left pictures out; allow more"):
             engine.chat(asked(ONE))
     with pytest.raises(MemoryCapError, match="process of pictures"):
@@ -126,11 +126,11 @@ def test_under_a_cap_pictures_are_planned_or_left_out_by_name(model: Path) -> No
 def test_a_model_without_a_projector_says_what_is_missing(tmp_path: Path, model: Path) -> None:
     path = tiny_llama(tmp_path / "plain.gguf", n_ctx_train=512, chat_template="{{ messages[0].content }}")
     with edgedec.load(path, runtime="cpu", n_threads=1) as engine:
-        assert not engine.reads_pictures
+        assert engine.requests.pictures is None
         with pytest.raises(RequestError, match=r"reads no pictures: no mmproj\*\.gguf lies beside it"):
             engine.chat(asked(ONE))
     with edgedec.load(model, runtime="cpu", n_threads=1, projector=None) as engine:
-        assert not engine.reads_pictures
+        assert engine.requests.pictures is None
     with pytest.raises(RequestError, match="image_max_tokens"):
         edgedec.load(model, image_max_tokens=0)
 

@@ -9,7 +9,7 @@ import pytest
 from support.models.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.api.best_text import BestOf
+from edgedec.api.best_text import BestOf, best
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken, Progress
@@ -68,8 +68,8 @@ ACTS: dict[str, Callable[[edgedec.Engine], object]] = {
     ),
     "generate": lambda engine: engine.generate(PROMPT, max_tokens=5, seed=1, ignore_end=True),
     "samples": lambda engine: engine.samples(PROMPT, 3, max_tokens=5, seed=1, ignore_end=True),
-    "best": lambda engine: engine.best(PROMPT, BestOf(2, "likely"), max_tokens=5, seed=1),
-    "search": lambda engine: engine.best(PROMPT, SearchBy("beam"), max_tokens=5),
+    "best": lambda engine: best(engine, PROMPT, BestOf(2, "likely"), max_tokens=5, seed=1),
+    "search": lambda engine: best(engine, PROMPT, SearchBy("beam"), max_tokens=5),
     "extract": lambda engine: extract(engine, "a?", PROMPT, max_tokens=4),
     "cancelled": cancelled,
     "cancelled_extraction": cancelled_extraction,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import edgedec
+from edgedec.api.best_text import best
 from edgedec.progress import stage
 
 
@@ -43,9 +44,9 @@ def test_results_are_one_line(tiny_path: Path) -> None:
         text = engine.chat("Hi", max_tokens=8, ignore_end=True, logprobs=2)
         session = engine.session(64)
         forward = session.forward(np.array([1, 2], np.int32), n_past=0)
-        several = engine.samples("Hi", 2, max_tokens=4), engine.best("Hi", max_tokens=4)
-        results = [engine, engine.plan, engine.card, text, text.stats, text.outputs[0], engine.sampling(), forward]
-        for result in (*results, *several[0], several[1], edgedec.Lossy(), edgedec.DraftOptions(tree="grow")):
+        several = (*engine.samples("Hi", 2, max_tokens=4), best(engine, "Hi", max_tokens=4), engine.requests.sampling())
+        results = [engine, engine.plan, engine.card, text, text.stats, text.outputs[0], forward]
+        for result in (*results, *several, edgedec.Lossy(), edgedec.DraftOptions(tree="grow")):
             shown = repr(result)
             assert "\n" not in shown
             assert len(shown) < 600

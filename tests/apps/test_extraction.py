@@ -34,8 +34,8 @@ def engine() -> Any:
 def every_span(engine: edgedec.Engine, question: str, passage: str, most: int) -> dict[tuple[int, ...], float]:
     """Return the log-probability of every span, each token evaluated by itself after all that stands before it."""
     text = question_text(question, passage)
-    lead = "" if engine.can_chat else " "
-    ids = engine.chat_ids([{"role": "user", "content": text}]) if engine.can_chat else None
+    lead = "" if engine.template is not None else " "
+    ids = engine.chat_ids([{"role": "user", "content": text}]) if engine.template is not None else None
     prompt = list(ids if ids is not None else engine.prompt_ids(f"{text}\nAnswer:"))
     tokenizer, session, found = engine.tokenizer, engine.session(), dict[tuple[int, ...], float]()
     end_ids = [i for i in range(tokenizer.n_vocab) if tokenizer.is_end(i)]

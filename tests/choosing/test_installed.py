@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import edgedec
-from edgedec.api.best_text import BestOf
+from edgedec.api.best_text import BestOf, best
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import OptionError, PluginError
 
@@ -37,7 +37,7 @@ def another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: edgedec-strange\nVersion: 1\n")
     (folder / "entry_points.txt").write_text(
         "[edgedec.searches]\nsecond = edgedec_strange:SECOND\nwrong = edgedec_strange:LAST\nabsent = edgedec_absent:X\n"
-        "[edgedec.choosers]\nlast = edgedec_strange:LAST\n"
+        "chooser.last = edgedec_strange:LAST\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -46,19 +46,19 @@ def another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_search_and_a_chooser_of_another_package(tiny_path: Path) -> None:
     """Both do what they say, by their names alone."""
     with edgedec.load(tiny_path, runtime="cpu", n_ctx=96, draft=None) as engine:
-        found = engine.best("abc", SearchBy("second"), max_tokens=5, ignore_end=True)
+        found = best(engine, "abc", SearchBy("second"), max_tokens=5, ignore_end=True)
         greedy = engine.generate("abc", temperature=0, max_tokens=5, ignore_end=True)
         assert found.why == "its first token is the second best"
         assert len(found.generation.token_ids) == 5
         assert found.generation.token_ids[0] != greedy.token_ids[0]
-        chosen = engine.best("abc", BestOf(3, "last"), max_tokens=5, ignore_end=True, seed=1)
+        chosen = best(engine, "abc", BestOf(3, "last"), max_tokens=5, ignore_end=True, seed=1)
         assert (chosen.place, chosen.why) == (2, "it is the last one")
 
 
 @pytest.mark.usefixtures("another_package")
 def test_what_is_no_search_is_refused() -> None:
     """The message says what was found: another kind of object, a plug-in that does not import, or no plug-in."""
-    with pytest.raises(PluginError, match=r"'wrong' of edgedec\.searches is a Chooser; it must be a Search"):
+    with pytest.raises(PluginError, match=r"the search 'wrong' is of the type Chooser, not Search"):
         SearchBy("wrong")
     with pytest.raises(PluginError, match="does not import"):
         SearchBy("absent")

@@ -29,8 +29,8 @@ from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.shared import requests
+from edgedec_runtimes.shared.model_lock import Stop
 from edgedec_runtimes.shared.session_state import CheckedItem, SessionState
-from edgedec_runtimes.shared.stop import Stop
 
 RUNTIME = {check.__name__: check for check in RUNTIME_CHECKS}
 EVERYTHING = Capabilities(

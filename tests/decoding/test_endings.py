@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import edgedec
-from edgedec.api.best_text import BestOf
+from edgedec.api.best_text import BestOf, best
 from edgedec.grammar import Grammar
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
@@ -114,7 +114,7 @@ def test_the_choice_is_that_of_plain_decoding(pair: tuple[edgedec.Engine, edgede
     for seed in range(12):
         how = BestOf(n=5, choose=choose, answer="(ab.)x")
         found = [
-            engine.best(PROMPT, how, grammar=Grammar.regex("((abc){1,9}|(abd){2,5})x"), **{**WARM, "seed": 100 * seed})
+            best(engine, PROMPT, how, grammar=Grammar.regex("((abc){1,9}|(abd){2,5})x"), **{**WARM, "seed": 100 * seed})
             for engine in pair
         ]
         assert [(c.place, c.answers, c.why, *map(seen, c.texts)) for c in found[:1]] == [

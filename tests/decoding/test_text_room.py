@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import edgedec
+from edgedec.api.best_text import best
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import ContextFullError, MemoryCapError
 from edgedec.model import Forward, ForwardItem, RowGroup
@@ -144,22 +145,22 @@ def test_forks_have_their_logits_in_the_planned_rows(plain: edgedec.Engine) -> N
 def test_a_search_has_room_for_its_texts_or_does_not_begin(tiny_path: Path, plain: edgedec.Engine) -> None:
     """A search that was planned finds what it finds without a plan; one that was not is refused by its texts."""
     options: dict[str, Any] = {"temperature": 0.0, "seed": 7, "ignore_end": True}
-    expected = plain.best(PROMPT, SearchBy("beam", 4), **options).texts
+    expected = best(plain, PROMPT, SearchBy("beam", 4), **options).texts
     for n_texts in (8, 7):
         with edgedec.load(tiny_path, runtime="cpu", n_ctx=N_CTX, n_texts=n_texts, draft=None, memory="2GB") as engine:
             if n_texts == 8:
-                found = engine.best(PROMPT, SearchBy("beam", 4), **options).texts
+                found = best(engine, PROMPT, SearchBy("beam", 4), **options).texts
                 assert [text.token_ids for text in found] == [text.token_ids for text in expected]
                 continue
             with pytest.raises(MemoryCapError, match=r"8 texts of up to 94 tokens each .* room for 7: ask for 7"):
-                engine.best(PROMPT, SearchBy("beam", 4), **options)
+                best(engine, PROMPT, SearchBy("beam", 4), **options)
             short = {**options, "max_tokens": 29}
             engine.pool.slots[0].fork_tokens = 10 * 64  # for the prompt's page and nine of texts
-            assert len(engine.best(PROMPT, SearchBy("beam", 4), **short).texts) == 4
+            assert len(best(engine, PROMPT, SearchBy("beam", 4), **short).texts) == 4
             # A larger vocabulary: the two rows that are not planned are over a page.
             engine.pool.slots[0].row_tokens = 40.0
             with pytest.raises(MemoryCapError, match="8 texts of up to 29 tokens"):
-                engine.best(PROMPT, SearchBy("beam", 4), **short)
+                best(engine, PROMPT, SearchBy("beam", 4), **short)
 
 
 class _Pool(OuterSession):

@@ -33,7 +33,7 @@ def test_drawn_trees_keep_the_models_distribution(engine: Any, rule: str) -> Non
     """Three tokens, of which the head drafts the last two, over 54 seeds: chi-square against enumerated laws."""
     options: dict[str, Any] = {"temperature": 1.5, "top_k": 3, "top_p": 1.0, "min_p": 0.0}
     session = engine.session(64)
-    law = exact(session, engine.prompt_ids(PROMPT), engine.sampling(**options), N_TOKENS)
+    law = exact(session, engine.prompt_ids(PROMPT), engine.requests.sampling(**options), N_TOKENS)
     session.close()
     texts, n_drafted, n_accepted, n_trees = Counter[Text](), 0, 0, 0
     for seed in range(N_SEEDS):

@@ -19,6 +19,7 @@ from support.processes.command_line import run_here
 from support.processes.rights import as_anybody
 
 import edgedec
+from edgedec.api.engine import save_draft_store
 from edgedec.api.options import DraftOptions
 from edgedec.drafters.suffix.matching import Match
 from edgedec.drafters.suffix.store_file import (
@@ -316,7 +317,7 @@ def test_an_engine_writes_when_asked_and_when_it_closes(model: Path, tmp_path: P
         engine = edgedec.load(model, runtime="reference", drafting=DraftOptions(store="store"))
         patch.chdir("/")
         engine.generate("Once", max_tokens=5, ignore_end=True, temperature=0)
-        engine.save_draft_store()
+        save_draft_store(engine)
         size = (tmp_path / "store").stat().st_size
         engine.generate("Twice", max_tokens=5, ignore_end=True, temperature=0)
         engine.close()

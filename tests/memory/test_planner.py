@@ -75,7 +75,7 @@ class NoStream(Sized):
 @pytest.fixture(autouse=True)
 def _no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count none of the models that other tests in this process have loaded."""
-    monkeypatch.setattr("edgedec.memory.setting.HOLDERS", WeakSet())
+    monkeypatch.setattr("edgedec.memory.setting.HELD", WeakSet())
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from support.decoding.table_branches import END, Ids, Table, random_table, table
 from support.models.tiny_models import byte_ids, tiny_llama
 
 import edgedec
+from edgedec.api.branching import partial_texts
 from edgedec.errors import OptionError, RequestError
 from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec_methods.arbitrage import Arbitrated, Router, Translation, arbitrated, fitted_router, translation
@@ -107,7 +108,8 @@ def test_two_models_of_two_vocabularies(tmp_path: Path) -> None:
         )
         over = translation(small.tokenizer, large.tokenizer)
         for threshold, kept in ((1.0, True), (0.0, False)):
-            with small.partial_texts("a b", max_tokens=30) as quick, large.partial_texts("a b", max_tokens=30) as sure:
+            both = (partial_texts(each, "a b", max_tokens=30) for each in (small, large))
+            with next(both) as quick, next(both) as sure:
                 found = arbitrated(quick, sure, steps, ROUTER, threshold=threshold, between=over)
                 text = quick.text(found.text)
             engine = small if kept else large

@@ -8,7 +8,7 @@ import pytest
 from support.models.tiny_models import tiny_llama
 
 import edgedec
-from edgedec.api.best_text import BestOf
+from edgedec.api.best_text import BestOf, best
 from edgedec.api.requests import RequestOptions
 from edgedec.errors import OptionError
 from edgedec_apps.refine import RefineBy, refined
@@ -58,7 +58,7 @@ def test_a_model_is_its_own_critic(engine: edgedec.Engine) -> None:
     own = [engine.chat(asked, seed=5 + k, max_tokens=6, temperature=1.5).text for k in range(3)]
     assert [words for _, words in critiques_of(engine, "Why?", "So.", 3, options)] == own
     why = [{"role": "user", "content": "Why?"}]
-    found = engine.best(why, BestOf(2, "score", scorer=critic(engine, 2, **options)), **options)
+    found = best(engine, why, BestOf(2, "score", scorer=critic(engine, 2, **options)), **options)
     assert found.scores == (0.0, 0.0)
     again = refined(engine, why, RefineBy(check=critic_check(engine, 2, **options), n=2, texts=3), **options)
     assert len(again.texts) == 3

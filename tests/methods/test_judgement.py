@@ -9,7 +9,8 @@ from support.decoding.table_branches import random_table, table_texts
 from support.models.real_models import real_model
 
 import edgedec
-from edgedec.api.best_text import BestOf
+from edgedec.api.best_text import BestOf, best
+from edgedec.api.branching import partial_texts
 from edgedec.choosing.choice import Candidates, chooser_named
 from edgedec.choosing.choosers import mean_logprob
 from edgedec_methods.judgement import JudgeScorer, Question, chance_yes, log_odds, question_of, turn_after_answer
@@ -65,10 +66,10 @@ def test_the_turn_after_an_answer() -> None:
 @pytest.mark.model
 def test_judging_texts_again_is_judging_them_in_their_forks(engine: edgedec.Engine) -> None:
     """The chances of whole texts equal those that a fork of each unfinished text gives: the same bits."""
-    found = engine.best(CHAT, BestOf(3, "judge"), **OPTIONS)
-    asked = question_of(engine.tokenizer, turn_after_answer(engine.render), parse_special=True)
-    params = engine.sampling(temperature=0.9, max_tokens=24)
-    with engine.partial_texts(engine.chat_ids(CHAT), max_tokens=24) as texts:
+    found = best(engine, CHAT, BestOf(3, "judge"), **OPTIONS)
+    asked = question_of(engine.tokenizer, turn_after_answer(engine.requests.render), parse_special=True)
+    params = engine.requests.sampling(temperature=0.9, max_tokens=24)
+    with partial_texts(engine, engine.chat_ids(CHAT), max_tokens=24) as texts:
         root = texts.begin()
         live = [root, texts.fork(root), texts.fork(root)]
         written = write_steps(texts, live, params, seeds_from(5, 3), separator=None)

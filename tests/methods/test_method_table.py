@@ -92,7 +92,7 @@ def test_every_method_has_a_row() -> None:
 def test_what_is_found_by_entry_point_says_what_it_is() -> None:
     """Each plug-in of ours from this package is a method with a docstring of the form, and has a test of its name."""
     named = {path.stem for path in methods()}
-    for group in plugins.GROUPS:
+    for group in plugins.KINDS:
         for name, plugin in plugins.plugins(group).items():
             package, _, module = plugin.target.partition(":")[0].partition(".")
             if package == "edgedec_methods":

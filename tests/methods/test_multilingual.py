@@ -8,6 +8,7 @@ import pytest
 from support.models.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.api.branching import branches
 from edgedec.errors import OptionError
 from edgedec_methods.multilingual import ASKED, JUDGED, judged_together, multilingual
 
@@ -56,8 +57,8 @@ def test_the_votes_are_the_mean_over_all_rotations(engine: edgedec.Engine) -> No
         order = [(place + shift) % 3 for place in range(3)]
         listed = "\n\n".join(f"{'ABC'[i]}) {answers[place]}" for i, place in enumerate(order))
         ids = engine.chat_ids(turn(JUDGED.format(question="Why?", answers=listed)))
-        with engine.branches(ids, most=1) as branches:
-            odds = np.exp(branches.logits[letters].astype(np.float64))
+        with branches(engine, ids, most=1) as opened:
+            odds = np.exp(opened.logits[letters].astype(np.float64))
         for i, place in enumerate(order):
             expected[place] += odds[i] / odds.sum() / 3
     assert votes == pytest.approx(expected.tolist())

@@ -11,6 +11,7 @@ from support.decoding.decoding_loop import Text
 from support.models.tiny_models import BOS, EOS, byte_ids
 
 import edgedec
+from edgedec.api.branching import partial_texts
 from edgedec.constraint import Constraint, DrawPlace
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.grammars import Grammars
@@ -218,11 +219,11 @@ def test_weighted_texts_of_an_engine(byte_path: Any) -> None:
     with edgedec.load(byte_path, runtime="cpu", draft="off", n_ctx=128, n_threads=1) as engine:
         opener = engine.requests.constraint_opener(grammar=GRAMMAR)
         for seed in range(5):
-            with engine.partial_texts(PROMPT, max_tokens=6) as texts:
+            with partial_texts(engine, PROMPT, max_tokens=6) as texts:
                 one = constrained(texts, 1, opener, temperature=3.0, seed=seed).text
             alone = engine.generate(PROMPT, grammar=GRAMMAR, temperature=3.0, top_p=1.0, seed=seed, max_tokens=6)
             assert one.token_ids == alone.token_ids
-        with engine.partial_texts(PROMPT, max_tokens=6) as texts:
+        with partial_texts(engine, PROMPT, max_tokens=6) as texts:
             many = constrained(texts, 128, opener, temperature=3.0, seed=7)
             assert all(WHOLE.fullmatch(texts.text(text)) for text in many.texts)
         session = engine.session(64)
@@ -231,5 +232,5 @@ def test_weighted_texts_of_an_engine(byte_path: Any) -> None:
         assert math.exp(many.log_mass) == pytest.approx(sum(p for p, _ in laws.values()), rel=0.5)
         wrong: tuple[dict[str, Any], ...] = {}, {"json_schema": {}, "grammar": GRAMMAR}
         for options in wrong:
-            with engine.partial_texts(PROMPT, max_tokens=6) as texts, pytest.raises(RequestError, match="grammar"):
+            with partial_texts(engine, PROMPT, max_tokens=6) as texts, pytest.raises(RequestError, match="grammar"):
                 constrained(texts, 2, engine.requests.constraint_opener(**options))

@@ -144,7 +144,7 @@ def slowly(
 def test_the_text_is_that_of_the_slow_way(paths: tuple[Path, Path], models: Models, way: str, entropy: float) -> None:
     """Token by token, with the same counts, and the same again whatever is cached."""
     with pair(paths, entropy) as engine:
-        expected = slowly(models, PROMPT, entropy, engine.sampling(**WAYS[way]), N_TOKENS)
+        expected = slowly(models, PROMPT, entropy, engine.requests.sampling(**WAYS[way]), N_TOKENS)
         for n_reused in (0, len(PROMPT) - 1):
             found = engine.generate(PROMPT, max_tokens=N_TOKENS, ignore_end=True, **WAYS[way])
             assert list(found.token_ids) == expected.token_ids
@@ -163,7 +163,7 @@ def test_a_prompt_of_an_earlier_text_is_a_prompt(paths: tuple[Path, Path], model
         first = engine.generate(PROMPT, max_tokens=N_TOKENS, ignore_end=True, **way)
         for n in (1, 17, 40, 63, N_TOKENS - 1):
             prompt = [*PROMPT, *first.token_ids[:n]]
-            expected = slowly(models, prompt, TAU, engine.sampling(**way), 30)
+            expected = slowly(models, prompt, TAU, engine.requests.sampling(**way), 30)
             engine.generate([*PROMPT, *first.token_ids], max_tokens=1, **way)
             found = engine.generate(prompt, max_tokens=30, ignore_end=True, **way)
             assert list(found.token_ids) == expected.token_ids
@@ -196,7 +196,7 @@ def test_a_grammar_is_kept_to(paths: tuple[Path, Path], models: Models) -> None:
     """The entropy is that of the raw row, whatever the grammar rules out."""
     with pair(paths, TAU) as engine:
         way = WAYS["drawn"]
-        expected = slowly(models, PROMPT, TAU, engine.sampling(**way), 40, allowed=byte_ids("abcdef"))
+        expected = slowly(models, PROMPT, TAU, engine.requests.sampling(**way), 40, allowed=byte_ids("abcdef"))
         found = engine.generate(PROMPT, grammar=Grammar.regex("[a-f]{40}"), max_tokens=40, **way)
         assert list(found.token_ids) == expected.token_ids
         assert found.stats.switching == expected.statistics()

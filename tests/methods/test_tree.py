@@ -9,6 +9,7 @@ from support.decoding.plain_denoising import write_model
 from support.decoding.table_branches import Ids, random_table, table_texts
 
 import edgedec
+from edgedec.api.best_text import best
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.choosing.search_by import SearchBy
 from edgedec.errors import MemoryCapError
@@ -82,7 +83,7 @@ def test_a_diffusion_language_model_is_searched(tmp_path: Path) -> None:
 
     with edgedec.load(path, runtime="cpu", n_ctx=96, n_threads=1, n_texts=4 * 4 + 2) as engine:
         how = SearchBy("tree", 4, scorer=scorer, separator="\n")
-        runs = [engine.best([1, 70, 80, 90], how, max_tokens=20, seed=5, temperature=1.0) for _ in range(2)]
+        runs = [best(engine, [1, 70, 80, 90], how, max_tokens=20, seed=5, temperature=1.0) for _ in range(2)]
         assert runs[0].texts[0].token_ids != runs[0].texts[1].token_ids
         assert [text.token_ids for text in runs[0].texts] == [text.token_ids for text in runs[1].texts]
         assert runs[0].scores[runs[0].place] == max(runs[0].scores)
@@ -91,4 +92,4 @@ def test_a_diffusion_language_model_is_searched(tmp_path: Path) -> None:
         edgedec.load(path, runtime="cpu", n_ctx=96, n_threads=1, memory="200MB") as engine,
         pytest.raises(MemoryCapError, match="n_texts"),
     ):
-        engine.best([1, 70, 80, 90], how, max_tokens=20)
+        best(engine, [1, 70, 80, 90], how, max_tokens=20)

@@ -115,9 +115,9 @@ def test_what_is_no_rule_or_shape_is_refused(tmp_path: Path, monkeypatch: pytest
     """The message names the plug-in and what it is; a rule that nobody has is an option's error."""
     with_plugin(monkeypatch, tmp_path, RULES, "empty", f"{__name__}:NONE")
     with_plugin(monkeypatch, tmp_path / "shapes", TREE_SHAPES, "empty", f"{__name__}:NONE")
-    with pytest.raises(PluginError, match="the rule 'empty' is a str, not a Rule"):
+    with pytest.raises(PluginError, match="the rule 'empty' is of the type str, not Rule"):
         find_rule("empty")
-    with pytest.raises(PluginError, match="the shape 'empty' is a str, not a DrawnShape"):
+    with pytest.raises(PluginError, match="the tree shape 'empty' is of the type str, not DrawnShape"):
         parse_shape("empty")
     with pytest.raises(OptionError, match=r"coupled, tokenwise, .*empty"):
         require_rule("nobody")

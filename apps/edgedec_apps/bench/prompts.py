@@ -112,7 +112,7 @@ def prepare(engine: Engine, prompts: list[BenchPrompt], max_tokens: int) -> list
 
 
 def _token_ids(engine: Engine, text: str) -> list[int]:
-    if engine.can_chat:
+    if engine.template is not None:
         return engine.chat_ids([{"role": "user", "content": text}])
     return engine.tokenizer.encode(text)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgedec.api.best_text import ROUND, BestOf
+from edgedec.api.best_text import ROUND, BestOf, best
 from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.search_by import SearchBy
@@ -107,10 +107,10 @@ def chosen(engine: "Engine", prompt: "str | list[Message]", way: Way, options: d
 
     Raises:
         RequestError: A text is to be refined, and the prompt is no chat.
-        EdgedecError: As Engine.best and edgedec_apps.refine.refined.
+        EdgedecError: As edgedec.api.best_text.best and edgedec_apps.refine.refined.
     """
     if not isinstance(way, RefineBy):
-        return engine.best(prompt, way, **options)
+        return best(engine, prompt, way, **options)
     if isinstance(prompt, str):
         raise RequestError("the model has no chat template, which --method refine needs; leave it out")
     return refined(engine, prompt, way, **options)

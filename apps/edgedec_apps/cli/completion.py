@@ -82,10 +82,10 @@ def method(incomplete: str) -> list[str]:
     """Return the names of the methods that begin so; behind "diffusion:" the rules of denoising."""
 
     def known() -> Iterator[str]:
-        groups = ("edgedec.sessions", "edgedec.text_methods", "edgedec.choosers", "edgedec.searches")
+        groups = ("edgedec.sessions", "edgedec.text_methods", "edgedec.searches:chooser", "edgedec.searches")
         yield from ("layer-skip", "momentum", "ignore-end", "passages", "pictures", "refine")
         yield from (name.replace("_", "-") for group in groups for name in _plugins(group))
-        yield from (f"diffusion:{name}" for name in _plugins("edgedec.denoising_rules"))
+        yield from (f"diffusion:{name}" for name in _plugins("edgedec.sessions:denoising_rule"))
 
     return _fitting(incomplete, known)
 
@@ -96,7 +96,7 @@ def draft_option(incomplete: str) -> list[str]:
     def known() -> Iterator[str]:
         yield from ("max=", "store=", "overlap=yes", "head=off", "tree=chain", "rule=coupled")
         yield from (f"numerics={name}" for name in ("strict", "padded", "loose"))
-        yield from (f"tree={name}" for name in _plugins("edgedec.tree_shapes"))
+        yield from (f"tree={name}" for name in _plugins("edgedec.rules:tree_shape"))
         yield from (f"rule={name}" for name in _plugins("edgedec.rules"))
         yield from (f"{key}={name}" for key in ("model", "head") for name in chain(_stored(), _catalogue()))
 
@@ -163,7 +163,7 @@ def _quantized(name: str) -> Iterator[str]:
         yield from (f"{repository}:{quantization}" for quantization in _HUB_TYPES.split())
 
 
-def _plugins(group: str) -> Iterable[str]:
+def _plugins(kind: str) -> Iterable[str]:
     from edgedec.plugins import plugins
 
-    return plugins(group)
+    return plugins(kind)

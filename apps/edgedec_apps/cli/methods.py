@@ -222,9 +222,9 @@ def about(doc: str) -> tuple[str, str, str]:
 
 def _keys(plugin: Plugin) -> type[Any] | None:
     target = plugin.load()
-    if plugin.group == SESSIONS:
+    if plugin.kind == SESSIONS:
         return target  # type: ignore[no-any-return]  # a dataclass (edgedec.companion)
-    if plugin.group == TEXT_METHODS:
+    if plugin.kind == TEXT_METHODS:
         takes = target.takes
         return takes and make_dataclass("Value", [("value", takes, True) if takes is bool else ("value", takes)])
     return Choosing

@@ -5,7 +5,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from edgedec.api.engine import Engine
+from edgedec.api.engine import Engine, save_draft_store
 from edgedec.api.load import open_engine
 from edgedec.api.options import Application, EngineOptions
 from edgedec.api.requests import require_rule
@@ -222,7 +222,7 @@ def text_options_of(
 def keep_learned(model: str, engine: Engine) -> None:
     """Save the draft store and the model's speed; the answer is out already, so a failure is only reported."""
     try:
-        engine.save_draft_store()
+        save_draft_store(engine)
     except EdgedecError as error:
         say(f"edgedec: {in_options(error)}")
     with suppress(EdgedecError):  # the file may be gone

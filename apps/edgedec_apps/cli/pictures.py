@@ -63,7 +63,7 @@ def with_pictures(pictures: Sequence[Part], text: str) -> str | list[Part]:
 def pictures_document(reader: Reader, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return name, size and tokens of each picture of a chat (RequestError where one can't be taken).
 
-    `reader` is Engine.mark_pictures, or a PictureReader's mark().
+    `reader` is Requests.mark_pictures, or a PictureReader's mark().
     """
     _, pictures = reader(messages)
     return [

@@ -60,7 +60,7 @@ class Asking:
         """
         engine, text = self.engine, whole(documents, question, named=self.named)
         try:
-            require_may_fit(engine.tokenizer, text, engine.n_prompt_max, engine.card.n_ctx_train)
+            require_may_fit(engine.tokenizer, text, engine.requests.n_prompt_max, engine.card.n_ctx_train)
             engine.chat_ids([*self.before, self._message(text)], tools=self.tools, cancel=cancel)
             return text, None
         except PromptTooLongError as error:
@@ -82,16 +82,16 @@ class Asking:
         on_progress: OnProgress | None = None,
     ) -> Found | None:
         """Return the passages of documents to read; None where none matches (raises as edgedec_apps search())."""
-        engine, most = self.engine, self.n_passages
+        engine, most, n_most = self.engine, self.n_passages, self.engine.requests.n_prompt_max
         n_answer = min(self.n_answer, engine.n_ctx // 2)
-        n_room, n_most = min(engine.n_prompt_max - n_answer, engine.n_ctx // _PART), engine.n_prompt_max
+        n_room = min(n_most - n_answer, engine.n_ctx // _PART)
         if most is None:
             n_most = n_room + count_tokens(engine.tokenizer, question, engine.n_ctx)
 
         def fits(content: str) -> bool:
             messages, n_tokens = [*self.before, self._message(content)], count_tokens(engine.tokenizer, content, n_most)
-            if n_tokens > n_most or not engine.can_chat:
-                return n_tokens <= min(n_most, engine.n_prompt_max - n_answer)
+            if n_tokens > n_most or engine.template is None:
+                return n_tokens <= min(n_most, engine.requests.n_prompt_max - n_answer)
             try:
                 return not engine.fit_messages(messages, n_answer, self.tools)[1]
             except PromptTooLongError:

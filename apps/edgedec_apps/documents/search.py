@@ -153,11 +153,11 @@ def by_meaning(
 
     Texts are cut to the context of the embedding model (raises what embed raises).
     """
-    wanted = embed(embedder, [embedder.cut_ids(question)], cancel=cancel)[0]
+    wanted = embed(embedder, [embedder.requests.cut_ids(question)], cancel=cancel)[0]
     scores: list[float] = []
     for begin in range(0, len(passages), _EMBEDDED_AT_ONCE):
         report_progress(on_progress, "embedding", begin, len(passages), "passages")
-        ids = [embedder.cut_ids(passage.text) for passage in passages[begin : begin + _EMBEDDED_AT_ONCE]]
+        ids = [embedder.requests.cut_ids(passage.text) for passage in passages[begin : begin + _EMBEDDED_AT_ONCE]]
         scores += (embed(embedder, ids, cancel=cancel) @ wanted).tolist()
     report_progress(on_progress, "embedding", len(passages), len(passages), "passages")
     return sorted(range(len(scores)), key=lambda i: -scores[i])

@@ -34,7 +34,7 @@ async def extract(request: Request, service: Service) -> Response:
 
     async def compute(lending: Lending) -> dict[str, Any]:
         engine = lending.lease.loaded.engine
-        await asyncio.to_thread(require_may_fit, engine.tokenizer, passage, engine.n_prompt_max)
+        await asyncio.to_thread(require_may_fit, engine.tokenizer, passage, engine.requests.n_prompt_max)
         await lending.share.grow(engine.n_ctx * (_START_BYTES + _TOKEN_BYTES * max_tokens))
         async with lending.queue.turn():
             work = asyncio.to_thread(

@@ -64,7 +64,7 @@ async def rerank(request: Request, service: Service) -> Response:
     async def compute(lending: Lending) -> Any:
         engine = lending.lease.loaded.engine
         texts = (wanted.query, *wanted.documents)
-        n_most = max(1, engine.n_prompt_max) * len(wanted.documents)
+        n_most = max(1, engine.requests.n_prompt_max) * len(wanted.documents)
         n_bytes = sum(map(len, texts)) + len(wanted.query) * len(wanted.documents)
         await lending.share.grow(
             _TOKEN_BYTES * min(n_most, n_bytes) + _RESULT_BYTES * len(texts) + await tokenizer_bytes(texts)

@@ -3,7 +3,7 @@
 Speculative sampling with a draft model (Leviathan et al. 2023, arXiv:2211.17192), whose tokens are chosen as
 edgedec.drafters.levels says. The chain goes on while its path probability pays for a forward of the draft model. Leaves
 cost no forward. Whether the chain goes on is decided by the nodes that are there, before the next one is drawn, as the
-opt-in verification rules need it. Other shapes (edgedec.tree_shapes) are grown level by level in
+opt-in verification rules need it. Other shapes (edgedec.plugins.TREE_SHAPES) are grown level by level in
 edgedec.drafters.drawn_trees, with one forward for all nodes of a level.
 """
 

@@ -51,7 +51,7 @@ class Diffusion:
     """Implements edgedec.companion.Companion: how a diffusion language model writes.
 
     Attributes:
-        denoise: Which positions a pass commits: a plug-in of `edgedec.denoising_rules`, perhaps with :NUMBER. Behind a
+        denoise: Which positions a pass commits: a denoising rule, perhaps with :NUMBER. Behind a
             comma may stand what a pass evaluates, which is one of them, too.
         length: Positions that are denoised together in a model whose rows see the whole text, 1 to 32.
 

@@ -1,7 +1,7 @@
 """The contract of denoising: which masked positions of a block get their tokens after a pass, and what it evaluates.
 
-An entry point of `edgedec.denoising_rules` names a RuleKind or a LayoutKind. A rule is called after each pass of one
-block, and looks at nothing but the passes.
+An entry point `denoising_rule.NAME` of `edgedec.sessions` names a RuleKind or a LayoutKind. A rule is called
+after each pass of one block, and looks at nothing but the passes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -149,9 +149,9 @@ def denoising_named(text: str) -> Denoising:
 def _named(text: str, part: str) -> tuple[RuleKind | LayoutKind, Any]:
     """Return the kind that a part of the text names, and its number or path."""
     name, colon, number = part.partition(":")
-    names = plugins.plugins(plugins.DENOISING_RULES)
-    if name not in names:
-        raise OptionError("denoise", text, f"it must be one of {', '.join(names)}, perhaps with :NUMBER")
+    if not plugins.is_installed(plugins.DENOISING_RULES, name):
+        names = ", ".join(plugins.plugins(plugins.DENOISING_RULES))
+        raise OptionError("denoise", text, f"it must be one of {names}, perhaps with :NUMBER")
     kind: RuleKind | LayoutKind = plugins.load_plugin(plugins.DENOISING_RULES, name)
     if kind.default is None:
         return kind, number

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from edgedec.errors import ModelFormatError, PluginError, UnsupportedModelError
+from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.metadata import get_text
 from edgedec.gguf.model_info import describe
-from edgedec.plugins import ARCHITECTURES, is_own, load_plugin, plugins
+from edgedec.plugins import ARCHITECTURES, is_installed, load_of_type, load_plugin, plugins
 from edgedec_runtimes.architectures.architecture import Architecture, Switches
 from edgedec_runtimes.architectures.fused import unfused
 from edgedec_runtimes.architectures.header import Header
@@ -46,16 +46,12 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
         PluginError: The architecture is another package's, and does not import, or it is no Architecture.
     """
     name = get_text(gguf, "general.architecture") or "none"
-    if not is_own(ARCHITECTURES, name) and name not in plugins(ARCHITECTURES):
+    if not is_installed(ARCHITECTURES, name):
         raise UnsupportedModelError(
             f"{gguf.paths[0]}: the architecture is {name[:60]!r}; the {runtime} runtime runs "
             f"{', '.join(plugins(ARCHITECTURES))}; use the llamacpp runtime"
         )
-    architecture = load_plugin(ARCHITECTURES, name)
-    if not isinstance(architecture, Architecture):
-        raise PluginError(
-            f"the plug-in {name!r} is no architecture but of the type {type(architecture).__name__}; remove its package"
-        )
+    architecture = load_of_type(ARCHITECTURES, name, Architecture)
     gguf = without_nextn(gguf)
     info = describe(gguf)
     said = read_hyperparameters(gguf, info, runtime, architecture.keys, architecture.ignored)

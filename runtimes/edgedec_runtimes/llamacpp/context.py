@@ -14,8 +14,8 @@ from edgedec.errors import CancelledError, CapabilityError, ContextFullError, Me
 from edgedec_runtimes.llamacpp.adapters import set_adapters
 from edgedec_runtimes.llamacpp.library import last_complaint, llama
 from edgedec_runtimes.shared.mapped_files import MappedFiles
+from edgedec_runtimes.shared.model_lock import Stop
 from edgedec_runtimes.shared.native import c_library
-from edgedec_runtimes.shared.stop import Stop
 
 N_BATCH = 2048
 N_UBATCH = 512

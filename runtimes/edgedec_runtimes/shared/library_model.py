@@ -13,10 +13,9 @@ from edgedec.model import Forward, ForwardItem, Session
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.shared.model_lock import ModelLock
+from edgedec_runtimes.shared.model_lock import ModelLock, Stop
 from edgedec_runtimes.shared.requests import Limits, check_items
 from edgedec_runtimes.shared.session_state import CheckedItem
-from edgedec_runtimes.shared.stop import Stop
 
 H = TypeVar("H")
 S = TypeVar("S", bound=Session)

@@ -265,7 +265,7 @@ def test_tools_without_parameters(server: Running, form: dict[str, Any]) -> None
     asked = {"tools": [{"name": "f"} | schema], "tool_choice": {"type": "any"}, "max_tokens": 60}
     assert post(server, "messages", **asked).json()["content"][0]["input"] == {}
     assert post(server, "ollama", tools=[{"type": "function", "function": function}]).status_code == 200
-    assert server.engine.render(messages("x"), tools=[{"type": "function", "function": function}])
+    assert server.engine.requests.render(messages("x"), tools=[{"type": "function", "function": function}])
 
 
 def test_allowed_tools(server: Running) -> None:

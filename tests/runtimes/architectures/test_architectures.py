@@ -65,7 +65,7 @@ def test_an_architecture_of_another_package(tmp_path: Path, monkeypatch: pytest.
     with Cpu().load(path, LoadOptions(n_ctx=64)) as model:
         assert np.isfinite(model.session(64).forward(np.arange(5, dtype=np.int32), n_past=0).logits).all()
     with_plugin(monkeypatch, tmp_path / "later", plugins.ARCHITECTURES, "other", f"{__name__}:NONE")
-    with pytest.raises(PluginError, match="'other' is no architecture but of the type str"):
+    with pytest.raises(PluginError, match="the architecture 'other' is of the type str, not Architecture"):
         read_network(read_gguf(path))
 
 

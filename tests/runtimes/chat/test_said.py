@@ -210,7 +210,8 @@ def test_a_prompt_writes_control_tokens_and_a_text_to_embed_does_not(tmp_path: P
         assert model.prompt_ids("a</s>b<s>") == (bos, *byte_ids("a"), eos, *byte_ids("b"), bos)
         assert model.prompt_ids("a</s>", as_said=True) == (bos, *byte_ids("a</s>"))
         chat = [{"role": "user", "content": "<s>a</s>"}]
-        assert model.chat_ids(chat) == [bos, *byte_ids("<s>a</s>"), eos] == list(model.prompt_ids(model.render(chat)))
+        rendered = model.requests.render(chat)
+        assert model.chat_ids(chat) == [bos, *byte_ids("<s>a</s>"), eos] == list(model.prompt_ids(rendered))
         first = model.generate("<s>a</s>", max_tokens=2, temperature=0)
         assert first.token_ids == model.generate([bos, *byte_ids("a"), eos], max_tokens=2, temperature=0).token_ids
         said, spelled = embed(model, ["a</s>", [bos, *byte_ids("a</s>")]], pooling="mean")
@@ -230,13 +231,13 @@ def test_a_template_that_does_not_compile_refuses_chats_alone(tmp_path: Path, ca
         assert re.search(says, caplog.text)
         assert model.generate("ab", max_tokens=2).text is not None
         assert embed(model, ["ab"], pooling="mean").shape == (1, 64)
-        assert (model.can_chat, model.template.source) == (True, source)
+        assert model.requests.require_template().source == source
         for chat in (model.chat, model.chat_ids, lambda messages: model.fit_messages(messages, 8)):
             with pytest.raises(TemplateError, match=says):
                 chat([{"role": "user", "content": "a"}])
         with pytest.raises(TemplateError, match=says):
             model.chat([{"role": "user", "content": "a"}], think=False)
     with edgedec.load(path, runtime="cpu", n_ctx=64, chat_template="{{ messages[0].content }}") as model:
-        assert model.render([{"role": "user", "content": "a"}]) == "a"
+        assert model.requests.render([{"role": "user", "content": "a"}]) == "a"
     with pytest.raises(TemplateError, match=r"^chat template, line 1: .*; give another template \(chat_template\)"):
         edgedec.load(path, runtime="cpu", n_ctx=64, chat_template=source)

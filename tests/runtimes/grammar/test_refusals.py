@@ -90,7 +90,7 @@ def test_what_cant_be_kept_to_is_refused_first(
         raise AssertionError("something was evaluated")
 
     with monkeypatch.context() as patch:
-        patch.setattr("edgedec.decoding.text_loop.prepare", fail)
+        patch.setattr("edgedec.decoding.generate.prepare", fail)
         with pytest.raises(RequestError) as refused:
             engine.stream("x", grammar=grammar)
     message = str(refused.value)

@@ -92,16 +92,16 @@ def test_a_text_that_does_not_fit(model: Path) -> None:
     """It is refused, or cut where that is asked for; no context is longer than the positions that the model has."""
     with edgedec.load(model, n_ctx=4096) as engine:
         assert engine.n_ctx == 128
-        assert (engine.n_prompt_max, len(engine.prompt_ids("a " * 126))) == (128, 128)
+        assert (engine.requests.n_prompt_max, len(engine.prompt_ids("a " * 126))) == (128, 128)
         assert embed(engine, ["a " * 126]).shape == (1, 64)
         with pytest.raises(
             PromptTooLongError, match=r"129 tokens; there is room for 128\. Shorten it, or cut .*cut_ids.$"
         ):
             embed(engine, ["a " * 127])
-        cut = engine.cut_ids("a " * 200)
-        assert (len(cut), cut[0], cut[-1], cut[:3]) == (128, 2, 3, engine.cut_ids("a a")[:3])
+        cut = engine.requests.cut_ids("a " * 200)
+        assert (len(cut), cut[0], cut[-1], cut[:3]) == (128, 2, 3, engine.requests.cut_ids("a a")[:3])
         assert embed(engine, [cut]).shape == (1, 64)
-        assert engine.cut_ids("a") == engine.prompt_ids("a")
+        assert engine.requests.cut_ids("a") == engine.prompt_ids("a")
         for ids, error in (((), RequestError), ((56,) * 129, PromptTooLongError), ((999,), RequestError)):
             with pytest.raises(error):
                 embed(engine, [ids])

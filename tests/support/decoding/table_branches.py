@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.choosing.partial_texts import PartialTexts
+from edgedec.decoding.branches import Branches
 
 END = 0
 Ids = tuple[int, ...]
@@ -29,8 +30,8 @@ def random_table(seed: int, *, n_vocab: int, length: int, spread: float = 1.5) -
     }
 
 
-class TableBranches:
-    """Implements BranchesOfPrompt by a table; counts forwards and rows, and knows which branches are open."""
+class TableBranches(Branches):
+    """Branches of a table; counts forwards and rows, and knows which branches are open."""
 
     root = 0
 

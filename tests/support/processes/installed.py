@@ -23,6 +23,8 @@ def install_plugins(folder: Path, entries: Mapping[str, Mapping[str, str]], name
     return folder
 
 
-def with_plugin(monkeypatch: pytest.MonkeyPatch, folder: Path, group: str, name: str, target: str) -> None:
+def with_plugin(monkeypatch: pytest.MonkeyPatch, folder: Path, kind: str, name: str, target: str) -> None:
     """Install a package with one plug-in in a new folder, for as long as a test lasts."""
-    monkeypatch.syspath_prepend(install_plugins(folder / f"package-of-{name}", {group: {name: target}}))
+    group, _, word = kind.partition(":")
+    entries = {group: {f"{word}.{name}".lstrip("."): target}}
+    monkeypatch.syspath_prepend(install_plugins(folder / f"package-of-{name}", entries))

@@ -205,8 +205,8 @@ def _own_marks(conversation: Conversation, tools: "Tools | None") -> OwnMarks:
     engine = conversation.engine
     if tools is None:
         return own_marks(engine)
-    rendered = engine.render(conversation.messages, tools=tools)
-    return own_marks(engine, schemas_of(tools), opened_mark(rendered, marks_of(engine.template.source)))
+    rendered, template = engine.requests.render(conversation.messages, tools=tools), engine.requests.require_template()
+    return own_marks(engine, schemas_of(tools), opened_mark(rendered, marks_of(template.source)))
 
 
 def _shown(conversation: Conversation, own: OwnMarks) -> ShownText:

@@ -24,7 +24,7 @@ def setting_names() -> list[str]:
 
 def settings(conversation: Conversation) -> Iterator[tuple[str, str]]:
     """Yield each name that /set knows, with its value, which may be the model's default."""
-    sampling = conversation.engine.sampling(**_given(conversation))
+    sampling = conversation.engine.requests.sampling(**_given(conversation))
     yield _SYSTEM, conversation.system or "none"
     for name in _OPTIONS:
         yield name.replace("_", "-"), _shown(getattr(sampling, name))
@@ -50,7 +50,7 @@ def set_option(conversation: Conversation, name: str, value: str) -> str:
     options.pop(option, None)
     if value:
         options[option] = _value(option, value)
-    sampling = conversation.engine.sampling(**_given(conversation, options))
+    sampling = conversation.engine.requests.sampling(**_given(conversation, options))
     conversation.options = options
     return f"{name}: {_shown(getattr(sampling, option))}"
 

@@ -159,7 +159,7 @@ def _take(conversation: Conversation, paths: Sequence[Path]) -> None:
     """Attach pictures to the next message, all of them or none."""
     parts = picture_parts(paths)
     for line in pictures_lines(
-        pictures_document(conversation.engine.mark_pictures, [{"role": "user", "content": parts}])
+        pictures_document(conversation.engine.requests.mark_pictures, [{"role": "user", "content": parts}])
     ):
         conversation.tell(f"{line}; it comes before your next message")
     conversation.pictures += parts

@@ -141,7 +141,7 @@ class ChatTools:
 
 def knows_tools(engine: "Engine") -> bool:
     """Return whether a model's chat template knows tools."""
-    return engine.can_chat and "tools" in engine.template.source
+    return engine.template is not None and "tools" in engine.template.source
 
 
 def argument_rows(arguments: str, most: int = _MOST_SHOWN) -> list[str]:

@@ -167,14 +167,14 @@ def _devices() -> dict[str, str]:
 
 def _plugins() -> dict[str, str]:
     states: dict[str, str] = {}
-    for group in plugins.GROUPS:
-        for name, plugin in plugins.plugins(group).items():
+    for kind in plugins.KINDS:
+        for name, plugin in plugins.plugins(kind).items():
             try:
                 plugin.load()
                 state = f"ok ({plugin.package})"
             except EdgedecError as error:
                 state = str(error)
-            states[f"{plugins.kind_of(group)} {name}"] = state
+            states[f"{plugins.word_for(kind)} {name}"] = state
     return states
 
 

@@ -79,7 +79,7 @@ def _embed(job: EmbedJob, texts: list[str], cancel: CancelToken) -> "tuple[NDArr
     pooling = None if job.pooling is None else checked_value("pooling", Pooling, job.pooling)
     with open_model(job.model, job.load.flags, OutputFlags(quiet=job.quiet), cancel, one_request=True) as engine:
         all_ids = [
-            engine.cut_ids(text) if job.truncate else engine.prompt_ids(text, as_said=True, continued=False)
+            engine.requests.cut_ids(text) if job.truncate else engine.prompt_ids(text, as_said=True, continued=False)
             for text in texts
         ]
         vectors = embed(engine, all_ids, pooling=pooling, dimensions=job.dimensions, cancel=cancel)

@@ -198,9 +198,8 @@ def _answer_all(engine: "Engine", writing: _Writing, answers: "list[_Answer]", c
         with progress as on_progress:
             options = writing.options | {"cancel": cancel, "on_progress": on_progress}
             given, read = _prompt(engine, writing, question, options)
-            seen = (
-                [] if isinstance(given, str) or not writing.pictures else pictures_document(engine.mark_pictures, given)
-            )
+            mark = engine.requests.mark_pictures
+            seen = [] if isinstance(given, str) or not writing.pictures else pictures_document(mark, given)
             found = _written(engine, job, given, writing.way, writing.n_texts, options, progress)
         sampled = sampling_line(engine, writing.options)
         answers.append(_Answer(found, _About(job.model, held_by(engine), sampled, seen, question, read)))
@@ -274,7 +273,7 @@ def _prompt(
     With --raw, or for a model that has no template, it is the text to continue instead of messages.
     """
     job, documents, pictures = writing.job, writing.asked.documents, writing.pictures
-    if not job.raw and engine.can_chat:
+    if not job.raw and engine.template is not None:
         system = [{"role": "system", "content": job.system}] if job.system is not None else []
         text, found = question or "", None
         if documents:

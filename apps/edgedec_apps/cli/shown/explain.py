@@ -54,7 +54,7 @@ def gain(stats: DecodeStats) -> str | None:
 def sampling_line(engine: "Engine", options: dict[str, Any]) -> str:
     """Return the sampling of a text, each value with where it comes from: an option, the model's file, or edgedec."""
     given = {name: value for name, value in options.items() if name in SAMPLED}
-    found, own = engine.sampling(**given), engine.card.sampling_defaults
+    found, own = engine.requests.sampling(**given), engine.card.sampling_defaults
     values: dict[str, list[str]] = {}
     for name in SAMPLED:
         source = "options" if name in given else "the model's file" if name in own else "edgedec's defaults"

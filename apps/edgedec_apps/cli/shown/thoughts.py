@@ -38,7 +38,7 @@ class OwnMarks:
 
 def own_marks(engine: "Engine", tools: Tools | None = None, opened: str = "") -> OwnMarks:
     """Return the marks by which a model's texts are split, with its tools and the mark with which the prompt ends."""
-    source = engine.template.source
+    source = engine.requests.require_template().source
     marks = marks_of(source, engine.tokenizer)
     if tools is None and (not may_think(source) or thinking_mark(marks, source) in USUAL):
         return OwnMarks()

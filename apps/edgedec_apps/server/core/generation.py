@@ -75,7 +75,7 @@ class TextRequest:
     def splitter(self, engine: Engine) -> Splitter:
         """Return what splits the texts of a model into their parts."""
         tools = schemas_of(self.tools) if self.tools else None
-        if not engine.can_chat:
+        if engine.template is None:
             return Splitter(tools, self.thinks, self.one_call)
         marks = marks_of(engine.template.source, engine.tokenizer)
         return Splitter(tools, self.thinks, self.one_call, marks, hidden_marks(marks, engine.tokenizer))
@@ -309,7 +309,7 @@ def _common(engine: Engine, request: TextRequest, prompt: Encoded, cancel: Cance
     """Return the options that every text of a prompt has; its pictures are encoded."""
     return {
         **request.options,
-        "pictures": engine.picture_rows(prompt.pictures, cancel=cancel),
+        "pictures": engine.requests.picture_rows(prompt.pictures, cancel=cancel),
         "reuse": request.reuse,
         "draft": request.draft,
         "verify": request.verify,

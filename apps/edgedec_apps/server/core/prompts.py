@@ -51,8 +51,8 @@ async def _read_prompt(
     if isinstance(prompt, tuple):
         return Encoded(prompt)
     if isinstance(prompt, Gap):
-        gap = prompt
-        return Encoded(await encode(gap.texts, share, lambda: gap_ids(engine.tokenizer, gap, engine.n_prompt_max)))
+        gap, n_most = prompt, engine.requests.n_prompt_max
+        return Encoded(await encode(gap.texts, share, lambda: gap_ids(engine.tokenizer, gap, n_most)))
     if isinstance(prompt, list):
         prompt = await with_fetched(prompt, image_hosts, share, cancel)
     try:
@@ -62,7 +62,7 @@ async def _read_prompt(
         raise
     if isinstance(prompt, str):
         return Encoded(await encode([text], share, lambda: engine.prompt_ids(text)))
-    return Encoded(await encode([text], share, lambda: engine.rendered_ids(text, pictures)), opened, pictures)
+    return Encoded(await encode([text], share, lambda: engine.requests.rendered_ids(text, pictures)), opened, pictures)
 
 
 async def encode(texts: Sequence[str], share: Share, to_ids: Callable[[], Sequence[int]]) -> tuple[int, ...]:
@@ -102,23 +102,23 @@ def _as_text(
         assert isinstance(prompt, list)
         messages, begun = _split_begun(prompt)
         marked, pictures = _marked(engine, messages)
-        text = engine.render(marked, tools=request.tools or None, cancel=cancel, variables=request.variables)
-        source = engine.template.source
-        marks = marks_of(source, engine.tokenizer)
+        text = engine.requests.render(marked, tools=request.tools or None, cancel=cancel, variables=request.variables)
+        template = engine.requests.require_template()
+        marks = marks_of(template.source, engine.tokenizer)
         opened = opened_mark(text, marks)
         if begun is not None:
-            begun = engine.template.said(begun, trust_messages=request.variables.get("trust_messages"))
-            text, opened = continued(text, begun, opened, thinking_mark(marks, source))
-    require_may_fit(engine.tokenizer, text, engine.n_prompt_max, engine.card.n_ctx_train)
+            begun = template.said(begun, trust_messages=request.variables.get("trust_messages"))
+            text, opened = continued(text, begun, opened, thinking_mark(marks, template.source))
+    require_may_fit(engine.tokenizer, text, engine.requests.n_prompt_max, engine.card.n_ctx_train)
     return text, opened, pictures
 
 
 def _marked(
     engine: Engine, messages: list[dict[str, Any]]
 ) -> "tuple[Sequence[Mapping[str, Any]], tuple[MarkedPicture, ...]]":
-    """Return what Engine.mark_pictures does; its errors name the server's options."""
+    """Return what Requests.mark_pictures does; its errors name the server's options."""
     try:
-        return engine.mark_pictures(messages)
+        return engine.requests.mark_pictures(messages)
     except ApiError:
         raise
     except RequestError as error:

@@ -9,14 +9,13 @@ from edgedec_apps.server.core.fields import Fields
 
 _EFFORT = "reasoning_effort"
 _NO_THINKING = ("none", "minimal")
-_OF_RENDERING = frozenset(
-    ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "cancel", "self")
-)
+_OF_RENDERING = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "cancel", "self"}
 
 
 def thinks(engine: Engine, options: dict[str, Any]) -> bool:
     """Return whether a chat's text may begin with what the model thinks; under a grammar all of it is the answer."""
-    return engine.can_chat and may_think(engine.template.source) and not {"grammar", "json_schema"} & options.keys()
+    template, limits = engine.template, {"grammar", "json_schema"} & options.keys()
+    return template is not None and not limits and may_think(template.source)
 
 
 def read_thinking(fields: Fields, engine: Engine) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def read_thinking(fields: Fields, engine: Engine) -> dict[str, Any]:
     for name, value in given.rest().items():
         if name in _OF_RENDERING or not name.isidentifier():
             raise given.refusal(name[:100], "can't be set; it must be a variable that the chat template has of its own")
-        if not engine.can_chat or name in engine.template.variables:
+        if engine.template is None or name in engine.template.variables:
             variables[name] = value
         else:
             given.note_ignored(name)
@@ -49,7 +48,7 @@ def switch(fields: Fields, name: str, engine: Engine, think: bool | None) -> dic
 
     Where the template can't do this, the field is ignored by name.
     """
-    if think is None or not engine.can_chat:
+    if think is None or engine.template is None:
         return {}
     try:
         return thinking_variables(engine.template, think)
@@ -66,7 +65,7 @@ def effort_variables(fields: Fields, name: str, engine: Engine, effort: str | No
     """
     if not effort:
         return {}
-    if engine.can_chat:
+    if engine.template is not None:
         if _EFFORT in engine.template.variables:
             return {_EFFORT: effort}
         try:

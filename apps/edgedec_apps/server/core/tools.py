@@ -79,7 +79,7 @@ def choose_tools(fields: Fields, engine: Engine, tools: Tools, choice: Any) -> t
         return (), {}
     if choice == "none":
         return (), {}
-    if not engine.can_chat or "tools" not in engine.template.source:
+    if engine.template is None or "tools" not in engine.template.source:
         raise fields.refusal("tools", "are not supported by the model's chat template; leave them out")
     if choice in (None, "auto"):
         return tools, {}

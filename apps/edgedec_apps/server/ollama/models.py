@@ -114,7 +114,7 @@ def capabilities(file: ModelFile, loaded: Loaded | None) -> list[str]:
     template = file.template or ""
     found = {"completion": True, "tools": "tools" in template, "thinking": may_think(template)}
     found["insert"] = loaded is not None and can_infill(loaded.engine.tokenizer)
-    found["vision"] = find_projector(file.path) is not None if loaded is None else loaded.engine.reads_pictures
+    found["vision"] = bool(find_projector(file.path) if loaded is None else loaded.engine.requests.pictures)
     return [name for name, is_there in found.items() if is_there]
 
 
@@ -167,7 +167,7 @@ def _facts(info: ModelInfo | None, loaded: Loaded | None) -> dict[str, Any]:
 def _parameters(named: Named, file: ModelFile, loaded: Loaded | None) -> str:
     """Return the sampling defaults as in a Modelfile: a name and a value on each line."""
     own = {} if file.info is None else file.info.sampling_defaults
-    sampling = replace(SamplingParams(), **own) if loaded is None else loaded.engine.sampling()
+    sampling = replace(SamplingParams(), **own) if loaded is None else loaded.engine.requests.sampling()
     given = {name: getattr(sampling, name) for name in _SHOWN} | dict(named.options)
     if named.n_ctx is not None:
         given["num_ctx"] = named.n_ctx

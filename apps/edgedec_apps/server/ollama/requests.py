@@ -64,7 +64,7 @@ def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tu
     suffix = fields.text("suffix")
     images = fields.texts("images") or ()
     pictures = [picture_of_base64(fields, f"images[{i}]", image) for i, image in enumerate(images)]
-    if pictures and (raw or suffix or not engine.can_chat):
+    if pictures and (raw or suffix or engine.template is None):
         raise fields.refusal("images", "needs a model with a chat template, raw: false, and no suffix")
     prompt: Prompt | None = None
     if suffix:
@@ -73,7 +73,7 @@ def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tu
             raise fields.refusal("system", "and suffix exclude each other; leave one out")
         prompt = Gap(text or "", suffix)
     elif text or pictures:
-        chats = engine.can_chat and not raw
+        chats = engine.template is not None and not raw
         if system and not chats:
             raise fields.refusal("system", "needs a model with a chat template, and raw: false")
         before = [{"role": "system", "content": system}] if system else []

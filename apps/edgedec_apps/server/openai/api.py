@@ -103,8 +103,8 @@ def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, A
         "n_embd": facts.n_embd,
         "architecture": facts.architecture,
         "runtime": facts.runtime,
-        "chat": engine.can_chat,
-        "tools": engine.can_chat and "tools" in engine.template.source,
+        "chat": engine.template is not None,
+        "tools": engine.template is not None and "tools" in engine.template.source,
     }
     if facts.lossy:
         card["meta"]["lossy"] = facts.lossy

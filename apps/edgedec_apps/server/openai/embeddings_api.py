@@ -202,7 +202,7 @@ async def _ids(lending: Lending, text: Text, engine: Engine, *, truncate: bool) 
             return await encode([text], lending.share, lambda: engine.prompt_ids(text, as_said=True, continued=False))
         except PromptTooLongError as error:
             raise too_long_field(error, "input") from error
-    return await encode([text], lending.share, lambda: engine.cut_ids(text))
+    return await encode([text], lending.share, lambda: engine.requests.cut_ids(text))
 
 
 def _encoded(vector: NDArray[np.float32], form: str) -> list[float] | str:

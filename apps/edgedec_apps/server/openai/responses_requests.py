@@ -92,7 +92,7 @@ def read_response(fields: Fields, engine: Engine, kept: ResponseStore) -> tuple[
         "tools": [_shown(tool) for tool in tools],
         "top_logprobs": top or 0,
     }
-    sampling = engine.sampling(**{name: options[name] for name in ("temperature", "top_p") if name in options})
+    sampling = engine.requests.sampling(**{name: options[name] for name in ("temperature", "top_p") if name in options})
     shown |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
     return request, Asked(stream, keep, with_logprobs, messages, shown)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from edgedec.api.engine import Engine
+from edgedec.api.engine import Engine, save_draft_store
 from edgedec.api.load import asked_plan, open_chosen
 from edgedec.api.options import Application, EngineOptions
 from edgedec.api.plan import find_model
@@ -181,7 +181,7 @@ class Opener:
         """Save the draft store and the model's speed, and free the model; a failure to save is only reported."""
         keep_speed(path, engine)
         try:
-            engine.save_draft_store()
+            save_draft_store(engine)
         except EdgedecError as error:
             self.tell(str(error))
         finally:

@@ -140,9 +140,9 @@ class _Collector:
     def _prompt_task(self, number: int, opening: Opening) -> Task[_Key]:
         engine = self._engine
         prefix = _around_message(engine)[0]
-        token_ids = engine.rendered_ids(prefix) if engine.can_chat else []
-        token_ids = token_ids + engine.tokenizer.encode(opening.text, add_special=not engine.can_chat)
-        params = replace(engine.sampling(), temperature=_PROMPT_TEMPERATURE, seed=None)
+        token_ids = engine.requests.rendered_ids(prefix) if engine.template is not None else []
+        token_ids = token_ids + engine.tokenizer.encode(opening.text, add_special=engine.template is None)
+        params = replace(engine.requests.sampling(), temperature=_PROMPT_TEMPERATURE, seed=None)
         return Task(_Key(number, opening), tuple(token_ids), params, self._seed(number, 0), self._job.n_message)
 
     def _seed(self, number: int, which: int) -> int:
@@ -167,7 +167,7 @@ class _Collector:
         if token_ids and len(token_ids) + job.n_answer <= job.n_ctx:
             self._open[file].n_missing += len(TEMPERATURES)
             for which, temperature in enumerate(TEMPERATURES, start=1):
-                params = replace(self._engine.sampling(), temperature=temperature)
+                params = replace(self._engine.requests.sampling(), temperature=temperature)
                 answered = replace(key, temperature=temperature, message=message)
                 seed = self._seed(key.number, which)
                 self._waiting.appendleft(Task(answered, tuple(token_ids), params, seed, job.n_answer, job.layers))
@@ -176,7 +176,7 @@ class _Collector:
     def _rendered(self, message: str) -> list[int]:
         """Return the prompt's token ids; none where it does not fit the engine's context."""
         try:
-            if self._engine.can_chat:
+            if self._engine.template is not None:
                 return self._engine.chat_ids([{"role": "user", "content": message}])
             return list(self._engine.prompt_ids(message))
         except PromptTooLongError:
@@ -212,9 +212,9 @@ def _lesson(text: Text[_Key]) -> Lesson:
 
 def _around_message(engine: Engine) -> Sequence[str]:
     """Return what the chat template writes before the user's message, and what it writes after it."""
-    if not engine.can_chat:
+    if engine.template is None:
         return "", ""
-    before, _, after = engine.render([{"role": "user", "content": _MARK}]).partition(_MARK)
+    before, _, after = engine.requests.render([{"role": "user", "content": _MARK}]).partition(_MARK)
     return before, after
 
 

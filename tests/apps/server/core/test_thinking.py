@@ -111,7 +111,7 @@ def test_a_prompt_that_begins_to_think(openai_client: Any, thinker: Running) -> 
     assert (reply.choices[0].message.reasoning_content, reply.choices[0].message.content) == ("Yes.", "")
     parts = list(openai_client.chat.completions.create(**asked, stream=True))
     assert "".join(getattr(part.choices[0].delta, "reasoning_content", "") for part in parts) == "Yes."
-    assert opened_mark(thinker.engine.render(messages("#")), MARKS["think"]) == "<think>"
+    assert opened_mark(thinker.engine.requests.render(messages("#")), MARKS["think"]) == "<think>"
 
 
 @pytest.mark.slow
