@@ -11,7 +11,7 @@ from weakref import WeakSet
 import hypothesis
 import pytest
 from support.models.real_models import real_model
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import CHAT, tiny_llama
 
 import edgedec
 
@@ -63,12 +63,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.freeze()
 
 
-CHATML = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what models are loaded for the tests from filling the user's cache, and no machine busy but by a test."""
@@ -107,7 +101,7 @@ def all_cores() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny llama model with a chat template."""
-    return tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", chat_template=CHATML, n_ctx_train=2048)
+    return tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", chat_template=CHAT, n_ctx_train=2048)
 
 
 @pytest.fixture(scope="module", params=["reference", "llamacpp", "cpu"])

@@ -6,17 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import CHAT, tiny_llama
 
 import edgedec
 from edgedec.errors import OptionError, RequestError
 from edgedec_methods.archon import CRITIQUE, FUSED, Answer, Layer, layers_of, through_layers
 from edgedec_methods.multilingual import judged_together
 
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 DRAWN: dict[str, Any] = {"temperature": 1.5, "max_tokens": 5, "ignore_end": True}
 LAYERS = """
 [[layer]]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import CHAT, tiny_llama
 
 import edgedec
 from edgedec.api.best_text import BestOf
@@ -13,11 +13,6 @@ from edgedec.api.requests import RequestOptions
 from edgedec.errors import OptionError
 from edgedec_apps.refine import RefineBy, refined
 from edgedec_methods.critiques import ASKED, critic, critic_check, critiques_of, grade_of
-
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 
 
 class Critic:

@@ -5,16 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import CHAT, tiny_llama
 
 import edgedec
 from edgedec.errors import OptionError
 from edgedec_methods.multilingual import ASKED, JUDGED, judged_together, multilingual
 
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 pytestmark = pytest.mark.slow
 
 

@@ -4,13 +4,8 @@ import io
 from base64 import b64encode
 from pathlib import Path
 
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import CHAT, tiny_llama
 from support.models.tiny_projectors import tiny_projector
-
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 
 
 def seeing_model(folder: Path, name: str = "seeing") -> Path:
