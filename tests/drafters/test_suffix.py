@@ -244,10 +244,7 @@ def test_a_store_has_its_outputs_for_a_file() -> None:
 def test_nothing_behind_an_end_token_is_learned(tmp_path: Path, ignore_end: bool) -> None:
     """A draft that goes on behind it is cut there, unless end tokens are ignored; the text is plain decoding's."""
     path = tiny_llama(tmp_path / "m.gguf", n_embd=32, n_ff=48)
-    with (
-        edgedec.load(path, runtime="reference", draft="suffix") as engine,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with edgedec.load(path, runtime="reference", draft="suffix") as engine, pytest.MonkeyPatch.context() as patch:
         whole = engine.generate("Once", max_tokens=40, temperature=0, ignore_end=True).token_ids
         end = next(i for i in range(20, 40) if whole[i] not in whole[:i])
         patch.setattr(type(engine.tokenizer), "is_end", lambda self, token_id: token_id == whole[end])

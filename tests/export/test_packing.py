@@ -12,13 +12,7 @@ from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.random_blocks import random_blocks
 from support.models.tiny_quantized import EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors
 
-from edgedec.errors import (
-    EdgedecError,
-    MemoryCapError,
-    ModelFormatError,
-    ModelNotFoundError,
-    UnsupportedModelError,
-)
+from edgedec.errors import EdgedecError, MemoryCapError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions

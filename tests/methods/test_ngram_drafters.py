@@ -28,10 +28,7 @@ def test_it_begins_with_nothing(make_context: Callable[..., DraftContext], name:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FACTORIES)
 @given(
-    st.integers(0, 2**32),
-    st.integers(1, 25),
-    st.sampled_from([0.0, 1e-30, 0.7, 1.5]),
-    st.sampled_from([None, 0, 5000]),
+    st.integers(0, 2**32), st.integers(1, 25), st.sampled_from([0.0, 1e-30, 0.7, 1.5]), st.sampled_from([None, 0, 5000])
 )
 def test_any_generation_is_survived(
     make_context: Callable[..., DraftContext],

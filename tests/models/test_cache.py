@@ -113,8 +113,7 @@ def test_unknown_name_gets_near_ones(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["../out", "..", "", "/etc/passwd", "hf/../../out", "a\\..\\out", "models/a", "*", "ROOT/models/a.gguf"],
+    "name", ["../out", "..", "", "/etc/passwd", "hf/../../out", "a\\..\\out", "models/a", "*", "ROOT/models/a.gguf"]
 )
 def test_names_never_become_paths(root: Path, name: str) -> None:
     """Names with separators or dots reach no file outside the cache, and a path not even a stored file."""

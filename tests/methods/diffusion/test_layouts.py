@@ -57,8 +57,7 @@ def test_layouts_are_for_whole_texts(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "placed"),
-    [({3, 5, 7}, ([0, 1, 2], [4, 6, 3, 5, 7])), ({2, 4, 6}, ([0, 1], [2, 4, 6, 3, 5, 7]))],
+    ("wanted", "placed"), [({3, 5, 7}, ([0, 1, 2], [4, 6, 3, 5, 7])), ({2, 4, 6}, ([0, 1], [2, 4, 6, 3, 5, 7]))]
 )
 def test_tokens_stand_in_front_of_masks(wanted: set[int], placed: tuple[list[int], list[int]]) -> None:
     """Those before the first mask need no forward, where no row of theirs is wanted."""
