@@ -11,7 +11,7 @@ from weakref import WeakSet
 import hypothesis
 import pytest
 from support.models.real_models import real_model
-from support.models.tiny_models import CHAT, tiny_llama
+from support.models.tiny_models import CHATML, tiny_llama
 
 import edgedec
 
@@ -101,7 +101,7 @@ def all_cores() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny llama model with a chat template."""
-    return tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", chat_template=CHAT, n_ctx_train=2048)
+    return tiny_llama(tmp_path_factory.mktemp("tiny") / "tiny.gguf", chat_template=CHATML, n_ctx_train=2048)
 
 
 @pytest.fixture(scope="module", params=["reference", "llamacpp", "cpu"])

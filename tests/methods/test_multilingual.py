@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.models.tiny_models import CHAT, tiny_llama
+from support.models.tiny_models import CHATML, tiny_llama
 
 import edgedec
 from edgedec.errors import OptionError
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edgedec.Engine]:
     """A tiny model."""
-    path = tiny_llama(tmp_path_factory.mktemp("languages") / "tiny.gguf", chat_template=CHAT, n_ctx_train=1024)
+    path = tiny_llama(tmp_path_factory.mktemp("languages") / "tiny.gguf", chat_template=CHATML, n_ctx_train=1024)
     with edgedec.load(path, runtime="cpu", draft="off", n_ctx=1024) as loaded:
         yield loaded
 
