@@ -26,20 +26,8 @@ COMPOSES = "edgedec/api/load.py"  # the one exception: it imports, within functi
 NAMES_ALL = "apps/edgedec_apps/pyinstaller/hook-edgedec.py"  # for PyInstaller, which looks for each package
 
 # The rooms of the core: a file imports its own room and those before it. "top" is the files of edgedec/ itself.
-ROOMS = (
-    "top",
-    "gguf",
-    "storage",
-    "verification",
-    "sessions",
-    "drafters",
-    "scheduler",
-    "loading",
-    "memory",
-    "decoding",
-    "choosing",
-    "api",
-    "testing",
+ROOMS = tuple(
+    "top gguf storage verification sessions drafters scheduler loading memory decoding choosing api testing".split()
 )
 
 pytestmark = pytest.mark.skipif(not (ROOT / "edgedec").is_dir(), reason="the sources are not beside the tests")

@@ -80,32 +80,27 @@ def test_penalties_change_the_logits_as_computed_by_hand(options: dict[str, Any]
     assert probs([2, -1, 0.5], replace(PLAIN, **options), seen=[0, 0, 1]) == pytest.approx(weights / weights.sum())
 
 
-def test_penalties_without_seen_tokens_change_nothing() -> None:
-    """An empty history leaves the row as it is."""
-    assert probs(HALVES, replace(PLAIN, repetition_penalty=2)) == pytest.approx([1 / 2, 1 / 4, 1 / 8, 1 / 8])
+@pytest.mark.parametrize(
+    ("logits", "options", "seen", "expected"),
+    [
+        (HALVES, {"repetition_penalty": 2}, [], pytest.approx([1 / 2, 1 / 4, 1 / 8, 1 / 8])),
+        ([1, 3, 3, 2], {"temperature": 0}, [], [0, 1, 0, 0]),
+        ([1, 3, 3, 2], {"temperature": 0, "frequency_penalty": 0.5}, [1], [0, 0, 1, 0]),
+        ([1, 1, 1, 1], {"top_k": 2}, [], [0.5, 0.5, 0, 0]),
+        ([1, 1, 1, 1], {"top_p": 0.6}, [], pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])),
+        ([0, -INF, 0], {"top_k": 3}, [], [0.5, 0, 0.5]),
+    ],
+)
+def test_of_equals_the_lowest_ids_are_kept(
+    logits: Sequence[float], options: dict[str, Any], seen: list[int], expected: list[float]
+) -> None:
+    """At each border; without a history penalties change nothing, and what the model rules out stays out."""
+    assert probs(logits, replace(PLAIN, **options), seen=seen) == expected
 
 
-def test_greedy_takes_the_lowest_id_of_equals() -> None:
-    """On a tie at temperature 0 the lowest id is taken, bias and penalties counted in."""
-    greedy = replace(PLAIN, temperature=0)
-    assert probs([1, 3, 3, 2], greedy) == [0, 1, 0, 0]
-    assert probs([1, 3, 3, 2], replace(greedy, frequency_penalty=0.5), seen=[1]) == [0, 0, 1, 0]
-
-
-def test_top_k_keeps_the_lowest_ids_of_equals_at_the_border() -> None:
-    """Of four equal tokens top-k 2 keeps the first two."""
-    assert probs([1, 1, 1, 1], replace(PLAIN, top_k=2)) == [0.5, 0.5, 0, 0]
-
-
-def test_top_p_keeps_the_lowest_ids_of_equals_at_the_border() -> None:
-    """Of four equal tokens top-p 0.6 keeps the first three, of a thousand the first 600."""
-    assert probs([1, 1, 1, 1], replace(PLAIN, top_p=0.6)) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+def test_a_distribution_holds_only_what_is_kept() -> None:
+    """Of a thousand equal tokens top-p 0.6 keeps the first 600; a token that is ruled out is none of it."""
     assert distribution(np.ones(1000, np.float32), replace(PLAIN, top_p=0.6)).token_ids.tolist() == list(range(600))
-
-
-def test_logits_of_minus_infinity_are_never_kept() -> None:
-    """A token that the model rules out stays out, also where top-k has room for it."""
-    assert probs([0, -INF, 0], replace(PLAIN, top_k=3)) == [0.5, 0, 0.5]
     assert len(distribution(np.array([0, -INF, 0], np.float32), PLAIN).token_ids) == 2
 
 
@@ -310,24 +305,25 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(options: dict[str, 
     assert statistic < bound
 
 
-def test_draws_at_neighbouring_positions_are_independent() -> None:
-    """Pairs of tokens at positions i and i + 1 occur as often as the product says."""
-    tokens = draws(distribution(HALVES, PLAIN), 3, 2501)
-    counts = np.bincount(tokens[:-1] * 4 + tokens[1:], minlength=16)
+def check_independent(one: NDArray[np.int64], other: NDArray[np.int64]) -> None:
+    """Check that pairs of 2,500 tokens drawn from HALVES occur as often as the product says."""
     p = np.array([0.5, 0.25, 0.125, 0.125])
-    statistic, bound = chi_square(counts, 2500 * np.outer(p, p).ravel())
+    statistic, bound = chi_square(np.bincount(one * 4 + other, minlength=16), 2500 * np.outer(p, p).ravel())
     assert statistic < bound
+
+
+def test_draws_at_neighbouring_positions_are_independent() -> None:
+    """At positions i and i + 1."""
+    tokens = draws(distribution(HALVES, PLAIN), 3, 2501)
+    check_independent(tokens[:-1], tokens[1:])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "other"), [(0, 1), (5, 5 + 2**32), (2**64 - 1, 0)])
 def test_draws_under_different_seeds_are_independent(seed: int, other: int) -> None:
-    """Pairs of tokens at one position under two close seeds occur as often as the product says."""
+    """At one position under two close seeds."""
     dist = distribution(HALVES, PLAIN)
-    counts = np.bincount(draws(dist, seed, 2500) * 4 + draws(dist, other, 2500), minlength=16)
-    p = np.array([0.5, 0.25, 0.125, 0.125])
-    statistic, bound = chi_square(counts, 2500 * np.outer(p, p).ravel())
-    assert statistic < bound
+    check_independent(draws(dist, seed, 2500), draws(dist, other, 2500))
 
 
 @pytest.mark.slow
@@ -358,11 +354,6 @@ def test_a_token_is_drawn_as_from_the_distribution(options: dict[str, Any], temp
         assert draw(row, params, (), Noise(3), position) == choose(distribution(row, params), Noise(3), position)
 
 
-def test_no_two_positions_of_any_two_texts_share_their_noise() -> None:
-    """Seeds and positions that differ in the same bits are no exception."""
-    assert len({Noise(seed).key(position) for seed in range(50) for position in range(50)}) == 2500
-
-
 def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
     """A token has the same noise whichever tokens are asked for with it; all of it is finite."""
     every = Noise(9).gumbel(2**31, np.arange(1000))
@@ -371,6 +362,8 @@ def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
     assert np.isfinite(every).all()
     assert not np.array_equal(Noise(9).gumbel(2**31 + 1, np.arange(1000)), every)
     assert not np.array_equal(Noise(10).gumbel(2**31, np.arange(1000)), every)
+    # Seeds and positions that differ in the same bits share none either.
+    assert len({Noise(seed).key(position) for seed in range(50) for position in range(50)}) == 2500
 
 
 def test_the_same_seed_draws_the_same_tokens() -> None:

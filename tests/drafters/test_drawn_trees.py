@@ -18,11 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("rule", "shape", "n_vocab", "n_max", "least_path"),
-    [
-        ("recursive", "grow", 3, 4, 0.0),
-        ("recursive", "grow", 3, 6, 0.25),
-        ("recursive", "grow", 2, 8, 0.2),
-    ],
+    [("recursive", "grow", 3, 4, 0.0), ("recursive", "grow", 3, 6, 0.25), ("recursive", "grow", 2, 8, 0.2)],
 )
 def test_a_drawn_tree_is_verified_exactly(rule: str, shape: str, n_vocab: int, n_max: int, least_path: float) -> None:
     """Over all draws of tiny models the text is the target's."""

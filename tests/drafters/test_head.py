@@ -84,6 +84,12 @@ def load(files: tuple[Path, Path]) -> Model:
     return Cpu().load(files[0], LoadOptions(n_ctx=128, n_parallel=4, draft_head=files[1]))
 
 
+def engine_of(files: tuple[Path, Path], draft: str = "head", **options: Any) -> edgedec.Engine:
+    """Load the model and its head for requests, without a cache of tiles."""
+    chosen: dict[str, Any] = {"n_ctx": 128, "runtime_options": {"tile_cache": False}, "draft_head": files[1]} | options
+    return edgedec.load(files[0], runtime="cpu", offline=True, draft=draft, **chosen)
+
+
 def drafter(model: Model, params: SamplingParams = GREEDY, **context: object) -> HeadDrafter:
     """Return a drafter that has begun TEXT, whose session holds all but the last token."""
     session = model.session(100)
@@ -143,10 +149,9 @@ def test_scores_that_are_no_numbers_end_the_drafts(files: tuple[Path, Path], tmp
     weights = head_weights(HEAD)
     weights["output_norm"][:] = 3e38
     (files[1] / "model.safetensors").write_bytes(safetensors_bytes(stored_tensors(HEAD, weights)))
-    keywords = {"runtime": "cpu", "offline": True, "runtime_options": {"tile_cache": False}, "n_ctx": 128}
     texts = []
     for draft in ("off", "head"):
-        with edgedec.load(files[0], draft=draft, draft_head=files[1], **keywords) as engine:  # type: ignore[arg-type]
+        with engine_of(files, draft) as engine:
             made = engine.generate(PROMPT, max_tokens=9, temperature=0, ignore_end=True)
             texts.append(made.token_ids)
     assert texts[0] == texts[1]
@@ -157,17 +162,10 @@ def test_scores_that_are_no_numbers_end_the_drafts(files: tuple[Path, Path], tmp
 
 def test_a_head_that_rests_comes_back_when_the_engine_forgets(files: tuple[Path, Path]) -> None:
     """It rests in later texts with the same sentence; after forget() it drafts and is judged anew; texts stay."""
-    keywords = {
-        "runtime": "cpu",
-        "offline": True,
-        "runtime_options": {"tile_cache": False},
-        "n_ctx": 128,
-        "n_draft_max": 4,
-    }
-    with edgedec.load(files[0], draft="off", **keywords) as engine:  # type: ignore[arg-type]
+    with engine_of(files, "off", n_draft_max=4) as engine:
         expected = engine.generate(PROMPT, max_tokens=20, temperature=0, ignore_end=True).token_ids
     texts, tried, why = [], [], []
-    with edgedec.load(files[0], draft="head", draft_head=files[1], **keywords) as engine:  # type: ignore[arg-type]
+    with engine_of(files, n_draft_max=4) as engine:
         for step in ("judged", "later", "forgotten", "after"):
             if step == "judged":
                 assert engine.pool.slots[0].drafting is not None
@@ -192,14 +190,7 @@ def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Pa
 
     A block's forward comes with the first level.
     """
-    keywords = {
-        "runtime": "cpu",
-        "offline": True,
-        "runtime_options": {"tile_cache": False},
-        "draft": "head",
-        "n_draft_max": 4,
-    }
-    with edgedec.load(files[0], draft_head=files[1], n_ctx=128, **keywords) as engine:  # type: ignore[arg-type]
+    with engine_of(files, n_draft_max=4) as engine:
         recorder = Recorder()
         made = record_text(engine, PROMPT, recorder, max_tokens=20, temperature=temperature, ignore_end=True)
         head = engine.session(64).draft_head
@@ -226,33 +217,28 @@ def test_a_recording_counts_what_drafts_read(temperature: float, files: tuple[Pa
 def test_without_a_head_it_says_what_to_do(files: tuple[Path, Path]) -> None:
     """The drafter is refused before loading where no head is named, and when opened where none was loaded."""
     with pytest.raises(RequestError, match="draft_head"):
-        edgedec.load(files[0], runtime="cpu", draft="head", runtime_options={"tile_cache": False}, offline=True)
-    with (
-        Cpu().load(files[0], LoadOptions(n_ctx=64)) as model,
-        pytest.raises(CapabilityError, match="draft_head"),
-    ):
+        engine_of(files, draft_head=None)
+    with Cpu().load(files[0], LoadOptions(n_ctx=64)) as model, pytest.raises(CapabilityError, match="draft_head"):
         drafter(model)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"n_parallel": 2}, {"lossy": Lossy(slide=True), "n_ctx": 64}, {"draft": "head+suffix"}]
+    ("drafters", "options"),
+    [
+        ("head", {}),
+        ("head", {"n_parallel": 2}),
+        ("head", {"lossy": Lossy(slide=True), "n_ctx": 64}),
+        ("head+suffix", {}),
+    ],
 )
 def test_texts_are_plain_decodings(
-    options: dict[str, object], files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    drafters: str, options: dict[str, object], files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and merged, with parallel sessions and in a context that slides, the head drafts and changes no text."""
     monkeypatch.setattr("edgedec.api.load.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
-    keywords = {
-        "runtime": "cpu",
-        "offline": True,
-        "runtime_options": {"tile_cache": False},
-        "n_draft_max": 5,
-        "n_ctx": 128,
-    } | options
     texts = []
-    for draft in ("off", str(options.get("draft", "head"))):
-        given = keywords | {"draft": draft, "draft_head": files[1]}
-        with edgedec.load(files[0], **given) as engine:  # type: ignore[arg-type]
+    for draft in ("off", drafters):
+        with engine_of(files, draft, **{"n_draft_max": 5} | options) as engine:
             for temperature in (0.0, 1.0):
                 made = engine.generate(PROMPT, max_tokens=40, temperature=temperature, seed=4, ignore_end=True)
                 texts.append(made.token_ids)
@@ -265,21 +251,16 @@ def test_texts_that_a_head_leaves_alone_are_plain_decodings(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One text and several of one prompt are the same, whether the head follows every text, none or every second."""
-    keywords: dict[str, Any] = {"runtime": "cpu", "offline": True, "n_ctx": 128, "draft_head": files[1]}
     monkeypatch.setattr("edgedec.api.load.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
     found = []
     for draft, idles in (("off", ()), ("auto", (False,)), ("auto", (True,)), ("auto", (False, True, True))):
         turns = cycle(idles or (False,))
         monkeypatch.setattr(DrafterRecord, "goes_without", lambda record, greedy, loss_s=0.0, turns=turns: next(turns))
-        with edgedec.load(files[0], draft=draft, **keywords) as engine:
-            texts = [
-                *(
-                    engine.generate(PROMPT, max_tokens=40, temperature=1.0, seed=seed, ignore_end=True)
-                    for seed in (4, 5)
-                ),
-                *engine.samples(PROMPT, 3, max_tokens=40, temperature=1.0, seed=6, ignore_end=True),
-                engine.generate(PROMPT, max_tokens=40, temperature=0.0, ignore_end=True),
-            ]
+        drawn: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "ignore_end": True}
+        with engine_of(files, draft) as engine:
+            texts = [engine.generate(PROMPT, seed=seed, **drawn) for seed in (4, 5)]
+            texts += engine.samples(PROMPT, 3, seed=6, **drawn)
+            texts.append(engine.generate(PROMPT, **drawn | {"temperature": 0.0}))
         found.append([text.token_ids for text in texts])
     assert found[1:] == found[:1] * 3
 
@@ -294,10 +275,8 @@ def test_requests_at_the_same_time_draft_each_for_itself(
     monkeypatch.setattr("edgedec.scheduler.policy.DEADLINE_S", 1000.0)  # a busy machine must not end a draft
     texts, drafted = [], []
     for draft, n_parallel in (("off", 3), ("head", 3), ("head", 1)):
-        keywords: dict[str, Any] = {"draft": draft, "draft_head": files[1], "n_parallel": n_parallel, "n_ctx": 128}
-        keywords |= {"n_draft_max": 4, "runtime_options": {"tile_cache": False}}
         with (
-            edgedec.load(files[0], runtime="cpu", offline=True, **keywords) as engine,
+            engine_of(files, draft, n_parallel=n_parallel, n_draft_max=4) as engine,
             ThreadPoolExecutor(n_parallel) as threads,
         ):
             asks = [
@@ -338,14 +317,7 @@ def written(slot: SessionSlot, seed: int) -> tuple[tuple[int, ...], DecodeStats]
 @pytest.mark.parametrize("rule", sorted(rule_names()[1:]))
 def test_other_rules_verify_what_was_drawn(rule: str, files: tuple[Path, Path]) -> None:
     """Drafts drawn from the head's q are verified by every rule; runs of a seed behind a read prompt are the same."""
-    keywords = {
-        "runtime": "cpu",
-        "offline": True,
-        "runtime_options": {"tile_cache": False},
-        "draft": "head",
-        "draft_head": files[1],
-    }
-    with edgedec.load(files[0], n_ctx=128, n_draft_max=4, **keywords) as engine:  # type: ignore[arg-type]
+    with engine_of(files, n_draft_max=4) as engine:
         made = [
             engine.generate(PROMPT, max_tokens=30, temperature=1.0, seed=4, ignore_end=True, verify=rule, reuse="exact")
             for _ in range(3)
@@ -411,12 +383,8 @@ def test_nodes_of_a_tree_have_the_scores_of_chains(files: tuple[Path, Path]) -> 
         with pytest.raises(ValueError, match="new nodes"):
             head.branches([1, 2], [-1], 2)
         head.begin(n_past, TEXT[-1])
-        for tree, above_them, n_new in (
-            ([1], [0], 1),
-            ([1, 2], [-1, 0], 2),
-            ([N_VOCAB], [-1], 1),
-            ([1, 2], [-1, 0], 1),
-        ):
+        wrong = (([1], [0], 1), ([1, 2], [-1, 0], 2), ([N_VOCAB], [-1], 1), ([1, 2], [-1, 0], 1))
+        for tree, above_them, n_new in wrong:
             with pytest.raises(EdgedecError):
                 head.branches(tree, above_them, n_new)
 
@@ -463,9 +431,7 @@ def test_texts_of_a_grammar_are_plain_decodings(files: tuple[Path, Path]) -> Non
     grammar = Grammar.regex(r"(.|\n){30}-?\d{2}")
     texts = []
     for draft in ("off", "head"):
-        keywords: dict[str, Any] = {"draft": draft, "draft_head": files[1], "n_ctx": 128, "n_draft_max": 5}
-        keywords |= {"n_threads": 1, "runtime_options": {"tile_cache": False}}
-        with edgedec.load(files[0], runtime="cpu", offline=True, **keywords) as engine:
+        with engine_of(files, draft, n_draft_max=5, n_threads=1) as engine:
             made = [engine.generate(PROMPT, grammar=grammar, max_tokens=40, temperature=t, seed=3) for t in (0.0, 1.0)]
         texts.append([one.token_ids for one in made])
         assert draft == "off" or all(one.stats.n_drafts > 5 for one in made)  # others are against the grammar
@@ -510,15 +476,8 @@ def ends(model: Model, ids: list[int]) -> int:
 def test_a_prompt_cache_carries_the_head(files: tuple[Path, Path], tmp_path: Path) -> None:
     """A text that goes on from a file drafts as the one that goes on in the same process."""
     counts = []
-    keywords = {
-        "runtime": "cpu",
-        "offline": True,
-        "runtime_options": {"tile_cache": False},
-        "draft": "head",
-        "draft_head": files[1],
-    }
     for restored in (False, True):
-        with edgedec.load(files[0], n_ctx=128, **keywords) as engine:  # type: ignore[arg-type]
+        with engine_of(files) as engine:
             if restored:
                 load_prompt_cache(engine, tmp_path / "cache")
             else:

@@ -27,6 +27,7 @@ from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.testing import check_drafter
+from edgedec_methods.overlapped import OverlappedModel
 from edgedec_methods.universal import UniversalDraftModel
 
 pytestmark = pytest.mark.usefixtures("prompts_are_read_whole")
@@ -93,7 +94,7 @@ def test_rejected_tokens_leave_no_trace(target: Path, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factory", [DraftModel, CascadeModel, UniversalDraftModel])
+@pytest.mark.parametrize("factory", [DraftModel, CascadeModel, UniversalDraftModel, OverlappedModel])
 def test_a_text_longer_than_the_window(target: Path, factory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The window moves on, several times, and never holds more than it may; the text stays plain decoding's."""
     monkeypatch.setattr(model_drafter, "WINDOW", 48)
@@ -108,20 +109,15 @@ def test_a_text_longer_than_the_window(target: Path, factory: Any, monkeypatch: 
     assert len({prefix[:2] for prefix in session.prefixes}) > 2
 
 
-def test_a_window_keeps_the_texts_first_token() -> None:
-    """On it attention leans; the text before the window is left out but for it."""
-    assert window_of([1, 5, 6, 7], 0) == [1, 5, 6, 7]
-    assert window_of([1, 5, 6, 7], 3) == [1, 7]
-
-
 def test_a_long_prompt_is_read_from_its_end(equal: DraftModel) -> None:
-    """Of a prompt that the session does not hold, the first token and the last 256 are read."""
+    """Of a prompt that the session does not hold, the first token, on which attention leans, and the last 256."""
     session = counted(equal)
     drafter = equal(context_for(equal.model))
     prompt = [5 + i % 200 for i in range(400)]
     drafter.begin(prompt)
     drafter.propose(1, 1e18)
     assert session.prefixes[-1] == (prompt[0], *prompt[-256:])
+    assert (window_of([1, 5, 6, 7], 0), window_of([1, 5, 6, 7], 3)) == ([1, 5, 6, 7], [1, 7])
 
 
 def test_without_trees_the_draft_is_a_chain(equal: DraftModel) -> None:
@@ -173,7 +169,7 @@ def test_a_position_that_is_drafted_again_gets_fresh_numbers(equal: DraftModel) 
 
 
 def test_a_drawn_chain_goes_on_by_what_is_there_before_the_next_draw(equal: DraftModel) -> None:
-    """The floor ends a chain after the node whose q brings the path's estimate below it, whatever token was drawn."""
+    """The floor ends a chain after the node whose q, cut to 1,024 tokens, brings the path's estimate below it."""
     floor = Floor(0.5)
     context = context_for(equal.model, SamplingParams(temperature=1.0, top_p=1.0), coupled=False, floor=floor)
     drafter = equal(context)
@@ -185,6 +181,7 @@ def test_a_drawn_chain_goes_on_by_what_is_there_before_the_next_draw(equal: Draf
         assert path[-1] < 0.5
         lengths.add(len(path))
     assert lengths == {2}
+    assert [cut(SamplingParams(top_k=k)).top_k for k in (0, 40, 5000)] == [1024, 40, 1024]
 
 
 def test_a_greedy_draft_is_looked_up_under_every_rule(equal: DraftModel) -> None:
@@ -197,11 +194,6 @@ def test_a_greedy_draft_is_looked_up_under_every_rule(equal: DraftModel) -> None
     assert drafts[0].q is drafts[1].q is None
     assert list(drafts[0].tokens) == list(drafts[1].tokens)
     assert not drafts[1].is_chain
-
-
-def test_a_q_is_cut_where_no_option_cuts_it() -> None:
-    """To 1,024 tokens; fewer where top-k asks for fewer."""
-    assert [cut(SamplingParams(top_k=k)).top_k for k in (0, 40, 5000)] == [1024, 40, 1024]
 
 
 def test_a_token_that_was_not_drafted_is_taken_back(equal: DraftModel) -> None:

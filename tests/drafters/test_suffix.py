@@ -1,6 +1,6 @@
 """The suffix drafter and its automaton, against counting by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,29 +73,22 @@ def test_following_a_text_finds_its_longest_known_context(known: list[Text], tex
         assert set(automaton.next[match.state]) == followers(longest, *known)
 
 
-@pytest.mark.slow
-@given(short_texts)
-def test_counts_are_exact_within_the_climb(text: Text) -> None:
-    """In texts shorter than the climb every context's count is how often it stands there."""
-    automaton = automaton_of(text)
+def counts(automaton: SuffixAutomaton, text: Text) -> Iterator[tuple[int, Text]]:
+    """Yield the count of each context of a text, and the context."""
     for i in range(len(text)):
         state = 0
         for end in range(i, len(text)):
             state = automaton.next[state][text[end]]
-            assert automaton.count[state] == n_times(text[i : end + 1], text)
+            yield automaton.count[state], text[i : end + 1]
 
 
 @pytest.mark.slow
-@given(st.lists(texts, max_size=4))
-def test_counts_are_never_too_high(known: list[Text]) -> None:
-    """Beyond the climb, and over several texts, a count is at most how often the context stands there."""
+@given(short_texts, st.lists(texts, max_size=4))
+def test_counts_are_exact_within_the_climb_and_never_too_high(text: Text, known: list[Text]) -> None:
+    """How often a context stands in a text that is shorter than the climb; in others, or over several, at most that."""
+    assert all(count == n_times(context, text) for count, context in counts(automaton_of(text), text))
     automaton = automaton_of(*known)
-    for text in known:
-        for i in range(len(text)):
-            state = 0
-            for end in range(i, len(text)):
-                state = automaton.next[state][text[end]]
-                assert automaton.count[state] <= n_times(text[i : end + 1], *known)
+    assert all(count <= n_times(context, *known) for each in known for count, context in counts(automaton, each))
 
 
 def test_a_monotonous_text_takes_two_states_a_token_at_most() -> None:
@@ -170,11 +163,13 @@ def test_every_proposal_is_a_draft_of_texts_seen(prompt: Text, said: list[Text],
 
 
 def test_later_requests_find_what_earlier_ones_said() -> None:
-    """What was generated, not what was asked; until it is forgotten."""
+    """What was generated, not what was asked, and no text runs into another; until it is forgotten."""
     store: dict[str, object] = {}
     write(drafter_of([8, 9], store), [1, 2, 3, 4, 5])
+    write(drafter_of([9], store), [14, 15, 16])
     assert list(drafter_of([7, 1, 2, 3], store).propose(2, 0).tokens) == [4, 5]
-    assert len(drafter_of([7, 8], store).propose(2, 0)) == 0
+    assert list(drafter_of([7, 14], store).propose(9, 0).tokens) == [15, 16]
+    assert len(drafter_of([7, 4, 5], store).propose(9, 0)) == len(drafter_of([7, 8], store).propose(2, 0)) == 0
     store.clear()
     assert len(drafter_of([7, 1, 2, 3], store).propose(2, 0)) == 0
 
@@ -197,15 +192,6 @@ def test_of_very_many_unread_tokens_the_last_ones_are_read() -> None:
     drafter.learn(Verification((), (*a_text(3000, 1), *end)), {})
     assert drafter.propose(2, 0).tokens == (4, 5)
     assert drafter.memory_bytes() < 20 * 420 * 2 + 300 * 420 * 4
-
-
-def test_texts_of_two_requests_do_not_run_into_each_other() -> None:
-    """The end of the first does not propose the beginning of the second."""
-    store: dict[str, object] = {}
-    write(drafter_of([8], store), [1, 2, 3])
-    write(drafter_of([9], store), [4, 5, 6])
-    assert len(drafter_of([7, 2, 3], store).propose(9, 0)) == 0
-    assert list(drafter_of([7, 4], store).propose(9, 0).tokens) == [5, 6]
 
 
 def test_the_store_keeps_to_its_bytes_and_drops_the_oldest() -> None:
@@ -232,27 +218,25 @@ def test_a_long_prompt_keeps_to_the_budget(budget: int) -> None:
         assert list(drafter.propose(1, 0).tokens) == [3]
 
 
-def test_the_store_gets_the_outputs_for_a_file_once() -> None:
-    """The texts of requests that said something, oldest first; no prompt."""
+def waiting(said: Sequence[Text], budget: int | None = None) -> list[Text]:
+    """Return the texts that a store has for a file after these were written, which it gives once."""
     store: dict[str, object] = {}
-    for text in ([1, 2], [], [3]):
-        write(drafter_of([8, 9], store), text)
+    for text in said:
+        write(drafter_of([8, 9], store, budget), text)
     kept = store["suffix"]
     assert isinstance(kept, SuffixStore)
-    assert [text.tolist() for text in kept.take_outputs()] == [[1, 2], [3]]
+    outputs = [text.tolist() for text in kept.take_outputs()]
     assert kept.take_outputs() == []
+    return outputs
 
 
-def test_texts_that_are_dropped_are_for_no_file_any_more() -> None:
-    """What waits for a file keeps to the store's bytes, too."""
-    store: dict[str, object] = {}
-    for seed in range(30):
-        write(drafter_of([0], store, 400_000), a_text(120, seed))
-    kept = store["suffix"]
-    assert isinstance(kept, SuffixStore)
-    waiting = [text.tolist() for text in kept.take_outputs()]
-    assert waiting == [a_text(120, seed) for seed in range(30 - len(waiting), 30)]
-    assert 2 <= len(waiting) <= 5
+def test_a_store_has_its_outputs_for_a_file() -> None:
+    """The texts of requests that said something, oldest first, and no prompt; as many as the store's bytes allow."""
+    assert waiting([[1, 2], [], [3]]) == [[1, 2], [3]]
+    texts = [a_text(120, seed) for seed in range(30)]
+    left = waiting(texts, 400_000)
+    assert left == texts[30 - len(left) :]
+    assert 2 <= len(left) <= 5
 
 
 @pytest.mark.slow
@@ -260,10 +244,7 @@ def test_texts_that_are_dropped_are_for_no_file_any_more() -> None:
 def test_nothing_behind_an_end_token_is_learned(tmp_path: Path, ignore_end: bool) -> None:
     """A draft that goes on behind it is cut there, unless end tokens are ignored; the text is plain decoding's."""
     path = tiny_llama(tmp_path / "m.gguf", n_embd=32, n_ff=48)
-    with (
-        edgedec.load(path, runtime="reference", draft="suffix") as engine,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with edgedec.load(path, runtime="reference", draft="suffix") as engine, pytest.MonkeyPatch.context() as patch:
         whole = engine.generate("Once", max_tokens=40, temperature=0, ignore_end=True).token_ids
         end = next(i for i in range(20, 40) if whole[i] not in whole[:i])
         patch.setattr(type(engine.tokenizer), "is_end", lambda self, token_id: token_id == whole[end])

@@ -16,15 +16,17 @@ import pytest
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.tiny_models import tiny_llama
 from support.models.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
-from support.processes.command_line import PATIENCE_S, run_here
+from support.processes.command_line import PATIENCE_S, names, run_here
 from support.processes.installed import with_plugin
 from support.processes.rights import as_anybody
 
 from edgedec import __version__, plugins
 from edgedec.errors import (
     CancelledError,
+    EdgedecError,
     ModelFormatError,
     ModelNotFoundError,
+    OfflineError,
     RequestError,
     RuntimeUnavailableError,
     StorageError,
@@ -51,11 +53,6 @@ FILES = ["edgedec.json", "model.onnx", "model.onnx.data", "vocabulary.gguf"]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a tiny llama."""
     return tiny_llama(tmp_path_factory.mktemp("model") / "Tiny Model.gguf", n_layer=1)
-
-
-def names(folder: Path) -> list[str]:
-    """Return the names in a folder, those of hidden files included."""
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_the_folder_and_its_manifest(model: Path, tmp_path: Path) -> None:
@@ -393,14 +390,28 @@ def test_an_interrupt_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: p
     assert names(tmp_path) == []
 
 
-def test_the_command_refuses(model: Path, tmp_path: Path) -> None:
-    """Unknown values of options end with the exit codes of their errors."""
-    run_here("export", model, "--to", "tflite").failed(RequestError.exit_code, "--to is 'tflite'", "onnx")
-    out = str(tmp_path / "out")
-    run_here("export", model, "-o", out, "--quant", "best").failed(
-        RequestError.exit_code, "quant is 'best'", "balanced"
-    )
-    run_here("export", tmp_path / "none.gguf", "--offline").failed(ModelNotFoundError.exit_code, "none.gguf")
+@pytest.mark.parametrize(
+    ("model_name", "args", "error", "words"),
+    [
+        ("MODEL", "--to tflite", RequestError, ["--to is 'tflite'", "onnx"]),
+        ("MODEL", "--quant best", RequestError, ["quant is 'best'", "balanced"]),
+        ("none.gguf", "--offline", ModelNotFoundError, ["none.gguf"]),
+        ("MODEL", "--target gpu", RequestError, ["must be cpu or npu"]),
+        ("MODEL", "--target npu --quant small", RequestError, ["are for --target cpu"]),
+        ("MODEL", "--to gguf --target npu", RequestError, ["are for --to onnx"]),
+        ("MODEL", "--via magic", RequestError, ["--via is 'magic'; it must be optimum"]),
+        ("MODEL", "--via optimum --to gguf", RequestError, ["leave out --to"]),
+        ("MODEL", "--via optimum --quant small", RequestError, ["leave out --to, --quant"]),
+        ("hf:a/b", "--via optimum --offline", OfflineError, ["optimum is not installed in"]),
+    ],
+)
+def test_the_command_refuses(
+    model: Path, tmp_path: Path, model_name: str, args: str, error: type[EdgedecError], words: list[str]
+) -> None:
+    """Unknown values, options of another kind of export, and fetching when offline; nothing is written."""
+    name = model_name.replace("MODEL", str(model))
+    run_here("export", name, *args.split(), "--out", tmp_path / "out").failed(error.exit_code, *words)
+    assert names(tmp_path) == []
 
 
 def test_info_of_an_export(model: Path, tmp_path: Path) -> None:
@@ -416,14 +427,3 @@ def test_info_of_an_export(model: Path, tmp_path: Path) -> None:
     assert found["n_layer"] == 1
     (folder / MANIFEST).write_text("{}", encoding="utf-8")
     run_here("info", folder).failed(ModelFormatError.exit_code, "edgedec.json can't be read")
-
-
-def test_options_of_another_kind_of_export_are_refused(model: Path, tmp_path: Path) -> None:
-    """--quant with --target npu, --target with a GGUF, and an unknown target are refused."""
-    for args, words in (
-        (("--target", "gpu"), "must be cpu or npu"),
-        (("--target", "npu", "--quant", "small"), "are for --target cpu"),
-        (("--to", "gguf", "--target", "npu"), "are for --to onnx"),
-    ):
-        run_here("export", model, *args, "--out", tmp_path / "out").failed(RequestError.exit_code, words)
-    assert names(tmp_path) == []

@@ -1,5 +1,6 @@
 """Packed matrices, and the graphs that compute with them, have exactly the weights of the GGUF."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,7 @@ from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.random_blocks import random_blocks
 from support.models.tiny_quantized import EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors
 
-from edgedec.errors import (
-    MemoryCapError,
-    ModelFormatError,
-    ModelNotFoundError,
-    UnsupportedModelError,
-)
+from edgedec.errors import EdgedecError, MemoryCapError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
@@ -75,29 +71,27 @@ def extreme_blocks(kind: str, rng: np.random.Generator) -> bytes:
     return blocks.tobytes()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", EXPORTED_TYPES)
-def test_packed_weights_are_the_files(kind: str, tmp_path: Path) -> None:
-    """The weights of random blocks are those that the cpu runtime reads."""
-    gguf = model(tmp_path, kind, random_blocks(kind, N_OUT, N_IN, np.random.default_rng(1)))
-    np.testing.assert_array_equal(weights(pack_exact(gguf, EMBEDDING)), looked_up(gguf))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", EXPORTED_TYPES)
-def test_random_bytes_keep_their_values(kind: str, tmp_path: Path) -> None:
-    """Blocks of random bytes, in which some scales are infinite or NaN, keep their weights."""
-    data = np.random.default_rng(2).integers(0, 256, N_OUT * N_IN * 4, dtype=np.uint8)
+def random_bytes(kind: str, rng: np.random.Generator) -> bytes:
+    """Return blocks of random bytes, in which some scales are infinite or NaN."""
     layout = GGMLType[kind]
-    gguf = model(tmp_path, kind, data[: N_OUT * N_IN // layout.block_size * layout.block_bytes].tobytes())
-    np.testing.assert_array_equal(weights(pack_exact(gguf, EMBEDDING)), looked_up(gguf))
+    n_bytes = N_OUT * N_IN // layout.block_size * layout.block_bytes
+    return rng.integers(0, 256, n_bytes, dtype=np.uint8).tobytes()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [name for name in EXPORTED_TYPES if name.startswith("Q")])
-def test_scales_and_minimums_of_any_size_keep_their_values(kind: str, tmp_path: Path) -> None:
-    """Weights stay equal where minimums are far from scales, and no zero point is near."""
-    gguf = model(tmp_path, kind, extreme_blocks(kind, np.random.default_rng(3)))
+@pytest.mark.parametrize(
+    ("kind", "data_of", "seed"),
+    [
+        *((kind, lambda kind, rng: random_blocks(kind, N_OUT, N_IN, rng), 1) for kind in EXPORTED_TYPES),
+        *((kind, random_bytes, 2) for kind in EXPORTED_TYPES),
+        *((kind, extreme_blocks, 3) for kind in EXPORTED_TYPES if kind.startswith("Q")),
+    ],
+)
+def test_packed_weights_are_the_files(
+    kind: str, data_of: Callable[[str, np.random.Generator], bytes], seed: int, tmp_path: Path
+) -> None:
+    """The weights are those that the cpu runtime reads, also where no zero point is near the minimums."""
+    gguf = model(tmp_path, kind, data_of(kind, np.random.default_rng(seed)))
     np.testing.assert_array_equal(weights(pack_exact(gguf, EMBEDDING)), looked_up(gguf))
 
 
@@ -119,17 +113,10 @@ def test_layouts(kind: str, bits: int, block: int, n_zero_points: int, bits_per_
     assert (0 if packed.zero_points is None else packed.zero_points.shape[1]) == n_zero_points
     assert (packed.minimums is None, packed.min_block) == ((kind not in WITH_MINIMUMS), 32 * (kind in WITH_MINIMUMS))
     assert 8 * packed.nbytes == N_OUT * N_IN * bits_per_weight
-
-
-@pytest.mark.parametrize("kind", WITH_MINIMUMS)
-def test_what_is_left_of_minimums_is_less_than_a_scale(kind: str, tmp_path: Path) -> None:
-    """Zero points absorb what they can of usual minimums, so that rounded inputs meet centred weights."""
-    gguf = model(tmp_path, kind, random_blocks(kind, N_OUT, N_IN, np.random.default_rng(1)))
-    packed = pack_exact(gguf, EMBEDDING)
-    assert isinstance(packed, Packed)
-    assert isinstance(packed.minimums, np.ndarray)
-    near = np.abs(packed.minimums) <= np.abs(packed.scales) / 2
-    assert near.mean() > 0.6  # of random 6-bit minimums and scales many are out of proportion
+    if kind in WITH_MINIMUMS:  # zero points absorb what they can, so that weights are centred
+        assert isinstance(packed.minimums, np.ndarray)
+        near = np.abs(packed.minimums) <= np.abs(packed.scales) / 2
+        assert near.mean() > 0.6  # of random 6-bit minimums and scales many are out of proportion
 
 
 def test_pieces_make_the_matrix_that_one_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,20 +246,23 @@ def test_sums_of_blocks_are_computed_once(nodes: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(b, alone)
 
 
-def test_types_without_a_layout_are_refused(tmp_path: Path) -> None:
-    """The message names the tensor, its type and the types that can be packed."""
-    path = write_gguf(tmp_path / "m.gguf", {}, {"a": RawTensor(GGMLType.Q2_K, (256, 2), bytes(168))})
-    with pytest.raises(UnsupportedModelError, match=r"tensor 'a' is Q2_K, .*Q4_K.*; export another quantization"):
-        pack_exact(read_gguf(path), "a")
+NO_LAYOUT = r"tensor 'a' is Q2_K, .*Q4_K.*; export another quantization"
 
 
-def test_what_is_no_matrix_is_refused(tmp_path: Path) -> None:
-    """A missing tensor and a vector are refused."""
-    gguf = read_gguf(write_gguf(tmp_path / "m.gguf", {}, {"a": np.zeros(32, np.float32)}))
-    with pytest.raises(ModelFormatError, match="expected a matrix 'b', found no such tensor"):
-        pack_exact(gguf, "b")
-    with pytest.raises(ModelFormatError, match="expected a matrix 'a', found 1 dimensions"):
-        pack_exact(gguf, "a")
+@pytest.mark.parametrize(
+    ("tensor", "name", "error", "message"),
+    [
+        (RawTensor(GGMLType.Q2_K, (256, 2), bytes(168)), "a", UnsupportedModelError, NO_LAYOUT),
+        (np.zeros(32, np.float32), "b", ModelFormatError, "expected a matrix 'b', found no such tensor"),
+        (np.zeros(32, np.float32), "a", ModelFormatError, "expected a matrix 'a', found 1 dimensions"),
+    ],
+)
+def test_what_can_not_be_packed_is_refused(
+    tmp_path: Path, tensor: Any, name: str, error: type[EdgedecError], message: str
+) -> None:
+    """A type without a layout, with those that can be packed, a missing tensor and a vector."""
+    with pytest.raises(error, match=message):
+        pack_exact(read_gguf(write_gguf(tmp_path / "m.gguf", {}, {"a": tensor})), name)
 
 
 def test_a_matrix_larger_than_memory_is_refused() -> None:

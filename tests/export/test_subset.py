@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.forwards import all_logits, distance
 from support.models.gguf_writer import RawTensor, Typed, write_gguf
 from support.models.kept_as_tiles import kept_as_tiles
 from support.models.real_models import real_model
@@ -18,7 +19,6 @@ from support.models.tiny_runs import Bits, bits
 
 from edgedec.errors import CancelledError, ModelFormatError, RequestError, StorageError, UnsupportedModelError
 from edgedec.gguf.file import GGMLType, GGUFArray, ValueType, read_gguf
-from edgedec.load_options import LoadOptions
 from edgedec.model import LayerSet
 from edgedec.progress import CancelToken, Progress
 from edgedec.runtime import Runtime
@@ -29,13 +29,11 @@ from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
 
 TOKENS = np.random.default_rng(1).integers(0, 260, 24).astype(np.int32)
-OPTIONS = LoadOptions(n_ctx=64, n_threads=1, max_rows=64)
 
 
 def logits(runtime: Runtime, path: Path, layers: LayerSet | None = None) -> Bits:
     """Return the bits of the logits of all rows of TOKENS."""
-    with runtime.load(path, OPTIONS) as model:
-        return bits(model.session(64).forward(TOKENS, n_past=0, layers=layers, rows="all").logits)
+    return bits(all_logits(runtime, path, TOKENS, layers=layers))
 
 
 @pytest.mark.slow
@@ -49,8 +47,7 @@ def test_logits_equal_those_with_the_layers_left_out(tmp_path: Path, name: str) 
     found = logits(Cpu(), subset)
     np.testing.assert_array_equal(found, logits(Cpu(), whole, LayerSet.of(n_layer, kept)))
     assert (found != logits(Cpu(), whole)).any()
-    ours, theirs = found.view(np.float32), logits(LlamaCpp(), subset).view(np.float32)
-    assert np.sqrt(np.square(ours - theirs).mean() / theirs.var()) < 0.08
+    assert distance(found.view(np.float32), all_logits(LlamaCpp(), subset, TOKENS)) < 0.08
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.models.tiny_models import tiny_llama
-from support.processes.command_line import run_here
+from support.processes.command_line import names, run_here
 
 from edgedec_export.folder import new_folder
 from edgedec_export.gguf_writer import new_file
@@ -36,11 +36,6 @@ def at_work(code: str, out: Path) -> Iterator[Path]:
             yield Path(process.stdout.readline().strip())
         finally:
             process.kill()
-
-
-def names(folder: Path) -> list[str]:
-    """Return the names in a folder, those of hidden files included."""
-    return sorted(path.name for path in folder.iterdir())
 
 
 def make_folder(out: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from support.forwards import all_logits, distance
 from support.models.hf_checkpoints import TinyHF, write_checkpoint
 from support.models.tiny_quantized import Tiny, write_tiny
 from support.processes.command_line import run_here
@@ -25,21 +25,13 @@ from edgedec.errors import (
 )
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES
-from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken, Progress
-from edgedec.runtime import Runtime
 from edgedec_export import requantize as module
 from edgedec_export.requantize import TYPES, requantize
 from edgedec_export.to_gguf import export_gguf
 from edgedec_runtimes.cpu.runtime import Cpu
 
 TOKENS = np.random.default_rng(1).integers(0, 260, 24).astype(np.int32)
-
-
-def logits(runtime: Runtime, path: Path) -> NDArray[np.float64]:
-    """Return the logits of all rows of TOKENS."""
-    with runtime.load(path, LoadOptions(n_ctx=64, n_threads=1, max_rows=64)) as model:
-        return model.session(64).forward(TOKENS, n_past=0, rows="all").logits.astype(np.float64)
 
 
 def types_of(path: Path) -> set[str]:
@@ -63,8 +55,7 @@ def test_types_are_named_as_users_know_them(
     out = requantize(floats, tmp_path / "m.gguf", name, on_progress=seen.append)
     assert types_of(out) == expected
     assert FILE_TYPE_NAMES[int(str(read_gguf(out).metadata["general.file_type"]))] == name.upper()
-    before, after = logits(Cpu(), floats), logits(Cpu(), out)
-    assert np.sqrt(np.square(after - before).mean() / before.var()) < bound
+    assert distance(all_logits(Cpu(), out, TOKENS), all_logits(Cpu(), floats, TOKENS)) < bound
     total = sum(tensor.n_bytes for tensor in read_gguf(floats).tensors.values())
     assert (seen[0].done, seen[-1].done, seen[-1].total) == (0, total, total)
     assert {progress.detail for progress in seen} == {floats.name}  # one name: a bar for each tensor would stay
@@ -122,31 +113,29 @@ posix = pytest.mark.skipif(os.name != "posix", reason="a shell script stands for
 @pytest.mark.slow
 @posix
 @pytest.mark.parametrize(
-    ("code", "error", "reason"),
+    ("code", "free", "error", "reason"),
     [
-        ("os.abort()", RuntimeUnavailableError, "ended with status -6"),
-        ("print('GGML_ASSERT(x) failed', file=sys.stderr); os.abort()", RuntimeUnavailableError, "GGML_ASSERT"),
-        ("open(target, 'wb').write(b'GGUF'); sys.exit(0)", ModelFormatError, "part"),
+        ("os.abort()", 10**12, RuntimeUnavailableError, "ended with status -6"),
+        ("print('GGML_ASSERT(x) failed', file=sys.stderr); os.abort()", 10**12, RuntimeUnavailableError, "GGML_ASSERT"),
+        ("open(target, 'wb').write(b'GGUF'); sys.exit(0)", 10**12, ModelFormatError, "part"),
+        ("print('failed to quantize: iostream error'); sys.exit(1)", 1000, StorageError, "the disk is full"),
     ],
 )
 def test_an_end_of_the_quantizer_is_an_error_here(
-    tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch, code: str, error: type[EdgedecError], reason: str
+    tmp_path: Path,
+    floats: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    free: int,
+    error: type[EdgedecError],
+    reason: str,
 ) -> None:
-    """An abort with its output, and an unreadable result, are errors that leave no file."""
+    """An abort with its output, an unreadable result and a full disk are errors that leave no file."""
     child(monkeypatch, tmp_path, code)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": free}))
     with pytest.raises(error, match=reason):
         requantize(floats, tmp_path / "m.gguf", "Q8_0")
     assert not list(tmp_path.glob("m.gguf*"))
-
-
-@pytest.mark.slow
-@posix
-def test_a_full_disk_is_named(tmp_path: Path, floats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the quantizer fails and almost no space is free, the error names the disk."""
-    child(monkeypatch, tmp_path, "print('failed to quantize: basic_ios::clear: iostream error'); sys.exit(1)")
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    with pytest.raises(StorageError, match="the disk is full"):
-        requantize(floats, tmp_path / "m.gguf", "Q8_0")
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.forwards import all_logits, distance
 from support.models.exported_graph import ExportedGraph
 from support.models.kept_as_tiles import kept_as_tiles
 from support.models.tiny_models import byte_ids, tiny_llama
@@ -17,7 +18,6 @@ from support.models.tiny_quantized import ARCHITECTURES, EXPORTED, EXPORTED_TYPE
 from edgedec.gguf.file import DATA, GRAPH, VOCABULARY
 from edgedec.load_options import LoadOptions
 from edgedec.model import LayerSet
-from edgedec.runtime import Runtime
 from edgedec_export.folder import read_manifest
 from edgedec_export.to_onnx import export_onnx
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -25,7 +25,8 @@ from edgedec_runtimes.reference.runtime import Reference
 
 onnx = pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
 
-TOKENS: list[int] = np.random.default_rng(1).integers(0, 260, 40).tolist()
+IDS = np.random.default_rng(1).integers(0, 260, 40).astype(np.int32)
+TOKENS: list[int] = IDS.tolist()
 F32 = NDArray[np.float32]
 Maker = Callable[[str], ExportedGraph]
 
@@ -33,17 +34,6 @@ Maker = Callable[[str], ExportedGraph]
 # keep keys and values in float32, 7e-4 where the cpu runtime rounds them to float16, 0.014 where both round
 # activations to 8 bits.
 EXACT, HALVES, INT8 = 1e-5, 1.5e-3, 0.03
-
-
-def distance(found: F32, expected: F32) -> float:
-    """Return the root mean square of the differences divided by the spread of the expected values."""
-    return float(np.sqrt(np.square(found - expected, dtype=np.float64).mean() / expected.var()))
-
-
-def logits(runtime: Runtime, path: Path, kv_type: str = "f16") -> F32:
-    """Return a runtime's logits of all rows of TOKENS."""
-    with runtime.load(path, LoadOptions(n_ctx=64, n_threads=1, max_rows=64, kv_type=kv_type)) as model:
-        return model.session(64).forward(np.array(TOKENS, np.int32), n_past=0, rows="all").logits.copy()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +53,7 @@ def test_floats_are_the_references(tmp_path: Path, architecture: Literal["llama"
     """With float32 weights, keys and values, logits equal the reference's up to float32's rounding."""
     path = tiny_llama(tmp_path / "m.gguf", architecture=architecture, tied=True)
     graph = ExportedGraph(export_onnx(path, tmp_path / "onnx"))
-    assert distance(graph.forward(TOKENS, 0)[0], logits(Reference(), path, "f32")) < EXACT
+    assert distance(graph.forward(TOKENS, 0)[0], all_logits(Reference(), path, IDS, kv_type="f32")) < EXACT
 
 
 @pytest.mark.slow
@@ -77,7 +67,7 @@ def test_every_architecture_is_the_references(tmp_path: Path, name: str) -> None
     path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name])
     window = dict(ARCHITECTURES[name].keys).get("attention.sliding_window", 8)
     graph = ExportedGraph(export_onnx(path, tmp_path / "onnx"), window=window)
-    assert distance(graph.forward(TOKENS, 0)[0], logits(Reference(), path, "f32")) < EXACT
+    assert distance(graph.forward(TOKENS, 0)[0], all_logits(Reference(), path, IDS, kv_type="f32")) < EXACT
 
 
 @pytest.mark.slow
@@ -87,7 +77,7 @@ def test_every_type_is_the_cpu_runtimes(tmp_path: Path, name: str, types: tuple[
     """Logits are the cpu runtime's for matrices of all types, in heads and embeddings, tied and not."""
     path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES[name], types=types, seed=3))
     graph = ExportedGraph(export_onnx(path, tmp_path / "onnx"), window=8)
-    assert distance(graph.forward(TOKENS, 0)[0], logits(Cpu(), path)) < INT8
+    assert distance(graph.forward(TOKENS, 0)[0], all_logits(Cpu(), path, IDS)) < INT8
 
 
 @pytest.mark.slow
@@ -140,12 +130,10 @@ def test_a_tree_is_its_chains(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("attn_on", [[True, False, True], [False, True, True]])
 def test_halves_of_layers_can_be_left_out(llama: Path, exported: Path, attn_on: list[bool]) -> None:
     """Without attention or feed-forward halves, logits are those of the reference without them."""
-    mlp_on, tokens = [False, True, True], np.array(TOKENS, np.int32)
+    mlp_on = [False, True, True]
     found = ExportedGraph(exported).forward(TOKENS, 0, attn_on=attn_on, mlp_on=mlp_on)[0]
-    with Reference().load(llama, LoadOptions(n_ctx=64, max_rows=64, kv_type="f32")) as model:
-        layers = LayerSet(np.array(attn_on), np.array(mlp_on))
-        expected = model.session(64).forward(tokens, n_past=0, rows="all", layers=layers).logits
-        assert distance(found, expected) < EXACT
+    layers = LayerSet(np.array(attn_on), np.array(mlp_on))
+    assert distance(found, all_logits(Reference(), llama, IDS, kv_type="f32", layers=layers)) < EXACT
 
 
 def test_a_pass_with_layers_left_out_changes_nothing_for_later_ones(exported: Path) -> None:
@@ -166,7 +154,7 @@ def test_taps_are_the_states_after_layers(llama: Path, exported: Path) -> None:
     """Taps are the reference's hidden states; that of the last layer is the head's input."""
     _, states = ExportedGraph(exported).forward(TOKENS, 0, taps=(0, 2))
     with Reference().load(llama, LoadOptions(n_ctx=64, max_rows=64, kv_type="f32")) as model:
-        expected = model.session(64).forward(np.array(TOKENS, np.int32), n_past=0, taps=(0, 2)).hidden
+        expected = model.session(64).forward(IDS, n_past=0, taps=(0, 2)).hidden
     for layer in (0, 2):
         assert distance(states[layer], expected[layer]) < EXACT
 

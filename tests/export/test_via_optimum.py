@@ -18,14 +18,13 @@ import pytest
 from support.models.foreign_graphs import counting_graph, counting_logits
 from support.models.hf_checkpoints import N_VOCAB
 from support.models.optimum_checkpoints import N_CTX, whole_tokenizer, write_config
-from support.processes.command_line import PATIENCE_S, run_here
+from support.processes.command_line import PATIENCE_S, names, run_here
 
 from edgedec.errors import (
     CancelledError,
     EdgedecError,
     ModelFormatError,
     ModelNotFoundError,
-    OfflineError,
     RequestError,
     UnsupportedModelError,
 )
@@ -115,11 +114,6 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def names(folder: Path) -> list[str]:
-    """Return the names in a folder, those of hidden files included."""
-    return sorted(path.name for path in folder.iterdir())
-
-
 @pytest.mark.slow
 def test_a_checkpoint_is_exported_and_runs(checkpoint: Path, stand_in: Path, tmp_path: Path) -> None:
     """There are four files; the manifest names the source; logits are the graph's, texts the tokenizer's."""
@@ -167,33 +161,18 @@ def test_the_command_exports_and_runs(
         (lambda f: (f / "model.onnx").unlink(), UnsupportedModelError, "a strange model, that is not supported"),
         (lambda f: (f / "tokenizer.json").unlink(), UnsupportedModelError, "FileNotFoundError"),
         (lambda f: (f / "model.onnx").write_bytes(b"\xff" * 50), ModelFormatError, "optimum wrote no readable graph"),
+        (lambda f: write_config(f, "counter", vocab_size=None), EdgedecError, "has None as n_vocab"),
+        (lambda f: write_config(f, "counter", vocab_size=300), EdgedecError, "264 logits, but config.json says 300"),
     ],
 )
 def test_what_fails_is_said_and_leaves_nothing(
     checkpoint: Path, stand_in: Path, tmp_path: Path, spoil: Any, error: type[EdgedecError], said: str
 ) -> None:
-    """The error has the last line of the other process."""
+    """The error has the last line of the other process; sizes that are missing, or not the graph's, are refused."""
     spoil(checkpoint)
     with pytest.raises(error, match=said):
         export_via_optimum(checkpoint, tmp_path / "out", environment=stand_in)
     assert names(tmp_path) == ["Tiny Counter"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [({"vocab_size": None}, "has None as n_vocab"), ({"vocab_size": 300}, "has 264 logits, but config.json says 300")],
-)
-def test_a_configuration_that_does_not_fit_is_refused(
-    stand_in: Path, tmp_path: Path, config: dict[str, Any], said: str
-) -> None:
-    """Missing sizes, and sizes that contradict the graph, are refused."""
-    folder = tmp_path / "checkpoint"
-    write_config(folder, "counter", **config)
-    onnx.save(counting_graph(n_vocab=N_VOCAB), folder / "model.onnx")
-    with pytest.raises(EdgedecError, match=said):
-        export_via_optimum(folder, tmp_path / "out", environment=stand_in)
-    assert names(tmp_path) == ["checkpoint"]
 
 
 @pytest.mark.slow
@@ -222,20 +201,6 @@ def test_a_checkpoint_has_a_folder_or_a_name(tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=said):
             find_checkpoint(source)
-
-
-def test_the_command_refuses(tmp_path: Path) -> None:
-    """Unknown ways, options of other exports, and fetching when offline are refused."""
-    for args, words in (
-        (("--via", "magic"), "--via is 'magic'; it must be optimum"),
-        (("--via", "optimum", "--to", "gguf"), "leave out --to"),
-        (("--via", "optimum", "--quant", "small"), "leave out --to, --quant"),
-    ):
-        run_here("export", tmp_path, *args).failed(RequestError.exit_code, words)
-    run_here("export", "hf:a/b", "--via", "optimum", "-o", tmp_path / "out", "--offline").failed(
-        OfflineError.exit_code, "optimum is not installed in"
-    )
-    assert names(tmp_path) == []
 
 
 @pytest.mark.slow

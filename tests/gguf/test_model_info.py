@@ -33,10 +33,7 @@ def test_a_tiny_model_is_described_exactly(tmp_path: Path) -> None:
         name="m",
         n_params=40 + 2 * (8 + 64),
         n_bytes=(tmp_path / "m.gguf").stat().st_size,
-        quantization=(
-            TypeShare(GGMLType.F16, 2, 256, 256 / 480),
-            TypeShare(GGMLType.F32, 3, 224, 224 / 480),
-        ),
+        quantization=(TypeShare(GGMLType.F16, 2, 256, 256 / 480), TypeShare(GGMLType.F32, 3, 224, 224 / 480)),
         quantization_label="F32",
         n_ctx_train=128,
         n_ctx_scaled=128,

@@ -11,7 +11,6 @@ from support.decoding.plain_texts import LENGTH, PARAMS, PROMPT, is_over, said, 
 from support.decoding.table_branches import END, Ids, Table, letters, random_table, table_texts
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.errors import OptionError
 from edgedec.sampling import Noise, draw
 from edgedec_methods.a_star import a_star, cheapest, cost_of
 from edgedec_methods.sampled_steps import Steps, write_steps
@@ -117,11 +116,3 @@ def test_a_text_is_whole_in_the_end(most_expanded: int) -> None:
         assert n_expanded <= most_expanded
         assert list(branches.held) == [found.branch]
     assert not branches.held
-
-
-@pytest.mark.parametrize("wrong", [{"n_steps": 0}, {"n_steps": 10**6}, {"n_steps": 4, "most_expanded": 10**6}])
-def test_numbers_out_of_range_are_refused(wrong: dict[str, int]) -> None:
-    """Before anything is forked."""
-    texts, _ = table_texts(random_table(1, n_vocab=3, length=2), max_tokens=2)
-    with texts, pytest.raises(OptionError):
-        a_star(texts, steps=Steps(PARAMS), scorer=prefers_b, **wrong)

@@ -1,14 +1,12 @@
 """AdaDec against look-aheads that are written one by one, and what it reduces to."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from support.decoding.plain_texts import LENGTH, greedy, is_over, said, table_of
 from support.decoding.table_branches import Ids, Table, log_law, table_texts
 
-from edgedec.errors import OptionError
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec_methods.adadec import LookAhead, reranked
 
@@ -53,10 +51,3 @@ def test_without_look_aheads_it_is_greedy(seed: int, ahead: LookAhead) -> None:
     texts, _ = table_texts(table_of(seed), max_tokens=LENGTH)
     with texts:
         assert said(reranked(texts, ahead)) == greedy(table_of(seed))
-
-
-@pytest.mark.parametrize("wrong", [{"entropy": math.nan}, {"n_candidates": 0}, {"n_tokens": 10**6}])
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    """Each with a message that says what is accepted."""
-    with pytest.raises(OptionError):
-        LookAhead(**wrong)

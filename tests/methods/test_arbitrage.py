@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.decoding.plain_texts import PARAMS, grown
 from support.decoding.table_branches import END, Ids, Table, random_table, table_texts
 from support.models.tiny_models import byte_ids, tiny_llama
 
 import edgedec
 from edgedec.api.branching import partial_texts
 from edgedec.errors import OptionError, RequestError
-from edgedec.sampling import Noise, SamplingParams, draw
+from edgedec.sampling import SamplingParams
 from edgedec_methods.arbitrage import Arbitrated, Router, Translation, arbitrated, fitted_router, translation
 from edgedec_methods.sampled_steps import Steps
 
-PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
 LENGTH = 5
 ROUTER = Router((-1.0, 0.7, -0.4, 0.1, 0.2), -1.2)
 SWAPPED = {0: 0, 1: 2, 2: 1, 3: 3}
@@ -32,16 +32,6 @@ def tables(seed: int) -> tuple[Table, Table]:
     )
 
 
-def grown(table: Table, seed: int, ids: Ids) -> Ids:
-    """Return a text with up to two drawn tokens more."""
-    for _ in range(2):
-        if len(ids) >= LENGTH or END in ids:
-            break
-        seen = (1, *ids)
-        ids = (*ids, draw(table[ids], PARAMS, seen, Noise(seed), len(seen)))
-    return ids
-
-
 def logs_of(table: Table, ids: Ids) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Return the log-probabilities behind a text, without its end token."""
     row = table[tuple(t for t in ids if t != END)].astype(np.float64)
@@ -53,7 +43,7 @@ def plain(seed: int, threshold: float, swap: bool) -> tuple[Ids, list[bool], int
     small, large = tables(seed)
     ids, kept, n_large = Ids(), list[bool](), 0
     while len(ids) < LENGTH and END not in ids:
-        tried = grown(small, seed, ids)
+        tried = grown(small, seed, ids, 2, LENGTH)
         new = range(len(ids), len(tried))
         mean = sum(logs_of(small, tried[:i])[tried[i]] for i in new) / len(new)
         nats = [-float((np.exp(logs) * logs).sum()) for logs in (logs_of(small, ids), logs_of(small, tried))]
@@ -62,7 +52,7 @@ def plain(seed: int, threshold: float, swap: bool) -> tuple[Ids, list[bool], int
             ids = tried
             continue
         begun = tuple(SWAPPED[i] for i in ids) if swap else ids
-        written = grown(large, seed, begun)
+        written = grown(large, seed, begun, 2, LENGTH)
         n_large += sum(i != END for i in written[len(ids) :])
         ids = tuple(SWAPPED[i] for i in written) if swap else written
     return ids, kept, n_large

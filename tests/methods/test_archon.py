@@ -6,17 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import CHATML, tiny_llama
 
 import edgedec
 from edgedec.errors import OptionError, RequestError
 from edgedec_methods.archon import CRITIQUE, FUSED, Answer, Layer, layers_of, through_layers
 from edgedec_methods.multilingual import judged_together
 
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 DRAWN: dict[str, Any] = {"temperature": 1.5, "max_tokens": 5, "ignore_end": True}
 LAYERS = """
 [[layer]]
@@ -39,7 +35,7 @@ n = 2
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, edgedec.Engine]]:
     """Two tiny models."""
     folder = tmp_path_factory.mktemp("archon")
-    paths = [tiny_llama(folder / f"{seed}.gguf", seed=seed, chat_template=CHAT, n_ctx_train=1024) for seed in (1, 2)]
+    paths = [tiny_llama(folder / f"{seed}.gguf", seed=seed, chat_template=CHATML, n_ctx_train=1024) for seed in (1, 2)]
     options: dict[str, Any] = {"runtime": "cpu", "draft": "off", "n_ctx": 1024}
     with edgedec.load(paths[0], **options) as first, edgedec.load(paths[1], **options) as second:
         yield {"a": first, "b": second}

@@ -1,20 +1,13 @@
 """Beam search against a search that tries everything, and a beam of one against greedy decoding."""
 
-import math
-
 import numpy as np
 import pytest
+from support.decoding.plain_texts import said
 from support.decoding.table_branches import END, Ids, random_table, table_texts, whole_texts
 
-from edgedec.errors import OptionError
-from edgedec_methods.beam import Beam, beam_search
+from edgedec_methods.beam import beam_search
 
 N_VOCAB, LENGTH = 4, 4
-
-
-def ids_of(beam: Beam) -> Ids:
-    """Return a beam's tokens, its end token included."""
-    return (*beam.text.token_ids, END) if beam.text.ended == "stop" else beam.text.token_ids
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -27,8 +20,8 @@ def test_a_beam_that_holds_everything_finds_the_optimum(seed: int, length_penalt
     with texts:
         found = beam_search(texts, 32, length_penalty=length_penalty)
         ranks = {ids: total / len(ids) ** length_penalty for ids, total in law.items()}
-        assert [ids_of(beam) for beam in found] == sorted(ranks, key=lambda ids: -ranks[ids])
-        assert [beam.score for beam in found] == pytest.approx([law[ids_of(beam)] for beam in found], abs=1e-6)
+        assert [said(beam.text) for beam in found] == sorted(ranks, key=lambda ids: -ranks[ids])
+        assert [beam.score for beam in found] == pytest.approx([law[said(beam.text)] for beam in found], abs=1e-6)
     assert not branches.held
 
 
@@ -41,23 +34,5 @@ def test_a_beam_of_one_is_greedy(seed: int) -> None:
     while len(ids) < LENGTH and (not ids or ids[-1] != END):
         ids = (*ids, int(np.argmax(table[ids])))
     with texts:
-        assert [ids_of(beam) for beam in beam_search(texts, 1)] == [ids]
+        assert [said(beam.text) for beam in beam_search(texts, 1)] == [ids]
         assert texts.n_tokens == sum(texts.forwards.values()) == len([token for token in ids if token != END])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"n_beams": 0},
-        {"n_beams": 10**6},
-        {"n_beams": 2, "length_penalty": -1.0},
-        {"n_beams": 2, "length_penalty": math.nan},
-        {"n_beams": 2, "length_penalty": 11.0},
-    ],
-)
-def test_values_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    """Before anything is read."""
-    texts, branches = table_texts(random_table(0, n_vocab=3, length=2), max_tokens=2)
-    with texts, pytest.raises(OptionError):
-        beam_search(texts, **wrong)  # type: ignore[arg-type]
-    assert branches.n_opened == 1

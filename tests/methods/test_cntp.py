@@ -1,12 +1,9 @@
 """CNTP against trials that are written one by one, and what it reduces to."""
 
-from typing import Any
-
 import pytest
 from support.decoding.plain_texts import LENGTH, PARAMS, PROMPT, is_over, said, sampled, table_of
 from support.decoding.table_branches import Ids, Table, letters, log_law, table_texts
 
-from edgedec.errors import OptionError
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.sampling import Noise, draw
 from edgedec_methods.cntp import Caution, cautious
@@ -62,12 +59,3 @@ def test_a_trial_ends_at_punctuation(mark: str, seed: int) -> None:
     with texts:
         written = said(cautious(texts, PARAMS, seed, caution))
     assert written == plain_cautious(table, seed, caution, mark=1)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"most_trials": 0}, {"most_trials": 10**6}, {"low": 3.0, "high": 1.0}, {"most_tokens": 0}]
-)
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    """Each with a message that says what is accepted."""
-    with pytest.raises(OptionError):
-        Caution(**wrong)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import CHATML, tiny_llama
 
 import edgedec
 from edgedec.api.best_text import BestOf, best
@@ -13,11 +13,6 @@ from edgedec.api.requests import RequestOptions
 from edgedec.errors import OptionError
 from edgedec_apps.refine import RefineBy, refined
 from edgedec_methods.critiques import ASKED, critic, critic_check, critiques_of, grade_of
-
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 
 
 class Critic:
@@ -45,7 +40,7 @@ def test_the_mean_of_the_grades() -> None:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edgedec.Engine]:
     """A tiny model."""
-    path = tiny_llama(tmp_path_factory.mktemp("critiques") / "tiny.gguf", chat_template=CHAT, n_ctx_train=2048)
+    path = tiny_llama(tmp_path_factory.mktemp("critiques") / "tiny.gguf", chat_template=CHATML, n_ctx_train=2048)
     with edgedec.load(path, runtime="cpu", draft="off", n_ctx=2048) as loaded:
         yield loaded
 

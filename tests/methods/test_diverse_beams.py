@@ -1,20 +1,13 @@
 """Diverse Beam Search against a plain second form of it."""
 
-import math
-
 import pytest
+from support.decoding.plain_texts import said
 from support.decoding.table_branches import END, Ids, Table, log_law, random_table, table_texts
 
-from edgedec.errors import OptionError
-from edgedec_methods.beam import Beam, beam_search
+from edgedec_methods.beam import beam_search
 from edgedec_methods.diverse_beams import diverse_beams
 
 N_VOCAB, LENGTH = 4, 4
-
-
-def ids_of(beam: Beam) -> Ids:
-    """Return a beam's tokens, its end token included."""
-    return (*beam.text.token_ids, END) if beam.text.ended == "stop" else beam.text.token_ids
 
 
 def plain_diverse(table: Table, width: int, n_groups: int, penalty: float, length_penalty: float) -> list[list[Ids]]:
@@ -46,7 +39,7 @@ def test_diverse_beams_are_those_of_the_plain_search(seed: int, width: int, n_gr
     with texts:
         found = diverse_beams(texts, width * n_groups, n_groups=n_groups, penalty=penalty)
         expected = plain_diverse(table, width, n_groups, penalty, 1.0)
-        assert [ids_of(beam) for beam in found] == [ids for group in expected for ids in group]
+        assert [said(beam.text) for beam in found] == [ids for group in expected for ids in group]
     assert not branches.held
 
 
@@ -56,8 +49,8 @@ def test_without_a_penalty_each_group_is_a_beam_search(seed: int) -> None:
     table = random_table(seed, n_vocab=N_VOCAB, length=LENGTH)
     alone, grouped = table_texts(table, max_tokens=LENGTH)[0], table_texts(table, max_tokens=LENGTH)[0]
     with alone, grouped:
-        plain = [ids_of(beam) for beam in beam_search(alone, 3)]
-        assert [ids_of(beam) for beam in diverse_beams(grouped, 9, n_groups=3, penalty=0.0)] == plain * 3
+        plain = [said(beam.text) for beam in beam_search(alone, 3)]
+        assert [said(beam.text) for beam in diverse_beams(grouped, 9, n_groups=3, penalty=0.0)] == plain * 3
 
 
 def test_a_penalty_makes_groups_differ() -> None:
@@ -67,22 +60,4 @@ def test_a_penalty_makes_groups_differ() -> None:
         texts, _ = table_texts(table, max_tokens=LENGTH)
         with texts:
             found = diverse_beams(texts, 4, n_groups=4, penalty=penalty)
-            assert len({ids_of(beam)[0] for beam in found}) == n_first
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"n_beams": 4, "n_groups": 3},
-        {"n_beams": 4, "n_groups": 0},
-        {"n_beams": 2, "n_groups": 1, "penalty": -1.0},
-        {"n_beams": 2, "n_groups": 1, "penalty": math.nan},
-        {"n_beams": 10**6, "n_groups": 1},
-    ],
-)
-def test_values_out_of_range_are_refused(wrong: dict[str, float]) -> None:
-    """Before anything is read."""
-    texts, branches = table_texts(random_table(0, n_vocab=3, length=2), max_tokens=2)
-    with texts, pytest.raises(OptionError):
-        diverse_beams(texts, **wrong)  # type: ignore[arg-type]
-    assert branches.n_opened == 1
+            assert len({said(beam.text)[0] for beam in found}) == n_first

@@ -1,12 +1,10 @@
 """The one-token judgement: which tokens it compares, and what the model reads before them."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from support.decoding.table_branches import random_table, table_texts
-from support.models.real_models import real_model
 
 import edgedec
 from edgedec.api.best_text import BestOf, best
@@ -18,14 +16,6 @@ from edgedec_methods.sampled_steps import seeds_from, write_steps
 
 CHAT = [{"role": "user", "content": "How much is 2 + 3? End with 'Answer: ' and the number."}]
 OPTIONS: dict[str, Any] = {"seed": 5, "temperature": 0.9, "max_tokens": 24}
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[edgedec.Engine]:
-    """The 135M on the cpu runtime."""
-    path = real_model("smollm2-135m.gguf")
-    with edgedec.load(path, runtime="cpu", n_ctx=256, draft="off", n_threads=2) as engine:
-        yield engine
 
 
 def test_a_judgement_compares_two_tokens() -> None:
@@ -64,12 +54,12 @@ def test_the_turn_after_an_answer() -> None:
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_judging_texts_again_is_judging_them_in_their_forks(engine: edgedec.Engine) -> None:
+def test_judging_texts_again_is_judging_them_in_their_forks(smollm: edgedec.Engine) -> None:
     """The chances of whole texts equal those that a fork of each unfinished text gives: the same bits."""
-    found = best(engine, CHAT, BestOf(3, "judge"), **OPTIONS)
-    asked = question_of(engine.tokenizer, turn_after_answer(engine.requests.render), parse_special=True)
-    params = engine.requests.sampling(temperature=0.9, max_tokens=24)
-    with partial_texts(engine, engine.chat_ids(CHAT), max_tokens=24) as texts:
+    found = best(smollm, CHAT, BestOf(3, "judge"), **OPTIONS)
+    asked = question_of(smollm.tokenizer, turn_after_answer(smollm.requests.render), parse_special=True)
+    params = smollm.requests.sampling(temperature=0.9, max_tokens=24)
+    with partial_texts(smollm, smollm.chat_ids(CHAT), max_tokens=24) as texts:
         root = texts.begin()
         live = [root, texts.fork(root), texts.fork(root)]
         written = write_steps(texts, live, params, seeds_from(5, 3), separator=None)

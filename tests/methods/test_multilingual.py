@@ -5,24 +5,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import CHATML, tiny_llama
 
 import edgedec
 from edgedec.api.branching import branches
 from edgedec.errors import OptionError
 from edgedec_methods.multilingual import ASKED, JUDGED, judged_together, multilingual
 
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edgedec.Engine]:
     """A tiny model."""
-    path = tiny_llama(tmp_path_factory.mktemp("languages") / "tiny.gguf", chat_template=CHAT, n_ctx_train=1024)
+    path = tiny_llama(tmp_path_factory.mktemp("languages") / "tiny.gguf", chat_template=CHATML, n_ctx_train=1024)
     with edgedec.load(path, runtime="cpu", draft="off", n_ctx=1024) as loaded:
         yield loaded
 

@@ -17,7 +17,6 @@ import edgedec
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext
-from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.model import SMALL_WINDOW, DraftModel, ModelDrafter
 from edgedec.errors import SessionError
 from edgedec.model import Forward, Model
@@ -338,19 +337,6 @@ def test_under_another_rule_nothing_overlaps(target: Path, equal: Model) -> None
         found = text_of(engine, 20, temperature=1.0, verify="tokenwise")
     assert found.stats.n_drafts > 0
     assert "ahead" not in found.stats.drafters["custom"]
-
-
-@pytest.mark.slow
-def test_a_text_longer_than_the_window(target: Path, equal: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The window moves on, several times, and never holds more than it may; the text stays plain decoding's."""
-    monkeypatch.setattr(model_drafter, "WINDOW", 48)
-    plain = generate(target, None, n_tokens=120, temperature=0)
-    source = OverlappedModel(equal)
-    session = counted(source)
-    found = generate(target, source, n_tokens=120, temperature=0)
-    assert found.token_ids == plain.token_ids
-    assert max(len(prefix) for prefix in session.prefixes) <= 48
-    assert len({prefix[:2] for prefix in session.prefixes}) > 2
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from support.decoding.decoding_loop import p_value
 from support.decoding.table_branches import Ids, Table, letters, random_table, table_texts
 
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.errors import OptionError
 from edgedec.sampling import SamplingParams
 from edgedec_methods.particles import filtered, resampled, weights_of
 from edgedec_methods.sampled_steps import Steps, write_steps
@@ -137,12 +136,3 @@ def test_drawing_takes_each_place_about_as_often_as_it_weighs() -> None:
         assert drawn == sorted(drawn)
         for i, weight in enumerate(weights):
             assert np.floor(7 * weight - 1e-9) <= drawn.count(i) <= np.ceil(7 * weight + 1e-9)
-
-
-@pytest.mark.parametrize("n", [0, -1, 10**6])
-def test_numbers_of_particles_out_of_range_are_refused(n: int) -> None:
-    """Before anything is forked."""
-    texts, branches = table_texts(random_table(0, n_vocab=3, length=2), max_tokens=2)
-    with texts, pytest.raises(OptionError, match="particles"):
-        filtered(texts, n, Steps(PARAMS), by_table)
-    assert branches.n_opened == 1

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgedec.draft import Candidates, Draft, Verification
-from edgedec.drafter import DraftContext, Drafter, DrafterNeeds
+from edgedec.drafter import DraftContext, Drafter
 from edgedec.sampling import Noise, gumbel_of
 from edgedec.verification.rule_tools import children_of
 from edgedec_methods.candidate_table import CandidateTable, context_key
@@ -24,17 +24,6 @@ def after(drafter: Drafter, *text: int) -> Draft:
     """Return what the drafter proposes after a text."""
     drafter.begin(text)
     return drafter.propose(32, 1e18)
-
-
-def test_it_asks_for_eight_candidates(make_context: MakeContext) -> None:
-    """The paper's k."""
-    assert RecyclingDrafter(make_context()).needs == DrafterNeeds(candidates=8)
-
-
-def test_it_proposes_nothing_where_nothing_is_known(make_context: MakeContext) -> None:
-    """An empty prompt, one token and a token never followed have no successor."""
-    drafter = RecyclingDrafter(make_context())
-    assert [len(after(drafter, *text)) for text in [(), (262_143,), (1, 2, 3)]] == [0, 0, 0]
 
 
 def test_the_prompt_fills_in_what_followed_each_token(make_context: MakeContext) -> None:

@@ -1,13 +1,11 @@
 """A reward model as a scorer: its scores are those of reading each text from its beginning."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.models.real_models import real_model
 
 import edgedec
 from edgedec.errors import RequestError
@@ -15,14 +13,6 @@ from edgedec_methods.judgement import Question, question_of
 from edgedec_methods.reward_scorer import RewardScorer
 
 pytestmark = pytest.mark.model
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[edgedec.Engine]:
-    """The 135M on the cpu runtime."""
-    path = real_model("smollm2-135m.gguf")
-    with edgedec.load(path, runtime="cpu", n_ctx=256, draft="off", n_threads=2) as engine:
-        yield engine
 
 
 def test_texts_that_begin_alike_are_read_once_and_may_fill_the_context() -> None:
@@ -43,10 +33,10 @@ def test_texts_that_begin_alike_are_read_once_and_may_fill_the_context() -> None
 
 
 @pytest.mark.slow
-def test_a_reward_model_scores_by_a_token(engine: edgedec.Engine) -> None:
+def test_a_reward_model_scores_by_a_token(smollm: edgedec.Engine) -> None:
     """Texts that begin alike are read once; the scores are those of reading each from its beginning."""
-    asked = question_of(engine.tokenizer, " Right?", "yes", "no")
-    session = engine.session(128)
+    asked = question_of(smollm.tokenizer, " Right?", "yes", "no")
+    session = smollm.session(128)
     reward = RewardScorer(session, asked)
     steps = ["2 + 3 is 5.", "2 + 3 is 7.", "2 + 3"]
     together = list(reward("How much is 2 + 3?", steps))

@@ -47,12 +47,6 @@ def tuned(layers: LayerSet, *, share: float = 0.01, cost: float = 0.01, agreemen
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models are."""
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def target(folder: Path) -> Path:
     """A target of four layers."""
     return tiny_llama(folder / "target.gguf", seed=1, n_layer=4, n_ff=96, n_ctx_train=1024)

@@ -13,13 +13,7 @@ from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.options import Lossy
-from edgedec.errors import (
-    CapabilityError,
-    ContextFullError,
-    PromptTooLongError,
-    RequestError,
-    SessionError,
-)
+from edgedec.errors import CapabilityError, ContextFullError, PromptTooLongError, RequestError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model, RowGroup, Span
 from edgedec_methods.sliding_window import N_SINKS, SlidingSession

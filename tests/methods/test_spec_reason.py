@@ -4,28 +4,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from support.decoding.plain_texts import PARAMS, grown
 from support.decoding.table_branches import END, Ids, Table, random_table, table_texts
 
 from edgedec.errors import OptionError, RequestError
-from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec_methods.sampled_steps import Steps
 from edgedec_methods.spec_reason import Grading, spec_reason
 
 pytestmark = pytest.mark.slow
 
-PARAMS = SamplingParams(temperature=1.0, top_p=1.0)
 LENGTH = 6
 GRADING = Grading((2,), (1, 2, 3, 0))  # four digits are enough for a test: grades 0 to 3
-
-
-def grown(table: Table, seed: int, ids: Ids, n: int) -> Ids:
-    """Return a text with up to n sampled tokens more."""
-    for _ in range(n):
-        if len(ids) >= LENGTH or END in ids:
-            break
-        seen = (1, *ids)
-        ids = (*ids, draw(table[ids], PARAMS, seen, Noise(seed), len(seen)))
-    return ids
 
 
 def plain(small: Table, large: Table, seed: int, threshold: int, n: int) -> tuple[Ids, list[bool]]:
@@ -33,10 +22,10 @@ def plain(small: Table, large: Table, seed: int, threshold: int, n: int) -> tupl
     ids: Ids = ()
     kept = list[bool]()
     while len(ids) < LENGTH and END not in ids:
-        tried = grown(small, seed, ids, n)
+        tried = grown(small, seed, ids, n, LENGTH)
         row = large[(*[t for t in tried if t != END], 2)]
         kept.append(int(np.argmax(row[list(GRADING.digit_ids)])) >= threshold)
-        ids = tried if kept[-1] else grown(large, seed, ids, n)
+        ids = tried if kept[-1] else grown(large, seed, ids, n, LENGTH)
     return ids, kept
 
 
@@ -66,8 +55,8 @@ def test_the_ends_are_one_model_alone(seed: int) -> None:
     """Threshold 0 is the small model, threshold 10 the large one."""
     small = random_table(seed, n_vocab=4, length=LENGTH + 1)
     large = random_table(seed + 100, n_vocab=4, length=LENGTH + 1)
-    assert run(seed, 0)[0] == grown(small, seed, (), LENGTH)
-    assert run(seed, 10)[0] == grown(large, seed, (), LENGTH)
+    assert run(seed, 0)[0] == grown(small, seed, (), LENGTH, LENGTH)
+    assert run(seed, 10)[0] == grown(large, seed, (), LENGTH, LENGTH)
 
 
 def test_what_is_refused() -> None:

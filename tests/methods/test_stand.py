@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgedec.draft import Candidates, Verification
-from edgedec.drafter import DraftContext, DrafterNeeds
+from edgedec.drafter import DraftContext
 from edgedec.sampling import Noise
 from edgedec.verification.rule_tools import children_of
 from edgedec_methods.candidate_table import context_key
@@ -15,19 +15,6 @@ from edgedec_methods.stand import StandDrafter
 MakeContext = Callable[..., DraftContext]
 MakeCandidates = Callable[[list[tuple[int, dict[int, float]]]], Candidates]
 KNOWN = {3: 0.9, 2: 0.8, 1: 0.65}
-
-
-def test_it_asks_for_eight_candidates(make_context: MakeContext) -> None:
-    """As many as its table keeps."""
-    assert StandDrafter(make_context()).needs == DrafterNeeds(candidates=8)
-
-
-def test_it_proposes_nothing_where_nothing_is_known(make_context: MakeContext) -> None:
-    """An empty prompt, one token and a token never followed have no successor."""
-    drafter = StandDrafter(make_context())
-    for text in ([], [262_143], [1, 2, 3]):
-        drafter.begin(text)
-        assert len(drafter.propose(8, 1e18)) == 0
 
 
 @pytest.mark.parametrize(

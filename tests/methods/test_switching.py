@@ -309,16 +309,9 @@ def test_entropy_is_in_bits_of_the_whole_row() -> None:
 
 def test_who_writes_what_is_explained(paths: tuple[Path, Path]) -> None:
     """The command line takes the pair; its statistics, its summary and --explain say who wrote what."""
-    options = (
-        "--method",
-        f"switching:{paths[SMALL]},entropy=5.5,entropy-force=yes",
-        "-t",
-        "0",
-        "-n",
-        "30",
-        "--method=ignore-end",
-    )
-    result = run_here("run", paths[LARGE], "abc", "--raw", "--runtime", "cpu", *options, "--json", "--explain", "-v")
+    options = "--raw --runtime cpu -t 0 -n 30 --method=ignore-end --json --explain -v".split()
+    method = f"--method=switching:{paths[SMALL]},entropy=5.5,entropy-force=yes"
+    result = run_here("run", paths[LARGE], "abc", method, *options)
     assert result.code == 0
     switching = json.loads(result.out)["stats"]["switching"]
     large, small, n = switching["large_tokens"], switching["small_tokens"], switching["switches"]
@@ -347,17 +340,7 @@ def test_the_memory_plan_has_both_models(paths: tuple[Path, Path]) -> None:
         assert planned == expected
         assert len([name for name in planned if name.startswith("small model: ")]) >= 3
         assert engine.generate(PROMPT, max_tokens=3, ignore_end=True).stats.n_generated_tokens == 3
-    args = (
-        "--runtime",
-        "cpu",
-        "--method",
-        f"switching:{paths[SMALL]},entropy=1",
-        "-c",
-        "128",
-        "--threads",
-        "1",
-        "--json",
-    )
+    args = (f"--method=switching:{paths[SMALL]},entropy=1", *"--runtime cpu -c 128 --threads 1 --json".split())
     document = json.loads(run_here("plan", paths[LARGE], *args).out)
     assert {term["name"]: term["n_bytes"] for term in document["terms"] if term["name"] in expected} == expected
     assert document["setting"]["small_model"] == str(paths[SMALL])

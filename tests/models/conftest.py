@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,6 +54,13 @@ def _only_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         return connect(address, *args, **options)  # type: ignore[arg-type]  # passed on as it came
 
     monkeypatch.setattr(socket, "create_connection", local_connect)
+
+
+@pytest.fixture(autouse=True)
+def _close_hub_session() -> Iterator[None]:
+    yield
+    if "huggingface_hub" in sys.modules:
+        sys.modules["huggingface_hub"].close_session()
 
 
 @pytest.fixture

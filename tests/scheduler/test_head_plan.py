@@ -62,28 +62,27 @@ class Sure(Oracle):
         return Draft.tree(tokens, range(-1, len(tokens) - 1), says)
 
 
-def test_the_chain_ends_where_the_next_token_is_not_expected_to_pay() -> None:
-    """A token more must gain, with the chance of its path and its own, what drafting and verifying it takes."""
-    record = DrafterRecord(price=DraftPrice(0.05), offered=[100.0, 100.0], accepted=[50.0, 50.0])
+def least_path(price: DraftPrice, p: float) -> float:
+    """Return the chance below which a chain ends, of a drafter that is right with that chance."""
+    record = DrafterRecord(price=price, offered=[100.0, 100.0], accepted=[100 * p, 100 * p])
     choice = Choice(CostCurve(), PolicyOptions(8), cost, 8, 100)
-    plan = plan_draft(active(Oracle([], 0.5), record), DecisionLog(), choice)
+    plan = plan_draft(active(Oracle([], p), record), DecisionLog(), choice)
     assert plan is not None
-    gain = max(sum(0.5**i for i in range(n + 1)) / (1 + 0.3 * n) for n in range(1, 9))
-    assert plan.least_path == pytest.approx((0.05 + 0.25) * gain / 0.5)
+    return plan.least_path
 
 
-def test_what_a_block_takes_once_does_not_end_its_chain() -> None:
-    """A token more must gain what that token takes; what was paid for the block makes the chain longer, not shorter."""
-    found, choice = [], Choice(CostCurve(), PolicyOptions(8), cost, 8, 100)
-    for price in (DraftPrice(0.01), DraftPrice(0.01, once=0.3), DraftPrice(0.01 + 0.3 / 5)):
-        record = DrafterRecord(price=price, offered=[100.0, 100.0], accepted=[80.0, 80.0])
-        plan = plan_draft(active(Oracle([], 0.8), record), DecisionLog(), choice)
-        assert plan is not None
-        found.append(plan.least_path)
-    chain_s = [cost(n) + 0.3 + 0.01 * n for n in range(1, 9)]
-    gain = max(sum(0.8**i for i in range(n + 1)) / chain_s[n - 1] for n in range(1, 9))
-    assert found[1] == pytest.approx((0.01 + 0.25) * gain / 0.8)
-    assert found[1] < found[0] < found[2]
+@pytest.mark.parametrize(("level", "once", "p"), [(0.05, 0.0, 0.5), (0.01, 0.3, 0.8)])
+def test_the_chain_ends_where_the_next_token_is_not_expected_to_pay(level: float, once: float, p: float) -> None:
+    """A token more must gain, with the chance of its path and its own, what drafting and verifying it takes.
+
+    What was paid for a block makes its chain longer, not shorter.
+    """
+    chain_s = [cost(n) + once + level * n for n in range(1, 9)]
+    gain = max(sum(p**i for i in range(n + 1)) / chain_s[n - 1] for n in range(1, 9))
+    found = least_path(DraftPrice(level, once=once), p)
+    assert found == pytest.approx((level + 0.25) * gain / p)
+    if once:
+        assert found < least_path(DraftPrice(level), p) < least_path(DraftPrice(level + once / 5), p)
 
 
 def test_what_drafts_take_is_learned_in_two_parts() -> None:
@@ -131,15 +130,8 @@ def test_a_head_is_taken_up_again_when_it_begins_to_pay(clock: Clock) -> None:
             return Oracle.propose(self, n_max, deadline_s)
 
     text, curve = a_text(4000), a_curve()
-    run = decode(
-        policy_of(
-            [active(Improving(text, 0.02, clock=clock, level_s=0.1), DrafterRecord(price=DraftPrice(0.1)))], curve
-        ),
-        text,
-        curve,
-        seconds,
-        clock,
-    )
+    head = active(Improving(text, 0.02, clock=clock, level_s=0.1), DrafterRecord(price=DraftPrice(0.1)))
+    run = decode(policy_of([head], curve), text, curve, seconds, clock)
     assert sum(map(bool, run.drafted[:1900])) < 200
     assert sum(map(bool, run.drafted[-200:])) >= 190
 
@@ -154,18 +146,17 @@ def test_a_head_is_judged_apart_where_others_propose() -> None:
     assert not worth.pays(1.0, among_others=True)
 
 
-def test_what_others_gain_counts() -> None:
-    """With two more requests in the forward, a node that costs a quarter of it gains less than it loses them."""
-    assert Gain(Expected(0, 1.0, 1.0), Expected(1, 1.6, 1.25), 1.0, 0.0).expected_s == pytest.approx(0.35)
-    assert Gain(Expected(0, 3.0, 1.0), Expected(1, 3.6, 1.25), 3.0, 0.0).expected_s == pytest.approx(-0.05)
-
-
 def test_a_draft_is_worth_what_its_step_gave() -> None:
-    """Two tokens more in a forward that took 0.4 longer; one that took ten times as long counts as 1.5 times."""
+    """Two tokens more in a forward that took 0.4 longer; one that took ten times as long counts as 1.5 times.
+
+    With two more requests in the forward, a node that costs a quarter of it gains less than it loses them.
+    """
     gain = Gain(Expected(0, 1.0, 1.0), Expected(2, 2.2, 1.4), 1.0, 0.1)
     assert gain.seconds(3, 1.4) == pytest.approx(2 - 0.4 - 0.1)
     assert gain.seconds(1, 1.4) == pytest.approx(-0.5)
     assert gain.seconds(1, 14.0) == gain.seconds(1, 2.1) == pytest.approx(-1.2)
+    assert Gain(Expected(0, 1.0, 1.0), Expected(1, 1.6, 1.25), 1.0, 0.0).expected_s == pytest.approx(0.35)
+    assert Gain(Expected(0, 3.0, 1.0), Expected(1, 3.6, 1.25), 3.0, 0.0).expected_s == pytest.approx(-0.05)
 
 
 class Believing(Calibration):

@@ -71,16 +71,9 @@ class Foreign:
         return cast(int, self.held)
 
 
-def opened(drafter: Foreign, *, budget: int | None = None, always: bool = True) -> tuple[Policy | None, TextState]:
-    """Open a policy as a generation does."""
-    sequence = TextState(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
-    drafting = Drafting({"foreign": GuardedFactory(lambda context: cast(Drafter, drafter))}, 15, always, budget)
-    return open_policy(drafting, fake_session(taps=True), CostCurve(), sequence, Noise(0)), sequence
-
-
 def generated(drafter: Foreign) -> tuple[list[int], dict[str, float], list[str]]:
     """Generate with a pinned drafter; return the text, the drafter's counts and the reasons."""
-    policy, sequence = opened(drafter)
+    policy, sequence = opened_with(lambda context: drafter)
     assert policy is not None
     run = decode(policy, TEXT, CostCurve(), lambda n: 1.0, stats=sequence.stats)
     return run.token_ids, run.stats.drafters.get("foreign", {}), run.stats.reasons
@@ -246,27 +239,6 @@ BAD_NEEDS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("needs", BAD_NEEDS)
-def test_needs_that_no_step_could_meet_are_refused_at_the_beginning(needs: Any) -> None:
-    """Not by the forward in the middle of a text; the thread ends."""
-    before = threading.active_count()
-    policy, sequence = opened(Foreign(needs=needs))
-    assert policy is None
-    assert len(sequence.stats.reasons) == 1
-    assert sequence.stats.drafters["foreign"]["failed"] == 1
-    join(before)
-
-
-@pytest.mark.parametrize("held", [101, "much", None])
-def test_memory_beyond_the_budget_is_refused(held: Any) -> None:
-    """So is what is no number; the thread ends."""
-    before = threading.active_count()
-    policy, sequence = opened(Foreign(held=held), budget=100)
-    assert policy is None
-    assert len(sequence.stats.reasons) == 1
-    join(before)
-
-
 def test_one_that_does_not_fit_leaves_its_memory_to_the_next() -> None:
     """The budget is that of those that draft."""
     sequence = TextState(Request((1,), GREEDY, 0), [1])
@@ -289,28 +261,6 @@ def test_threads_end_with_their_generations() -> None:
     before = threading.active_count()
     for i in range(50):
         generated(Foreign(on_learn=fail if i % 3 == 0 else nothing))
-    join(before)
-
-
-@pytest.mark.parametrize("how", [fail, leave, fail_unprintably])
-def test_a_constructor_that_raises_ends_the_drafter_only(how: Callable[..., None]) -> None:
-    """Whatever it raises, even what would end the process; the thread ends."""
-    before = threading.active_count()
-    policy, sequence = opened_with(how)
-    assert policy is None
-    assert sequence.stats.drafters["foreign"]["failed"] == 1
-    assert len(sequence.stats.reasons) == 1
-    join(before)
-
-
-@pytest.mark.parametrize("what", ["needs", "memory_bytes"])
-def test_questions_that_raise_end_the_drafter_only(what: str) -> None:
-    """What it needs and holds is asked in its thread, too."""
-    before = threading.active_count()
-    broken = type("Broken", (), {"needs": DrafterNeeds(), "memory_bytes": nothing, what: property(fail)})
-    policy, sequence = opened_with(lambda context: broken())
-    assert policy is None
-    assert sequence.stats.reasons == ["foreign off: the drafter failed (ValueError: no luck)"]
     join(before)
 
 
@@ -345,11 +295,11 @@ def test_a_constructor_that_does_not_return_is_given_up(monkeypatch: pytest.Monk
     join(before)
 
 
-def opened_with(factory: Any, *, guard: bool = True) -> tuple[Policy | None, TextState]:
-    """Open a policy with a drafter of that factory."""
+def opened_with(factory: Any, *, guard: bool = True, budget: int | None = None) -> tuple[Policy | None, TextState]:
+    """Open a policy with a drafter of that factory, as a generation does."""
     sequence = TextState(Request((1, 2, 3), GREEDY, 0), [1, 2, 3])
-    drafting = Drafting({"foreign": GuardedFactory(factory) if guard else factory}, 15, True)
-    return open_policy(drafting, fake_session(), CostCurve(), sequence, Noise(0)), sequence
+    drafting = Drafting({"foreign": GuardedFactory(factory) if guard else factory}, 15, True, budget)
+    return open_policy(drafting, fake_session(taps=True), CostCurve(), sequence, Noise(0)), sequence
 
 
 def join(n_before: int) -> None:
@@ -367,25 +317,55 @@ class Declared(Foreign):
     traits: Any = MODEL_TRAITS
 
 
+def broken(what: str) -> Callable[[DraftContext], object]:
+    """Return what makes a drafter that fails when it is asked what it needs or holds."""
+    members = {"needs": DrafterNeeds(), "memory_bytes": nothing, what: property(fail)}
+    return lambda context: type("Broken", (), members)()
+
+
+FAILED = "foreign off: the drafter failed (ValueError: no luck)"
+NO_TRAITS = "its traits are str; they must be edgedec.drafter_traits.DrafterTraits"
+NOT_FOLLOWING = "it must have what edgedec.drafter_traits.Following says"
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        *((lambda context, needs=needs: Foreign(needs=needs), "") for needs in BAD_NEEDS),
+        *((lambda context, held=held: Foreign(held=held), "") for held in (101, "much", None)),
+        (fail, FAILED),
+        *((how, "") for how in (leave, fail_unprintably)),
+        *((broken(what), FAILED) for what in ("needs", "memory_bytes")),
+        (lambda context: Declared(traits="none"), NO_TRAITS),
+        (lambda context: Declared(traits=DrafterTraits(follows=True)), NOT_FOLLOWING),
+    ],
+)
+def test_what_can_not_draft_is_refused_at_the_beginning(factory: Any, words: str) -> None:
+    """Not by a forward in the middle of a text, whatever it raises, even what would end the process; its thread ends.
+
+    It needs what no step could meet, holds more than the budget of 100 bytes, or no number, or declares wrong traits.
+    """
+    before = threading.active_count()
+    policy, sequence = opened_with(factory, budget=100)
+    assert policy is None
+    (reason,) = sequence.stats.reasons
+    assert reason == words if words == FAILED else words in reason
+    assert sequence.stats.drafters["foreign"]["failed"] == 1
+    join(before)
+
+
 def test_what_a_drafter_of_another_package_declares_counts() -> None:
     """Its cost, and what it is expected to bring and to take; one that declares nothing looks tokens up."""
     for drafter, cost, rate, price in [
         (Declared(), DraftCost.MODEL, 0.5, DraftPrice(0.25)),
         (Foreign(), DraftCost.NOTHING, 0.7, None),
     ]:
-        policy, _ = opened(drafter)
+        policy, _ = opened_with(lambda context, drafter=drafter: drafter)
         assert policy is not None
         (active,) = policy.drafters.all
         assert (active.cost, active.record.price) == (cost, price)
         assert active.record.rate(True) == pytest.approx(rate)
         policy.close()
-
-
-def test_traits_of_another_type_are_refused() -> None:
-    """With a reason that says what they must be."""
-    policy, sequence = opened(Declared(traits="none"))
-    assert policy is None
-    assert "its traits are str; they must be edgedec.drafter_traits.DrafterTraits" in sequence.stats.reasons[0]
 
 
 @dataclass(slots=True)
@@ -431,13 +411,6 @@ def test_a_drafter_of_another_package_may_follow_texts() -> None:
     assert reading.idled.wait(SECONDS)
     for active in (first, second):
         close_drafter(active.drafter)
-
-
-def test_one_that_says_so_without_the_means_is_refused() -> None:
-    """With a reason that names what it must have."""
-    policy, sequence = opened(Declared(traits=DrafterTraits(follows=True)))
-    assert policy is None
-    assert "it must have what edgedec.drafter_traits.Following says" in sequence.stats.reasons[0]
 
 
 @dataclass(slots=True)

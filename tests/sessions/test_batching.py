@@ -4,8 +4,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -80,9 +80,36 @@ class Watched(Batcher):
         return sum(session.ticket is not None for session in self.opened)
 
 
-def batcher(model: Any) -> Watched:
-    """Return a batcher of a model."""
-    return Watched(model)
+@pytest.fixture
+def counted(model: Model) -> Counted:
+    """The model, whose forwards are noted."""
+    return Counted(model)
+
+
+@pytest.fixture
+def shared(counted: Counted) -> Watched:
+    """A batcher of it."""
+    return Watched(counted)
+
+
+Waiting = tuple[ThreadPoolExecutor, Future[Forward]]
+
+
+@contextmanager
+def at_the_gate(counted: Counted, session: BatchedSession) -> Iterator[Waiting]:
+    """Let a session's forward wait at the gate; yield threads for what comes behind it, and that forward's result."""
+    counted.gate.clear()
+    counted.inside.clear()
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(session.forward, prompt(0, 2), n_past=0)
+        assert counted.inside.wait(30)
+        yield pool, first
+
+
+def wait_for(shared: Watched, n: int) -> None:
+    """Wait until so many forwards are asked for."""
+    while shared.n_waiting < n:
+        threading.Event().wait(0.001)
 
 
 def prompt(seed: int, n: int) -> Ids:
@@ -123,10 +150,8 @@ def at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
         return [future.result(60) for future in [pool.submit(caught, call) for call in calls]]
 
 
-def test_everybody_gets_the_bits_of_being_alone(model: Model) -> None:
+def test_everybody_gets_the_bits_of_being_alone(model: Model, counted: Counted, shared: Watched) -> None:
     """Four sequences of different lengths in four threads: every row equals that of the sequence by itself."""
-    counted = Counted(model)
-    shared = batcher(counted)
     prompts = [prompt(i, n) for i, n in enumerate((3, 20, PIECE_ROWS * 2 + 5, 1))]
     sessions = [shared.session(N_CTX) for _ in prompts]
     counted.gate.clear()
@@ -144,19 +169,12 @@ def test_everybody_gets_the_bits_of_being_alone(model: Model) -> None:
         session.close()
 
 
-def test_a_forward_waits_for_those_that_are_due(model: Model) -> None:
+def test_a_forward_waits_for_those_that_are_due(counted: Counted, shared: Watched) -> None:
     """What two threads ask for while a forward runs is one forward afterwards."""
-    counted = Counted(model)
-    shared = batcher(counted)
     sessions = [shared.session(N_CTX) for _ in range(3)]
-    counted.gate.clear()
-    calls = [lambda s=s: s.forward(prompt(1, 4), n_past=0) for s in sessions]
-    with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(calls[0])
-        assert counted.inside.wait(30)
-        others = [pool.submit(call) for call in calls[1:]]
-        while shared.n_waiting < 3:
-            threading.Event().wait(0.001)
+    with at_the_gate(counted, sessions[0]) as (pool, first):
+        others = [pool.submit(session.forward, prompt(0, 2), n_past=0) for session in sessions[1:]]
+        wait_for(shared, 3)
         counted.gate.set()
         results = [future.result(30) for future in (first, *others)]
     assert counted.sizes == [1, 2]
@@ -165,7 +183,7 @@ def test_a_forward_waits_for_those_that_are_due(model: Model) -> None:
 
 def test_results_outlive_the_next_forward(model: Model) -> None:
     """Logits are the caller's own, as another thread's forward may come at any time."""
-    shared = batcher(model)
+    shared = Watched(model)
     one, other = shared.session(N_CTX), shared.session(N_CTX)
     rows = one.forward(prompt(1, 4), n_past=0).logits
     before = rows.copy()
@@ -173,22 +191,16 @@ def test_results_outlive_the_next_forward(model: Model) -> None:
     assert np.array_equal(rows, before)
 
 
-def test_a_refused_item_does_not_hurt_the_others(model: Model) -> None:
+def test_a_refused_item_does_not_hurt_the_others(model: Model, counted: Counted, shared: Watched) -> None:
     """A token outside the vocabulary and a full context are refused; the third thread's row is right."""
-    counted = Counted(model)
-    shared = batcher(counted)
     good, bad, full = shared.session(N_CTX), shared.session(N_CTX), shared.session(8)
-    counted.gate.clear()
-    with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(shared.session(N_CTX).forward, prompt(0, 2), n_past=0)
-        assert counted.inside.wait(30)
+    with at_the_gate(counted, shared.session(N_CTX)) as (pool, first):
         futures = [
             pool.submit(good.forward, prompt(1, 4), n_past=0),
             pool.submit(bad.forward, np.array([1 << 30], np.int32), n_past=0),
             pool.submit(full.forward, prompt(1, 9), n_past=0),
         ]
-        while shared.n_waiting < 4:
-            threading.Event().wait(0.001)
+        wait_for(shared, 4)
         counted.gate.set()
         first.result(30)
         assert np.array_equal(futures[0].result(30).logits[0], alone(model, prompt(1, 4), 1)[0])
@@ -201,7 +213,7 @@ def test_a_refused_item_does_not_hurt_the_others(model: Model) -> None:
 
 def test_a_long_prompt_is_refused_before_any_piece_of_it_is_read(model: Model) -> None:
     """A prompt of pieces that is too long for the context leaves the session empty."""
-    shared = batcher(model)
+    shared = Watched(model)
     session, other = shared.session(PIECE_ROWS + 8), shared.session(N_CTX)
     with other.generating(1), session.generating(1), pytest.raises(ContextFullError):
         session.forward(prompt(1, 2 * PIECE_ROWS), n_past=0)
@@ -210,7 +222,7 @@ def test_a_long_prompt_is_refused_before_any_piece_of_it_is_read(model: Model) -
 
 def test_one_that_does_not_come_is_waited_for_once(model: Model) -> None:
     """A generation that makes no forwards leaves those that do alone, after one wait; back again it is due again."""
-    shared = batcher(model)
+    shared = Watched(model)
     slow, quick = shared.session(N_CTX), shared.session(N_CTX)
     with slow.generating(1), quick.generating(1):
         assert shared.n_due == 2
@@ -222,23 +234,17 @@ def test_one_that_does_not_come_is_waited_for_once(model: Model) -> None:
     assert shared.n_due == 0
 
 
-def test_cancelling_what_waits(model: Model) -> None:
+def test_cancelling_what_waits(model: Model, counted: Counted, shared: Watched) -> None:
     """A forward that has not begun is given up; the one that runs and the session itself are as before."""
-    counted = Counted(model)
-    shared = batcher(counted)
     running, waiting = shared.session(N_CTX), shared.session(N_CTX)
-    counted.gate.clear()
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(running.forward, prompt(1, 4), n_past=0)
-        assert counted.inside.wait(30)
+    with at_the_gate(counted, running) as (pool, first):
         second = pool.submit(waiting.forward, prompt(1, 4), n_past=0)
-        while shared.n_waiting < 2:
-            threading.Event().wait(0.001)
+        wait_for(shared, 2)
         waiting.cancel()
         with pytest.raises(CancelledError):
             second.result(30)
         counted.gate.set()
-        assert np.array_equal(first.result(30).logits[0], alone(model, prompt(1, 4), 1)[0])
+        assert np.array_equal(first.result(30).logits[0], alone(model, prompt(0, 2), 1)[0])
     assert (waiting.n_cached, counted.sizes) == (0, [1])
     waiting.cancel()  # without a forward nothing happens
     assert waiting.forward(prompt(1, 4), n_past=0).logits.shape[0] == 1
@@ -247,7 +253,7 @@ def test_cancelling_what_waits(model: Model) -> None:
 def test_forwards_whose_rows_depend_on_each_other_are_not_joined(model: Model) -> None:
     """On a model that is not batch-invariant each thread has forwards of its own."""
     counted = Counted(model, invariant=False)
-    shared = batcher(counted)
+    shared = Watched(counted)
     sessions = [shared.session(N_CTX) for _ in range(3)]
     found = at_once([partial(decoded, s, prompt(i, 5), 6) for i, s in enumerate(sessions)])
     for i, rows in enumerate(found):
@@ -257,7 +263,7 @@ def test_forwards_whose_rows_depend_on_each_other_are_not_joined(model: Model) -
 
 def test_trees_forks_and_saved_caches_go_through(model: Model) -> None:
     """keep, fork, save and load are the runtime's own."""
-    shared = batcher(model)
+    shared = Watched(model)
     session = shared.session(N_CTX)
     session.forward(prompt(1, 4), n_past=0)
     tree = session.forward(np.array([5, 6, 7], np.int32), n_past=4, parents=np.array([-1, 0, 0], np.int32), rows="all")
@@ -271,23 +277,11 @@ def test_trees_forks_and_saved_caches_go_through(model: Model) -> None:
     assert all(np.array_equal(rows[0], row) for row in rows)
 
 
-def wait_for(shared: Watched, n: int) -> None:
-    """Wait until so many forwards are asked for."""
-    while shared.n_waiting < n:
-        threading.Event().wait(0.001)
-
-
-def test_what_a_forward_that_was_given_up_would_have_dropped_is_gone(model: Model) -> None:
+def test_what_a_forward_that_was_given_up_would_have_dropped_is_gone(counted: Counted, shared: Watched) -> None:
     """A session of an older text whose next prompt is cancelled before it was read holds what both share, no more."""
-    counted = Counted(model)
-    shared = batcher(counted)
     running, session = shared.session(N_CTX), shared.session(N_CTX)
     session.forward(prompt(1, 12), n_past=0)
-    counted.gate.clear()
-    counted.inside.clear()
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(running.forward, prompt(0, 4), n_past=0)
-        assert counted.inside.wait(30)
+    with at_the_gate(counted, running) as (pool, first):
         second = pool.submit(session.forward, prompt(2, 20), n_past=3)
         wait_for(shared, 2)
         session.cancel()
@@ -304,20 +298,17 @@ def test_what_a_forward_that_was_given_up_would_have_dropped_is_gone(model: Mode
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a thread")
-def test_one_that_is_interrupted_while_it_waits_leaves_the_queue(model: Model) -> None:
+def test_one_that_is_interrupted_while_it_waits_leaves_the_queue(
+    model: Model, counted: Counted, shared: Watched
+) -> None:
     """Ctrl-C in a thread that waits for its forward: the others' go on, and its session is as before."""
-    counted = Counted(model)
-    shared = batcher(counted)
     leader, waiting, behind = (shared.session(N_CTX) for _ in range(3))
-    counted.gate.clear()
 
     def interrupt() -> None:
         wait_for(shared, 2)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(leader.forward, prompt(0, 2), n_past=0)
-        assert counted.inside.wait(30)
+    with at_the_gate(counted, leader) as (pool, first):
         pool.submit(interrupt)
         with pytest.raises(KeyboardInterrupt):
             waiting.forward(prompt(1, 4), n_past=0)
@@ -341,12 +332,9 @@ def test_an_interrupted_forward_begins_again_for_the_others(model: Model) -> Non
             return found
 
     counted = Interrupted(model)
-    shared = batcher(counted)
+    shared = Watched(counted)
     sessions = [shared.session(N_CTX) for _ in range(3)]
-    counted.gate.clear()
-    with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(sessions[0].forward, prompt(0, 2), n_past=0)
-        assert counted.inside.wait(30)
+    with at_the_gate(counted, sessions[0]) as (pool, first):
         second = pool.submit(sessions[1].forward, prompt(1, 4), n_past=0)
         wait_for(shared, 2)
         third = pool.submit(sessions[2].forward, prompt(2, 4), n_past=0)
@@ -358,18 +346,12 @@ def test_an_interrupted_forward_begins_again_for_the_others(model: Model) -> Non
     assert (counted.sizes, shared.n_waiting) == ([1, 2, 1], 0)
 
 
-def test_a_tree_that_is_cancelled_while_it_is_shared_can_be_left(model: Model) -> None:
+def test_a_tree_that_is_cancelled_while_it_is_shared_can_be_left(counted: Counted, shared: Watched) -> None:
     """Its rows come all the same, so that the session is not left branched: what it holds can be saved."""
-    counted = Counted(model)
-    shared = batcher(counted)
     sessions = [shared.session(N_CTX) for _ in range(3)]
     sessions[1].forward(prompt(1, 4), n_past=0)
-    counted.gate.clear()
-    counted.inside.clear()
     tree = partial(sessions[1].forward, np.array([5, 6], np.int32), n_past=4, parents=np.array([-1, -1], np.int32))
-    with ThreadPoolExecutor(3) as pool:
-        pool.submit(sessions[0].forward, prompt(0, 2), n_past=0)
-        assert counted.inside.wait(30)
+    with at_the_gate(counted, sessions[0]) as (pool, _):
         second, third = pool.submit(tree), pool.submit(sessions[2].forward, prompt(2, 4), n_past=0)
         wait_for(shared, 3)
         counted.inside.clear()
@@ -383,10 +365,8 @@ def test_a_tree_that_is_cancelled_while_it_is_shared_can_be_left(model: Model) -
     assert sessions[1].save()
 
 
-def test_a_prompt_is_cut_wherever_others_could_wait(model: Model) -> None:
+def test_a_prompt_is_cut_wherever_others_could_wait(counted: Counted, shared: Watched) -> None:
     """In small pieces while another one is due, though the session itself came late; in larger ones while none is."""
-    counted = Counted(model)
-    shared = batcher(counted)
     late, quick, lone = shared.session(N_CTX), shared.session(N_CTX), shared.session(3 * LONE_PIECE_ROWS)
     with late.generating(1), quick.generating(1):
         quick.forward(prompt(1, 4), n_past=0)
@@ -399,22 +379,18 @@ def test_a_prompt_is_cut_wherever_others_could_wait(model: Model) -> None:
 def test_prompts_are_not_cut_where_rows_depend_on_each_other(model: Model) -> None:
     """A prompt is one forward, as it would be alone."""
     counted = Counted(model, invariant=False)
-    shared = batcher(counted)
+    shared = Watched(counted)
     session, other = shared.session(N_CTX), shared.session(N_CTX)
     with session.generating(1), other.generating(1):
         session.forward(prompt(1, 2 * PIECE_ROWS), n_past=0)
     assert counted.rows == [2 * PIECE_ROWS]
 
 
-def test_no_more_is_joined_than_one_forward_may_return(model: Model) -> None:
+def test_no_more_is_joined_than_one_forward_may_return(counted: Counted, shared: Watched) -> None:
     """Three items of 100 rows of logits where a forward returns 256: two and one, nothing twice."""
-    counted = Counted(model)
-    shared = batcher(counted)
     sessions = [shared.session(N_CTX) for _ in range(4)]
-    counted.gate.clear()
-    with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(sessions[0].forward, prompt(0, 2), n_past=0)]
-        assert counted.inside.wait(30)
+    with at_the_gate(counted, sessions[0]) as (pool, first):
+        futures = [first]
         futures += [pool.submit(s.forward, prompt(1, 100), n_past=0, rows="all") for s in sessions[1:]]
         wait_for(shared, 4)
         counted.gate.set()
@@ -444,16 +420,11 @@ class Drafting:
         self.log.append(f"{1 + len(others)} {self.kind}")
 
 
-def test_drafts_are_joined_and_come_before_forwards(model: Model) -> None:
+def test_drafts_are_joined_and_come_before_forwards(counted: Counted, shared: Watched) -> None:
     """What waits behind a forward: calls of one kind are answered at once, each kind by itself, then the forwards."""
-    counted = Counted(model)
-    shared = batcher(counted)
     log: list[str] = []
     sessions = [shared.session(N_CTX) for _ in range(7)]
-    counted.gate.clear()
-    with ThreadPoolExecutor(7) as pool:
-        pool.submit(sessions[0].forward, prompt(1, 4), n_past=0)
-        assert counted.inside.wait(30)
+    with at_the_gate(counted, sessions[0]) as (pool, _):
         forwards = [pool.submit(s.forward, prompt(1, 4), n_past=0) for s in sessions[1:3]]
         wait_for(shared, 3)
         kinds = ("chains", "scores", "chains", "chains")
@@ -469,16 +440,11 @@ def test_drafts_are_joined_and_come_before_forwards(model: Model) -> None:
     assert np.array_equal(rows[0], rows[1])
 
 
-def test_a_draft_that_fails_fails_alone(model: Model) -> None:
+def test_a_draft_that_fails_fails_alone(counted: Counted, shared: Watched) -> None:
     """Of three calls that come together one can't be answered: the others are, each by itself."""
-    counted = Counted(model)
-    shared = batcher(counted)
     log: list[str] = []
     sessions = [shared.session(N_CTX) for _ in range(4)]
-    counted.gate.clear()
-    with ThreadPoolExecutor(4) as pool:
-        pool.submit(sessions[0].forward, prompt(1, 4), n_past=0)
-        assert counted.inside.wait(30)
+    with at_the_gate(counted, sessions[0]) as (pool, _):
         calls = [Drafting(log, fails=i == 1) for i in range(3)]
         drafts = [pool.submit(shared.answer, [(s, call)]) for s, call in zip(sessions[1:], calls, strict=True)]
         wait_for(shared, 4)
@@ -488,10 +454,8 @@ def test_a_draft_that_fails_fails_alone(model: Model) -> None:
     assert log == ["1 chains", "1 chains"]
 
 
-def test_a_session_that_drafts_is_waited_for(model: Model) -> None:
+def test_a_session_that_drafts_is_waited_for(counted: Counted, shared: Watched) -> None:
     """A session that is due has its rows in the forward although it drafts first."""
-    counted = Counted(model)
-    shared = batcher(counted)
     first, second = shared.session(N_CTX), shared.session(N_CTX)
     first.forward(prompt(1, 4), n_past=0)
     shared.last_s = 1000.0  # a long forward: the next one is waited for long

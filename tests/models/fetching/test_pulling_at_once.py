@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes.servers import StubServer, model_bytes
+from support.processes.servers import StubServer, files_in, model_bytes
 
 from edgedec.errors import CancelledError
 from edgedec.load_options import ResolveOptions
@@ -17,11 +17,6 @@ from edgedec_models.resolve import pull
 
 DATA = model_bytes()
 CancelAfter = Callable[[int], ResolveOptions]
-
-
-def files_in(root: Path) -> list[str]:
-    """Return the names of all files below a folder, sorted."""
-    return sorted(path.name for path in root.rglob("*") if path.is_file())
 
 
 def test_two_threads_fetch_once(server: StubServer) -> None:

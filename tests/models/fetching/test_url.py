@@ -4,9 +4,10 @@ import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.processes.servers import StubServer, model_bytes, sha256
+from support.processes.servers import Served, StubServer, files_in, model_bytes, sha256
 
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, StorageError
 from edgedec.load_options import ResolveOptions
@@ -18,11 +19,6 @@ from edgedec_models.resolve import pull, resolve
 
 DATA = model_bytes()
 CancelAfter = Callable[[int], ResolveOptions]
-
-
-def files_in(root: Path) -> list[str]:
-    """Return the names of all files below a folder, sorted."""
-    return sorted(path.name for path in root.rglob("*") if path.is_file())
 
 
 def test_url_is_fetched_once(server: StubServer, root: Path) -> None:
@@ -48,27 +44,98 @@ def test_progress_counts_up_to_the_total(server: StubServer) -> None:
     assert reports[-1] == Progress("download", len(DATA), len(DATA), "bytes", f"{server.root}/a.gguf")
 
 
-def test_dropped_connection_is_resumed(server: StubServer) -> None:
-    """After a dropped connection the download goes on, and the ETag guards it."""
-    server.add("/a.gguf", DATA, ETag='"v1"').drops = [100_000]
-    assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
-    first, second = server.requests_of("/a.gguf")
-    assert "Range" not in first
-    assert (second["Range"], second["If-Range"]) == ("bytes=100000-", '"v1"')
+V1 = {"ETag": '"v1"'}
+FROM_100K, STEPS = [None, "bytes=100000-"], range(10_000, 200_000, 10_000)
 
 
-def test_without_ranges_it_begins_anew(server: StubServer) -> None:
-    """A server that ignores Range sends everything again, and the file is right."""
-    served = server.add("/a.gguf", DATA, ETag='"v1"')
-    served.ranges, served.drops = False, [100_000]
-    assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
+@pytest.mark.parametrize(
+    ("served", "ranges"),
+    [
+        ({"headers": V1, "drops": [100_000]}, FROM_100K),
+        ({"headers": V1, "drops": [100_000], "ranges": False}, FROM_100K),
+        ({"drops": [100_000]}, [None, None]),
+        ({"statuses": [503, 429]}, [None] * 3),
+        ({"headers": V1, "drops": [*STEPS]}, [None, *(f"bytes={n}-" for n in STEPS)]),
+        ({"length": False}, [None]),
+    ],
+    ids=["resumed", "ranges are ignored", "nothing to compare", "busy", "drops again and again", "of unknown length"],
+)
+def test_a_file_comes_whole(
+    server: StubServer, monkeypatch: pytest.MonkeyPatch, served: dict[str, Any], ranges: list[str | None]
+) -> None:
+    """A range is asked for where the ETag guards it, and goes on where bytes came; what brings them counts no try."""
+    monkeypatch.setattr(web, "PROGRESS_BYTES", 10_000)
+    server.served["/a.gguf"] = Served(DATA, **served)
+    reports: list[Progress] = []
+    assert pull(f"{server.root}/a.gguf", ResolveOptions(on_progress=reports.append)).read_bytes() == DATA
+    asked = [(seen.get("Range"), seen.get("If-Range")) for seen in server.requests_of("/a.gguf")]
+    assert asked == [(each, each and '"v1"') for each in ranges]
+    assert (reports[-1].done, reports[-1].total) == (len(DATA), len(DATA) if served.get("length", True) else None)
 
 
-def test_without_validator_or_checksum_it_begins_anew(server: StubServer) -> None:
-    """Without a way to see whether the file changed, no Range is requested."""
-    server.add("/a.gguf", DATA).drops = [100_000]
-    assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
-    assert all("Range" not in headers for headers in server.requests_of("/a.gguf"))
+LARGE = r"more than 100\.0 kB came, and the server does not say how large the file is"
+SLOW = {"web.SLOW_S": 0.0, "web.SLOW_BYTES": 1 << 30}
+
+
+@pytest.mark.parametrize(
+    ("served", "patched", "kind", "words", "n_requests"),
+    [
+        ({"statuses": [401]}, {}, PullError, "access is refused", 1),
+        ({"statuses": [403]}, {}, PullError, "access", 1),
+        ({"statuses": [404]}, {}, ModelNotFoundError, "the server has no such file", 1),
+        ({"statuses": [503] * 10}, {}, PullError, r"503 .*tried 4 times", 4),
+        ({"data": b"<!DOCTYPE html>"}, {}, PullError, "not a model: it begins with b'<!DO'", 1),
+        ({"headers": {"Content-Encoding": "gzip"}}, {}, PullError, "sends the file compressed", 1),
+        ({"headers": V1, "length": False}, {"partial.MOST_UNKNOWN_BYTES": 100_000}, PullError, LARGE, 1),
+        ({"headers": V1, "drops": [*range(1, 40)]}, {}, PullError, r"\(tried 4 times\).*stays for resuming", 4),
+        ({"headers": V1}, SLOW, PullError, r"only [\d,]+ bytes came in 0 s \(tried 4 times\)", 4),
+    ],
+)
+def test_refusals_say_what_they_mean(
+    server: StubServer,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    served: Any,
+    patched: Any,
+    kind: Any,
+    words: str,
+    n_requests: int,
+) -> None:
+    """What may pass is tried again, and only then; next to nothing is no progress; nothing stays but what can go on."""
+    for name, value in patched.items():
+        monkeypatch.setattr(f"edgedec_models.fetching.{name}", value)
+    server.served["/a.gguf"] = Served(**{"data": DATA} | served)
+    with pytest.raises(kind, match=words):
+        pull(f"{server.root}/a.gguf", ResolveOptions())
+    assert len(server.seen) == n_requests
+    assert files_in(root) == (["a.gguf.partial", "a.gguf.partial.json"] if "drops" in served else [])
+
+
+def test_wrong_checksum_keeps_nothing(server: StubServer, root: Path) -> None:
+    """A file whose checksum differs from the URL's is refused and deleted."""
+    server.add("/a.gguf", DATA)
+    with pytest.raises(PullError, match=f"SHA-256 is {sha256(DATA)} where {'0' * 64} was expected"):
+        pull(f"{server.root}/a.gguf#sha256={'0' * 64}", ResolveOptions())
+    assert files_in(root) == []
+
+
+@pytest.mark.parametrize(
+    ("length", "free", "words"),
+    [
+        (True, [1000] * 9, r"200\.0 kB more are needed .* 1\.0 kB are free"),
+        (False, [1_000_000, 10_000], r"more are needed .* 10\.0 kB are free"),
+    ],
+)
+def test_too_little_space_is_said(
+    server: StubServer, root: Path, monkeypatch: pytest.MonkeyPatch, length: bool, free: list[int], words: str
+) -> None:
+    """Before anything is fetched, and again and again while the length is unknown."""
+    server.add("/a.gguf", DATA).length = length
+    monkeypatch.setattr(partial, "ROOM_BYTES", 50_000)
+    monkeypatch.setattr(storage, "free_bytes", lambda folder: free.pop(0))
+    with pytest.raises(StorageError, match=words):
+        pull(f"{server.root}/a.gguf", ResolveOptions())
+    assert free == [] if not length else files_in(root) == []
 
 
 def test_file_changed_between_tries_begins_anew(server: StubServer, cancel_after: CancelAfter) -> None:
@@ -117,124 +184,10 @@ def test_damaged_partial_is_fetched_again(server: StubServer, root: Path, cancel
     assert pull(url, ResolveOptions()).read_bytes() == DATA
 
 
-def test_wrong_checksum_keeps_nothing(server: StubServer, root: Path) -> None:
-    """A file whose checksum differs from the URL's is refused and deleted."""
-    server.add("/a.gguf", DATA)
-    with pytest.raises(PullError, match=f"SHA-256 is {sha256(DATA)} where {'0' * 64} was expected"):
-        pull(f"{server.root}/a.gguf#sha256={'0' * 64}", ResolveOptions())
-    assert files_in(root) == []
-
-
-def test_page_instead_of_a_model_is_refused(server: StubServer, root: Path) -> None:
-    """A page that the server sends in place of the file is not stored."""
-    server.add("/a.gguf", b"<!DOCTYPE html><p>Please log in")
-    with pytest.raises(PullError, match=r"not a model: it begins with b'<!DO'"):
-        pull(f"{server.root}/a.gguf", ResolveOptions())
-    assert files_in(root) == []
-
-
-@pytest.mark.parametrize(
-    ("status", "kind", "words"),
-    [
-        (401, PullError, "access is refused"),
-        (403, PullError, "access"),
-        (404, ModelNotFoundError, "the server has no such file"),
-    ],
-)
-def test_refusals_say_what_they_mean(
-    server: StubServer, root: Path, status: int, kind: type[Exception], words: str
-) -> None:
-    """401, 403 and 404 are explained at the first answer, and leave no files."""
-    server.add("/a.gguf", DATA).statuses = [status]
-    with pytest.raises(kind, match=words):
-        pull(f"{server.root}/a.gguf", ResolveOptions())
-    assert len(server.seen) == 1
-    assert files_in(root) == []
-
-
-def test_busy_server_is_tried_again(server: StubServer) -> None:
-    """After answers that may pass (503, 429) the request is repeated."""
-    server.add("/a.gguf", DATA).statuses = [503, 429]
-    assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
-
-
-def test_it_gives_up_after_some_tries(server: StubServer) -> None:
-    """A server that never recovers is asked only a few times."""
-    server.add("/a.gguf", DATA).statuses = [503] * 10
-    with pytest.raises(PullError, match=r"503 .*tried 4 times"):
-        pull(f"{server.root}/a.gguf", ResolveOptions())
-    assert len(server.seen) == 4
-
-
 def test_nobody_listening_is_a_pull_error() -> None:
     """A refused connection is tried again, and then reported."""
     with pytest.raises(PullError, match="check the connection"):
         pull("http://127.0.0.1:9/a.gguf", ResolveOptions())
-
-
-def test_size_need_not_be_known(server: StubServer) -> None:
-    """A body of unknown length is read to its end."""
-    server.add("/a.gguf", DATA).length = False
-    reports: list[Progress] = []
-    assert pull(f"{server.root}/a.gguf", ResolveOptions(on_progress=reports.append)).read_bytes() == DATA
-    assert (reports[-1].done, reports[-1].total) == (len(DATA), None)
-
-
-def test_a_file_of_unknown_size_has_a_bound(server: StubServer, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body of unknown length that does not end is given up, and nothing of it stays."""
-    server.add("/a.gguf", DATA, ETag='"v1"').length = False
-    monkeypatch.setattr(partial, "MOST_UNKNOWN_BYTES", 100_000)
-    with pytest.raises(PullError, match=r"more than 100\.0 kB came, and the server does not say how large the file is"):
-        pull(f"{server.root}/a.gguf", ResolveOptions())
-    assert len(server.seen) == 1
-    assert files_in(root) == []
-
-
-def test_a_file_of_unknown_size_leaves_space_on_the_disk(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the length is unknown, the free space is checked again and again."""
-    server.add("/a.gguf", DATA).length = False
-    monkeypatch.setattr(partial, "ROOM_BYTES", 50_000)
-    left = [1_000_000, 10_000]
-    monkeypatch.setattr(storage, "free_bytes", lambda folder: left.pop(0))
-    with pytest.raises(StorageError, match=r"more are needed .* 10\.0 kB are free"):
-        pull(f"{server.root}/a.gguf", ResolveOptions())
-    assert left == []
-
-
-def test_a_byte_at_a_time_is_no_progress(server: StubServer) -> None:
-    """A server that sends one byte per connection is given up as fast as one that sends nothing."""
-    server.add("/a.gguf", DATA, ETag='"v1"').drops = list(range(1, 40))
-    with pytest.raises(PullError, match=r"\(tried 4 times\).*stays for resuming"):
-        pull(f"{server.root}/a.gguf", ResolveOptions())
-    assert len(server.seen) == 4
-
-
-def test_progress_makes_the_count_of_tries_begin_anew(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections that break often, but bring something, fetch the whole file."""
-    monkeypatch.setattr(web, "PROGRESS_BYTES", 10_000)
-    server.add("/a.gguf", DATA, ETag='"v1"').drops = list(range(10_000, 200_000, 10_000))
-    assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
-    assert len(server.seen) == 20
-
-
-def test_a_connection_over_which_next_to_nothing_comes_is_left(
-    server: StubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Below the least rate a connection counts as broken (here no rate is enough)."""
-    monkeypatch.setattr(web, "SLOW_S", 0.0)
-    monkeypatch.setattr(web, "SLOW_BYTES", 1 << 30)
-    server.add("/a.gguf", DATA, ETag='"v1"')
-    with pytest.raises(PullError, match=r"only [\d,]+ bytes came in 0 s \(tried 4 times\)"):
-        pull(f"{server.root}/a.gguf", ResolveOptions())
-    assert len(server.seen) == 4
-
-
-def test_compressed_answer_is_refused(server: StubServer, root: Path) -> None:
-    """A body that the server compressed unasked is refused, as it is not the file."""
-    server.add("/a.gguf", DATA, Content_Encoding="gzip")
-    with pytest.raises(PullError, match="sends the file compressed"):
-        pull(f"{server.root}/a.gguf", ResolveOptions())
-    assert files_in(root) == []
 
 
 def test_remote_file_that_shrank_is_fetched_anew(server: StubServer, cancel_after: CancelAfter) -> None:
@@ -252,17 +205,6 @@ def test_redirect_is_followed(server: StubServer) -> None:
     server.add("/b.gguf", DATA)
     server.add("/a.gguf", b"", Location="/b.gguf").statuses = [302]
     assert pull(f"{server.root}/a.gguf", ResolveOptions()).read_bytes() == DATA
-
-
-def test_too_little_space_is_said_before_fetching(
-    server: StubServer, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without enough space nothing is fetched; the error has the needed and the free space."""
-    server.add("/a.gguf", DATA)
-    monkeypatch.setattr(storage, "free_bytes", lambda folder: 1000)
-    with pytest.raises(StorageError, match=r"200\.0 kB more are needed .* 1\.0 kB are free"):
-        pull(f"{server.root}/a.gguf", ResolveOptions())
-    assert files_in(root) == []
 
 
 def test_disk_full_half_way_keeps_the_partial(server: StubServer, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,12 @@
 """hf: names against a stub hub: choice of a file, tokens, shards, resuming, refusals, and no network."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.processes.servers import StubServer, add_repository, model_bytes, sha256
+from support.processes.servers import StubServer, add_repository, catalogue_entry, model_bytes, sha256
 
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, RequestError
 from edgedec.load_options import ResolveOptions
@@ -18,12 +19,11 @@ REPO = {"README.md": b"# Tiny", "tiny-Q4_K_M.gguf": Q4, "tiny-Q8_0.gguf": Q8, "m
 CancelAfter = Callable[[int], ResolveOptions]
 
 
-@pytest.fixture(autouse=True)
-def _close_hub_session() -> Iterator[None]:
-    yield
-    from huggingface_hub import close_session
-
-    close_session()
+@pytest.fixture
+def hub(server: StubServer) -> StubServer:
+    """Return a hub that has the repository."""
+    add_repository(server, "someone/tiny-GGUF", REPO)
+    return server
 
 
 @pytest.mark.parametrize(
@@ -99,37 +99,34 @@ def test_file_names_that_lead_elsewhere_are_ignored(file: str) -> None:
 
 
 @pytest.mark.slow
-def test_default_is_fetched_and_kept(server: StubServer, root: Path) -> None:
+def test_default_is_fetched_and_kept(hub: StubServer, root: Path) -> None:
     """The default quantization is stored below hf/ with its record; the token is sent, and the hub is asked once.
 
     The repository's picture encoder comes along.
     """
-    add_repository(server, "someone/tiny-GGUF", REPO)
     path = resolve("hf:someone/tiny-GGUF", ResolveOptions())
     assert path == root / "models" / "hf" / "someone" / "tiny-GGUF" / "main" / "tiny-Q4_K_M.gguf"
     assert path.read_bytes() == Q4
-    assert [seen.headers["Authorization"] for seen in server.seen] == ["Bearer hf_test"] * 3
+    assert [seen.headers["Authorization"] for seen in hub.seen] == ["Bearer hf_test"] * 3
     assert (
         json.loads(path.with_name(path.name + ".json").read_text())["source"] == "hf:someone/tiny-GGUF:tiny-Q4_K_M.gguf"
     )
     for name in ("hf:someone/tiny-GGUF", "hf:someone/tiny-GGUF:q4_k_m", "hf:someone/tiny-GGUF:tiny-Q4_K_M.gguf"):
         assert resolve(name, ResolveOptions(offline=True)) == path
-    assert len(server.seen) == 3
+    assert len(hub.seen) == 3
 
 
-def test_other_quantization_is_another_file(server: StubServer) -> None:
+def test_other_quantization_is_another_file(hub: StubServer) -> None:
     """A stored quantization does not stand for another one."""
-    add_repository(server, "someone/tiny-GGUF", REPO)
     assert pull("hf:someone/tiny-GGUF:Q8_0", ResolveOptions()).read_bytes() == Q8
     with pytest.raises(OfflineError, match=r"hf:someone/tiny-GGUF: it is not in the cache .* http://127\.0\.0\.1"):
         resolve("hf:someone/tiny-GGUF", ResolveOptions(offline=True))
     assert pull("hf:someone/tiny-GGUF", ResolveOptions()).read_bytes() == Q4
 
 
-def test_revision_is_kept_apart(server: StubServer) -> None:
+def test_revision_is_kept_apart(hub: StubServer) -> None:
     """A branch or tag has a folder of its own."""
-    add_repository(server, "someone/tiny-GGUF", REPO)
-    add_repository(server, "someone/tiny-GGUF", {"tiny-Q4_K_M.gguf": Q8}, revision="v2")
+    add_repository(hub, "someone/tiny-GGUF", {"tiny-Q4_K_M.gguf": Q8}, revision="v2")
     assert pull("hf:someone/tiny-GGUF", ResolveOptions()).parent.name == "main"
     path = pull("hf:someone/tiny-GGUF@v2", ResolveOptions())
     assert path.parent.name == "v2"
@@ -138,10 +135,9 @@ def test_revision_is_kept_apart(server: StubServer) -> None:
 
 @pytest.mark.slow
 def test_a_reference_of_the_catalogue_is_its_repository(
-    server: StubServer, root: Path, catalogue: Callable[[str], None]
+    hub: StubServer, root: Path, catalogue: Callable[[str], None]
 ) -> None:
     """A short name fetches, finds, checks again and removes the file that its hf: name stands for."""
-    add_repository(server, "someone/tiny-GGUF", REPO)
     lines = ['name = "short"', 'licence = "MIT"', 'architecture = "llama"', 'note = "A test"', "n_params = 1000"]
     source = ["[[model.source]]", 'kind = "hub"', 'hub = "hf:someone/tiny-GGUF:Q8_0"']
     catalogue("\n".join(["[[model]]", *lines, *source]))
@@ -150,10 +146,10 @@ def test_a_reference_of_the_catalogue_is_its_repository(
     path = pull("short", ResolveOptions())
     assert path == root / "models" / "hf" / "someone" / "tiny-GGUF" / "main" / "tiny-Q8_0.gguf"
     assert path.read_bytes() == Q8
-    n_seen = len(server.seen)
+    n_seen = len(hub.seen)
     assert resolve("short", ResolveOptions(offline=True)) == resolve("short", ResolveOptions()) == path
-    assert len(server.seen) == n_seen
-    add_repository(server, "someone/tiny-GGUF", {"tiny-Q8_0.gguf": Q4})
+    assert len(hub.seen) == n_seen
+    add_repository(hub, "someone/tiny-GGUF", {"tiny-Q8_0.gguf": Q4})
     assert pull("short", ResolveOptions(), force=True).read_bytes() == Q4
     (listed,) = list_models()
     assert (listed.name, listed.address, listed.path) == ("short", "hf:someone/tiny-GGUF:tiny-Q8_0.gguf", path)
@@ -178,24 +174,31 @@ def test_all_shards_are_fetched(server: StubServer) -> None:
         resolve("hf:someone/big:Q8_0", ResolveOptions(offline=True))
 
 
-def test_broken_download_is_resumed(server: StubServer, cancel_after: CancelAfter) -> None:
+def test_broken_download_is_resumed(hub: StubServer, cancel_after: CancelAfter) -> None:
     """A cancelled download is resumed, and the file checked against the hub's SHA-256."""
-    add_repository(server, "someone/tiny-GGUF", REPO)
     with pytest.raises(CancelledError):
         pull("hf:someone/tiny-GGUF", cancel_after(10_000))
     assert pull("hf:someone/tiny-GGUF", ResolveOptions()).read_bytes() == Q4
-    assert any("Range" in seen.headers for seen in server.seen)
+    assert any("Range" in seen.headers for seen in hub.seen)
 
 
-def test_wrong_bytes_are_refused(server: StubServer, root: Path) -> None:
-    """A file that differs from what the hub lists is deleted."""
-    add_repository(server, "someone/tiny-GGUF", REPO)
-    for served in server.served.values():
-        if served.data == Q4:
-            served.data = model_bytes(len(Q4), seed=99)
-    with pytest.raises(PullError, match=f"where {sha256(Q4)} was expected"):
+@pytest.mark.parametrize(
+    ("served", "words", "left"),
+    [
+        ({"data": model_bytes(len(Q4), seed=99)}, f"where {sha256(Q4)} was expected", []),
+        ({"token": "Bearer hf_another"}, r"answers 401 .* HF_TOKEN", []),
+    ],
+)
+def test_what_the_hub_does_not_send_is_refused(
+    hub: StubServer, root: Path, served: dict[str, Any], words: str, left: list[Path]
+) -> None:
+    """A file that differs from what the hub lists is deleted; the error for a refused one mentions the token."""
+    for each in hub.served.values():
+        if each.data == Q4:
+            vars(each).update(served)
+    with pytest.raises(PullError, match=words):
         pull("hf:someone/tiny-GGUF", ResolveOptions())
-    assert not list(root.rglob("*.gguf*"))
+    assert [*root.rglob("*.gguf*")] == left
 
 
 def test_file_without_checksum_is_fetched(server: StubServer) -> None:
@@ -205,11 +208,10 @@ def test_file_without_checksum_is_fetched(server: StubServer) -> None:
     assert json.loads(path.with_name(path.name + ".json").read_text())["sha256"] == sha256(Q4)
 
 
-def test_force_follows_the_repository(server: StubServer) -> None:
+def test_force_follows_the_repository(hub: StubServer) -> None:
     """A file that changed on the hub is kept until it is pulled with force."""
-    add_repository(server, "someone/tiny-GGUF", REPO)
     path = pull("hf:someone/tiny-GGUF", ResolveOptions())
-    add_repository(server, "someone/tiny-GGUF", {"tiny-Q4_K_M.gguf": Q8})
+    add_repository(hub, "someone/tiny-GGUF", {"tiny-Q4_K_M.gguf": Q8})
     assert pull("hf:someone/tiny-GGUF", ResolveOptions()).read_bytes() == Q4
     assert pull("hf:someone/tiny-GGUF", ResolveOptions(), force=True) == path
     assert path.read_bytes() == Q8
@@ -240,22 +242,11 @@ def test_refusals_of_the_hub_are_explained(
     assert len(server.seen) == 1
 
 
-def test_gated_file_mentions_the_token(server: StubServer) -> None:
-    """The error for a refused file of a listed repository mentions the token, too."""
-    add_repository(server, "someone/tiny-GGUF", REPO)
-    for served in server.served.values():
-        if served.data == Q4:
-            served.token = "Bearer hf_another"
-    with pytest.raises(PullError, match=r"answers 401 .* HF_TOKEN"):
-        pull("hf:someone/tiny-GGUF", ResolveOptions())
-
-
-def test_token_stays_with_the_hub(server: StubServer) -> None:
+def test_token_stays_with_the_hub(hub: StubServer) -> None:
     """The token is not sent to another host after a redirect."""
-    add_repository(server, "someone/tiny-GGUF", REPO)
     with StubServer() as storage:
         storage.add("/blob", Q4)
-        for path, served in server.served.items():
+        for path, served in hub.served.items():
             if path.endswith("tiny-Q4_K_M.gguf"):
                 served.headers["Location"], served.statuses = f"{storage.root}/blob", [302]
         assert pull("hf:someone/tiny-GGUF", ResolveOptions()).read_bytes() == Q4
@@ -269,21 +260,9 @@ def test_unreachable_hub_is_a_pull_error(monkeypatch: pytest.MonkeyPatch) -> Non
         pull("hf:someone/tiny-GGUF", ResolveOptions())
 
 
-def test_catalogue_entry_from_a_hub(server: StubServer, catalogue: Callable[[str], None], root: Path) -> None:
+def test_catalogue_entry_from_a_hub(hub: StubServer, catalogue: Callable[[str], None], root: Path) -> None:
     """A catalogue entry may name a file of a hub, which is stored under the entry's name."""
-    add_repository(server, "someone/tiny-GGUF", REPO)
-    entry = f"""
-        [[model]]
-        name = "tiny"
-        size_bytes = {len(Q4)}
-        sha256 = "{sha256(Q4)}"
-        licence = "MIT"
-        architecture = "llama"
-        note = "A test"
-        [[model.source]]
-        kind = "hub"
-        hub = "hf:someone/tiny-GGUF:tiny-Q4_K_M.gguf"
-        """
+    entry = catalogue_entry(Q4, {"kind": "hub", "hub": "hf:someone/tiny-GGUF:tiny-Q4_K_M.gguf"})
     catalogue(entry)
     assert resolve("tiny", ResolveOptions()) == root / "models" / "tiny.gguf"
     catalogue(entry.replace(":tiny-Q4_K_M.gguf", ""))

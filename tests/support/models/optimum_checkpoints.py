@@ -11,7 +11,7 @@ N_CTX = 512
 
 def write_config(folder: Path, model_type: str, **config: Any) -> None:
     """Write config.json and the tokenizer's files into a new folder; `config` overrides keys of config.json."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     sizes = {"vocab_size": N_VOCAB, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": N_CTX}
     roles = {"bos_token_id": BEGIN, "eos_token_id": [END, TOOL]}
     (folder / "config.json").write_text(json.dumps({"model_type": model_type, **sizes, **roles, **config}))

@@ -4,19 +4,14 @@ import io
 from base64 import b64encode
 from pathlib import Path
 
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import CHATML, tiny_llama
 from support.models.tiny_projectors import tiny_projector
-
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 
 
 def seeing_model(folder: Path, name: str = "seeing") -> Path:
     """Write a random model and its projector into a folder, and return the model's path."""
     tiny_projector(folder / f"mmproj-{name}.gguf", "idefics3")
-    return tiny_llama(folder / f"{name}.gguf", chat_template=CHAT, n_ctx_train=4096)
+    return tiny_llama(folder / f"{name}.gguf", chat_template=CHATML, n_ctx_train=4096)
 
 
 def picture(color: str = "red", size: tuple[int, int] = (48, 40)) -> bytes:

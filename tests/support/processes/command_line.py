@@ -250,3 +250,8 @@ def _replaced(path: Path, source: Path, old: bytes, new: bytes) -> Path:
     assert data.count(old) == 1
     path.write_bytes(data.replace(old, new))
     return path
+
+
+def names(folder: Path) -> list[str]:
+    """Return the names in a folder, those of hidden files included."""
+    return sorted(path.name for path in folder.iterdir())

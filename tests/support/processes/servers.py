@@ -6,8 +6,10 @@ import json
 import re
 import threading
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -168,6 +170,19 @@ def model_bytes(n_bytes: int = 200_000, seed: int = 0) -> bytes:
     """Return bytes that begin as a GGUF does and cannot be compressed."""
     body = b"".join(hashlib.sha256(f"{seed} {i}".encode()).digest() for i in range(n_bytes // 32 + 1))
     return (b"GGUF" + body)[:n_bytes]
+
+
+def files_in(folder: Path) -> list[str]:
+    """Return the names of all files below a folder, sorted."""
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def catalogue_entry(data: bytes, source: Mapping[str, object], **fields: object) -> str:
+    """Return a catalogue's entry of the model "tiny" with these bytes from a source; a field may be another."""
+    known = {"name": "tiny", "size_bytes": len(data), "sha256": sha256(data)}
+    known |= {"licence": "MIT", "architecture": "llama", "note": "A test"} | fields
+    lines, of_source = ([f"{key} = {json.dumps(value)}" for key, value in each.items()] for each in (known, source))
+    return "\n".join(["[[model]]", *lines, "[[model.source]]", *of_source, ""])
 
 
 def wheel_bytes(members: dict[str, bytes]) -> bytes:

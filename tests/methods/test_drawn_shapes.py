@@ -1,4 +1,4 @@
-"""Stochastic beams come as often as they should, and are verified exactly by recursive rejection."""
+"""Drawn shapes: beams, siblings and paths come as often as they should, and are verified exactly by their rules."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.decoding.exact_distributions import Drawing, Law, joint_of, sparse
 from support.decoding.rule_checks import check_exact, models
-from support.decoding.tree_draws import Evaluated, check_chances
+from support.decoding.tree_draws import Evaluated, check_chances, check_drawn_tree
 
 from edgedec.draft import Draft
 from edgedec.drafters.drawn_trees import TreePlace, draw_tree, drawn_without_replacement, parse_shape
@@ -93,7 +93,40 @@ def test_beams_come_as_often_as_they_should(n_vocab: int, depth: int, width: int
     assert chi_square < freedom + 4 * sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize(("shape", "n_max", "n_nodes"), [("beam:2", 6, [2, 2, 2]), ("beam:3", 7, [3, 3, 1])])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "shape", "n_vocab", "n_max", "least_path"),
+    [
+        ("kseq", "paths:2", 3, 4, 0.0),
+        ("kseq", "paths:3", 2, 6, 0.5),
+        ("kseq", "paths:2", 2, 5, 0.0),
+        ("multipath", "paths:2", 3, 4, 0.0),
+        ("multipath", "paths:3", 2, 6, 0.5),
+        ("multipath", "paths:2", 2, 5, 0.0),
+        ("recursive", "siblings:2", 3, 4, 0.0),
+        ("recursive", "siblings:2-2", 2, 6, 0.0),
+        ("recursive", "siblings:3-2", 3, 5, 0.2),
+        ("recursive", "siblings:2-2", 2, 6, 0.4),
+    ],
+)
+def test_a_drawn_tree_is_verified_exactly(rule: str, shape: str, n_vocab: int, n_max: int, least_path: float) -> None:
+    """Over all draws of tiny models the text is the target's, by independent paths and siblings without replacement."""
+    check_drawn_tree(rule, shape, n_vocab, n_max, least_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "n_max", "n_nodes"),
+    [
+        ("beam:2", 6, [2, 2, 2]),
+        ("beam:3", 7, [3, 3, 1]),
+        ("paths:2", 6, [2, 2, 2]),
+        ("paths:3", 5, [3, 2]),
+        ("siblings:2", 6, [2, 2, 2]),
+        ("siblings:3-2", 8, [3, 5]),
+        ("siblings:1-2", 7, [1, 2, 2, 2]),
+    ],
+)
 def test_nodes_have_the_chances_of_their_places(shape: str, n_max: int, n_nodes: list[int]) -> None:
     """And each level has as many as the shape says, as far as there is room."""
     check_chances(shape, n_max, n_nodes)
