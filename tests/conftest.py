@@ -11,7 +11,7 @@ from weakref import WeakSet
 import hypothesis
 import pytest
 from support.models.real_models import real_model
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import CHATML, tiny_llama
 
 import edgedec
 
@@ -61,12 +61,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()
-
-
-CHATML = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 
 
 @pytest.fixture(scope="session", autouse=True)

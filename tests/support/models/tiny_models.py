@@ -18,6 +18,10 @@ from support.models.gguf_writer import Typed, write_gguf
 UNK, BOS, EOS, SPACE, FIRST_BYTE = 0, 1, 2, 3, 4
 N_VOCAB = FIRST_BYTE + 256
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
+CHATML = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def tiny_llama(
