@@ -1,6 +1,5 @@
 """What `edgedec plan` and `edgedec info` say of a model is what a process that runs it holds, within 5 % or 16 MB."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,7 @@ def settings(smollm_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 def document(settings: dict[str, str], *args: Any) -> dict[str, Any]:
     """Return what a command in a process of its own prints with --json."""
-    result = run_process(*args, "--json", env=settings)
-    assert result.code == 0, result
-    found: dict[str, Any] = json.loads(result.out)
-    return found
+    return run_process(*args, "--json", env=settings).document()
 
 
 def is_near(held: int, planned: int) -> bool:
