@@ -30,13 +30,8 @@ def few(chat_path: Path) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def patient(chat_path: Path) -> Iterator[Running]:
     """A server of as many connections, for texts without an end; no time is up while this machine does other things."""
-    wait_s = 10 * PATIENCE_S
-    limits: dict[str, Any] = {
-        "n_connections": 8,
-        "n_per_address": 4,
-        "header_timeout_s": wait_s,
-        "body_timeout_s": wait_s,
-    }
+    limits: dict[str, Any] = dict.fromkeys(("header_timeout_s", "body_timeout_s"), 10 * PATIENCE_S)
+    limits |= {"n_connections": 8, "n_per_address": 4}
     with started(chat_path, api_key="sesame", load_options={"n_ctx": 100_000}, **limits) as running:
         yield running
 
@@ -52,7 +47,6 @@ def connected(running: Running, n: int = 1, source: str = "127.0.0.1") -> Iterat
 
 
 def request(path: str = "/v1/chat/completions", body: bytes = ASKED, more: str = "", version: str = "1.1") -> bytes:
-    """Return a request's bytes."""
     head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\n{more}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -253,29 +247,19 @@ def test_half_a_request_and_the_end(server: Running) -> None:
 
 
 MALFORMED = (
-    *(
-        b"\r\n\r\n",
-        b"hello\r\n\r\n",
-        b"GET /health\r\n\r\n",
-        b"GET /health HTTP/9.9\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00",
-    ),
-    *(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n", b"GET /a b HTTP/1.1\r\n\r\n", b"\x00" * 100),
+    *(b"\r\n\r\n", b"hello\r\n\r\n", b"GET /health\r\n\r\n", b"GET /health HTTP/9.9\r\n\r\n", b"\x00" * 100),
+    *(b"\x16\x03\x01\x02\x00\x01\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"),
+    b"GET /a b HTTP/1.1\r\n\r\n",
     *(
         b"GET / HTTP/1.1\r\n" + more + b"\r\n\r\n"
         for more in (b"no colon", b"a b: c", b": x", b"Host: a\r\nHost: b", b"a: \x00")
     ),
     *(
-        b"POST / HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n\r\nx"
-        for more in (
-            b"Content-Length: x",
-            b"Content-Length: 1\r\nContent-Length: 2",
-            b"Transfer-Encoding: x",
-            b"Transfer-Encoding: chunked",
-            b"Content-Length: -1",
-            b"Content-Length: " + b"9" * 30,
-        )
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + n + b"\r\n\r\nx"
+        for n in (b"x", b"1\r\nContent-Length: 2", b"-1", b"9" * 30)
     ),
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: x\r\n\r\nx",
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nx",
     b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000,
     b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
     b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
