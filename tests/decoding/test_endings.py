@@ -19,7 +19,6 @@ pytestmark = pytest.mark.slow
 Pair = tuple[edgedec.Engine, edgedec.Engine]
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 WARM: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 60}
-PATTERN = "((abc){2,8}x|[a-c ]{5,30})*"
 
 
 @pytest.fixture(scope="module")

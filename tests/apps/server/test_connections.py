@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.processes.running_server import ENDLESS, PATIENCE_S, Running, messages, started, wait_until
+from support.processes.running_server import ENDLESS, PATIENCE_S, Running, messages, metric, started, wait_until
 
 HALF_HEADER = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 ASKED = json.dumps({"messages": messages("x"), "max_tokens": 3, "temperature": 0}).encode()
@@ -103,21 +103,14 @@ def test_a_second_header_that_does_not_come(few: Running) -> None:
 def test_the_oldest_that_waits_makes_room(patient: Running) -> None:
     """A fifth connection of an address closes its oldest without a whole header, not one that was answered, or asks."""
     patient.client.get("/health")  # one that is between two requests
-    wait_until(lambda: connections(patient) == 1, "those of the test before are still there")
+    wait_until(lambda: metric(patient, "connections") == 1, "those of the test before are still there")
     with connected(patient, 2) as (first, second), connected(patient) as (third,):
         first.sendall(HALF_HEADER)
-        wait_until(lambda: connections(patient) == 4, "they are not there")
+        wait_until(lambda: metric(patient, "connections") == 4, "they are not there")
         with connected(patient) as (fourth,):
             wait_until(lambda: is_closed(first), "the oldest is still there")
             assert (is_closed(second), is_closed(third), is_closed(fourth)) == (False, False, False)
             assert patient.client.get("/health").status_code == 200
-
-
-def connections(running: Running) -> int:
-    """Return how many connections the server has, by its metrics."""
-    found = re.search(r"^edgedec_connections ([0-9]+)$", running.client.get("/metrics").text, re.MULTILINE)
-    assert found is not None
-    return int(found[1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback has one address")
@@ -195,14 +188,14 @@ def test_an_answer_that_nobody_reads(few: Running, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("edgedec_apps.server.connections._SLACK_S", 0.5)
     monkeypatch.setattr(few.service, "settings", replace(few.service.settings, timeout_s=0.5))
     few.client.get("/health")
-    n_before = connections(few)
+    n_before = metric(few, "connections")
     with connected(few) as (connection,):
         connection.setblocking(False)
         with suppress(BlockingIOError):
             while True:
                 connection.send(b"GET /static/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
-        wait_until(lambda: connections(few) == n_before + 1, "it is not there")
-        wait_until(lambda: connections(few) == n_before, "it is still there")
+        wait_until(lambda: metric(few, "connections") == n_before + 1, "it is not there")
+        wait_until(lambda: metric(few, "connections") == n_before, "it is still there")
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])

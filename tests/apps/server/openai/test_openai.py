@@ -1,6 +1,5 @@
 """OpenAI's own client against the server."""
 
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,11 +8,12 @@ from typing import Any, Literal
 import pytest
 from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here
-from support.processes.running_server import Running, messages, started, wait_until
+from support.processes.running_server import Running, messages, metric, started, wait_until
 
 openai = pytest.importorskip("openai")
 
 pytestmark = pytest.mark.slow
+CANCELLED = 'generations_total{finish_reason="cancelled"}'
 
 
 def test_models(client: Any, server: Running) -> None:
@@ -198,20 +198,14 @@ def test_a_stream_that_is_closed_stops_its_text(endless: Running) -> None:
     """A text whose stream the client closes in its middle is cancelled, and its place is the next request's."""
     asked = {"model": "tiny", "messages": messages("Go on"), "temperature": 0}
     wait_until(lambda: endless.queue.n_running == 0, "an earlier text goes on")
-    before = n_cancelled(endless)
+    before = metric(endless, CANCELLED)
     with openai.OpenAI(base_url=f"{endless.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         stream = client.chat.completions.create(**asked, stream=True, extra_body={"ignore_end": True})
         for _ in range(4):
             next(stream)
         stream.close()
         assert client.chat.completions.create(**asked, max_tokens=2).usage.completion_tokens == 2
-    assert n_cancelled(endless) == before + 1
-
-
-def n_cancelled(running: Running) -> int:
-    """Return how many texts were cancelled so far."""
-    found = re.search(r'generations_total\{finish_reason="cancelled"\} (\d+)', running.client.get("/metrics").text)
-    return 0 if found is None else int(found[1])
+    assert metric(endless, CANCELLED) == before + 1
 
 
 def test_the_clients_own_parsing(client: Any) -> None:
