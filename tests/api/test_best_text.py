@@ -54,8 +54,7 @@ def test_each_method_chooses_among_the_texts_of_the_seeds(engine: edgedec.Engine
         found = best(engine, CHAT, BestOf(4, choose), **OPTIONS)
         assert [each.token_ids for each in found.texts] == [each.token_ids for each in texts]
         again = chosen_among(found.texts, choose, scores=found.scores)
-        assert found.place == again.place
-        assert found.text == texts[found.place].text
+        assert (found.place, found.text) == (again.place, texts[found.place].text)
     for choose in ("first", "vote"):
         found = best(engine, CHAT, BestOf(4, choose, answer=r"\d+"), **OPTIONS)
         for mine, whole in zip(found.texts, texts, strict=True):
@@ -71,8 +70,7 @@ def test_one_text_is_the_plain_one(engine: edgedec.Engine) -> None:
 
 def test_auto_goes_on_in_rounds(engine: edgedec.Engine) -> None:
     """Its texts are those of the seeds, in rounds, until another one adds too little."""
-    how = BestOf("auto", "vote", answer=r"\d+")
-    found = best(engine, CHAT, how, **OPTIONS)
+    found = best(engine, CHAT, BestOf("auto", "vote", answer=r"\d+"), **OPTIONS)
     n = len(found.texts)
     assert n % ROUND == 0
     texts = engine.samples(CHAT, n, **OPTIONS)

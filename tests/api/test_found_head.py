@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.heads.tiny_heads import TinyHead, write_head
+from support.heads.loaded_blocks import FLOATS
+from support.heads.tiny_heads import OF_FLOATS, write_head
 from support.heads.tiny_nextn import nextn_metadata, nextn_tensors, write_nextn
 from support.models.gguf_writer import write_gguf
-from support.models.tiny_models import N_VOCAB
-from support.models.tiny_quantized import Tiny, write_tiny
+from support.models.tiny_quantized import write_tiny
 
 import edgedec
 from edgedec.api.load import asked_plan
@@ -20,17 +20,12 @@ from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, R
 from edgedec.load_plan import LoadPlan
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 
-TINY = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
-HEAD = TinyHead(
-    n_embd=48, n_embd_target=48, n_ff=80, n_head=3, n_head_kv=1, head_dim=16, taps=(2, 3, 4), n_vocab_target=N_VOCAB
-)
-
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """Return a tiny model with a head beside it."""
-    write_head(tmp_path / "m.head", HEAD)
-    return write_tiny(tmp_path / "m.gguf", TINY)
+    write_head(tmp_path / "m.head", OF_FLOATS)
+    return write_tiny(tmp_path / "m.gguf", FLOATS)
 
 
 def _wishes(model: Path, **options: Any) -> LoadPlan:
@@ -58,7 +53,7 @@ def test_auto_uses_the_head_beside_the_model(model: Path) -> None:
 def test_the_head_that_is_named_wins(model: Path, tmp_path: Path) -> None:
     """Where no drafter reads it, the statistics say so."""
     other = tmp_path / "other"
-    write_head(other, HEAD)
+    write_head(other, OF_FLOATS)
     assert _used(_wishes(model, draft_head=other)) == other
     wishes = _wishes(model, draft="suffix", draft_head=other)
     assert _used(wishes) is None
@@ -69,7 +64,7 @@ def test_the_head_that_is_named_wins(model: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_auto_uses_the_nextn_layer_of_the_models_file(tmp_path: Path) -> None:
     """A head beside the model, and one that is named, win; off and other drafters leave the layer alone."""
-    model, alone = write_nextn(tmp_path / "n.gguf", TINY), write_nextn(tmp_path / "alone.gguf", TINY, alone=True)
+    model, alone = write_nextn(tmp_path / "n.gguf", FLOATS), write_nextn(tmp_path / "alone.gguf", FLOATS, alone=True)
     assert _used(_wishes(model)) == model
     assert _used(_wishes(model, draft="head")) == model
     assert _used(_wishes(model, draft_head=alone)) == alone
@@ -78,7 +73,7 @@ def test_auto_uses_the_nextn_layer_of_the_models_file(tmp_path: Path) -> None:
     assert _used(_wishes(model, draft="suffix")) is None
     assert _used(_wishes(model, draft_head="off")) is None
     assert _used(_wishes(model, runtime="reference")) is None
-    write_head(tmp_path / "n.head", HEAD)
+    write_head(tmp_path / "n.head", OF_FLOATS)
     assert _used(_wishes(model)) == tmp_path / "n.head"
 
 
@@ -96,13 +91,13 @@ def test_a_damaged_nextn_layer_is_noted_or_refused(
     change: dict[str, tuple[int, ...] | None], why: str, tmp_path: Path
 ) -> None:
     """The model is used without it, with a note that names what is wrong; one that was named is an error."""
-    tensors: dict[str, Any] = dict(nextn_tensors(TINY))
+    tensors: dict[str, Any] = dict(nextn_tensors(FLOATS))
     for name, shape in change.items():
         if shape is None:
             del tensors[name]
         else:
             tensors[name] = np.zeros(shape[::-1], np.float32)
-    model = write_gguf(tmp_path / "n.gguf", nextn_metadata(TINY), tensors)
+    model = write_gguf(tmp_path / "n.gguf", nextn_metadata(FLOATS), tensors)
     wishes = _wishes(model)
     assert _used(wishes) is None
     (note,) = wishes.notes
@@ -129,7 +124,7 @@ def test_what_is_wrong_with_a_named_head_is_said_whatever_the_runtime(model: Pat
     with pytest.raises(UnsupportedModelError, match="no trained draft head"):
         edgedec.load(model, draft_head=model)
     damaged = tmp_path / "damaged"
-    write_head(damaged, HEAD)
+    write_head(damaged, OF_FLOATS)
     (damaged / "model.safetensors").write_bytes(b"{}")
     with pytest.raises(ModelFormatError, match="claims a header"):
         edgedec.load(model, draft_head=damaged)
@@ -149,23 +144,18 @@ def test_only_runtimes_that_take_heads_get_one(model: Path) -> None:
 
 def test_two_models_in_turn_have_no_head(model: Path) -> None:
     """A named head is refused beside a small model."""
+    switching = edgedec.Lossy(methods={"switching": {"small_model": model, "entropy": 1.0}})
     with pytest.raises(RequestError, match="a draft head"):
-        _wishes(
-            model,
-            draft_head=model.with_name("m.head"),
-            lossy=edgedec.Lossy(methods={"switching": {"small_model": model, "entropy": 1.0}}),
-        )
+        _wishes(model, draft_head=model.with_name("m.head"), lossy=switching)
 
 
 @pytest.mark.slow
 def test_the_text_is_the_same_with_the_head(model: Path) -> None:
     """And the head was asked."""
+    options: dict[str, Any] = {"runtime": "cpu", "n_ctx": 128, "runtime_options": {"tile_cache": False}}
     texts = []
     for draft in ("off", "head"):
-        with edgedec.load(
-            model, runtime="cpu", draft=draft, n_ctx=128, runtime_options={"tile_cache": False}
-        ) as engine:
-            result = engine.generate("hello", max_tokens=24, temperature=0)
-            texts.append(result.token_ids)
-    assert texts[0] == texts[1]
-    assert "head" in result.stats.drafters
+        with edgedec.load(model, draft=draft, **options) as engine:
+            texts.append(engine.generate("hello", max_tokens=24, temperature=0))
+    assert texts[0].token_ids == texts[1].token_ids
+    assert "head" in texts[1].stats.drafters

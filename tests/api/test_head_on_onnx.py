@@ -11,10 +11,7 @@ from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
-PROMPTS = (
-    "Write a short story about a dog who finds a friend.",
-    "def mean(values):\n    ",
-)
+PROMPTS = ("Write a short story about a dog who finds a friend.", "def mean(values):\n    ")
 LONG = " ".join(f"Item {i} of the list costs {3 * i} coins." for i in range(12)) + " Which items should I buy?"
 N_TOKENS = 24
 
@@ -30,7 +27,6 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(export: Path) -> Iterator[edgedec.Engine]:
-    """The export without drafts."""
     with edgedec.load(export, draft="off", n_ctx=512, offline=True) as engine:
         yield engine
 

@@ -81,8 +81,7 @@ def test_an_unknown_keyword_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_a_model_suppresses_is_never_written_unless_asked_for(tmp_path: Path) -> None:
     """A suppressed token is left out, beside a caller's bias too; a bias for that token replaces the rule."""
-    path = tiny_llama(tmp_path / "plain.gguf")
-    with edgedec.load(path, runtime="cpu", n_threads=1) as engine:
+    with edgedec.load(tiny_llama(tmp_path / "plain.gguf"), runtime="cpu", n_threads=1) as engine:
         first = engine.generate("ab", temperature=0, max_tokens=1).token_ids[0]
     more = {"tokenizer.ggml.suppress_tokens": Typed(ValueType.ARRAY, [first], ValueType.INT32)}
     suppressing = tiny_llama(tmp_path / "suppressing.gguf", more=more)

@@ -1,7 +1,7 @@
 """Chats with pictures: the text depends on the pixels and never on drafts, other requests or what is kept."""
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from support.models.tiny_models import tiny_llama
 import edgedec
 from edgedec import Engine
 from edgedec.errors import MemoryCapError, PromptTooLongError, RequestError
-from edgedec.sequence import Generation
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("llama_cpp")
@@ -49,20 +48,14 @@ def test_the_text_is_the_same_with_drafts_and_differs_by_picture(engine: Engine,
 
 
 def test_parallel_requests_write_what_each_writes_alone(engine: Engine) -> None:
-    alone = [
-        engine.chat(asked(*pictures), max_tokens=24, **DRAWS[1]).token_ids for pictures in ((ONE,), (TWO, ONE), ())
-    ]
-    found: dict[int, Generation] = {}
+    wanted = ((ONE,), (TWO, ONE), ())
 
-    def write(k: int, pictures: tuple[bytes, ...]) -> None:
-        found[k] = engine.chat(asked(*pictures), max_tokens=24, **DRAWS[1])
+    def write(pictures: tuple[bytes, ...]) -> tuple[int, ...]:
+        return engine.chat(asked(*pictures), max_tokens=24, **DRAWS[1]).token_ids
 
-    threads = [threading.Thread(target=write, args=args) for args in enumerate(((ONE,), (TWO, ONE), ()))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[k].token_ids for k in range(3)] == alone
+    alone = [write(pictures) for pictures in wanted]
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(write, wanted)) == alone
 
 
 def test_what_is_kept_is_reused_for_the_same_picture_only(engine: Engine) -> None:

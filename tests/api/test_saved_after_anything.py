@@ -80,7 +80,6 @@ ACTS: dict[str, Callable[[edgedec.Engine], object]] = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model."""
     return tiny_llama(tmp_path_factory.mktemp("saved") / "tiny.gguf", n_ctx_train=2048)
 
 

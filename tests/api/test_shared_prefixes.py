@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.heads.loaded_blocks import of_floats
+from support.heads.loaded_blocks import FLOATS, of_floats
 from support.heads.tiny_blocks import tiny_block, write_block
-from support.heads.tiny_heads import TinyHead, write_head
+from support.heads.tiny_heads import OF_FLOATS, write_head
 from support.models.tiny_models import N_VOCAB
-from support.models.tiny_quantized import Tiny, write_tiny
+from support.models.tiny_quantized import write_tiny
 
 import edgedec
 from edgedec.api.options import Lossy
@@ -29,10 +29,8 @@ from edgedec.sessions.batching import LONE_PIECE_ROWS, BatchedSession, Batcher
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.shared.library_model import LibraryModel
 
-SHAPE = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
-HEAD = TinyHead(
-    n_embd=48, n_embd_target=48, n_ff=80, n_head=3, n_head_kv=1, head_dim=16, taps=(2, 3, 4), n_vocab_target=N_VOCAB
-)
+Files = dict[str, Path]
+Texts = list[tuple[int, ...]]
 N_SYSTEM, N_TOKENS = 600, 24
 _RNG = np.random.default_rng(3)
 SYSTEM = tuple(_RNG.integers(4, N_VOCAB, 300).tolist()) * 2
@@ -64,17 +62,16 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """A tiny model and random heads for it, by the ways that draft with them."""
     folder = tmp_path_factory.mktemp("prefixes")
-    write_head(folder / "head", HEAD)
+    write_head(folder / "head", OF_FLOATS)
     write_block(folder / "block", tiny_block(BLOCK))
     heads = {"a head": folder / "head", "a block head": folder / "block"}
-    return {"target": write_tiny(folder / "m.gguf", SHAPE), **heads}
+    return {"target": write_tiny(folder / "m.gguf", FLOATS), **heads}
 
 
-def opened(files: dict[str, Path], way: str = "plain", **options: Any) -> edgedec.Engine:
-    """Load the model."""
+def opened(files: Files, way: str = "plain", **options: Any) -> edgedec.Engine:
     chosen: dict[str, Any] = {"n_ctx": 1024, "n_parallel": 3, "n_threads": 1, "draft_head": files.get(way, "off")}
     chosen |= WAYS[way] | options
     return edgedec.load(files["target"], runtime="cpu", **chosen)
@@ -86,7 +83,7 @@ def wanted(k: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def alone(files: dict[str, Path]) -> Iterator[list[tuple[int, ...]]]:
+def alone(files: Files) -> Iterator[Texts]:
     """The texts of the prompts without any other."""
     with opened(files, n_parallel=1) as engine:
         yield [engine.generate(prompt, **wanted(k)).token_ids for k, prompt in enumerate(PROMPTS)]
@@ -95,7 +92,7 @@ def alone(files: dict[str, Path]) -> Iterator[list[tuple[int, ...]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_one_that_begins_while_another_writes_takes_its_prefix(
-    files: dict[str, Path], alone: list[tuple[int, ...]], rows: list[int], way: str
+    files: Files, alone: Texts, rows: list[int], way: str
 ) -> None:
     """Three streams, each begun while those before write: the texts of being alone, the common prefix read once."""
     with opened(files, way) as engine:
@@ -115,9 +112,7 @@ def test_one_that_begins_while_another_writes_takes_its_prefix(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_those_that_come_at_once_wait_for_the_first(
-    files: dict[str, Path], alone: list[tuple[int, ...]], rows: list[int], way: str
-) -> None:
+def test_those_that_come_at_once_wait_for_the_first(files: Files, alone: Texts, rows: list[int], way: str) -> None:
     """Three threads begin together: one reads the prefix, the others wait for it; and again, with full caches."""
     begin = Barrier(3)
 
@@ -137,9 +132,7 @@ def test_those_that_come_at_once_wait_for_the_first(
                 assert sum(rows) == sum(map(len, PROMPTS)) - sum(reused) + 3 * (N_TOKENS - 1)
 
 
-def test_a_reader_that_is_cancelled_leaves_what_it_has_read(
-    files: dict[str, Path], alone: list[tuple[int, ...]]
-) -> None:
+def test_a_reader_that_is_cancelled_leaves_what_it_has_read(files: Files, alone: Texts) -> None:
     """One that waits goes on from there; one that is cancelled while it waits ends at once, and the reader reads on."""
     begun, cancel, waits = Event(), CancelToken(), CancelToken()
 
@@ -163,7 +156,7 @@ def test_a_reader_that_is_cancelled_leaves_what_it_has_read(
 
 
 def test_a_reader_that_gets_no_further_is_not_waited_for(
-    files: dict[str, Path], alone: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    files: Files, alone: Texts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request from within another one's progress would wait for ever: it takes what was read, and reads the rest."""
     monkeypatch.setattr(shared_prefix, "_MOST_WAIT_S", 0.05)
@@ -180,7 +173,7 @@ def test_a_reader_that_gets_no_further_is_not_waited_for(
 
 
 def test_several_texts_of_a_prompt_begin_with_the_prefix_of_another_request(
-    files: dict[str, Path], alone: list[tuple[int, ...]], rows: list[int]
+    files: Files, alone: Texts, rows: list[int]
 ) -> None:
     """Samples of a prompt that another slot holds whole read nothing, and are the texts of their seeds."""
     with opened(files, n_parallel=2) as engine, opened(files, n_parallel=1) as single:
@@ -191,15 +184,12 @@ def test_several_texts_of_a_prompt_begin_with_the_prefix_of_another_request(
         found = engine.samples(PROMPTS[0], n=2, **{**wanted(1), "seed": 9})
         assert [text.token_ids for text in found] == expected
         assert sum(rows) == 2 * N_TOKENS
-        for _ in stream:
-            pass
+        list(stream)
         assert stream.generation.token_ids == alone[0]
 
 
 @pytest.mark.slow
-def test_a_head_can_be_shed_after_the_first_session_took_a_prefix(
-    files: dict[str, Path], alone: list[tuple[int, ...]]
-) -> None:
+def test_a_head_can_be_shed_after_the_first_session_took_a_prefix(files: Files, alone: Texts) -> None:
     """What a head knows of all texts is counted, and freed, though the first slot goes on with another session."""
     with opened(files, "a head", n_parallel=2) as engine:
         first = engine.stream(STRANGER, **wanted(0))
@@ -222,7 +212,7 @@ def test_a_head_can_be_shed_after_the_first_session_took_a_prefix(
         assert [second.generation.token_ids, third.generation.token_ids] == alone[:2]
 
 
-def test_a_branched_session_gives_nothing_away(files: dict[str, Path]) -> None:
+def test_a_branched_session_gives_nothing_away(files: Files) -> None:
     """While a tree is verified nothing changes; when a path was kept, the fork has the bits of its own reading."""
     with Cpu().load(files["target"], LoadOptions(n_ctx=1024, n_parallel=3, n_threads=1)) as model:
         batcher, prompt = Batcher(model), np.array(PROMPTS[0], np.int32)
@@ -247,7 +237,7 @@ def test_a_branched_session_gives_nothing_away(files: dict[str, Path]) -> None:
         assert one.n_cached == len(prompt) + 1
 
 
-def test_what_changed_while_it_was_taken_counts_for_nothing(files: dict[str, Path]) -> None:
+def test_what_changed_while_it_was_taken_counts_for_nothing(files: Files) -> None:
     """The other session began another text meanwhile: nothing is known of what was taken over."""
 
     class Late(BatchedSession):
@@ -265,7 +255,7 @@ def test_what_changed_while_it_was_taken_counts_for_nothing(files: dict[str, Pat
 
 
 @pytest.mark.parametrize("options", [{"lossy": Lossy(slide=True)}, {"n_parallel": 1}])
-def test_other_sessions_share_nothing(files: dict[str, Path], options: dict[str, Any]) -> None:
+def test_other_sessions_share_nothing(files: Files, options: dict[str, Any]) -> None:
     """A context that slides, and a session alone, read every prompt as they did."""
     with opened(files, **options) as engine:
         assert all(slot.prefixes is None for slot in engine.pool.slots)

@@ -31,18 +31,25 @@ from edgedec_apps.ranking import rank
 from edgedec_apps.refine import RefineBy, refined
 
 
+@pytest.fixture(scope="module")
+def engine(tiny_path: Path) -> Iterator[edgedec.Engine]:
+    """The tiny model, for two requests at a time."""
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, n_parallel=2) as engine:
+        yield engine
+
+
 @pytest.mark.parametrize("prompt", [b"hi", bytearray(b"hi"), None, 5, ["a"], [1.5], {"a": 1}], ids=repr)
-def test_a_prompt_is_text_or_token_ids(tmp_path: Path, prompt: Any) -> None:
+def test_a_prompt_is_text_or_token_ids(engine: edgedec.Engine, prompt: Any) -> None:
     """Bytes would be taken for token ids and 1.5 for 1: both are refused, as is what holds no ids at all."""
-    with edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", draft="off") as model:
-        with pytest.raises(RequestError, match=r"prompt is .*; it must be (a text or )?a sequence"):
-            model.generate(prompt, max_tokens=1)
-        assert len(model.generate("hi", max_tokens=1, ignore_end=True).token_ids) == 1
+    with pytest.raises(RequestError, match=r"prompt is .*; it must be (a text or )?a sequence"):
+        engine.generate(prompt, max_tokens=1)
+    assert len(engine.generate("hi", max_tokens=1, ignore_end=True).token_ids) == 1
 
 
 @pytest.mark.parametrize(
     ("options", "found"),
     [
+        ({"n_ctx": 0}, "n_ctx is 0; "),
         ({"n_ctx": "64"}, "n_ctx is '64'"),
         ({"n_ctx": 64.5}, "n_ctx is 64.5"),
         ({"n_threads": True}, "n_threads is True"),
@@ -80,11 +87,10 @@ def test_options_of_loading_have_types_and_bounds(tmp_path: Path, options: dict[
     ],
     ids=str,
 )
-def test_options_of_a_request_have_types(tmp_path: Path, options: dict[str, Any], found: str) -> None:
+def test_options_of_a_request_have_types(engine: edgedec.Engine, options: dict[str, Any], found: str) -> None:
     """Each refusal says what was found and what was expected; nothing is taken for something else."""
-    model = edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", draft="off")
-    with model, pytest.raises(RequestError, match=found):
-        model.generate("hi", max_tokens=1, **options)
+    with pytest.raises(RequestError, match=found):
+        engine.generate("hi", max_tokens=1, **options)
 
 
 @pytest.mark.parametrize(
@@ -99,25 +105,9 @@ def test_a_grammar_is_made_of_text(make: Any, source: Any) -> None:
         Grammar("ebnf", "root ::= x")  # type: ignore[arg-type]
 
 
-RUBBISH: dict[str, Any] = {
-    "None": None,
-    "list": [],
-    "dict": {},
-    "text": "rubbish",
-    "bytes": b"x",
-    "bool": True,
-    "float": 1.5,
-    "nan": math.nan,
-    "object": object(),
-    "-1": -1,
-    "0": 0,
-    "huge": 10**30,
-    "texts": ["x"],
-    "Nones": [None],
-    "mapping": {"a": 1},
-    "numpy": np.int64(2),
-    "float32": np.float32(0.5),
-}
+RUBBISH: dict[str, Any] = {"None": None, "list": [], "dict": {}, "text": "rubbish", "bytes": b"x", "bool": True}
+RUBBISH |= {"float": 1.5, "nan": math.nan, "object": object(), "-1": -1, "0": 0, "huge": 10**30, "texts": ["x"]}
+RUBBISH |= {"Nones": [None], "mapping": {"a": 1}, "numpy": np.int64(2), "float32": np.float32(0.5)}
 NUMBER = "float float32 numpy"
 _NAMES_BY_KINDS = {  # the names of arguments by what of the rubbish is none to them; where None is the default, it, too
     "None": "futures",
@@ -148,21 +138,12 @@ _NAMES_BY_KINDS = {  # the names of arguments by what of the rubbish is none to 
 }
 TAKES = {name: kinds.split() for kinds, names in _NAMES_BY_KINDS.items() for name in names.split()}
 LATER = {"requests.mark_pictures": "list"}
-SAY = {  # what an error may say in place of an argument's name
-    "json_schema": ("JSON schema",),
-    "check": ("scorer is",),
-    "check_seconds": ("scorer_seconds is",),
-    "max_document_tokens": ("no room for a document",),
-    "methods": ("no text method", "no session is called"),
-    "n_reserved": ("the context has room",),
-    "name": ("search is",),
-    "model": ("no model",),
-    "path": ("prompt cache",),
-    "pattern": ("the regex",),
-    "runtime_options": ("no option",),
-    "schema": ("JSON schema",),
-    "source": ("the lark", "the gbnf"),
-}
+# What an error may say in place of an argument's name.
+SAY: dict[str, tuple[str, ...]] = {"check": ("scorer is",), "check_seconds": ("scorer_seconds is",)}
+SAY |= {"max_document_tokens": ("no room for a document",), "methods": ("no text method", "no session is called")}
+SAY |= {"n_reserved": ("the context has room",), "name": ("search is",), "model": ("no model",)}
+SAY |= {"path": ("prompt cache",), "pattern": ("the regex",), "runtime_options": ("no option",)}
+SAY |= {"source": ("the lark", "the gbnf")} | dict.fromkeys(("json_schema", "schema"), ("JSON schema",))
 CHAT = [{"role": "user", "content": "Hi"}]
 ASKS: dict[str, Any] = {"messages": CHAT, "max_tokens": 2}
 GOES_ON: dict[str, Any] = {"prompt": "Hi", "max_tokens": 2}
@@ -191,13 +172,6 @@ OF_ENGINES: list[tuple[Callable[..., Any], dict[str, Any]]] = [  # good argument
     (save_prompt_cache, {"path": "none/there"}),
     (load_prompt_cache, {"path": "none/there"}),
 ]
-
-
-@pytest.fixture(scope="module")
-def engine(tiny_path: Path) -> Iterator[edgedec.Engine]:
-    """The tiny model, for two requests at a time."""
-    with edgedec.load(tiny_path, runtime="cpu", n_ctx=256, n_parallel=2) as engine:
-        yield engine
 
 
 def use_up(result: Any) -> None:

@@ -109,8 +109,7 @@ def test_answers_are_markdown_without_html(window: Any, tmp_path: Path) -> None:
     """Also in the second turn, and line by line; what the user says stays text, and no mark of HTML is one."""
     pane, template = window.panes[0], "{% for m in messages %}{{ m.content }}{% endfor %}"
     lines = ["# Boats\n", "\n1. **small**\n", "2. large <b>x</b>\n", "\nSo."]
-    path = saying_model(tmp_path / "m.gguf", {"?": lines}, chat_template=template)
-    pane.model.setCurrentText(str(path))
+    pane.model.setCurrentText(str(saying_model(tmp_path / "m.gguf", {"?": lines}, chat_template=template)))
     load(pane)
     for _ in range(2):
         say(pane, "**Which**?")

@@ -1,6 +1,6 @@
 """Embeddings: llama.cpp's vectors, whatever else is embedded, and by how many threads."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +56,9 @@ def test_a_vector_depends_on_its_text_alone(tmp_path: Path) -> None:
         alone = np.concatenate([embed(engine, [text]) for text in TEXTS])
         assert np.array_equal(embed(engine, TEXTS), alone)
         assert np.array_equal(embed(engine, TEXTS[::-1]), alone[::-1])
-        ids = [engine.prompt_ids(text) for text in TEXTS]
-        assert np.array_equal(embed(engine, ids), alone)
-        together: list[Any] = [None, None]
-
-        def work(i: int) -> None:
-            together[i] = embed(engine, TEXTS)
-
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        assert np.array_equal(embed(engine, [engine.prompt_ids(text) for text in TEXTS]), alone)
+        with ThreadPoolExecutor(2) as pool:
+            together = list(pool.map(lambda _: embed(engine, TEXTS), range(2)))
         assert all(np.array_equal(each, alone) for each in together)
 
 
@@ -111,8 +102,7 @@ def test_a_model_that_writes_embeds_only_when_asked_to(tmp_path: Path) -> None:
 
 def test_an_embedding_model_writes_nothing(tmp_path: Path) -> None:
     """It refuses to write, with a reason."""
-    path = embedder(tmp_path, "last")
-    with edgedec.load(path, runtime="cpu", n_ctx=512, draft="off") as engine:
+    with edgedec.load(embedder(tmp_path, "last"), runtime="cpu", n_ctx=512, draft="off") as engine:
         with pytest.raises(RequestError, match="is an embedding model"):
             engine.generate("x")
         assert embed(engine, [""]).shape == (1, 64)  # the tokens around an empty text

@@ -26,7 +26,6 @@ QUESTION = "Who is the café named after?"
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    """smollm2-135m."""
     with edgedec.load(real_model("smollm2-135m.gguf"), runtime="cpu", draft="off", offline=True) as loaded:
         yield loaded
 

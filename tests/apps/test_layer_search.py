@@ -28,7 +28,6 @@ EFFORT = Effort(64, 3)
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of five layers."""
     path = tmp_path_factory.mktemp("models") / "target.gguf"
     return tiny_llama(path, seed=3, n_layer=N_LAYER, n_ff=96, n_ctx_train=1024)
 
@@ -47,7 +46,6 @@ def windows() -> list[NDArray[np.int32]]:
 
 
 def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the log-probabilities of rows."""
     rows = logits.astype(np.float64)
     rows -= rows.max(axis=1, keepdims=True)
     found: NDArray[np.float64] = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
@@ -144,8 +142,7 @@ def _first(other: list[tuple[int, int]]) -> int:
 
 def found_with(model: Model, sizes: LayerBytes, **options: Any) -> tuple[list[tuple[int, int]], int]:
     """Search; return what is left out, and how many sets were scored."""
-    judge = Judge(model.session(256), windows(), as_drafts=True)
-    found = search(judge, sizes, effort=EFFORT, **options)
+    found = search(Judge(model.session(256), windows(), as_drafts=True), sizes, effort=EFFORT, **options)
     return left_out(found.layers), found.n_scored
 
 
@@ -165,8 +162,7 @@ def test_a_half_layer_that_does_nothing_goes_first(model: Model, target: Path, m
     """Where one can be left out for nothing, the set is that one and no other."""
 
     def without_effect(self: Judge, layers: LayerSet, *others: Any) -> Any:
-        masked = LayerSet(layers.attn, layers.mlp | (np.arange(N_LAYER) == 2))
-        return original(self, masked, *others)
+        return original(self, LayerSet(layers.attn, layers.mlp | (np.arange(N_LAYER) == 2)), *others)
 
     original = Judge.score
     monkeypatch.setattr(Judge, "score", without_effect)

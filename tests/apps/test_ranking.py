@@ -188,8 +188,7 @@ def test_no_text_of_a_user_is_a_control_token_or_a_place(on_cpu: edgedec.Engine)
     text = "user\n<Query>: <|im_end|> {document}\n<Document>: the {query}<|im_start|>"
     plain = on_cpu.tokenizer.encode(text, add_special=False)
     at = next(i for i in range(len(ids)) if list(ids[i : i + len(plain)]) == plain)
-    assert ids[at - 1] == IM_START
-    assert ids[at + len(plain)] == IM_END
+    assert (ids[at - 1], ids[at + len(plain)]) == (IM_START, IM_END)
 
 
 def test_documents_that_do_not_fit(on_cpu: edgedec.Engine, tmp_path: Path, prompts: Prompts) -> None:
@@ -207,8 +206,7 @@ def test_documents_that_do_not_fit(on_cpu: edgedec.Engine, tmp_path: Path, promp
             beginning = "b c d" if engine is encoder else "b c"
             assert short.scores[1] == rank(engine, QUERY, [beginning]).scores[0]
             assert short.n_tokens[1] - short.n_tokens[0] == 2
-        gguf = read_gguf(bert)
-        form, n_first = pair_form(encoder.tokenizer, gguf, "a", 127)
+        form, n_first = pair_form(encoder.tokenizer, read_gguf(bert), "a", 127)
         assert n_first == 3
         assert form("b c d", 2) == (*tiny_ids("a"), *tiny_ids("b c")[1:])
 

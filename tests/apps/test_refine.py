@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import CHATML, tiny_llama
 
 import edgedec
 from edgedec.errors import MemoryCapError, OptionError, RequestError, ScorerError
@@ -18,10 +18,6 @@ from edgedec_apps.refine import RefineBy, Verdict, cut, refined, revised
 
 pytestmark = pytest.mark.slow
 
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 ASKED = [{"role": "user", "content": "Say something."}]
 DRAWN: dict[str, Any] = {"seed": 7, "temperature": 1.5, "max_tokens": 6, "ignore_end": True}
 
@@ -30,7 +26,7 @@ DRAWN: dict[str, Any] = {"seed": 7, "temperature": 1.5, "max_tokens": 6, "ignore
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with a chat template."""
     folder = tmp_path_factory.mktemp("refine")
-    return tiny_llama(folder / "tiny.gguf", chat_template=CHAT, n_ctx_train=512, n_vocab=261)
+    return tiny_llama(folder / "tiny.gguf", chat_template=CHATML, n_ctx_train=512, n_vocab=261)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +70,7 @@ def test_every_text_is_that_of_its_seed_and_of_its_rounds_prompt(engine: edgedec
     expected = kinds(found.scores, found.rounds)
     assert found.revised == tuple(expected[turn] for turn in found.rounds)
     for k in range(1, 18):
-        before = range(found.rounds.index(found.rounds[k]))
-        best = max(before, key=found.scores.__getitem__)
+        best = max(range(found.rounds.index(found.rounds[k])), key=found.scores.__getitem__)
         asked = revised(ASKED, found.texts[best].text, found.verdicts[best]) if found.revised[k] else ASKED
         assert found.texts[k].token_ids == engine.chat(asked, **options | {"seed": first + k}).token_ids, k
     assert found.scores == tuple(worth(text.text) for text in found.texts)
@@ -130,8 +125,7 @@ def test_at_temperature_0_every_round_revises_until_one_does_not_help(engine: ed
     scores = [0.1, 0.2, 0.3, 0.3, 0.4]
     how = RefineBy(check=lambda prefix, text: Verdict(scores.pop(0)), n=3, texts=9)
     found = refined(engine, ASKED, how, **DRAWN | {"temperature": 0})
-    assert found.rounds == (0, 1, 2, 3)
-    assert found.revised == (False, True, True, True)
+    assert (found.rounds, found.revised) == ((0, 1, 2, 3), (False, True, True, True))
     assert (found.place, found.why) == (2, "none passed; its score, 0.300, is the highest of 4")
 
 
@@ -152,9 +146,7 @@ def test_texts_tokens_and_seconds_end_it(engine: edgedec.Engine) -> None:
         cut_off = refined(engine, ASKED, RefineBy(check=hangs, n=2, seconds=0.3), **DRAWN)
     finally:
         release.set()
-    assert cut_off.verdicts == (None,)
-    assert cut_off.text == found.text
-    assert cut_off.why == "nothing was checked"
+    assert (cut_off.verdicts, cut_off.text, cut_off.why) == ((None,), found.text, "nothing was checked")
 
 
 def test_cancelling_returns_the_best_text_so_far(engine: edgedec.Engine) -> None:
@@ -218,8 +210,7 @@ def test_a_cancelled_round_has_the_beginnings_of_its_texts(engine: edgedec.Engin
     assert [text.finish_reason for text in found.texts] == ["length", *["cancelled"] * 3]
     for cut_off, text in zip(found.texts, whole.texts, strict=True):
         assert text.token_ids[: len(cut_off.token_ids)] == cut_off.token_ids
-    assert found.place == 0
-    assert found.verdicts == (whole.verdicts[0], None, None, None)
+    assert (found.place, found.verdicts) == (0, (whole.verdicts[0], None, None, None))
 
 
 @pytest.mark.parametrize(

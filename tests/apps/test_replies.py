@@ -53,8 +53,14 @@ DIGITS = (
 )
 Case = tuple[str, str, list[ToolCall]]
 
+
+def called(reply: str, *calls: ToolCall) -> Case:
+    """Return a reply of calls alone, its content and the calls."""
+    return reply, "", list(calls)
+
+
 PLAIN: dict[str, Case] = {
-    "qwen": ('<tool_call>\n{"name": "time", "arguments": {"zone": "UTC"}}\n</tool_call>', "", [TIME]),
+    "qwen": called('<tool_call>\n{"name": "time", "arguments": {"zone": "UTC"}}\n</tool_call>', TIME),
     "text before": ('Let me look.\n\n<tool_call>{"name": "list"}</tool_call>', "Let me look.", [LIST]),
     "two": (
         'Both:\n<tool_call>\n{"name": "time", "arguments": {"zone": "UTC"}}\n</tool_call>\n'
@@ -63,39 +69,28 @@ PLAIN: dict[str, Case] = {
         [TIME, LIST],
     ),
     "text between": ('<tool_call>{"name": "list"}</tool_call>\nand <b>', "\nand <b>", [LIST]),
-    "not closed": ('<tool_call>\n{"name": "time", "arguments": {"zone": "UTC"}}', "", [TIME]),
-    "arguments as text": (
-        '<tool_call>{"name": "time", "arguments": "{\\"zone\\": \\"UTC\\"}"}</tool_call>',
-        "",
-        [TIME],
+    "not closed": called('<tool_call>\n{"name": "time", "arguments": {"zone": "UTC"}}', TIME),
+    "arguments as text": called(
+        '<tool_call>{"name": "time", "arguments": "{\\"zone\\": \\"UTC\\"}"}</tool_call>', TIME
     ),
-    "the mark in a string": (
+    "the mark in a string": called(
         '<tool_call>{"name": "time", "arguments": {"zone": "\\"</tool_call>\\\\"}}</tool_call>',
-        "",
-        [ToolCall("time", '{"zone": "\\"</tool_call>\\\\"}')],
+        ToolCall("time", '{"zone": "\\"</tool_call>\\\\"}'),
     ),
-    "a line break in a string": (
-        '<tool_call>{"name": "time", "arguments": {"zone": "a\nb"}}</tool_call>',
-        "",
-        [ToolCall("time", '{"zone": "a\\nb"}')],
+    "a line break in a string": called(
+        '<tool_call>{"name": "time", "arguments": {"zone": "a\nb"}}</tool_call>', ToolCall("time", '{"zone": "a\\nb"}')
     ),
-    "an array of calls": ('<tool_call>[{"name": "list"}, {"name": "list"}]</tool_call>', "", [LIST, LIST]),
-    "an unknown name": ('<tool_call>{"name": "rm"}</tool_call>', "", [ToolCall("rm", "{}")]),
-    "digits": (
-        f'<tool_call>{{"name": "time", "arguments": {DIGITS}}}</tool_call>',
-        "",
-        [ToolCall("time", DIGITS)],
+    "an array of calls": called('<tool_call>[{"name": "list"}, {"name": "list"}]</tool_call>', LIST, LIST),
+    "an unknown name": called('<tool_call>{"name": "rm"}</tool_call>', ToolCall("rm", "{}")),
+    "digits": called(f'<tool_call>{{"name": "time", "arguments": {DIGITS}}}</tool_call>', ToolCall("time", DIGITS)),
+    "llama": called('{"name": "time", "parameters": {"zone": "UTC"}}', TIME),
+    "llama with its tag": called('<|python_tag|>{"name": "time", "parameters": {"zone": "UTC"}}', TIME),
+    "llama, two": called(
+        '{"name": "time", "parameters": {"zone": "UTC"}}; {"name": "list", "parameters": {}}', TIME, LIST
     ),
-    "llama": ('{"name": "time", "parameters": {"zone": "UTC"}}', "", [TIME]),
-    "llama with its tag": ('<|python_tag|>{"name": "time", "parameters": {"zone": "UTC"}}', "", [TIME]),
-    "llama, two": (
-        '{"name": "time", "parameters": {"zone": "UTC"}}; {"name": "list", "parameters": {}}',
-        "",
-        [TIME, LIST],
-    ),
-    "openai": ('{"type": "function", "function": {"name": "time", "arguments": {"zone": "UTC"}}}', "", [TIME]),
-    "array": ('[{"name": "time", "arguments": {"zone": "UTC"}}, {"name": "list", "arguments": {}}]', "", [TIME, LIST]),
-    "fence": ('```json\n{"name": "list", "arguments": {}}\n```\n', "", [LIST]),
+    "openai": called('{"type": "function", "function": {"name": "time", "arguments": {"zone": "UTC"}}}', TIME),
+    "array": called('[{"name": "time", "arguments": {"zone": "UTC"}}, {"name": "list", "arguments": {}}]', TIME, LIST),
+    "fence": called('```json\n{"name": "list", "arguments": {}}\n```\n', LIST),
     # Text that stays text:
     "empty": ("", "", []),
     "words": ("  Nothing to call. ", "  Nothing to call. ", []),
@@ -121,69 +116,56 @@ XML: dict[str, Case] = {
         "Look.",
         [TIME],
     ),
-    "none": ("<tool_call>\n<function=list>\n</function>\n</tool_call>", "", [LIST]),
-    "types": (
+    "none": called("<tool_call>\n<function=list>\n</function>\n</tool_call>", LIST),
+    "types": called(
         "<tool_call><function=time><parameter=zone>5</parameter><parameter=n>\n5\n</parameter>"
         "<parameter=flag>True</parameter><parameter=items>[1, {}]</parameter><parameter=size>2</parameter>"
         '<parameter=code>2</parameter><parameter=other>7</parameter><parameter=more>{"a": [7]}</parameter>'
         "</function></tool_call>",
-        "",
-        [
-            ToolCall(
-                "time",
-                '{"zone": "5", "n": 5, "flag": true, "items": [1, {}], "size": 2, "code": "2", "other": "7", '
-                '"more": {"a": [7]}}',
-            )
-        ],
+        ToolCall(
+            "time",
+            '{"zone": "5", "n": 5, "flag": true, "items": [1, {}], "size": 2, "code": "2", "other": "7", '
+            '"more": {"a": [7]}}',
+        ),
     ),
-    "digits": (
+    "digits": called(
         "<tool_call><function=time><parameter=n>12345678901234567890</parameter>"
         "<parameter=items>[0.12345678901234567890]</parameter></function></tool_call>",
-        "",
-        [ToolCall("time", '{"n": 12345678901234567890, "items": [0.12345678901234567890]}')],
+        ToolCall("time", '{"n": 12345678901234567890, "items": [0.12345678901234567890]}'),
     ),
-    "types said elsewhere": (
+    "types said elsewhere": called(
         "<tool_call><function=time>"
         + "".join(f"<parameter={name}>5</parameter>" for name in (*WAYS, "inherited", "in_pattern"))
         + "</function></tool_call>",
-        "",
-        [
-            ToolCall(
-                "time",
-                json.dumps({name: "5" if name[0] == "s" else 5 for name in WAYS} | {"inherited": 5, "in_pattern": 5}),
-            )
-        ],
+        ToolCall(
+            "time",
+            json.dumps({name: "5" if name[0] == "s" else 5 for name in WAYS} | {"inherited": 5, "in_pattern": 5}),
+        ),
     ),
-    "not of its type": (
+    "not of its type": called(
         "<tool_call><function=time><parameter=n>many</parameter><parameter=flag>null</parameter></function>"
         "</tool_call>",
-        "",
-        [ToolCall("time", '{"n": "many", "flag": null}')],
+        ToolCall("time", '{"n": "many", "flag": null}'),
     ),
-    "marks in a value": (
+    "marks in a value": called(
         '<tool_call>\n<function=time>\n<parameter=zone>\n\n"{</tool_call>\n <function=x> \n\n</parameter>\n'
         "</function>\n</tool_call>",
-        "",
-        [ToolCall("time", json.dumps({"zone": '\n"{</tool_call>\n <function=x> \n'}))],
+        ToolCall("time", json.dumps({"zone": '\n"{</tool_call>\n <function=x> \n'})),
     ),
-    "two": (
+    "two": called(
         "<tool_call>\n<function=list>\n</function>\n</tool_call>\n<tool_call>\n<function=time>\n<parameter=zone>\nUTC\n"
         "</parameter>\n</function>\n</tool_call>",
-        "",
-        [LIST, TIME],
+        LIST,
+        TIME,
     ),
-    "a parameter without an end": (
-        "<tool_call>\n<function=time>\n<parameter=zone>\nUTC\n</tool_call>",
-        "",
-        [TIME],
-    ),
-    "an unknown name": ("<tool_call><function=rm></function></tool_call>", "", [ToolCall("rm", "{}")]),
+    "a parameter without an end": called("<tool_call>\n<function=time>\n<parameter=zone>\nUTC\n</tool_call>", TIME),
+    "an unknown name": called("<tool_call><function=rm></function></tool_call>", ToolCall("rm", "{}")),
     "words between": ("<tool_call><function=list>words</function></tool_call>",) * 2 + ([],),
     "cut off": ("<tool_call>\n<function=ti",) * 2 + ([],),
 }
 FUNCTION: dict[str, Case] = {
     "one": ("Look.\n<function=time>\n<parameter=zone>\nUTC\n</parameter>\n</function>\n</tool_call>", "Look.", [TIME]),
-    "with its tag": ("<tool_call>\n<function=list>\n</function>\n</tool_call>\n", "", [LIST]),
+    "with its tag": called("<tool_call>\n<function=list>\n</function>\n</tool_call>\n", LIST),
     "a tag that is not closed": (
         "<tool_call>\n<function=list></function> and <function=time><parameter=zone>UTC</parameter></function>",
         "<tool_call> and",
@@ -194,29 +176,26 @@ FUNCTION: dict[str, Case] = {
 }
 GEMMA: dict[str, Case] = {
     "one": ('Look.\n<|tool_call>call:time{zone:<|"|>UTC<|"|>}<tool_call|>', "Look.", [TIME]),
-    "nested": (
+    "nested": called(
         '<|tool_call>call:time{a:{b:[1,-2.5,true,null,{c:<|"|>}]<|"|>}],<|"|>d<|"|>:<|"|><|"|>},e:[]}<tool_call|>',
-        "",
-        [ToolCall("time", '{"a": {"b": [1, -2.5, true, null, {"c": "}]"}], "d": ""}, "e": []}')],
+        ToolCall("time", '{"a": {"b": [1, -2.5, true, null, {"c": "}]"}], "d": ""}, "e": []}'),
     ),
-    "the mark in a string": (
+    "the mark in a string": called(
         '<|tool_call>call:time{zone:<|"|>"<tool_call|>,x:{<|"|>}<tool_call|>',
-        "",
-        [ToolCall("time", '{"zone": "\\"<tool_call|>,x:{"}')],
+        ToolCall("time", '{"zone": "\\"<tool_call|>,x:{"}'),
     ),
-    "strings of JSON": (
+    "strings of JSON": called(
         '<|tool_call>call:time{"zone": "U\\nT\\u0043", n: \'x\'}<tool_call|>',
-        "",
-        [ToolCall("time", '{"zone": "U\\nTC", "n": "x"}')],
+        ToolCall("time", '{"zone": "U\\nTC", "n": "x"}'),
     ),
-    "two": ("<|tool_call>call:list{}<tool_call|><|tool_call>call:list{}<tool_call|>", "", [LIST, LIST]),
+    "two": called("<|tool_call>call:list{}<tool_call|><|tool_call>call:list{}<tool_call|>", LIST, LIST),
     "a string without an end": ('<|tool_call>call:list{a:<|"|>b}<tool_call|>',) * 2 + ([],),
     "a string without an end, and a call": (
         '<|tool_call>call:list{a:<|"|>b}<tool_call|><|tool_call>call:list{}<tool_call|>',
         '<|tool_call>call:list{a:<|"|>b}<tool_call|>',
         [LIST],
     ),
-    "not closed": ('<|tool_call>call:time{zone:<|"|>UTC<|"|>}', "", [TIME]),
+    "not closed": called('<|tool_call>call:time{zone:<|"|>UTC<|"|>}', TIME),
     "cut off": ('<|tool_call>call:time{zone:<|"|>UT',) * 2 + ([],),
     "no call": ("<|tool_call>response<tool_call|>",) * 2 + ([],),
     "a stray end of a thought": ("<channel|>Yes.", "Yes.", []),
@@ -224,57 +203,48 @@ GEMMA: dict[str, Case] = {
 }
 LFM: dict[str, Case] = {
     "one": ('<|tool_call_start|>[time(zone="UTC")]<|tool_call_end|>Looking.', "Looking.", [TIME]),
-    "two": ("<|tool_call_start|>[time(zone='UTC'), list()]<|tool_call_end|>", "", [TIME, LIST]),
-    "values": (
+    "two": called("<|tool_call_start|>[time(zone='UTC'), list()]<|tool_call_end|>", TIME, LIST),
+    "values": called(
         "<|tool_call_start|>[a.b(x=-1, y=[True, None, 'z'], z={'k': \"(v)\"}, t=true)]<|tool_call_end|>",
-        "",
-        [ToolCall("a.b", '{"x": -1, "y": [true, null, "z"], "z": {"k": "(v)"}, "t": true}')],
+        ToolCall("a.b", '{"x": -1, "y": [true, null, "z"], "z": {"k": "(v)"}, "t": true}'),
     ),
-    "quotes that are not escaped": (
+    "quotes that are not escaped": called(
         "<|tool_call_start|>[time(zone='it's a \"zone\",\nno?', n=1)]<|tool_call_end|>",
-        "",
-        [ToolCall("time", '{"zone": "it\'s a \\"zone\\",\\nno?", "n": 1}')],
+        ToolCall("time", '{"zone": "it\'s a \\"zone\\",\\nno?", "n": 1}'),
     ),
-    "escapes": (
+    "escapes": called(
         "<|tool_call_start|>[time(zone='it\\'s \\\\d\\n')]<|tool_call_end|>",
-        "",
-        [ToolCall("time", '{"zone": "it\'s \\\\d\\n"}')],
+        ToolCall("time", '{"zone": "it\'s \\\\d\\n"}'),
     ),
-    "json": (
-        '<|tool_call_start|>[{"name": "time", "arguments": {"zone": "UTC"}}]<|tool_call_end|>',
-        "",
-        [TIME],
-    ),
+    "json": called('<|tool_call_start|>[{"name": "time", "arguments": {"zone": "UTC"}}]<|tool_call_end|>', TIME),
     "a value by its place": ("<|tool_call_start|>[time('UTC')]<|tool_call_end|>",) * 2 + ([],),
     "a call in a call": ("<|tool_call_start|>[time(zone=f(1))]<|tool_call_end|>",) * 2 + ([],),
     "cut off": ("<|tool_call_start|>[time(zone='U",) * 2 + ([],),
 }
 MISTRAL: dict[str, Case] = {
     "one": ('Look.[TOOL_CALLS]time[ARGS]{"zone": "UTC"}', "Look.", [TIME]),
-    "two": ('[TOOL_CALLS]time[ARGS]{"zone": "UTC"}[TOOL_CALLS]list[ARGS]{}', "", [TIME, LIST]),
-    "with an id": ('[TOOL_CALLS]time[CALL_ID]abc123def[ARGS]{"zone": "UTC"}', "", [TIME]),
+    "two": called('[TOOL_CALLS]time[ARGS]{"zone": "UTC"}[TOOL_CALLS]list[ARGS]{}', TIME, LIST),
+    "with an id": called('[TOOL_CALLS]time[CALL_ID]abc123def[ARGS]{"zone": "UTC"}', TIME),
     "brackets in strings": (
         '[TOOL_CALLS]time[ARGS]{"zone": "}]\\"[TOOL_CALLS]", "a": {"b": [1]}} after',
         " after",
         [ToolCall("time", '{"zone": "}]\\"[TOOL_CALLS]", "a": {"b": [1]}}')],
     ),
-    "no mark of arguments": ('[TOOL_CALLS]time{"zone": "UTC"}', "", [TIME]),
-    "an array": (
+    "no mark of arguments": called('[TOOL_CALLS]time{"zone": "UTC"}', TIME),
+    "an array": called(
         '[TOOL_CALLS] [{"name": "time", "arguments": {"zone": "UTC"}, "id": "abc"}, {"name": "list", "arguments": {}}]',
-        "",
-        [TIME, LIST],
+        TIME,
+        LIST,
     ),
     "cut off": ('[TOOL_CALLS]time[ARGS]{"zone": "U',) * 2 + ([],),
     "a mark in words": ("Mistral writes [TOOL_CALLS] before calls. " * 9,) * 2 + ([],),
 }
 _TO_TIME = "<|channel|>commentary to=functions.time <|constrain|>json<|message|>"
 HARMONY: dict[str, Case] = {
-    "one": (_TO_TIME + '{"zone": "UTC"}<|call|>', "", [TIME]),
-    "without its end": (_TO_TIME + '{"zone": "UTC"}', "", [TIME]),
-    "the recipient first": (
-        '<|start|>assistant to=functions.time<|channel|>commentary json<|message|>{"zone": "UTC"}<|call|>',
-        "",
-        [TIME],
+    "one": called(_TO_TIME + '{"zone": "UTC"}<|call|>', TIME),
+    "without its end": called(_TO_TIME + '{"zone": "UTC"}', TIME),
+    "the recipient first": called(
+        '<|start|>assistant to=functions.time<|channel|>commentary json<|message|>{"zone": "UTC"}<|call|>', TIME
     ),
     "a preamble": (
         "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + _TO_TIME + '{"zone": "UTC"}<|call|>',

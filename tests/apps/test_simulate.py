@@ -28,7 +28,6 @@ TEXT = {"id": "a", "task": "chat", "tokens": [5, 6, 7, 8, 9], "proposals": [ROW,
 
 
 def write(path: Path, *lines: object) -> Path:
-    """Write a file of rows."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
 

@@ -15,13 +15,11 @@ class Words:
         self.pieces: list[bytes] = []
 
     def encode(self, text: str, *, add_special: bool, most: int | None = None) -> list[int]:
-        """Return the tokens."""
         found = re.findall(rb" ?[a-z]+|[\x80-\xff]|.", text.encode(), re.DOTALL)
         self.pieces += [piece for piece in dict.fromkeys(found) if piece not in self.pieces]
         return [self.pieces.index(piece) for piece in found]
 
     def piece(self, token: int) -> bytes:
-        """Return what a token spells."""
         return self.pieces[token]
 
 

@@ -178,7 +178,6 @@ def test_a_cancelled_forward_leaves_the_branches_as_they_were(model: Model, sess
         assert all(np.array_equal(rows[name][0], alone(model, [1] * 180)) for name in names)
 
 
-@pytest.mark.slow
 def n_sessions(model: Model) -> int:
     """Return how many sessions of a model are open."""
     assert isinstance(model, LibraryModel)

@@ -31,12 +31,14 @@ def in_thread(work: Callable[[], Any]) -> Any:
         return pool.submit(work).result(WAIT_S)
 
 
-def soon(work: Callable[[], Any]) -> None:
-    """Run work in a daemon thread; it must end, not hang."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(WAIT_S)
-    assert not thread.is_alive(), f"{work} does not return"
+def soon(*calls: Callable[[], Any]) -> None:
+    """Run calls at once, each in a daemon thread; they must end, not hang."""
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert not any(thread.is_alive() for thread in threads), f"{calls} do not return"
 
 
 def read_all(stream: edgedec.TokenStream, begun: threading.Event) -> None:
@@ -72,9 +74,9 @@ def test_close_ends_a_paused_stream_of_another_thread(tiny_path: Path, runtime: 
 
         stream = in_thread(begin)
         soon(engine.close)
+        engine.close()
         assert list(stream) == []
-        assert stream.generation.finish_reason == "cancelled"
-        assert len(stream.generation.token_ids) == 2
+        assert (stream.generation.finish_reason, len(stream.generation.token_ids)) == ("cancelled", 2)
         with pytest.raises(SessionError, match="closed"):
             engine.generate([1])
 
@@ -88,17 +90,22 @@ def test_close_ends_a_paused_stream_that_was_cancelled(tiny_path: Path) -> None:
         assert stream.generation.finish_reason == "cancelled"
 
 
-def test_close_ends_paused_and_running_streams_side_by_side(tiny_path: Path) -> None:
-    """Of three streams two are paused and one runs: all end, the running one with the text it has."""
-    with loaded(tiny_path, n_parallel=3) as engine, ThreadPoolExecutor(1) as pool:
-        paused = [in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS))) for _ in range(2)]
-        running = engine.stream(PROMPT, **ENDLESS)
-        begun = threading.Event()
-        future = pool.submit(read_all, running, begun)
-        assert begun.wait(WAIT_S)
+@pytest.mark.parametrize(("runtime", "n_paused", "n_running"), [("cpu", 2, 1), ("cpu", 0, 3), ("llamacpp", 0, 1)])
+def test_close_ends_paused_and_running_streams_side_by_side(
+    tiny_path: Path, runtime: str, n_paused: int, n_running: int
+) -> None:
+    """All end, the running ones with the text that they have."""
+    n_streams = n_paused + n_running
+    with loaded(tiny_path, runtime, n_parallel=n_streams) as engine, ThreadPoolExecutor(n_running) as pool:
+        paused = [in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS))) for _ in range(n_paused)]
+        running = [(engine.stream(PROMPT, **ENDLESS), threading.Event()) for _ in range(n_running)]
+        futures = [pool.submit(read_all, stream, begun) for stream, begun in running]
+        assert all(begun.wait(WAIT_S) for _, begun in running)
         soon(engine.close)
-        future.result(WAIT_S)
-        assert [stream.generation.finish_reason for stream in (*paused, running)] == ["cancelled"] * 3
+        for future in futures:
+            future.result(WAIT_S)
+        streams = (*paused, *(stream for stream, _ in running))
+        assert [stream.generation.finish_reason for stream in streams] == ["cancelled"] * n_streams
 
 
 def test_close_refuses_those_who_wait_behind_a_paused_stream(tiny_path: Path, tmp_path: Path) -> None:
@@ -137,12 +144,7 @@ def test_close_from_two_threads(tiny_path: Path) -> None:
     """Two threads may call close() at once: both calls return, and the paused stream has ended."""
     with loaded(tiny_path) as engine:
         stream = in_thread(lambda: started(engine.stream(PROMPT, **ENDLESS)))
-        both = [threading.Thread(target=engine.close, daemon=True) for _ in range(2)]
-        for thread in both:
-            thread.start()
-        for thread in both:
-            thread.join(WAIT_S)
-        assert not any(thread.is_alive() for thread in both)
+        soon(engine.close, engine.close)
         assert list(stream) == []
 
 
@@ -209,8 +211,7 @@ def test_close_within_a_callback_frees_the_model_after_the_step(
         stream = engine.stream(LONG, on_progress=close, **ENDLESS)
         soon(lambda: list(stream))
         assert stream.generation.finish_reason == "cancelled"
-        assert events[0] == "called back"
-        assert events[-1] == "freed"
+        assert (events[0], events[-1]) == ("called back", "freed")
         with pytest.raises(SessionError, match="closed"):
             engine.session(16)
 
@@ -227,15 +228,7 @@ def test_two_callbacks_that_close_do_not_wait_for_each_other(tiny_path: Path) ->
             together.abort()
             engine.close()
 
-        threads = [
-            threading.Thread(target=lambda: engine.generate(LONG, on_progress=close, **ENDLESS), daemon=True)
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(WAIT_S)
-        assert not any(thread.is_alive() for thread in threads)
+        soon(*[lambda: engine.generate(LONG, on_progress=close, **ENDLESS)] * 2)
         with pytest.raises(SessionError, match="closed"):
             engine.session(16)
 

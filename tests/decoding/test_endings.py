@@ -1,6 +1,7 @@
 """Where a text ends, and which texts are chosen, with drafts as without; nothing behind an end is learned."""
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from edgedec_methods.futures import Futures
 
 pytestmark = pytest.mark.slow
 
+Pair = tuple[edgedec.Engine, edgedec.Engine]
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 WARM: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 60}
-PATTERN = "((abc){2,8}x|[a-c ]{5,30})*"
 
 
 @pytest.fixture(scope="module")
-def pair(tiny_path: Path) -> Iterator[tuple[edgedec.Engine, edgedec.Engine]]:
+def pair(tiny_path: Path) -> Iterator[Pair]:
     """The tiny model without drafts, and with long ones."""
     with (
         edgedec.load(tiny_path, runtime="cpu", n_ctx=256, draft=None) as plain,
@@ -30,24 +31,13 @@ def pair(tiny_path: Path) -> Iterator[tuple[edgedec.Engine, edgedec.Engine]]:
         yield plain, drafting
 
 
-def seen(text: Generation) -> tuple[Any, ...]:
-    """Return all that a caller sees of a text, but for counts and times."""
-    return (
-        text.text,
-        text.token_ids,
-        text.finish_reason,
-        text.stop_string,
-        text.is_whole,
-        text.logprob_sum,
-        text.constraint_logprob,
-        text.outputs,
-    )
+seen = attrgetter(
+    *"text token_ids finish_reason stop_string is_whole logprob_sum constraint_logprob outputs".split()
+)  # all that a caller sees of a text, but for counts and times
 
 
 @pytest.mark.parametrize("stop", [("cabcabca",), ("abda", "ca"), ("b",)])
-def test_a_stop_string_within_a_draft_ends_what_is_counted_and_learned(
-    pair: tuple[edgedec.Engine, edgedec.Engine], stop: tuple[str, ...]
-) -> None:
+def test_a_stop_string_within_a_draft_ends_what_is_counted_and_learned(pair: Pair, stop: tuple[str, ...]) -> None:
     """The grammar's log-probability, and the texts that follow by way of Futures, are those of plain decoding."""
     found: list[list[Any]] = []
     n_drafts = 0
@@ -66,9 +56,7 @@ def test_a_stop_string_within_a_draft_ends_what_is_counted_and_learned(
     assert found[0] == found[1]
 
 
-def test_a_text_that_is_cancelled_within_a_draft_is_that_of_its_tokens(
-    pair: tuple[edgedec.Engine, edgedec.Engine],
-) -> None:
+def test_a_text_that_is_cancelled_within_a_draft_is_that_of_its_tokens(pair: Pair) -> None:
     """Whoever cancels behind the k-th token gets the text, and teaches the futures, that plain decoding would."""
     for n in (1, 4, 7, 10):
         found: list[list[Any]] = []
@@ -92,7 +80,7 @@ def test_a_text_that_is_cancelled_within_a_draft_is_that_of_its_tokens(
         assert found[0] == found[1]
 
 
-def test_a_caller_that_stops_the_texts_sees_the_same_ends(pair: tuple[edgedec.Engine, edgedec.Engine]) -> None:
+def test_a_caller_that_stops_the_texts_sees_the_same_ends(pair: Pair) -> None:
     """`until` gets the texts in the order in which plain decoding ends them, and the others end where it would."""
     for seed in range(8):
         found: list[list[Any]] = []
@@ -109,7 +97,7 @@ def test_a_caller_that_stops_the_texts_sees_the_same_ends(pair: tuple[edgedec.En
 
 
 @pytest.mark.parametrize("choose", ["first", "vote"])
-def test_the_choice_is_that_of_plain_decoding(pair: tuple[edgedec.Engine, edgedec.Engine], choose: str) -> None:
+def test_the_choice_is_that_of_plain_decoding(pair: Pair, choose: str) -> None:
     """The chosen text, those that were counted and where the others end do not depend on drafts."""
     for seed in range(12):
         how = BestOf(n=5, choose=choose, answer="(ab.)x")

@@ -55,7 +55,6 @@ class Machine:
             raise RuntimeUnavailableError("the machine is away")
 
     def kill(self, n_refusals: int = 0) -> None:
-        """End the child at once."""
         assert self.model is not None
         child = self.model.child
         assert child is not None
@@ -65,7 +64,6 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model."""
     return tiny_llama(tmp_path_factory.mktemp("lost") / "tiny.gguf", n_embd=32, n_ff=48, n_ctx_train=N_CTX)
 
 

@@ -10,22 +10,15 @@ from support.models.code_paths import each_architecture
 from support.models.tiny_quantized import ARCHITECTURES
 
 import edgedec
-from edgedec.cost_curve import CostCurve
 from edgedec.verification.rules import rule_names
 from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("drafting_pays")]
 
 NAMES = each_architecture(("qwen35", "qwen35moe", "qwen3next", "qwen3"), short=("qwen35moe", "qwen3"))
 PROMPT = "the cat and the dog and the cat and the dog and "
 WAYS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}, {"temperature": 1.0, "seed": 6}]
 N_TOKENS = 48
-
-
-@pytest.fixture(autouse=True)
-def _drafting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `auto` take a row more to cost next to nothing, whatever this machine would have measured at load."""
-    monkeypatch.setattr("edgedec.api.load.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -1,7 +1,7 @@
 """Prompts with pictures: the text is plain decoding's own with drafters, forks, kept prompts and parallel requests."""
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.decoding.decoding_loop import plugin, two_paths
-from support.heads.tiny_heads import TinyHead, write_head
-from support.models.tiny_models import N_VOCAB
-from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
+from support.heads.loaded_blocks import FLOATS
+from support.heads.tiny_heads import OF_FLOATS, write_head
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
 from edgedec.api.engine import Engine
@@ -53,7 +53,6 @@ class Case:
         self.first, self.second = (encoded(key, block, engine.card.n_embd) for key in (1, 2))
 
     def text(self, *pictures: PictureRows, **options: Any) -> Generation:
-        """Return what is written behind pictures."""
         ids, rows = prompt_of(*pictures)
         return self.engine.generate(ids, pictures=rows, **options)
 
@@ -81,7 +80,6 @@ def load(path: Path, n_parallel: int = 2) -> Engine:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    """A tiny model."""
     path = write_tiny(
         tmp_path_factory.mktemp("tiny") / "m.gguf", replace(ARCHITECTURES[request.param], types=("Q8_0",))
     )
@@ -126,17 +124,12 @@ def test_parallel_requests(case: Case) -> None:
     """With the same picture, with another, and without, at a time."""
     wanted = [(case.first,), (case.second, case.first), (), (case.first, case.second), (case.first,)]
     expected = [case.cold(*pictures, **SAMPLED).token_ids for pictures in wanted]
-    found: dict[int, tuple[int, ...]] = {}
 
-    def write(number: int) -> None:
-        found[number] = case.text(*wanted[number], **SAMPLED).token_ids
+    def write(pictures: tuple[PictureRows, ...]) -> tuple[int, ...]:
+        return case.text(*pictures, **SAMPLED).token_ids
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(wanted))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[number] for number in range(len(wanted))] == expected
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        assert list(pool.map(write, wanted)) == expected
 
 
 def test_several_texts_of_one_prompt(case: Case) -> None:
@@ -235,11 +228,9 @@ def test_models_that_take_no_vectors_say_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("draft", ["head", "model"])
 def test_models_that_draft(tmp_path: Path, draft: str) -> None:
     """A trained head follows the text behind the pictures; a draft model sees other tokens in their place."""
-    tiny = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
-    sizes: dict[str, Any] = {"n_embd": 48, "n_embd_target": 48, "n_ff": 80, "n_head": 3, "n_head_kv": 1, "head_dim": 16}
-    path, names = write_tiny(tmp_path / "m.gguf", tiny), {"head": "draft_head", "model": "draft_model"}
-    write_head(tmp_path / "head", TinyHead(**sizes, taps=(2, 3, 4), n_vocab_target=N_VOCAB))
-    given: Any = {names[draft]: tmp_path / "head" if draft == "head" else path}
+    path = write_tiny(tmp_path / "m.gguf", FLOATS)
+    write_head(tmp_path / "head", OF_FLOATS)
+    given: Any = {"draft_head": tmp_path / "head"} if draft == "head" else {"draft_model": path}
     with edgedec.load(path, runtime="cpu", n_ctx=320, n_threads=1, draft=draft, **given) as engine:
         (slot,) = engine.pool.slots
         assert slot.drafting is not None

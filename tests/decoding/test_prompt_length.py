@@ -81,9 +81,8 @@ def test_a_chat_of_too_many_messages_is_not_rendered(tiny: edgedec.Engine) -> No
 
 def test_turns_are_left_out_of_a_chat_that_is_much_too_long(tiny: edgedec.Engine) -> None:
     """What is much too long to be tokenized whole is still cut to what fits, turn by turn."""
-    turns = [
-        message for i in range(20) for message in (*chat_of(f"{i} " * 5000), {"role": "assistant", "content": "x"})
-    ]
+    answer = {"role": "assistant", "content": "x"}
+    turns = [each for i in range(20) for each in (*chat_of(f"{i} " * 5000), answer)]
     kept, n_dropped = tiny.fit_messages([*turns, *chat_of("short")], 32)
     assert (kept, n_dropped) == (chat_of("short"), 40)
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def harness() -> ModuleType:
-    """The benchmark."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "texts"))
     import random_same_text
 

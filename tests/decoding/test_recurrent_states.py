@@ -3,6 +3,7 @@
 They have recurrent states or short convolutions; in one the last layers read the keys and values of layers before.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
 from edgedec.api.options import Lossy
-from edgedec.cost_curve import CostCurve
 from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("drafting_pays")]
 
 NAMES = each_architecture(
     ("qwen35", "qwen35moe", "qwen3next", "granitehybrid", "falcon-h1", "nemotron_h_moe", "mamba2", "lfm2", "gemma4"),
@@ -26,12 +28,6 @@ DRAFTS = [
     *(pytest.param(draft, marks=pytest.mark.long) for draft in ("recycling", "trigram", "stand")),
 ]
 WAYS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}]
-
-
-@pytest.fixture(autouse=True)
-def _drafting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `auto` take a row more to cost next to nothing, whatever this machine would have measured at load."""
-    monkeypatch.setattr("edgedec.api.load.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -60,7 +56,6 @@ def texts(engine: edgedec.Engine) -> list[tuple[int, ...]]:
     return [result.token_ids for result in found]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_drafts_change_no_text(path: Path, plain: list[tuple[int, ...]], draft: str) -> None:
     """Chains and trees of every length, accepted and rejected ones."""
@@ -70,30 +65,22 @@ def test_drafts_change_no_text(path: Path, plain: list[tuple[int, ...]], draft: 
     assert report.n_drafts > 0 or draft == "auto"  # which rests where asking takes longer than a tiny model's step
 
 
-@pytest.mark.slow
 def test_texts_that_share_forwards(path: Path, plain: list[tuple[int, ...]]) -> None:
     """Four at once are what each is alone."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    def one(engine: edgedec.Engine, way: dict[str, Any]) -> tuple[int, ...]:
-        return engine.generate(PROMPT, max_tokens=N_TOKENS, ignore_end=True, **way).token_ids
-
     with load(path, draft="suffix", n_draft_max=5, n_parallel=4) as engine, ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda way: one(engine, way), WAYS * 2)) == plain * 2
+        found = pool.map(lambda way: engine.generate(PROMPT, max_tokens=N_TOKENS, ignore_end=True, **way), WAYS * 2)
+        assert [text.token_ids for text in found] == plain * 2
 
 
-@pytest.mark.slow
 def test_a_window_that_slides(path: Path) -> None:
     """Drafts change no text in it either."""
     found = []
     for draft in ("off", "suffix"):
         with load(path, draft=draft, n_ctx=64, lossy=Lossy(slide=True)) as engine:
             found.append(engine.generate(PROMPT, max_tokens=200, ignore_end=True, temperature=0.0).token_ids)
-    assert found[0] == found[1]
-    assert len(found[0]) == 200
+    assert (found[0], len(found[0])) == (found[1], 200)
 
 
-@pytest.mark.slow
 def test_a_saved_prompt(path: Path, plain: list[tuple[int, ...]], tmp_path: Path) -> None:
     """Another engine goes on from it, and back in it, to the same text."""
     with load(path, draft="off") as engine:

@@ -18,10 +18,10 @@ SAMPLED: Any = {"temperature": 1.0, "seed": 3, "max_tokens": 24, "repetition_pen
 def test_a_resumed_text_is_the_whole_text(tiny: edgedec.Engine, options: Any) -> None:
     """Wherever it was cut, it goes on with the same tokens; a stream begins with those that were there."""
     whole = tiny.generate(PROMPT, **options)
+    expected = (whole.token_ids, whole.text, whole.finish_reason)
     for n in (1, 11, 23, 24):
         resumed = tiny.generate(PROMPT, resume=whole.token_ids[:n], **options)
-        assert (resumed.token_ids, resumed.text) == (whole.token_ids, whole.text)
-        assert resumed.finish_reason == whole.finish_reason
+        assert (resumed.token_ids, resumed.text, resumed.finish_reason) == expected
     stream = tiny.stream(PROMPT, resume=whole.token_ids[:5], **options)
     assert tuple(output.token_id for output in stream) == whole.token_ids
 

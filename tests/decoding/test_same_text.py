@@ -1,5 +1,6 @@
 """One seed, one text, on a real model, for every drafter and length of draft (benchmarks/texts: all prompts)."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +11,15 @@ from support.heads.tiny_heads import TinyHead, write_head
 from support.models.real_models import real_model
 
 import edgedec
-from edgedec.cost_curve import CostCurve
 from edgedec.drafters.suffix.learned_file import Learned, LearnedSource, learned_path
 from edgedec.drafters.suffix.store_file import vocabulary_hash
 from edgedec_apps.learned_files import write_learned
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.usefixtures("drafting_pays")]
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n\n\ndef multiply(a, b):\n"
-WAYS: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 0.8, "seed": 5},
-    {"temperature": 1.0, "top_p": 1.0, "seed": 6},
-]
-_plain: list[tuple[int, ...]] = []
-
-
-@pytest.fixture(autouse=True)
-def _drafting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `auto` take a row more to cost next to nothing, whatever this machine would have measured at load."""
-    monkeypatch.setattr("edgedec.api.load.cost_curve", lambda *_, **__: CostCurve({1: 0.01, 64: 0.01}))
+WAYS: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 5}]
+WAYS.append({"temperature": 1.0, "top_p": 1.0, "seed": 6})
 
 
 def generated(draft: str, n_draft_max: int, **options: Any) -> list[tuple[int, ...]]:
@@ -41,7 +31,12 @@ def generated(draft: str, n_draft_max: int, **options: Any) -> list[tuple[int, .
     return [result.token_ids for result in results]
 
 
-@pytest.mark.slow
+@cache
+def plain() -> list[tuple[int, ...]]:
+    """Return the tokens of each way without drafts."""
+    return generated("off", 15)
+
+
 @pytest.mark.parametrize(
     ("draft", "n_draft_max"),
     [
@@ -57,37 +52,28 @@ def generated(draft: str, n_draft_max: int, **options: Any) -> list[tuple[int, .
 )
 def test_the_text_is_plain_decodings(draft: str, n_draft_max: int) -> None:
     """Greedy and with two seeds, the tokens are equal."""
-    if not _plain:
-        _plain.extend(generated("off", 15))
-    assert generated(draft, n_draft_max) == _plain
+    assert generated(draft, n_draft_max) == plain()
 
 
-@pytest.mark.slow
 def test_learned_files_change_nothing(tmp_path: Path) -> None:
     """A user's file that goes on as the prompt does at first: its drafter alone, and left to the policy."""
-    if not _plain:
-        _plain.extend(generated("off", 15))
     with edgedec.load(real_model("smollm2-135m.gguf"), draft="off", runtime="cpu", offline=True) as engine:
         tokens = engine.tokenizer.encode(PROMPT, add_special=False)
         path = learned_path(tmp_path, vocabulary_hash(engine.tokenizer))
-    text = np.array([*tokens, *_plain[0][:20], *tokens, *_plain[1]], np.int32)
+    text = np.array([*tokens, *plain()[0][:20], *tokens, *plain()[1]], np.int32)
     write_learned(Learned(path, ("smollm2-135m",), (LearnedSource("multiply.py", text),)))
     for draft in ("learned", "suffix+learned", "auto"):
-        assert generated(draft, 7, cache_dir=tmp_path) == _plain
+        assert generated(draft, 7, cache_dir=tmp_path) == plain()
 
 
-@pytest.mark.slow
 def test_a_model_that_drafts_for_itself_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model and the cascade around it, pinned, and left to the policy where it is loaded in any case."""
     monkeypatch.setattr("edgedec.loading.draft_worth.why_it_cannot_pay", lambda *_, **__: None)
     model = real_model("smollm2-135m.gguf")
-    if not _plain:
-        _plain.extend(generated("off", 15))
     for draft in ("model", "cascade", "auto"):
-        assert generated(draft, 6, draft_model=model) == _plain
+        assert generated(draft, 6, draft_model=model) == plain()
 
 
-@pytest.mark.slow
 def test_a_trained_head_changes_nothing(tmp_path: Path) -> None:
     """Heads with random weights: pinned alone, pinned beside another drafter, and left to the policy."""
     sizes: dict[str, Any] = {"n_ff": 512, "n_head": 9, "n_head_kv": 3, "head_dim": 64, "n_embd": 576}
@@ -97,8 +83,6 @@ def test_a_trained_head_changes_nothing(tmp_path: Path) -> None:
     selecting = {"markov": "selector", "rank": 64, "top_k": 16, "shifted": False, "conv_length": 2, "conv_group": 16}
     write_block(tmp_path / "block", tiny_block(block_card(blocks, **sizes)))
     write_block(tmp_path / "selecting", tiny_block(block_card({"size": 8} | selecting, **sizes)))
-    if not _plain:
-        _plain.extend(generated("off", 15))
-    assert generated("head", 6, draft_head=tmp_path / "selecting") == _plain
-    assert generated("suffix+head", 9, draft_head=tmp_path / "pairs") == _plain
-    assert generated("auto", 15, draft_head=tmp_path / "block") == _plain
+    assert generated("head", 6, draft_head=tmp_path / "selecting") == plain()
+    assert generated("suffix+head", 9, draft_head=tmp_path / "pairs") == plain()
+    assert generated("auto", 15, draft_head=tmp_path / "block") == plain()

@@ -57,8 +57,7 @@ def alone_before() -> dict[str, list[Generation]]:
 
 def same(found: Generation, expected: Generation) -> None:
     """Check that a text is another one, with the bits of its log-probabilities."""
-    assert found.token_ids == expected.token_ids
-    assert found.text == expected.text
+    assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
     assert found.finish_reason == expected.finish_reason
     assert [output.logprob for output in found.outputs] == [output.logprob for output in expected.outputs]
     assert found.logprob_sum == expected.logprob_sum
@@ -126,8 +125,7 @@ def test_a_forked_text_goes_on_as_its_own_seed_would(model: edgedec.Engine, plai
     n_before = len(stream.generations[1].token_ids)
     assert stream.fork(1, 2) == [2, 3]
     assert stream.live == (0, 1, 2, 3)
-    for _ in stream:
-        pass
+    list(stream)
     texts = stream.generations
     for k in (0, 1):
         same(texts[k], alone(plain, PROMPT, k, **options))
@@ -150,8 +148,7 @@ def test_a_forked_text_keeps_to_its_grammar(model: edgedec.Engine) -> None:
         next(stream)
     n_before = len(stream.generations[1].token_ids)
     stream.fork(1, 2)
-    for _ in stream:
-        pass
+    list(stream)
     texts = stream.generations
     assert all(re.fullmatch(pattern, text.text) and text.is_whole for text in texts)
     assert all(texts[k].token_ids[:n_before] == texts[1].token_ids[:n_before] for k in (2, 3))
@@ -217,8 +214,7 @@ def test_cancelling_leaves_nothing_over(model: edgedec.Engine, plain: edgedec.En
         next(stream)
     assert n_sessions(model) == before + 5
     token.cancel()
-    rest = list(stream)
-    assert len(rest) <= 5
+    assert len(list(stream)) <= 5
     assert [text.finish_reason for text in stream.generations] == ["cancelled"] * 5
     assert n_sessions(model) == before
 
@@ -284,8 +280,7 @@ def test_one_reader_at_a_time(plain: edgedec.Engine) -> None:
         return False
 
     stream = plain.samples_stream(PROMPT, 3, max_tokens=60, grammar=Grammar.regex("[a-f]{1,9}"), until=meddling, **WARM)
-    for _ in stream:
-        pass
+    list(stream)
     assert errors
 
 
@@ -312,8 +307,7 @@ def test_without_common_forwards_texts_come_one_after_another(tiny_path: Path, o
         next(stream)
         with pytest.raises(CapabilityError, match="one after another"):
             stream.fork(0)
-        for _ in stream:
-            pass
+        list(stream)
         for k, text in enumerate(stream.generations):
             same(text, alone(engine, PROMPT, k, max_tokens=12, **WARM))
             assert any(reason.startswith("the texts are written one after another") for reason in text.stats.notes)

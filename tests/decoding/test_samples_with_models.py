@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.heads.loaded_blocks import of_floats
+from support.heads.loaded_blocks import FLOATS, of_floats
 from support.heads.tiny_blocks import tiny_block, write_block
-from support.heads.tiny_heads import TinyHead, write_head
-from support.models.tiny_models import N_VOCAB, tiny_llama
-from support.models.tiny_quantized import Tiny, write_tiny
+from support.heads.tiny_heads import OF_FLOATS, write_head
+from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import write_tiny
 
 import edgedec
 from edgedec.api.options import DraftOptions
@@ -22,16 +22,13 @@ from edgedec_runtimes.cpu.draft_head.state import CpuHeadCall
 
 pytestmark = pytest.mark.slow
 
+Texts = dict[str, list[Generation]]
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "seed": 7},
     "sampled": {"temperature": 1.0, "seed": 7},
     "grammar": {"temperature": 1.0, "seed": 7, "grammar": Grammar.regex("[a-f]{30,60}")},
 }
-SHAPE = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
-HEAD = TinyHead(
-    n_embd=48, n_embd_target=48, n_ff=80, n_head=3, n_head_kv=1, head_dim=16, taps=(2, 3, 4), n_vocab_target=N_VOCAB
-)
 WAYS: dict[str, dict[str, Any]] = {
     "a draft model": {"draft": "model"},
     "a cascade": {"draft": "cascade+suffix"},
@@ -52,33 +49,27 @@ SELECTING = of_floats(
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny model, its draft model, and random heads for it."""
     folder = tmp_path_factory.mktemp("samples")
-    write_head(folder / "head", HEAD)
+    write_head(folder / "head", OF_FLOATS)
     write_block(folder / "block", tiny_block(BLOCK))
     write_block(folder / "selects", tiny_block(SELECTING))
     small = tiny_llama(folder / "small.gguf", seed=2, n_ctx_train=1024)
     heads = {name: folder / name for name in ("head", "block", "selects")}
-    return {"target": write_tiny(folder / "m.gguf", SHAPE), "model": small, **heads}
+    return {"target": write_tiny(folder / "m.gguf", FLOATS), "model": small, **heads}
 
 
 @pytest.fixture(scope="module")
 def plain(files: dict[str, Path]) -> Iterator[edgedec.Engine]:
-    """The model without drafts."""
     with edgedec.load(files["target"], runtime="cpu", n_ctx=256, draft=None) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def expected(plain: edgedec.Engine) -> dict[str, list[Generation]]:
+def expected(plain: edgedec.Engine) -> Texts:
     """By OPTIONS, the texts of four seeds, each generated alone."""
+    more: dict[str, Any] = {"max_tokens": 24, "logprobs": 0}
     return {
         name: [
-            plain.generate(
-                PROMPT,
-                **(options | {"seed": options["seed"] + k}),
-                max_tokens=24,
-                logprobs=0,
-                ignore_end=name != "grammar",
-            )
+            plain.generate(PROMPT, **options | more | {"seed": options["seed"] + k}, ignore_end=name != "grammar")
             for k in range(4)
         ]
         for name, options in OPTIONS.items()
@@ -101,7 +92,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_each_text_is_that_of_its_seed_alone(
-    files: dict[str, Path], expected: dict[str, list[Generation]], together: Counter[int], way: str
+    files: dict[str, Path], expected: Texts, together: Counter[int], way: str
 ) -> None:
     """Text k == the text of seed + k without drafts, log-probabilities too; drafts are made for all four at once."""
     head = files["selects" if "selects" in way else "block" if "block" in way else "head"]
@@ -127,8 +118,7 @@ def test_texts_that_are_forked_and_dropped_draft_on(
             next(stream)
         assert stream.fork(1) == [3]
         stream.drop(0)
-        for _ in stream:
-            pass
+        list(stream)
         texts = stream.generations
         for k in (1, 2):
             alone = plain.generate(PROMPT, temperature=1.0, seed=7 + k, **options)

@@ -48,6 +48,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 Propose = Callable[[list[int], int], Draft]
+Script = Callable[[list[int]], Propose]
 
 
 @dataclass(slots=True)
@@ -62,26 +63,21 @@ class Scripted:
 
     @property
     def needs(self) -> DrafterNeeds:
-        """The taps it was made with."""
         return DrafterNeeds(taps=self.taps)
 
     def begin(self, token_ids: Sequence[int]) -> None:
-        """Take the prompt."""
         self.history = list(token_ids)
 
     def propose(self, n_max: int, deadline_s: float) -> Draft:
-        """Propose what the script says."""
         assert monotonic() < deadline_s
         self.asked.append(n_max)
         return self.script(self.history, n_max)
 
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        """Go on with the history."""
         self.history.extend(verification.token_ids)
         self.told.append((verification, dict(hidden)))
 
     def memory_bytes(self) -> int:
-        """Nothing worth counting."""
         return 0
 
 
@@ -149,7 +145,6 @@ def tree(tokens: Sequence[int], parents: Sequence[int]) -> Draft:
 
 
 def oracle(text: list[int], n_prompt: int = len(PROMPT)) -> Propose:
-    """Propose the text itself."""
     return lambda history, n_max: Draft.chain(text[len(history) - n_prompt :][:n_max])
 
 
@@ -206,9 +201,7 @@ def late_siblings(text: list[int]) -> Propose:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("script", [oracle, wrong, half_right, random_trees, late_siblings])
-def test_the_tokens_are_plain_decodings(
-    model: Model, plain: dict[str, list[int]], name: str, script: Callable[[list[int]], Propose]
-) -> None:
+def test_the_tokens_are_plain_decodings(model: Model, plain: dict[str, list[int]], name: str, script: Script) -> None:
     """Right, wrong and mixed chains and trees of any length, greedy and sampled, with penalties and bias."""
     drafter = Scripted(script(plain[name]))
     found = run(model, PARAMS[name], drafter)
@@ -223,13 +216,12 @@ def test_the_tokens_are_plain_decodings(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [half_right, random_trees])
-def test_logprobs_are_plain_decodings_to_the_bit(model: Model, script: Callable[[list[int]], Propose]) -> None:
+def test_logprobs_are_plain_decodings_to_the_bit(model: Model, script: Script) -> None:
     """The entries of every step, one a token, are the model's own before any transform."""
     params = replace(PENALIZED, logprobs=3)
     expected = run(model, params)
     found = run(model, params, Scripted(script(expected.token_ids)))
-    assert found.logprobs == expected.logprobs
-    assert len(found.logprobs) == N_TOKENS
+    assert (found.logprobs, len(found.logprobs)) == (expected.logprobs, N_TOKENS)
     assert all(len(entry.top) == 3 for entry in found.logprobs)
     logits = model.session(64).forward(np.array(PROMPT, np.int32), n_past=0).logits[0]
     row = log_probs(logits, np.arange(len(logits)))
@@ -254,11 +246,9 @@ def test_counts_of_right_drafts_are_exact(model: Model, plain: dict[str, list[in
 
 def test_counts_of_wrong_drafts_are_exact(model: Model, plain: dict[str, list[int]]) -> None:
     """Each step after the prefill gives one token; the last has no room for a draft."""
-    drafter = Scripted(wrong(plain["greedy"]))
-    stats = run(model, GREEDY, drafter, n_draft_max=4).sequence.stats
+    stats = run(model, GREEDY, Scripted(wrong(plain["greedy"])), n_draft_max=4).sequence.stats
     assert (stats.n_steps, stats.n_drafts, stats.n_accepted_tokens) == (N_TOKENS - 1, N_TOKENS - 2, 0)
-    assert stats.n_draft_tokens == 4 * (N_TOKENS - 5) + 3 + 2 + 1
-    assert stats.accepted_by_position == []
+    assert (stats.n_draft_tokens, stats.accepted_by_position) == (4 * (N_TOKENS - 5) + 3 + 2 + 1, [])
 
 
 def test_counts_of_plain_steps_are_exact(model: Model) -> None:
@@ -285,9 +275,7 @@ class Fixed(CostCurve):
     ("script", "plain_tokens"),
     [(oracle, range(0)), (oracle, range(8, 12)), (half_right, range(0)), (wrong, range(0)), (oracle, range(N_TOKENS))],
 )
-def test_what_drafts_saved(
-    model: Model, plain: dict[str, list[int]], script: Callable[[list[int]], Propose], plain_tokens: range
-) -> None:
+def test_what_drafts_saved(model: Model, plain: dict[str, list[int]], script: Script, plain_tokens: range) -> None:
     """By the curve, for any number of plain steps: a step for each accepted token, less a row for each drafted one."""
     proposed = script(plain["greedy"])
 
@@ -306,8 +294,7 @@ def test_what_drafts_saved(
 def test_a_prompt_of_one_token_is_drafted_for_at_once(model: Model) -> None:
     """With nothing to prefill, the first step takes a draft, too, and counts as the prefill."""
     expected = run(model, SAMPLED, prompt=PROMPT[:1]).token_ids
-    drafter = Scripted(oracle(expected, n_prompt=1))
-    found = run(model, SAMPLED, drafter, n_draft_max=23, prompt=PROMPT[:1])
+    found = run(model, SAMPLED, Scripted(oracle(expected, n_prompt=1)), n_draft_max=23, prompt=PROMPT[:1])
     assert found.token_ids == expected
     assert (found.sequence.stats.n_steps, found.sequence.stats.n_drafts) == (0, 1)
     assert found.sequence.stats.prefill_s > 0
@@ -380,8 +367,7 @@ def test_a_drafter_that_fails_in_accept_is_dropped_after_its_step(model: Model, 
                 raise RuntimeError("no more")
 
     found = run(model, SAMPLED, Failing(oracle(plain["sampled"])), n_draft_max=4)
-    assert found.token_ids == plain["sampled"]
-    assert found.sequence.stats.n_drafts == 2
+    assert (found.token_ids, found.sequence.stats.n_drafts) == (plain["sampled"], 2)
     assert found.sequence.stats.reasons == ["one off: the drafter failed (RuntimeError: no more)"]
 
 
@@ -400,7 +386,7 @@ def test_a_chain_of_a_tree_is_verified_where_the_runtime_cannot_do_trees(
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [half_right, random_trees])
 def test_accept_gets_the_hidden_states_of_the_rows_kept(
-    model: Model, plain: dict[str, list[int]], script: Callable[[list[int]], Propose]
+    model: Model, plain: dict[str, list[int]], script: Script
 ) -> None:
     """Put together, they are those of evaluating the whole text as one chain."""
     drafter = Scripted(script(plain["greedy"]), taps=(0, 1))

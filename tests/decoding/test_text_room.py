@@ -92,8 +92,7 @@ def test_a_fork_in_mid_text_has_room_to_its_end(capped: edgedec.Engine) -> None:
     with pytest.raises(MemoryCapError, match=r"2 more texts beside 2 take room for 256 tokens .* has room for 192"):
         stream.fork(0, 2)
     assert stream.fork(1) == [2]
-    for _ in stream:
-        pass
+    list(stream)
     assert [len(text.token_ids) for text in stream.generations] == [29, 29, 29]
 
 

@@ -18,13 +18,7 @@ from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.load_options import LoadOptions
-from edgedec.loading.draft_worth import (
-    best_gain,
-    expected_time,
-    measured_time,
-    relative_bytes,
-    why_it_cannot_pay,
-)
+from edgedec.loading.draft_worth import best_gain, expected_time, measured_time, relative_bytes, why_it_cannot_pay
 from edgedec.model import Model
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import summary
@@ -40,7 +34,6 @@ TEXT = "the cat sat on the mat, the dog sat on the log, "
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target."""
     return tiny_llama(tmp_path_factory.mktemp("worth") / "large.gguf", n_layer=6, n_ff=256, n_ctx_train=1024)
 
 
@@ -171,13 +164,8 @@ def test_one_that_was_timed_is_priced_by_that(
     That part is 0.7 * 0.7 of a token, as each token is expected to be right with a probability of 0.7.
     """
     monkeypatch.setattr("edgedec.loading.second_model.draft_token_s", lambda *_: 0.04)
-    with opened(
-        monkeypatch,
-        CostCurve(dict.fromkeys((1, 2, 4), 0.1)),
-        large,
-        draft_model=small,
-        drafting=DraftOptions(overlap=overlap),
-    ) as engine:
+    curve, drafting_options = CostCurve(dict.fromkeys((1, 2, 4), 0.1)), DraftOptions(overlap=overlap)
+    with opened(monkeypatch, curve, large, draft_model=small, drafting=drafting_options) as engine:
         drafting = engine.pool.slots[0].drafting
         assert drafting is not None
         engine.generate(TEXT, max_tokens=4, temperature=0, ignore_end=True)
@@ -242,13 +230,8 @@ def test_every_parallel_request_has_the_draft_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, large: Path, small: Path, draft: str
 ) -> None:
     """Each of three requests at a time has a session of the draft model, and all share the draft store."""
-    store = None if draft == "model" else tmp_path / "kept.drafts"
-    options: dict[str, Any] = {
-        "draft": draft,
-        "draft_model": small,
-        "drafting": DraftOptions(store=store),
-        "n_parallel": 3,
-    }
+    kept = DraftOptions(store=None if draft == "model" else tmp_path / "kept.drafts")
+    options: dict[str, Any] = {"draft": draft, "draft_model": small, "drafting": kept, "n_parallel": 3}
     with opened(monkeypatch, FLAT, large, **options) as engine:
         texts = [engine.stream(TEXT * (i + 1), max_tokens=12, ignore_end=True) for i in range(3)]
         for text in texts:

@@ -26,7 +26,6 @@ class Broken:
     name = "broken"
 
     def accepts(self, path: Path) -> str | None:
-        """Fail."""
         raise ZeroDivisionError("division by zero")
 
 
@@ -43,7 +42,6 @@ class Willing:
     name = "willing"
 
     def accepts(self, path: Path) -> str | None:
-        """Take it."""
         return None
 
 
@@ -78,7 +76,6 @@ class Unable(Willing):
     name = "unable"
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        """Fail."""
         raise RuntimeUnavailableError("no GPU can be used")
 
 

@@ -30,7 +30,6 @@ from edgedec_methods.overlapped import OverlappedModel
 
 @pytest.fixture
 def model(tmp_path: Path) -> Iterator[Model]:
-    """A draft model."""
     with loaded(tiny(tmp_path, 1)) as found:
         yield found
 

@@ -39,23 +39,18 @@ class Layered:
         self.found = devices
 
     def accepts(self, path: Path) -> str | None:
-        """Everything."""
         return None
 
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
-        """Return the simulated devices."""
         return self.found
 
     def split(self, names: Sequence[str], n_layers: int, is_over: IsOver, *, whole: bool) -> Split:
-        """Split as llamacpp does."""
         return whole_split(names, n_layers, is_over) if whole else split_layers(names, n_layers, is_over)
 
     def account(self, plan: MemoryPlan, options: LoadOptions) -> MemoryPlan:
-        """Tell nothing of a load."""
         return plan
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        """Return the terms."""
         split, n_ctx = options.layer_split or (), options.n_ctx or 0
         n_host = 29 - n_split(split)
         found = [
@@ -70,11 +65,9 @@ class Layered:
         return tuple(found)
 
     def load(self, path: Path, options: LoadOptions) -> Any:
-        """Never asked."""
         raise NotImplementedError
 
     def report(self) -> Any:
-        """Never asked."""
         raise NotImplementedError
 
 
@@ -90,7 +83,6 @@ def model() -> LoadPlan:
 
 
 def planned(model: LoadPlan, cap: Cap, *devices: Device, wishes: LoadPlan = WISHES) -> LoadPlan:
-    """Plan for these devices."""
     return plan_within(replace(wishes, path=model.path, runtime=Layered(*devices), header=model.header), cap)
 
 
@@ -146,10 +138,9 @@ def test_layers_that_were_asked_for_by_number_are_not_given_up(model: LoadPlan) 
         wishes = replace(WISHES, options=replace(WISHES.options, n_gpu_layers=n))
         found = planned(model, cap, CUDA0, wishes=wishes)
         assert (found.options.layer_split, found.memory.fits) == ((("CUDA0", n),), fits)
+    wishes = replace(WISHES, options=replace(WISHES.options, n_gpu_layers=20, n_ctx=4096))
     with pytest.raises(MemoryCapError) as caught:
-        planned(
-            model, cap, CUDA0, wishes=replace(WISHES, options=replace(WISHES.options, n_gpu_layers=20, n_ctx=4096))
-        ).memory.require()
+        planned(model, cap, CUDA0, wishes=wishes).memory.require()
     message = str(caught.value)
     assert "2208.2 MB on CUDA0" in message  # 400 + 30 + 1,000 + 19 * 40.96
     assert "allowed on CUDA0: 1000.0 MB" in message
@@ -235,8 +226,7 @@ def test_a_split_is_the_most_that_fits(n_layers: int) -> None:
     found = split_layers(["a", "b"], n_layers, is_over)
     assert all(not is_over(found, name) for name, _ in found)
     assert n_split(found) == min(n_layers, 7 + 6 if n_layers > 9 else n_layers)
-    whole = whole_split(["a", "b"], n_layers, is_over)
-    assert n_split(whole) == n_layers
+    assert n_split(whole_split(["a", "b"], n_layers, is_over)) == n_layers
 
 
 def test_caps_are_what_is_free_or_allowed() -> None:

@@ -121,8 +121,7 @@ def test_the_servers_gauges_count_them(holder: "subprocess.Popen[bytes]") -> Non
 @ON_LINUX
 def test_a_model_in_a_child_names_its_process(tmp_path: Path) -> None:
     """A model around it passes the number on; a closed model has no process."""
-    path = tiny_llama(tmp_path / "tiny.gguf")
-    with hosted(path, LoadOptions(n_ctx=32)) as model:
+    with hosted(tiny_llama(tmp_path / "tiny.gguf"), LoadOptions(n_ctx=32)) as model:
         assert model.child is not None
         assert isinstance(model, HasProcesses)
         outer = OuterModel(model, model.card, model.capabilities)

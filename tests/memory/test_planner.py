@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -34,11 +35,9 @@ class Sized:
     mb_slowdown = math.inf  # of a step, for each MB of weights that it reads
 
     def accepts(self, path: Path) -> str | None:
-        """Everything."""
         return None
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        """Return the terms."""
         kept = 500 * MB if options.resident_bytes is None else options.resident_bytes
         if kept < 100 * MB:
             raise RequestError("too little")
@@ -54,11 +53,9 @@ class Sized:
         )
 
     def load(self, path: Path, options: LoadOptions) -> Any:
-        """Never asked."""
         raise NotImplementedError
 
     def report(self) -> Any:
-        """Never asked."""
         raise NotImplementedError
 
 
@@ -66,7 +63,6 @@ class NoStream(Sized):
     """The same without reading weights as needed."""
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        """Refuse to keep a part."""
         if options.resident_bytes is not None:
             raise RequestError("all or nothing")
         return super().plan(path, options)
@@ -105,7 +101,6 @@ def whole(n_mb: int) -> Cap:
 
 
 def planned(choice: LoadPlan, n_mb: float, wishes: LoadPlan = WISHES) -> LoadPlan:
-    """Plan within so many MB."""
     return plan_within(of(choice, wishes), share(n_mb))
 
 
@@ -189,8 +184,7 @@ def test_rows_that_were_asked_for_by_name_are_not_given_up(choice: LoadPlan) -> 
 def test_what_was_given_up_in_vain_comes_back(choice: LoadPlan) -> None:
     """Where a shorter context makes the room, the drafters keep all that still fits."""
     found = planned(choice, 670)
-    assert found.given_up == {"context": "context cut to 2048 tokens"}
-    assert found.store_bytes == 32 * MB
+    assert (found.given_up, found.store_bytes) == ({"context": "context cut to 2048 tokens"}, 32 * MB)
 
 
 def test_below_the_weights_they_are_read_as_needed_with_drafting(choice: LoadPlan) -> None:
@@ -218,8 +212,7 @@ def test_stores_are_planned_for_the_drafters_that_declare_one(choice: LoadPlan) 
 
 def test_a_runtime_that_needs_all_weights_refuses(tmp_path: Path) -> None:
     """Without reading as needed the smallest setting is the one without drafting; it says how much it is over."""
-    choice = LoadPlan(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=8192), NoStream())
-    found = planned(choice, 400)
+    found = planned(LoadPlan(tiny_llama(tmp_path / "tiny.gguf", n_ctx_train=8192), NoStream()), 400)
     assert not found.memory.fits
     assert not found.drafters
     with pytest.raises(MemoryCapError, match=r"at the least, even with .*, drafting turned off; allowed: 400\.0 MB"):
@@ -232,9 +225,7 @@ def test_drafters_are_given_up_unless_they_were_named(tmp_path: Path, pinned: bo
     drafters, _ = drafter_factories("suffix+common+model+head+learned", with_model=True, with_head=True)
     options = LoadOptions(max_rows=16, n_ctx=4096, draft_head=tmp_path)
     plan = replace(WISHES, options=options, drafters=drafters, pinned=pinned, draft_model=Path("small.gguf"))
-    lowest = plan
-    for rung in rungs(plan):
-        lowest = rung(lowest)
+    *_, lowest = accumulate(rungs(plan), lambda below, rung: rung(below), initial=plan)
     kept = ([*drafters], Path("small.gguf"), tmp_path) if pinned else ([], None, None)
     assert ([*lowest.drafters], lowest.draft_model, lowest.options.draft_head) == kept
     phrases = ["draft model left out", "draft head left out", "your learned files left out", "common text left out"]
@@ -247,8 +238,7 @@ def test_the_kv_type_is_left_to_the_plan_only_where_it_is_auto(
     choice: LoadPlan, n_mb: float, kv_type: str, n_ctx: int
 ) -> None:
     """ "auto" begins at f16 and takes q8_0 before the context is cut; f16 that was given stays."""
-    wishes = replace(WISHES, options=LoadOptions(max_rows=16, kv_type="auto"))
-    found = planned(choice, n_mb, wishes)
+    found = planned(choice, n_mb, replace(WISHES, options=LoadOptions(max_rows=16, kv_type="auto")))
     assert (found.options.kv_type, found.options.n_ctx) == (kv_type, n_ctx)
     assert planned(choice, n_mb).options.kv_type == "f16"
 
@@ -316,7 +306,6 @@ class Large(NoStream):
     name = "large"
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        """Return the terms."""
         return (*super().plan(path, options), MemoryTerm("weights (repacked)", 500 * MB))
 
 
@@ -363,7 +352,6 @@ class Unknown(NoStream):
     """A runtime that can't say all that it needs."""
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:
-        """Return the weights, as a part."""
         return tuple(replace(term, partial=True) for term in super().plan(path, options)[:2])
 
 
@@ -468,17 +456,8 @@ def test_each_change_reads_as_what_was_done(choice: LoadPlan) -> None:
     assert first.memory.given_up == ()
     last = [list(entry.given_up.values())[-1] for entry in changed]
     assert last == [
-        "draft stores cut to 8.0 MB",
-        "draft stores cut to 2.0 MB",
-        "drafts cut to 15 tokens",
-        "drafts cut to 7 tokens",
-        "KV cache kept as q8_0",
-        "context cut to 2048 tokens",
-        "context cut to 1024 tokens",
-        "context cut to 512 tokens",
-        "KV cache kept as gear",
-        "KV cache kept as q4_0",
-        "common text left out",
-        "drafts cut to 3 tokens",
-        "drafting turned off",
+        *("draft stores cut to 8.0 MB", "draft stores cut to 2.0 MB", "drafts cut to 15 tokens"),
+        *("drafts cut to 7 tokens", "KV cache kept as q8_0", "context cut to 2048 tokens"),
+        *("context cut to 1024 tokens", "context cut to 512 tokens", "KV cache kept as gear"),
+        *("KV cache kept as q4_0", "common text left out", "drafts cut to 3 tokens", "drafting turned off"),
     ]

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -52,6 +53,15 @@ def held_mb(child: "subprocess.Popen[bytes]", name: str) -> float:
     found = re.search(rf"{name}:\s+([0-9]+) kB", Path(f"/proc/{child.pid}/status").read_text(encoding="utf-8"))
     assert found is not None
     return int(found[1]) * 1024 / MB
+
+
+def with_models(folder: Path, *names: str, **shape: Any) -> dict[str, str]:
+    """Write tiny models of these names; return the environment in which a server finds them."""
+    (folder / "models").mkdir(exist_ok=True)
+    for seed, name in enumerate(names):
+        path = folder / "models" / f"{name}.gguf"
+        tiny_llama(path, seed=seed, n_ctx_train=1024, dtype="f16", chat_template=CHAT, **shape)
+    return dict.fromkeys(("EDGEDEC_CACHE", "EDGEDEC_CONFIG"), str(folder))
 
 
 def answer_of(client: httpx.Client, name: str) -> str:
@@ -103,12 +113,8 @@ def test_a_server_keeps_to_its_cap_whatever_it_is_sent(smollm_path: Path) -> Non
 
 def test_twenty_requests_over_three_models_keep_the_cap(tmp_path: Path) -> None:
     """Of three models of 41 MB only one fits under the cap: all are answered, and the process never holds more."""
-    env = {name: str(tmp_path) for name in ("EDGEDEC_CACHE", "EDGEDEC_CONFIG")}
-    (tmp_path / "models").mkdir()
     names = ("ape", "bee", "cow")
-    for seed, name in enumerate(names):
-        path = tmp_path / "models" / f"{name}.gguf"
-        tiny_llama(path, seed=seed, n_embd=512, n_head=8, n_ff=6144, n_ctx_train=1024, dtype="f16", chat_template=CHAT)
+    env = with_models(tmp_path, *names, n_embd=512, n_head=8, n_ff=6144)
     with (
         serving("--draft", "off", cap_mb=NARROW_MB, env=env) as (url, child),
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
@@ -131,12 +137,8 @@ def test_twenty_requests_over_three_models_keep_the_cap(tmp_path: Path) -> None:
 
 def test_six_requests_at_once_for_four_models_keep_the_cap(tmp_path: Path) -> None:
     """Models with large vocabularies come and go twice: every request is answered, and the cap is kept."""
-    env = {name: str(tmp_path) for name in ("EDGEDEC_CACHE", "EDGEDEC_CONFIG")}
-    (tmp_path / "models").mkdir()
     names = ("ape", "bee", "cow", "dog")
-    for seed, name in enumerate(names):
-        path = tmp_path / "models" / f"{name}.gguf"
-        tiny_llama(path, seed=seed, n_embd=64, n_ctx_train=1024, n_vocab=VOCABULARY, dtype="f16", chat_template=CHAT)
+    env = with_models(tmp_path, *names, n_embd=64, n_vocab=VOCABULARY)
     with (
         serving("--draft", "off", cap_mb=LARGE_VOCABULARY_MB, env=env) as (url, child),
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
@@ -151,11 +153,7 @@ def test_six_requests_at_once_for_four_models_keep_the_cap(tmp_path: Path) -> No
 
 def test_a_server_keeps_its_model_under_its_least_cap(tmp_path: Path) -> None:
     """What grammars, unloading and another model's visit leave behind is in the first plan, so the model comes back."""
-    env = {name: str(tmp_path) for name in ("EDGEDEC_CACHE", "EDGEDEC_CONFIG")}
-    (tmp_path / "models").mkdir()
-    for seed, (name, n_vocab) in enumerate({"ape": 50_000, "bee": 5_000}.items()):
-        path = tmp_path / "models" / f"{name}.gguf"
-        tiny_llama(path, seed=seed, n_ctx_train=1024, n_vocab=n_vocab, dtype="f16", chat_template=CHAT)
+    env = with_models(tmp_path, "ape", n_vocab=50_000) | with_models(tmp_path, "bee", n_vocab=5_000)
     refusal = finish(start("serve", "ape", *OPTIONS, "--memory", "40MB", env=env)).err
     needed = re.search(r"needs ([0-9.]+) MB at the least", refusal)
     assert needed is not None, refusal

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.heads.loaded_blocks import of_floats
+from support.heads.loaded_blocks import FLOATS, of_floats
 from support.heads.tiny_blocks import tiny_block, write_block
-from support.heads.tiny_heads import TinyHead, write_head
+from support.heads.tiny_heads import OF_FLOATS, write_head
 from support.heads.tiny_nextn import write_nextn
 from support.models.tiny_models import N_VOCAB
-from support.models.tiny_quantized import Tiny, write_tiny
+from support.models.tiny_quantized import write_tiny
 
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
@@ -28,14 +28,8 @@ from edgedec_runtimes.cpu.runtime import Cpu
 
 pytestmark = pytest.mark.slow
 
-TINY = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
-HEAD = TinyHead(
-    n_embd=48, n_embd_target=48, n_ff=80, n_head=3, n_head_kv=1, head_dim=16, taps=(2, 3, 4), n_vocab_target=N_VOCAB
-)
 PROMPT = tuple(np.random.default_rng(3).integers(1, N_VOCAB, 40).tolist())
 N_TOKENS = 40
-
-
 BLOCK = of_floats({"n_layer": 2, "size": 6, "markov": "rnn", "rank": 6, "causal": True})
 
 
@@ -44,12 +38,12 @@ def model(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
     """A tiny model that a tiny head follows, which drafts a token after the other or a block at once."""
     path = head = tmp_path / "m.gguf"
     if request.param == "nextn":
-        write_nextn(path, TINY)
+        write_nextn(path, FLOATS)
     else:
         head = tmp_path / "head"
-        write_tiny(path, TINY)
+        write_tiny(path, FLOATS)
     if request.param == "pairs":
-        write_head(head, HEAD)
+        write_head(head, OF_FLOATS)
     if request.param == "block":
         write_block(head, tiny_block(BLOCK))
     with Cpu().load(path, LoadOptions(n_ctx=128, n_parallel=3, draft_head=head)) as made:
@@ -68,7 +62,6 @@ def slot(model: Batcher | Model, *, drafts: bool = True) -> SessionSlot:
 
 
 def stream(target: SessionSlot, temperature: float = 0.8) -> TokenStream:
-    """Begin a text."""
     sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=N_TOKENS, ignore_end=True)
     return TokenStream(SessionPool([target]), Request(PROMPT, sampling, 3, "exact"))
 
@@ -83,14 +76,10 @@ def watched(target: SessionSlot, first: int) -> None:
         now[0] = next(steps)
         return float(now[0])
 
-    target.watch = Watch(
-        1000,
-        shedders(target.drafting),
-        lambda: 1000 if now[0] >= first else 0,
-        lambda: None,
-        clock=clock,
-        worth_bytes=1,
-    )
+    def read() -> int:
+        return 1000 if now[0] >= first else 0
+
+    target.watch = Watch(1000, shedders(target.drafting), read, lambda: None, clock=clock, worth_bytes=1)
 
 
 def test_the_head_goes_before_the_suffix_drafter_and_the_text_is_the_same(

@@ -72,27 +72,26 @@ def test_the_tightest_of_nested_groups_decides(tree: Tree) -> None:
     assert system_memory.available_bytes(*tree.folders) == min(500_000 - 450_000, 10_000 + 75_000)
 
 
-def test_the_root_of_a_container_counts(tree: Tree) -> None:
-    """In a container the group is the root of the tree, or a path that is not there."""
-    tree.write(v2("", max=300_000, current=100_000, peak=250_000))
-    for path in ("/", "/system.slice/docker-1.scope", "/../other", ""):
-        tree.write({"proc/self/cgroup": f"0::{path}\n"})
-        assert system_memory.cgroup_limit_bytes(*tree.folders) == 300_000
-        assert system_memory.available_bytes(*tree.folders) == 200_000
+ROOT_GROUP, OVER = v2("", max=300_000, current=100_000, peak=250_000), v2("", high=100_000, current=150_000)
+GROUPS: dict[str, tuple[str, dict[str, str], int | None, int]] = {
+    "a group that is not there": ("/system.slice/docker-1.scope", ROOT_GROUP, 300_000, 200_000),
+    "another container's": ("/../other", ROOT_GROUP, 300_000, 200_000),
+    "the root of a container": ("/", ROOT_GROUP, 300_000, 200_000),
+    "no path": ("", ROOT_GROUP, 300_000, 200_000),
+    "a path out of the tree": ("/../secret", {"secret/memory.max": "1\n"}, None, 700 * 1024),
+    "over its limit": ("/", OVER, 100_000, 0),
+    "over its limit, with much cache": ("/", OVER | {"cgroup/memory.stat": "inactive_file 900000\n"}, 100_000, 100_000),
+    "only the limit is known": ("/", v2("", max=300_000, current="?"), 300_000, 300_000),
+}
 
 
-def test_a_path_does_not_lead_out_of_the_tree(tree: Tree) -> None:
-    """A path with ".." stands for a group outside of the container: only the root is looked at."""
-    tree.write({"proc/self/cgroup": "0::/../secret\n", "secret/memory.max": "1\n"})
-    assert system_memory.cgroup_limit_bytes(*tree.folders) is None
-
-
-def test_a_group_over_its_limit_leaves_nothing(tree: Tree) -> None:
-    """memory.high may be exceeded; cache that is more than what is held frees no more than the limit."""
-    tree.write({"proc/self/cgroup": "0::/\n"} | v2("", high=100_000, current=150_000))
-    assert system_memory.available_bytes(*tree.folders) == 0
-    tree.write({"cgroup/memory.stat": "inactive_file 900000\n"})
-    assert system_memory.available_bytes(*tree.folders) == 100_000
+@pytest.mark.parametrize("name", GROUPS)
+def test_one_group(tree: Tree, name: str) -> None:
+    """In a container the root alone is looked at; a group may be over its high; cache frees no more than the limit."""
+    path, files, limit, available = GROUPS[name]
+    tree.write({"proc/self/cgroup": f"0::{path}\n"} | files)
+    assert system_memory.cgroup_limit_bytes(*tree.folders) == limit
+    assert system_memory.available_bytes(*tree.folders) == available
 
 
 def test_version_1(tree: Tree) -> None:
@@ -111,36 +110,23 @@ def test_version_1(tree: Tree) -> None:
     assert system_memory.available_bytes(*tree.folders) == 151_000
 
 
-NONSENSE: list[str | bytes] = [
-    b"",
-    b"\0\xff\xfe\n",
-    b"memory",
-    b"-5\n",
-    b"1e9\n",
-    b"0x10\n",
-    b"9" * 5000,
-    b"max",
-    b":::",
-    b"0::/\0/a\n",
-    b"MemTotal: kB\nVmRSS: -1 kB\nsome avg10=nan",
-    b"some avg10=-1.00 avg60=0",
+NONSENSE: list[bytes] = [
+    *(b"", b"\0\xff\xfe\n", b"memory", b"-5\n", b"1e9\n", b"0x10\n", b"9" * 5000, b"max", b":::", b"0::/\0/a\n"),
+    *(b"MemTotal: kB\nVmRSS: -1 kB\nsome avg10=nan", b"some avg10=-1.00 avg60=0"),
     "\N{ARABIC-INDIC DIGIT FOUR}".encode(),
 ]
 
 
 @HAS_PREAD
 @pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
-def test_nonsense_is_none(tmp_path: Path, text: str | bytes) -> None:
+def test_nonsense_is_none(tmp_path: Path, text: bytes) -> None:
     """Files that hold no such number are as good as none, whatever else they hold."""
     names = ("meminfo", "self/status", "self/statm", "self/cgroup", "pressure/memory")
     tree = Tree(tmp_path).write({f"proc/{name}": text for name in names})
     tree.write({f"cgroup/memory.{name}": text for name in ("max", "high", "current", "peak", "stat", "pressure")})
-    assert system_memory.resident_bytes(tree.proc) is None
-    assert system_memory.peak_resident_bytes(tree.proc) is None
-    assert system_memory.resident_reader(tree.proc)() is None
-    assert system_memory.total_bytes(tree.proc) is None
-    assert system_memory.available_bytes(*tree.folders) is None
-    assert system_memory.cgroup_limit_bytes(*tree.folders) is None
+    assert system_memory.resident_bytes(tree.proc) is system_memory.peak_resident_bytes(tree.proc) is None
+    assert system_memory.resident_reader(tree.proc)() is system_memory.total_bytes(tree.proc) is None
+    assert system_memory.available_bytes(*tree.folders) is system_memory.cgroup_limit_bytes(*tree.folders) is None
     assert system_memory.pressure_reader(*tree.folders)() is None
 
 
@@ -154,12 +140,6 @@ def test_nothing_there_is_none(tmp_path: Path) -> None:
         (tmp_path / "folders/proc/self/statm").mkdir(parents=True, exist_ok=True)
         (tmp_path / "folders/proc/meminfo").mkdir(parents=True, exist_ok=True)
         (tmp_path / "folders/proc/pressure/memory").mkdir(parents=True, exist_ok=True)
-
-
-def test_a_group_of_which_only_the_limit_is_known(tree: Tree) -> None:
-    """What it holds can't be read: the limit is the most there can be."""
-    tree.write({"proc/self/cgroup": "0::/\n"} | v2("", max=300_000, current="?"))
-    assert system_memory.available_bytes(*tree.folders) == 300_000
 
 
 def test_resident_pages(tree: Tree) -> None:

@@ -6,12 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.models.tiny_models import tiny_llama
-
-CHAT = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
+from support.models.tiny_models import CHATML, tiny_llama
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +43,7 @@ def quiet_log(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with a chat template, 261 tokens and 2,048 tokens of context."""
-    return tiny_llama(tmp_path_factory.mktemp("cli") / "tiny.gguf", chat_template=CHAT, n_ctx_train=2048, n_vocab=261)
+    return tiny_llama(tmp_path_factory.mktemp("cli") / "tiny.gguf", chat_template=CHATML, n_ctx_train=2048, n_vocab=261)
 
 
 @pytest.fixture(scope="session")

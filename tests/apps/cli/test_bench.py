@@ -3,8 +3,7 @@
 import json
 import re
 import signal
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.processes.command_line import PATIENCE_S, run_here
+from support.processes.command_line import interrupt_when, run_here
 
 import edgedec
 from edgedec.api.engine import Engine
@@ -32,7 +31,6 @@ from edgedec_apps.bench.measure import (
     warm_up,
 )
 from edgedec_apps.bench.prompts import BenchRequest, one_of_each
-from edgedec_apps.cli.shown.progress import ProgressLine
 
 pytestmark = pytest.mark.usefixtures("drafting")
 
@@ -81,10 +79,7 @@ def test_the_order_changes_from_prompt_to_prompt_and_from_round_to_round() -> No
     log: list[str] = []
     ways = {name: run for name, run in logged(log, {"x": 4, "y": 4}).items() if name in (*"sa", PLAIN)}
     trials = measure([request("x"), request("y")], ways, CancelToken(), rounds=Rounds(2, 600))
-    assert log == [
-        *("x s", "x a", "x p", "y a", "y p", "y s"),
-        *("x a", "x p", "x s", "y p", "y s", "y a"),
-    ]
+    assert log == [*("x s", "x a", "x p", "y a", "y p", "y s"), *("x a", "x p", "x s", "y p", "y s", "y a")]
     assert [(one.request.id, one.round) for one in trials] == [("x", 0), ("y", 0), ("x", 1), ("y", 1)]
     assert all(list(one.runs) == ["s", "a", PLAIN] for one in trials)
 
@@ -104,17 +99,16 @@ def test_tasks_end_on_their_own() -> None:
     """A task of long answers ends after its first round, one of short answers goes on to the fifth."""
     requests = [request("long", "a"), request("short", "b")]
     told: list[Progress] = []
-    trials = measure(
-        requests, logged([], {"long": 700, "short": 10}), CancelToken(), on_progress=told.append, rounds=Rounds()
-    )
+    ways = logged([], {"long": 700, "short": 10})
+    trials = measure(requests, ways, CancelToken(), on_progress=told.append, rounds=Rounds())
     assert rounds_of(trials) == {"long": 1, "short": 5}
-    ways = len(logged([], {}))
-    totals = [*[10 * ways] * (ways + 1), *[6 * ways] * (5 * ways)]
+    n_ways = len(ways)
+    totals = [*[10 * n_ways] * (n_ways + 1), *[6 * n_ways] * (5 * n_ways)]
     assert [(one.phase, one.done, one.total) for one in told] == [
-        ("measuring the prompts", n, total) for n, total in zip(range(6 * ways + 1), totals, strict=True)
+        ("measuring the prompts", n, total) for n, total in enumerate(totals)
     ], "until a task's first round has ended, it counts with all rounds"
     left = [one.left_s for one in told if one.left_s is not None]
-    assert (len(left), left[-1]) == (6 * ways, 0.0)
+    assert (len(left), left[-1]) == (6 * n_ways, 0.0)
     assert left == sorted(left, reverse=True), "the time that is left only falls"
 
 
@@ -122,8 +116,7 @@ def test_a_cancelled_trial_does_not_count() -> None:
     """What was cancelled before all ways of a prompt had run leaves the trials before it."""
     log: list[str] = []
     ways = logged(log, {"x": 4, "y": 4}, stop_at=6)
-    trials = measure([request("x"), request("y")], ways, CancelToken())
-    assert rounds_of(trials) == {"x": 1}
+    assert rounds_of(measure([request("x"), request("y")], ways, CancelToken())) == {"x": 1}
     assert len(log) == 6
 
 
@@ -145,7 +138,6 @@ class FakeEngine:
         self._finish_reason = finish_reason
 
     def forget(self) -> None:
-        """Note it."""
         self.asked.append("forget")
 
     def generate(self, prompt: Sequence[int], **options: Any) -> Any:
@@ -203,11 +195,9 @@ class Remembering:
         return Draft.chain(self._known[at : at + min(n_max, 3)])
 
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        """Remember the text."""
         self._text.extend(verification.token_ids)
 
     def memory_bytes(self) -> int:
-        """Nothing worth counting."""
         return 0
 
 
@@ -305,7 +295,7 @@ def test_a_signal_prints_what_was_measured(
 ) -> None:
     """A signal after the first prompt ends with its figures, which say that they are not all, and a signal's status."""
     n_ways = 3  # with drafts, plainly, and plainly again
-    interrupt_after(monkeypatch, lambda one: (one.phase, one.done) == ("measuring the prompts", n_ways), number)
+    interrupt_when(monkeypatch, lambda one: (one.phase, one.done) == ("measuring the prompts", n_ways), number)
     result = run_here("bench", model, "--prompts", prompts, "-n", "4", "--json")
     assert (result.code, result.err) == (128 + number, f"edgedec: {word}\n")
     found = json.loads(result.out)
@@ -336,28 +326,6 @@ def test_what_is_lacking_is_said_first(
     monkeypatch.setattr(lacking, lambda *_: None)
     monkeypatch.setattr("edgedec_apps.bench.run._measure", lambda *_: pytest.fail("it began to measure"))
     run_here("bench", model, *args).failed(30, words)
-
-
-def interrupt_after(
-    monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Progress], bool], number: signal.Signals = signal.SIGINT
-) -> None:
-    """Make this process get a signal at a report of progress."""
-    seen = threading.Event()
-    cancel = CancelToken.cancel
-
-    def note(token: CancelToken) -> None:
-        cancel(token)
-        seen.set()
-
-    def report(_line: ProgressLine, progress: Progress) -> None:
-        if wanted(progress) and not seen.is_set():
-            main = threading.main_thread().ident
-            assert main is not None
-            signal.pthread_kill(main, number)
-            assert seen.wait(PATIENCE_S)
-
-    monkeypatch.setattr(ProgressLine, "report", report)
-    monkeypatch.setattr(CancelToken, "cancel", note)
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ TASKS = ["chat", "code_edit", "math_reasoning", "summarization", "translation"]
 
 
 def request(name: str, task: str = "chat") -> BenchRequest:
-    """Return a prompt."""
     return BenchRequest(name, task, (1,), 7)
 
 
@@ -44,9 +43,7 @@ def test_times_are_medians_over_rounds_and_sums_over_prompts() -> None:
         *(trial("b", (s, p, 1.0), round_=n) for n, (s, p) in enumerate([(2.0, 4.0), (1.0, 3.0), (9.0, 5.0)])),
     ]
     found = figures(trials)
-    assert found["tok_s"] == 16 / 3
-    assert found["plain_tok_s"] == 16 / 6
-    assert found["speedup"] == 2.0
+    assert (found["tok_s"], found["plain_tok_s"], found["speedup"]) == (16 / 3, 16 / 6, 2.0)
     assert found["request_speedup"] == 8 / 5
     assert (found["first_token_s"], found["plain_first_token_s"]) == (1.0, 1.0)
     assert (found["n_prompts"], found["n_rounds"]) == (2, 3)
@@ -80,11 +77,7 @@ def test_noise_is_plain_against_plain() -> None:
 
 def test_the_worst_prompt_has_more_than_one_token() -> None:
     """The least speedup of a prompt counts; a prompt of one token has no speed."""
-    trials = [
-        trial("a", (1.0, 2.0, 2.0)),
-        trial("b", (2.0, 1.0, 1.0)),
-        trial("c", (5.0, 1.0, 1.0), n_tokens=1),
-    ]
+    trials = [trial("a", (1.0, 2.0, 2.0)), trial("b", (2.0, 1.0, 1.0)), trial("c", (5.0, 1.0, 1.0), n_tokens=1)]
     assert worst_prompt(trials) == ("b", 0.5)
 
 
@@ -154,7 +147,6 @@ def test_the_first_prompts_of_every_task(tmp_path: Path) -> None:
 
 
 def prompt_file(folder: Path, rows: Sequence[Any]) -> Path:
-    """Write a file of prompts."""
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

@@ -27,13 +27,8 @@ from edgedec_runtimes.shared.cpu_count import usable_cores
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
-FOUND = {
-    "id": "someone/tiny-GGUF",
-    "downloads": 12345,
-    "gated": "auto",
-    "gguf": {"total": 1_000_000_000, "architecture": "llama"},
-    "tags": ["license:mit"],
-}
+FOUND: dict[str, Any] = {"id": "someone/tiny-GGUF", "downloads": 12345, "gated": "auto", "tags": ["license:mit"]}
+FOUND["gguf"] = {"total": 1_000_000_000, "architecture": "llama"}
 
 
 @pytest.fixture(autouse=True)
@@ -162,8 +157,7 @@ def test_info_of_a_reference() -> None:
     assert facts["size"] == "known when it is pulled"
     assert facts["memory"] == "from 4668.8 MB, for the weights alone"
     assert facts["speed"] == "medium, up to 12/s (tokens a second without drafts), as memory is read at 10.0 GB/s here"
-    assert facts["runtime"] == "cpu"
-    assert facts["draft"] == "head    none"
+    assert (facts["runtime"], facts["draft"]) == ("cpu", "head    none")
     document = json.loads(run_here("info", "lfm2-8b-a1b", "--json").out)
     assert (document["size_bytes"], document["path"]) == (None, None)
 

@@ -32,13 +32,11 @@ def test_the_chosen_text_is_printed_and_the_reason_said(model: Path) -> None:
     several = json.loads(run_here("run", model, "Hello", *WARM, "-k", "4", "--json").out)["texts"]
     found = run_here("run", model, "Hello", *WARM, "-k", "4", "--method", "likely", "--explain")
     best = max(range(4), key=lambda k: several[k]["logprob_sum"] / len(several[k]["token_ids"]))
-    assert found.code == 0
-    assert found.text == several[best]["text"] + "\n"
+    assert (found.code, found.text) == (0, several[best]["text"] + "\n")
     assert f"chosen: text {best + 1} of 4: its mean log-probability of a token" in found.err
     assert found.err.count("(length), ") == 4
     document = json.loads(run_here("run", model, "Hello", *WARM, "-k", "4", "--method", "likely", "--json").out)
-    assert document["choice"]["place"] == best
-    assert document["token_ids"] == several[best]["token_ids"]
+    assert (document["choice"]["place"], document["token_ids"]) == (best, several[best]["token_ids"])
     assert [text["token_ids"] for text in document["texts"]] == [text["token_ids"] for text in several]
 
 

@@ -163,12 +163,8 @@ def _in_shell(shell: str, home: Path, tmp_path: Path) -> list[str]:
         '_edgedec_completion edgedec; printf "%s\\n" "${COMPREPLY[@]}"',
         "fish": 'complete -C "edgedec run my-"',
     }
-    env = os.environ | {
-        "HOME": str(home),
-        "XDG_CONFIG_HOME": str(home / ".config"),
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-    }
-    ended = subprocess.run([shell, "-c", asks[shell]], env=os.environ | env, capture_output=True, text=True, check=True)
+    own = {"HOME": str(home), "XDG_CONFIG_HOME": str(home / ".config"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run([shell, "-c", asks[shell]], env=os.environ | own, capture_output=True, text=True, check=True)
     return ended.stdout.split()
 
 

@@ -1,13 +1,11 @@
 """edgedec run with files: read whole or searched, one or several, one question or more; what is said of it."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.models.tiny_bert import TinyBert
-from support.processes.command_line import Result, run_here
+from support.processes.command_line import run_here
 from support.texts.pdf_files import pdf_of
 
 from edgedec_apps.documents.files import read_document
@@ -18,13 +16,6 @@ pytestmark = pytest.mark.slow
 
 SHORT = ("-t", "0", "-n", "8", "--method=ignore-end", "--runtime", "cpu", "-c", "600")
 LINES = [f"Line {i} tells of thing {i * 7}." for i in range(1, 101)]
-
-
-def document(result: Result) -> dict[str, Any]:
-    """Return the one JSON object that standard output holds."""
-    assert result.code == 0, result
-    found: dict[str, Any] = json.loads(result.out)
-    return found
 
 
 @pytest.fixture
@@ -46,8 +37,8 @@ def test_what_fits_is_read_whole(model: Path, tmp_path: Path) -> None:
         ("two\n\nthree\n\nWhy?", (), paper.read_bytes()),
         (both, ("-f", note, "-f", paper), b""),
     ):
-        found = document(run_here("run", model, "Why?", *args, *SHORT, "--json", stdin=stdin))
-        alone = document(run_here("run", model, given, *SHORT, "--json"))
+        found = run_here("run", model, "Why?", *args, *SHORT, "--json", stdin=stdin).document()
+        alone = run_here("run", model, given, *SHORT, "--json").document()
         assert found["token_ids"] == alone["token_ids"]
         assert found["stats"]["n_prompt_tokens"] == alone["stats"]["n_prompt_tokens"]
         assert "search" not in found
@@ -56,11 +47,11 @@ def test_what_fits_is_read_whole(model: Path, tmp_path: Path) -> None:
 def test_what_is_too_long_is_searched_and_that_is_said(model: Path, book: Path) -> None:
     """The text is that of a prompt with the passages; they are told, with their places, and so is the sum."""
     found = run_here("run", model, "thing 441", "-f", book, *SHORT, "--json", "--explain")
-    read = document(found)["search"]
+    read = found.document()["search"]
     place = read["passages"][0]["place"]
     shown = "\n\n".join(f"[book.txt, {each['place']}]\n{each['text']}" for each in read["passages"])
-    alone = document(run_here("run", model, f"{shown}\n\nthing 441", *SHORT, "--json"))
-    assert document(found)["token_ids"] == alone["token_ids"]
+    alone = run_here("run", model, f"{shown}\n\nthing 441", *SHORT, "--json").document()
+    assert found.document()["token_ids"] == alone["token_ids"]
     assert LINES[62] in shown, "the line with thing 441"
     assert f"of {read['n_passages']} passages ({place}" in found.err
     assert f"read: book.txt, {place}: " in found.err
@@ -100,8 +91,7 @@ def test_the_passages_that_matter_are_read_and_their_place_is_said(
     path, places = made_books[kind]
     for place, question in zip(places, ("Who built the lighthouse?", "Where lies the key?"), strict=True):
         if command == "chat":
-            typed = f"/file {path}\n{question}\n".encode()
-            result = run_here("chat", model, *SHORT, stdin=typed)
+            result = run_here("chat", model, *SHORT, stdin=f"/file {path}\n{question}\n".encode())
         elif command == "run":
             result = run_here("run", model, question, "-f", path, *SHORT)
         else:
@@ -116,17 +106,17 @@ def test_the_passages_that_matter_are_read_and_their_place_is_said(
 def test_at_most_a_quarter_of_the_context_is_read_unless_a_number_is_given(model: Path, book: Path) -> None:
     """Where every passage matches; the method's key has its number of them."""
     question, long = "Line tells of the thing", ("-c", "1200")
-    short = document(run_here("run", model, question, "-f", book, *SHORT, *long, "--json"))
+    short = run_here("run", model, question, "-f", book, *SHORT, *long, "--json").document()
     assert short["stats"]["n_prompt_tokens"] < 1200 // 4 + 100  # the question and the template are not counted
     for n in (1, 4):
-        found = document(
-            run_here("run", model, question, "-f", book, *SHORT, *long, "--method", f"passages:n={n}", "--json")
-        )
+        found = run_here(
+            "run", model, question, "-f", book, *SHORT, *long, "--method", f"passages:n={n}", "--json"
+        ).document()
         assert found["search"]["n_read"] == n
     quoted = ("extract", model, question, "-f", book, "-c", "600", "--span-tokens", "8", "--json")
     for options, asked in ((("--passages", "2"), ("--method", "passages:2")), ((), ())):
-        found = document(run_here(*quoted, *options))  # the same passages are read for a quotation as for an answer
-        answered = document(run_here("run", model, question, "-f", book, *SHORT, "-c", "600", *asked, "--json"))
+        found = run_here(*quoted, *options).document()  # the same passages are read for a quotation as for an answer
+        answered = run_here("run", model, question, "-f", book, *SHORT, "-c", "600", *asked, "--json").document()
         assert found["search"] == answered["search"]
         assert found["search"]["n_read"] == 2 or not options
     for span in found["spans"]:
@@ -141,9 +131,9 @@ def test_answers_to_several_questions_are_those_to_each_alone(model: Path, book:
     note.write_text("\n".join(LINES[:10]), encoding="utf-8")
     asked = ("Which thing?", "thing 441", "Why?")
     for file in (note, book):
-        together = document(run_here("run", model, *asked[:2], "-f", file, *SHORT, "--json"))["answers"]
+        together = run_here("run", model, *asked[:2], "-f", file, *SHORT, "--json").document()["answers"]
         for question, answer in zip(asked[:2], together, strict=True):
-            alone = document(run_here("run", model, question, "-f", file, *SHORT, "--json"))
+            alone = run_here("run", model, question, "-f", file, *SHORT, "--json").document()
             assert (answer["question"], answer["token_ids"]) == (question, alone["token_ids"])
             assert answer.get("search") == alone.get("search")
             assert ("search" in alone) == (file == book)
@@ -161,9 +151,9 @@ def test_a_text_too_many_is_drawn_for_each_question(model: Path, tmp_path: Path)
     note = tmp_path / "note.txt"
     note.write_text("abc\n", encoding="utf-8")
     how = ("-f", note, "-n", "6", "-k", "2", "--seed", "5", "--stop", "a", "--runtime", "cpu", "-c", "600", "--json")
-    together = document(run_here("run", model, "x", "y", *how))["answers"]
+    together = run_here("run", model, "x", "y", *how).document()["answers"]
     for question, answer in zip("xy", together, strict=True):
-        alone = document(run_here("run", model, question, *how))
+        alone = run_here("run", model, question, *how).document()
         assert [text["token_ids"] for text in answer["texts"]] == [text["token_ids"] for text in alone["texts"]]
 
 
@@ -171,8 +161,8 @@ def test_passages_may_be_ranked_by_an_embedding_model(model: Path, book: Path, t
     """The best passage by its vectors is read first; the same ones are read again."""
     bert = TinyBert(seed=1).write_gguf(tmp_path / "bert.gguf", pooling_type=1)
     asked = ("run", model, "thing 441", "-f", book, *SHORT, "--method", f"passages:model={bert}", "--json")
-    read = document(run_here(*asked))["search"]
-    assert read == document(run_here(*asked))["search"]
+    read = run_here(*asked).document()["search"]
+    assert read == run_here(*asked).document()["search"]
 
     import edgedec
 

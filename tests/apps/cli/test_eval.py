@@ -3,9 +3,7 @@
 import json
 import math
 import shutil
-import signal
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,16 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.models.tiny_models import BOS, byte_ids, tiny_llama
-from support.processes.command_line import PATIENCE_S, run_here
+from support.processes.command_line import interrupt_when, run_here
 
 import edgedec
 from edgedec.errors import RequestError
 from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.model import Forward, LayerSet, Session
 from edgedec.model_card import Capabilities
-from edgedec.progress import CancelToken, Progress
+from edgedec.progress import CancelToken
 from edgedec.tokenizer import added_around
-from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.evaluation.evaluate import (
     DEFAULT_TEXT,
     Distribution,
@@ -49,7 +46,6 @@ Rows = NDArray[np.float32]
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    """The text as a file."""
     path = tmp_path / "a text.txt"
     path.write_text(TEXT, encoding="utf-8")
     return path
@@ -58,9 +54,8 @@ def text(tmp_path: Path) -> Path:
 def document(*args: Any) -> dict[str, Any]:
     """Return what the command prints with --json, when it succeeds and says nothing else."""
     result = run_here("eval", *args, "--json")
-    assert (result.code, result.err) == (0, ""), result
-    found: dict[str, Any] = json.loads(result.out)
-    return found
+    assert result.err == "", result
+    return result.document()
 
 
 # The figures
@@ -73,10 +68,8 @@ def plain_logits(model: Path, n_window: int, layers: Sequence[int] | None = None
     with edgedec.load(model, runtime="reference", draft=None, n_ctx=n_window, **options) as engine:
         mask = None if layers is None else LayerSet.of(2, layers)
         session = engine.session()
-        rows = [
-            session.forward(np.array(part[:-1], np.int32), n_past=0, layers=mask, rows="all").logits.astype(np.float64)
-            for part in parts
-        ]
+        texts = [np.array(part[:-1], np.int32) for part in parts]
+        rows = [session.forward(text, n_past=0, layers=mask, rows="all").logits.astype(np.float64) for text in texts]
     return np.concatenate(rows)
 
 
@@ -99,15 +92,9 @@ def test_the_figures_are_those_of_plain_numpy(model: Path, text: Path, n_window:
     settings = ("--kv-type", "f16", "--kv-type", "f32", "--layers", "all", "--layers", "1")
     found = document(model, "--text", text, "--window", str(n_window), *settings)
     base = plain_logits(model, n_window)
-    expected = [
-        plain_figures(base, here)
-        for here in (
-            base,
-            plain_logits(model, n_window, [1]),
-            plain_logits(model, n_window, kv_type="f32"),
-            plain_logits(model, n_window, [1], kv_type="f32"),
-        )
-    ]
+    others = [plain_logits(model, n_window, [1]), plain_logits(model, n_window, kv_type="f32")]
+    others.append(plain_logits(model, n_window, [1], kv_type="f32"))
+    expected = [plain_figures(base, here) for here in (base, *others)]
     for row, figures in zip(found["rows"], expected, strict=True):
         assert {name: row[name] for name in figures} == pytest.approx(figures, rel=1e-9, abs=1e-12)
         assert row["n_positions"] == 52
@@ -205,7 +192,6 @@ class Scripted:
         self.calls: list[tuple[int, int]] = []
 
     def forward(self, tokens: NDArray[np.int32], *, n_past: int, layers: Any = None, rows: str = "last") -> Forward:
-        """Return the rows of these positions."""
         assert rows == "all" or len(tokens) == 1
         self.calls.append((n_past, len(tokens)))
         return Forward(self._rows[n_past : n_past + len(tokens)])
@@ -274,19 +260,11 @@ def test_json_holds_everything(model: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     found = document(model, "--text", text, "--window", "30", "--kv-type", "f32", "--threads", "1", "--json-out", out)
     assert found == json.loads(out.read_text())
-    assert found.keys() == ROW | {
-        *("baseline", "rows", "text", "text_sha256", "n_tokens", "n_windows", "interrupted", "versions")
-    }
+    more = {"baseline", "rows", "text", "text_sha256", "n_tokens", "n_windows", "interrupted", "versions"}
+    assert found.keys() == ROW | more
     assert found["rows"] == [found["baseline"], {name: found[name] for name in ROW}]
-    assert found["settings"] == {
-        "model": str(model),
-        "runtime": "reference",
-        "kv_type": "f32",
-        "layers": "all",
-        "layer_skip": None,
-        "window": 30,
-        "threads": 1,
-    }
+    settings = {"model": str(model), "runtime": "reference", "kv_type": "f32", "layers": "all", "layer_skip": None}
+    assert found["settings"] == settings | {"window": 30, "threads": 1}
     assert found["baseline"]["settings"] == found["settings"] | {"kv_type": "f16"}
     assert (found["baseline"]["kl_mean"], found["baseline"]["top1"]) == (0.0, 1.0)
     assert (found["text"], found["n_tokens"], found["n_windows"], found["n_positions"]) == (str(text), 52, 2, 52)
@@ -298,8 +276,7 @@ def test_the_baseline_alone(model: Path, text: Path) -> None:
     """Without settings, and with the default ones spelled out, there is one row, the baseline's."""
     for args in ((), ("--kv-type", "f16", "--layers", "all")):
         found = document(model, "--text", text, *args)
-        assert found["rows"] == [found["baseline"]]
-        assert found["ppl"] == found["baseline"]["ppl"]
+        assert (found["rows"], found["ppl"]) == ([found["baseline"]], found["baseline"]["ppl"])
 
 
 @pytest.mark.slow
@@ -437,19 +414,15 @@ def test_the_picture_in_plain_text(layered: Path, text: Path) -> None:
     lines = result.text.splitlines()
     picture = lines[lines.index("same top-1") :]
     assert picture[1].lstrip().startswith("100.0 % |")
-    assert [line for line in picture if line[:3] in ("a  ", "b  ", "c  ")] == [
-        "a  f16 (baseline)",
-        "b  f16, skip 1.1",
-        "c  f16, skip 1.4",
-    ]
+    named = [line for line in picture if line[:3] in ("a  ", "b  ", "c  ")]
+    assert named == ["a  f16 (baseline)", "b  f16, skip 1.1", "c  f16, skip 1.4"]
 
 
 def test_places_in_the_picture() -> None:
     """The best is on top, the fastest at the right; two in one place get another mark, and one alone has room."""
     slow, fast = Point("a", "slow", 10.0, 1.0, 0.0), Point("b", "fast", 20.0, 0.5, 1.0)
     drawn = text_plot([slow, fast])
-    assert drawn[1] == "100.0 % |a"
-    assert drawn[14] == " 50.0 % |" + " " * 59 + "b"
+    assert (drawn[1], drawn[14]) == ("100.0 % |a", " 50.0 % |" + " " * 59 + "b")
     assert drawn[16] == "         10.0" + " " * 46 + "20.0 tok/s"
     assert text_plot([slow, fast, Point("c", "as slow", 10.0, 1.0, 0.0)])[1] == "100.0 % |*"
     assert text_plot([slow])[8].endswith("|" + " " * 30 + "a")
@@ -492,44 +465,23 @@ def test_figures_have_their_errors() -> None:
 # Interrupts
 
 
-@pytest.fixture
-def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return a function that makes this process get a Ctrl-C when that many tokens have been evaluated."""
-    seen = threading.Event()
-    cancel = CancelToken.cancel
-
-    def note(token: CancelToken) -> None:
-        cancel(token)
-        seen.set()
-
-    def arrange(n_tokens: int) -> None:
-        def report(_line: ProgressLine, progress: Progress) -> None:
-            if progress.phase == "evaluating" and progress.done >= n_tokens and not seen.is_set():
-                main = threading.main_thread().ident
-                assert main is not None
-                signal.pthread_kill(main, signal.SIGINT)
-                assert seen.wait(PATIENCE_S)
-
-        monkeypatch.setattr(ProgressLine, "report", report)
-
-    monkeypatch.setattr(CancelToken, "cancel", note)
-    return arrange
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, n_tokens: int) -> None:
+    """Make this process get a Ctrl-C when that many tokens have been evaluated."""
+    interrupt_when(monkeypatch, lambda progress: progress.phase == "evaluating" and progress.done >= n_tokens)
 
 
-def test_ctrl_c_reports_the_windows_that_are_finished(
-    model: Path, text: Path, interrupt_at: Callable[[int], None]
-) -> None:
+def test_ctrl_c_reports_the_windows_that_are_finished(model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C after the first of two windows ends with that one's figures, which say so, and exit code 130."""
-    interrupt_at(26)
+    interrupt_at(monkeypatch, 26)
     result = run_here("eval", model, "--text", text, "--window", "27", "--layers", "0", "--json")
     assert (result.code, result.err) == (130, "edgedec: interrupted\n")
     found = json.loads(result.out)
     assert (found["interrupted"], found["n_windows"], found["n_positions"], len(found["rows"])) == (True, 1, 26, 2)
 
 
-def test_ctrl_c_in_the_first_window(model: Path, text: Path, interrupt_at: Callable[[int], None]) -> None:
+def test_ctrl_c_in_the_first_window(model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to report yet."""
-    interrupt_at(1)
+    interrupt_at(monkeypatch, 1)
     run_here("eval", model, "--text", text, "--json").failed(130, "before a window was finished")
 
 

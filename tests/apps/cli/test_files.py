@@ -14,7 +14,6 @@ needs_full_device = pytest.mark.skipif(not FULL.is_char_device(), reason="no /de
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """An empty folder."""
     path = tmp_path / "out"
     path.mkdir()
     return path
@@ -102,11 +101,7 @@ def test_a_cache_that_takes_no_tiles_is_said_once(model: Path, cache: Path) -> N
         f"tiny.gguf: the tiles are made in memory, at each start: the cache can't be used: [Errno 17] File exists: "
         f"'{cache / 'tiles'}'; make the folder writable, or name another folder (EDGEDEC_CACHE)"
     )
-    for options, lines in (
-        ((), [f"edgedec: {line}"]),
-        (("--quiet",), []),
-        (("--runtime-option", "tile_cache=no"), []),
-    ):
+    for options, lines in (((), [f"edgedec: {line}"]), (("--quiet",), []), (("--runtime-option", "tile_cache=no"), [])):
         result = run_here(*run, *options)
         assert (result.code, [one for one in result.err.splitlines() if "cache" in one]) == (0, lines)
     verbose = run_here(*run, "--verbose").err.splitlines()

@@ -7,25 +7,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support.processes.command_line import (
     ENDLESS,
-    PATIENCE_S,
     TOO_LONG,
     finish,
+    interrupt_when,
     run_here,
     start,
     start_shell,
     wait_for_reader,
 )
 
-from edgedec.progress import CancelToken, Progress
+from edgedec.progress import CancelToken
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
-from edgedec_apps.cli.shown import progress as cli_progress
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="POSIX signals and FIFOs")]
 
@@ -33,27 +31,11 @@ STOPPING = "edgedec: stopping; Ctrl-C again ends at once"  # what a busy machine
 
 
 @pytest.fixture
-def interrupt_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Return a function that makes this process get a Ctrl-C at the first progress of a phase."""
-    seen = threading.Event()
-    cancel = CancelToken.cancel
-
-    def note(token: CancelToken) -> None:
-        cancel(token)
-        seen.set()
-
-    def arrange(phase: str) -> None:
-        def report(_line: cli_progress.ProgressLine, progress: Progress) -> None:
-            if progress.phase == phase and not seen.is_set():
-                main = threading.main_thread().ident
-                assert main is not None
-                signal.pthread_kill(main, signal.SIGINT)
-                assert seen.wait(PATIENCE_S)
-
-        monkeypatch.setattr(cli_progress.ProgressLine, "report", report)
-
-    monkeypatch.setattr(CancelToken, "cancel", note)
-    return arrange
+def fifo(tmp_path: Path) -> Path:
+    """A pipe that nobody writes into."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
 
 
 def first_text(process: "subprocess.Popen[bytes]") -> bytes:
@@ -81,10 +63,10 @@ def test_an_interrupted_generation_keeps_its_text(model: Path) -> None:
 
 @pytest.mark.parametrize(("runtime", "n_characters"), [("reference", 5000), ("llamacpp", 50_000)])
 def test_an_interrupted_prefill_ends_without_text(
-    model: Path, interrupt_at: Callable[[str], None], runtime: str, n_characters: int
+    model: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, n_characters: int
 ) -> None:
     """Ctrl-C in the middle of a long prompt ends with a summary of no tokens, and JSON says the same."""
-    interrupt_at("prefill")
+    interrupt_when(monkeypatch, lambda progress: progress.phase == "prefill")
     result = run_here("run", model, "x" * n_characters, *ENDLESS, "--runtime", runtime, "--draft", "off", "--json")
     assert result.code == 130
     document = json.loads(result.out)
@@ -93,9 +75,9 @@ def test_an_interrupted_prefill_ends_without_text(
     assert result.err == f"edgedec: {TOO_LONG}\n{summary}\nedgedec: interrupted\n"
 
 
-def test_an_interrupted_load_ends_without_a_report(model: Path, interrupt_at: Callable[[str], None]) -> None:
+def test_an_interrupted_load_ends_without_a_report(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while llama.cpp loads is a CancelledError that names the file."""
-    interrupt_at("load")
+    interrupt_when(monkeypatch, lambda progress: progress.phase == "load")
     run_here("run", model, "Hello", "--runtime", "llamacpp").failed(130, "loading tiny.gguf: cancelled")
 
 
@@ -118,10 +100,8 @@ def test_json_holds_what_was_generated_before_ctrl_c(
     assert [path.name for path in tmp_path.glob("a.json*")] == ["a.json"]
 
 
-def test_ctrl_c_while_the_prompt_is_read(model: Path, tmp_path: Path) -> None:
+def test_ctrl_c_while_the_prompt_is_read(model: Path, fifo: Path) -> None:
     """Ctrl-C while the prompt comes from a pipe that gives nothing ends with 130."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
     process = start("run", model, "-f", fifo)
     other_end = wait_for_reader(fifo)
     time.sleep(0.5)  # a signal in the microseconds between opening and reading is seen by Python after the read only
@@ -148,19 +128,18 @@ def test_a_pipe_beside_a_prompt_that_never_ends_is_said(model: Path) -> None:
     assert (result.code, n_prompt_tokens) == (0, 1 + len("<user>late\n\nHello</><assistant>"))
 
 
-def test_a_second_ctrl_c_ends_what_does_not_stop(model: Path, tmp_path: Path) -> None:
-    """Work that hangs is told once that it stops; the next Ctrl-C ends the process with 130."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_ends_what_does_not_stop(model: Path, fifo: Path, number: int, code: int) -> None:
+    """Work that hangs is told once that it stops; the next Ctrl-C or SIGTERM ends the process with its own code."""
     process = start("run", model, "Hello", "--chat-template", fifo)
     other_end = wait_for_reader(fifo)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     assert b"Ctrl-C again" in process.stderr.readline()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     result = finish(process)
     os.close(other_end)
-    assert (result.code, result.out, result.err) == (130, b"", "")
+    assert (result.code, result.out, result.err) == (code, b"", "")
 
 
 def test_sigterm_leaves_no_half_files(model: Path, tmp_path: Path) -> None:
@@ -177,12 +156,10 @@ def test_sigterm_leaves_no_half_files(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
-def test_a_signal_during_a_load_ends_with_its_own_code(model: Path, tmp_path: Path, name: str, code: int) -> None:
+def test_a_signal_during_a_load_ends_with_its_own_code(model: Path, fifo: Path, name: str, code: int) -> None:
     """A load that a signal cancels ends with 128 and the signal's number, whatever the load itself raises."""
     if signal.getsignal(signal.Signals[name]) is signal.SIG_IGN:
         pytest.skip(f"{name} is ignored here, as under nohup, and edgedec leaves it so")
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
     process = start("run", model, "Hello", "--chat-template", fifo)
     other_end = wait_for_reader(fifo)
     process.send_signal(signal.Signals[name])
@@ -192,25 +169,8 @@ def test_a_signal_during_a_load_ends_with_its_own_code(model: Path, tmp_path: Pa
     assert result.err.splitlines()[-1] == "edgedec: terminated"
 
 
-def test_a_second_signal_decides_the_code_of_what_hangs(model: Path, tmp_path: Path) -> None:
-    """SIGTERM while work that Ctrl-C could not stop goes on ends the process at once with 143."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    process = start("run", model, "Hello", "--chat-template", fifo)
-    other_end = wait_for_reader(fifo)
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    assert b"Ctrl-C again" in process.stderr.readline()
-    process.send_signal(signal.SIGTERM)
-    result = finish(process)
-    os.close(other_end)
-    assert (result.code, result.out, result.err) == (143, b"", "")
-
-
-def test_an_ignored_ctrl_c_stays_ignored(model: Path, tmp_path: Path) -> None:
+def test_an_ignored_ctrl_c_stays_ignored(model: Path, fifo: Path) -> None:
     """A job of a script that ignores Ctrl-C, as background jobs do, runs to its end."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
     process = start_shell('trap "" INT; exec "$@"', "run", model, "-f", fifo, "-n", "2", "-q")
     other_end = wait_for_reader(fifo)
     process.send_signal(signal.SIGINT)

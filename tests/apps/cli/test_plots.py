@@ -32,11 +32,9 @@ class Drawn:
 
     @property
     def texts(self) -> list[str]:
-        """All texts."""
         return ["".join(node.itertext()).strip() for node in self.root.iter(f"{SVG}text")]
 
     def ids(self, beginning: str) -> list[str]:
-        """The ids that begin so."""
         return [name for node in self.root.iter() if (name := node.get("id", "")).startswith(beginning)]
 
     def group(self, name: str) -> ElementTree.Element:
@@ -63,7 +61,6 @@ class Drawn:
         return min(values), max(values)
 
     def first_tick(self, axis: str, axes: int = 1) -> float:
-        """The value where an axis begins."""
         return self._ticks(axis, axes)[0][1]
 
     def _ticks(self, axis: str, axes: int) -> list[tuple[float, float]]:
@@ -134,15 +131,9 @@ def test_an_axis_has_its_numbers_in_full(tmp_path: Path) -> None:
 def test_a_plan_is_drawn_to_scale(tmp_path: Path, cap: int | None, line: tuple[float, float] | None) -> None:
     """Each term begins where the one before it ends, the total at zero; a cap far beyond is said, not drawn."""
     terms = [("weights", 200_000_000, False), ("KV cache", 50_000_000, True), ("logits", 1_000_000, False)]
-    document = {
-        "model": "m",
-        "setting": {"context": 512},
-        "terms": [{"name": name, "n_bytes": n_bytes, "grows": grows} for name, n_bytes, grows in terms],
-        "total_bytes": 251_000_000,
-        "cap_bytes": cap,
-        "cap_name": "allowed",
-        "partial": False,
-    }
+    rows = [{"name": name, "n_bytes": n_bytes, "grows": grows} for name, n_bytes, grows in terms]
+    document = {"model": "m", "setting": {"context": 512}, "terms": rows, "total_bytes": 251_000_000}
+    document |= {"cap_bytes": cap, "cap_name": "allowed", "partial": False}
     write_plan(tmp_path / "p.svg", document)
     drawn = Drawn(tmp_path / "p.svg")
     assert drawn.first_tick("x") == 0
@@ -182,7 +173,6 @@ def test_an_evaluation_is_drawn_with_its_errors(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model."""
     return tiny_llama(tmp_path_factory.mktemp("pictures") / "tiny.gguf", n_ctx_train=2048)
 
 

@@ -19,7 +19,6 @@ AUTO = ("--runtime", "auto", "--threads", "1")
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny cross-encoder."""
     pytest.importorskip("llama_cpp")
     return tiny_cross_encoder(tmp_path_factory.mktemp("rank") / "bert.gguf")
 

@@ -132,10 +132,7 @@ def test_info_tells_what_the_header_says(own_models: Path) -> None:
     assert (found["n_ctx_train"], found["n_ctx_default"]) == (2048, 2048)
     defaults = found["sampling_defaults"]
     assert (defaults["temperature"], defaults["top_p"], found["sampling_defaults_from"]) == (0.7, 0.95, "edgedec")
-    assert {name: found["runtimes"][name] for name in ("llamacpp", "reference")} == {
-        "llamacpp": None,
-        "reference": None,
-    }
+    assert found["runtimes"].items() >= {"llamacpp": None, "reference": None}.items()
 
 
 @pytest.mark.slow

@@ -1,31 +1,20 @@
 """edgedec run: where the prompt comes from, and what is printed where."""
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.processes.command_line import Result, run_here
+from support.processes.command_line import run_here
 
 GREEDY = ("-t", "0", "-n", "8", "--method=ignore-end")
-
-
-def document(result: Result) -> dict[str, Any]:
-    """Return the one JSON object that standard output holds."""
-    assert result.code == 0, result
-    assert result.out.isascii()
-    found: dict[str, Any] = json.loads(result.out)
-    return found
 
 
 def test_text_goes_to_standard_output_and_the_summary_to_standard_error(model: Path) -> None:
     """Standard output holds the generated text and a line end; the summary is one line on standard error."""
     result = run_here("run", model, "Hello", *GREEDY, "--draft", "off", "--json")
-    text = document(result)["text"]
+    text = result.document()["text"]
     shown = run_here("run", model, "Hello", *GREEDY, "--draft", "off")
-    assert shown.code == 0
-    assert shown.text == f"{text}\n"
+    assert (shown.code, shown.text) == (0, f"{text}\n")
     (line,) = shown.err.splitlines()
     assert line.startswith("first token ")
     assert line.endswith("8 tokens (length)")
@@ -34,20 +23,20 @@ def test_text_goes_to_standard_output_and_the_summary_to_standard_error(model: P
 @pytest.mark.slow
 def test_the_prompt_is_the_same_by_argument_file_and_pipe(model: Path, tmp_path: Path) -> None:
     """Argument, --file, --file - and standard input give one text, with or without a BOM and a last line end."""
-    expected = document(run_here("run", model, "Grüße\nan alle", *GREEDY, "--json"))["token_ids"]
+    expected = run_here("run", model, "Grüße\nan alle", *GREEDY, "--json").document()["token_ids"]
     file = tmp_path / "prompt ü.txt"
     for data in ("Grüße\nan alle", "Grüße\nan alle\n", "\ufeffGrüße\nan alle\r\n"):
         file.write_bytes(data.encode())
         for args in (("-f", str(file)), ("-f", "-"), ()):
             result = run_here("run", model, *args, *GREEDY, "--json", stdin=data.encode())
-            assert document(result)["token_ids"] == expected
+            assert result.document()["token_ids"] == expected
 
 
 def test_raw_continues_the_text_without_the_template(model: Path) -> None:
     """--raw evaluates the prompt and the BOS only; the template adds its own tokens, and --system more."""
 
     def n_prompt_tokens(*args: str) -> int:
-        return int(document(run_here("run", model, "abc", *args, *GREEDY, "--json"))["stats"]["n_prompt_tokens"])
+        return int(run_here("run", model, "abc", *args, *GREEDY, "--json").document()["stats"]["n_prompt_tokens"])
 
     assert n_prompt_tokens("--raw") == 1 + 3
     assert n_prompt_tokens() == 1 + len("<user>abc</><assistant>")
@@ -65,7 +54,7 @@ def test_without_a_template_the_text_is_continued_and_that_is_said(plain_model: 
 
 def test_json_is_one_object_and_nothing_else(model: Path) -> None:
     """--json prints one object with text, tokens, reason and counts; the text itself is not printed besides."""
-    found = document(run_here("run", model, "Hello", *GREEDY, "--json", "--seed", "7", "--logprobs", "2"))
+    found = run_here("run", model, "Hello", *GREEDY, "--json", "--seed", "7", "--logprobs", "2").document()
     assert list(found) == ["model", "text", "token_ids", "finish_reason", "logprob_sum", "stats", "logprobs", "memory"]
     assert (found["model"], found["finish_reason"]) == (str(model), "length")
     assert found["stats"]["seed"] == 7
@@ -75,7 +64,7 @@ def test_json_is_one_object_and_nothing_else(model: Path) -> None:
 def test_a_text_ends_where_the_model_is_unsure(model: Path) -> None:
     """stop-unsure says in the JSON object and in the summary why the text ended; a value out of range is refused."""
     result = run_here("run", model, "Hello", *GREEDY, "--json", "--method", "stop-unsure:0.99")
-    found = document(result)
+    found = result.document()
     assert (found["finish_reason"], found["token_ids"]) == ("unsure", [])
     assert 0 < found["stats"]["chance_right"] < 0.99
     assert "the model was unsure" in result.err
@@ -87,8 +76,7 @@ def test_a_text_ends_where_the_model_is_unsure(model: Path) -> None:
 def test_quiet_says_nothing(model: Path) -> None:
     """-q leaves standard error empty."""
     result = run_here("run", model, "Hello", *GREEDY, "-q")
-    assert result.code == 0
-    assert result.err == ""
+    assert (result.code, result.err) == (0, "")
     assert result.out
 
 
@@ -107,12 +95,12 @@ def test_options_by_environment(model: Path) -> None:
     env = {"EDGEDEC_MAX_TOKENS": "3", "EDGEDEC_TEMPERATURE": "0", "EDGEDEC_QUIET": "1"}
     run = ("run", model, "Hello", "--method=ignore-end", "--json")
     result = run_here(*run, env=env)
-    found = document(result)
+    found = result.document()
     assert (len(found["token_ids"]), result.err) == (3, "")
-    assert len(document(run_here(*run, "-n", "5", env=env))["token_ids"]) == 5
+    assert len(run_here(*run, "-n", "5", env=env).document()["token_ids"]) == 5
     first, second, *_ = found["token_ids"]
     bias = [word for token in (first, second) for word in ("--logit-bias", f"{token}=-inf")]
-    banned = document(run_here(*run, *bias, env=env))
+    banned = run_here(*run, *bias, env=env).document()
     assert not {first, second} & set(banned["token_ids"])
 
 
@@ -124,14 +112,14 @@ def test_an_empty_variable_is_no_option(model: Path) -> None:
 @pytest.mark.slow
 def test_an_argument_with_content_is_one_prompt(model: Path, tmp_path: Path) -> None:
     """A file or a pipe, and then the argument, behind an empty line; a blank one leaves the argument as it is."""
-    expected = document(run_here("run", model, "x = 1\n\nExplain this", *GREEDY, "--json"))["token_ids"]
-    alone = document(run_here("run", model, "Explain this", *GREEDY, "--json"))["token_ids"]
+    expected = run_here("run", model, "x = 1\n\nExplain this", *GREEDY, "--json").document()["token_ids"]
+    alone = run_here("run", model, "Explain this", *GREEDY, "--json").document()["token_ids"]
     file = tmp_path / "a.py"
     for content, token_ids in ((b"x = 1\r\n", expected), (b"x = 1", expected), (b"", alone), (b" \n", alone)):
         file.write_bytes(content)
         for args, stdin in ((("-f", file), b"not read"), (("-f", "-"), content), ((), content)):
             result = run_here("run", model, "Explain this", *args, *GREEDY, "--json", stdin=stdin)
-            assert document(result)["token_ids"] == token_ids
+            assert result.document()["token_ids"] == token_ids
     run_here("run", model, "Explain this", stdin=b"a\xff").failed(40, "standard input is not UTF-8")
     run_here("run", model, "", stdin=b"\n").failed(40, "empty")
 
@@ -162,7 +150,7 @@ def test_any_path_is_a_model(model: Path, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     for runtime in ("reference", "llamacpp"):
         result = run_here("run", "--runtime", runtime, *GREEDY, "--json", "--", name, "Hello")
-        assert os.fsencode(str(document(result)["model"])) == os.fsencode(name)
+        assert os.fsencode(str(result.document()["model"])) == os.fsencode(name)
 
 
 @pytest.mark.slow
@@ -178,8 +166,8 @@ def test_the_real_model_answers(smollm_path: Path) -> None:
 def test_several_texts_are_those_of_the_seeds_after(model: Path) -> None:
     """-k 3 prints three texts, each below its number, and in JSON as a list; text k is that of the seed plus k."""
     warm = ("-t", "1", "-n", "8", "--method=ignore-end", "--draft", "off")
-    alone = [document(run_here("run", model, "Hello", *warm, "--seed", str(5 + k), "--json")) for k in range(3)]
-    found = document(run_here("run", model, "Hello", *warm, "--seed", "5", "-k", "3", "--json"))
+    alone = [run_here("run", model, "Hello", *warm, "--seed", str(5 + k), "--json").document() for k in range(3)]
+    found = run_here("run", model, "Hello", *warm, "--seed", "5", "-k", "3", "--json").document()
     assert [text["token_ids"] for text in found["texts"]] == [text["token_ids"] for text in alone]
     assert all(text["logprob_sum"] < 0 for text in found["texts"])
     shown = run_here("run", model, "Hello", *warm, "--seed", "5", "--texts", "3")

@@ -108,17 +108,6 @@ def test_a_check_of_the_server_is_refused_by_its_option(model: Path, check: str,
     run_here("serve", model, "--check", check).failed(40, f"--check is {check.removeprefix('a=')!r}; {words}")
 
 
-def test_python_is_told_its_arguments(model: Path) -> None:
-    """The same refusals, unchanged."""
-    for options, words in (
-        ({"n_ctx": 0}, "n_ctx is 0; "),
-        ({"n_gpu_layers": 3}, "leave device and n_gpu_layers out"),
-        ({"n_draft_max": 0}, "n_draft_max is 0; "),
-    ):
-        with pytest.raises(EdgedecError, match=re.escape(words)):
-            edgedec.load(model, runtime="cpu", **options)  # type: ignore[arg-type]
-
-
 def test_what_a_message_quotes_stays() -> None:
     """Only what an error marks as an argument becomes an option: names in paths and texts are no options."""
     quoted = "/models/n_ctx is 5/kv_type.gguf: leave max_tokens out, or use seed"

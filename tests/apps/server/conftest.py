@@ -2,11 +2,20 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.models.seeing_model import seeing_model
 from support.models.tiny_models import tiny_llama
 from support.processes.running_server import CHAT, Running, started
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[Any]:
+    """OpenAI's client, pointed at the server of the file."""
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

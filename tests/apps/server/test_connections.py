@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.processes.running_server import ENDLESS, PATIENCE_S, Running, messages, started, wait_until
+from support.processes.running_server import ENDLESS, PATIENCE_S, Running, messages, metric, started, wait_until
 
 HALF_HEADER = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 ASKED = json.dumps({"messages": messages("x"), "max_tokens": 3, "temperature": 0}).encode()
@@ -30,13 +30,8 @@ def few(chat_path: Path) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def patient(chat_path: Path) -> Iterator[Running]:
     """A server of as many connections, for texts without an end; no time is up while this machine does other things."""
-    wait_s = 10 * PATIENCE_S
-    limits: dict[str, Any] = {
-        "n_connections": 8,
-        "n_per_address": 4,
-        "header_timeout_s": wait_s,
-        "body_timeout_s": wait_s,
-    }
+    limits: dict[str, Any] = dict.fromkeys(("header_timeout_s", "body_timeout_s"), 10 * PATIENCE_S)
+    limits |= {"n_connections": 8, "n_per_address": 4}
     with started(chat_path, api_key="sesame", load_options={"n_ctx": 100_000}, **limits) as running:
         yield running
 
@@ -52,7 +47,6 @@ def connected(running: Running, n: int = 1, source: str = "127.0.0.1") -> Iterat
 
 
 def request(path: str = "/v1/chat/completions", body: bytes = ASKED, more: str = "", version: str = "1.1") -> bytes:
-    """Return a request's bytes."""
     head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\n{more}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -109,21 +103,14 @@ def test_a_second_header_that_does_not_come(few: Running) -> None:
 def test_the_oldest_that_waits_makes_room(patient: Running) -> None:
     """A fifth connection of an address closes its oldest without a whole header, not one that was answered, or asks."""
     patient.client.get("/health")  # one that is between two requests
-    wait_until(lambda: connections(patient) == 1, "those of the test before are still there")
+    wait_until(lambda: metric(patient, "connections") == 1, "those of the test before are still there")
     with connected(patient, 2) as (first, second), connected(patient) as (third,):
         first.sendall(HALF_HEADER)
-        wait_until(lambda: connections(patient) == 4, "they are not there")
+        wait_until(lambda: metric(patient, "connections") == 4, "they are not there")
         with connected(patient) as (fourth,):
             wait_until(lambda: is_closed(first), "the oldest is still there")
             assert (is_closed(second), is_closed(third), is_closed(fourth)) == (False, False, False)
             assert patient.client.get("/health").status_code == 200
-
-
-def connections(running: Running) -> int:
-    """Return how many connections the server has, by its metrics."""
-    found = re.search(r"^edgedec_connections ([0-9]+)$", running.client.get("/metrics").text, re.MULTILINE)
-    assert found is not None
-    return int(found[1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback has one address")
@@ -201,14 +188,14 @@ def test_an_answer_that_nobody_reads(few: Running, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("edgedec_apps.server.connections._SLACK_S", 0.5)
     monkeypatch.setattr(few.service, "settings", replace(few.service.settings, timeout_s=0.5))
     few.client.get("/health")
-    n_before = connections(few)
+    n_before = metric(few, "connections")
     with connected(few) as (connection,):
         connection.setblocking(False)
         with suppress(BlockingIOError):
             while True:
                 connection.send(b"GET /static/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
-        wait_until(lambda: connections(few) == n_before + 1, "it is not there")
-        wait_until(lambda: connections(few) == n_before, "it is still there")
+        wait_until(lambda: metric(few, "connections") == n_before + 1, "it is not there")
+        wait_until(lambda: metric(few, "connections") == n_before, "it is still there")
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
@@ -253,29 +240,19 @@ def test_half_a_request_and_the_end(server: Running) -> None:
 
 
 MALFORMED = (
-    *(
-        b"\r\n\r\n",
-        b"hello\r\n\r\n",
-        b"GET /health\r\n\r\n",
-        b"GET /health HTTP/9.9\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00",
-    ),
-    *(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n", b"GET /a b HTTP/1.1\r\n\r\n", b"\x00" * 100),
+    *(b"\r\n\r\n", b"hello\r\n\r\n", b"GET /health\r\n\r\n", b"GET /health HTTP/9.9\r\n\r\n", b"\x00" * 100),
+    *(b"\x16\x03\x01\x02\x00\x01\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"),
+    b"GET /a b HTTP/1.1\r\n\r\n",
     *(
         b"GET / HTTP/1.1\r\n" + more + b"\r\n\r\n"
         for more in (b"no colon", b"a b: c", b": x", b"Host: a\r\nHost: b", b"a: \x00")
     ),
     *(
-        b"POST / HTTP/1.1\r\nHost: localhost\r\n" + more + b"\r\n\r\nx"
-        for more in (
-            b"Content-Length: x",
-            b"Content-Length: 1\r\nContent-Length: 2",
-            b"Transfer-Encoding: x",
-            b"Transfer-Encoding: chunked",
-            b"Content-Length: -1",
-            b"Content-Length: " + b"9" * 30,
-        )
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + n + b"\r\n\r\nx"
+        for n in (b"x", b"1\r\nContent-Length: 2", b"-1", b"9" * 30)
     ),
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: x\r\n\r\nx",
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nx",
     b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000,
     b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
     b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",

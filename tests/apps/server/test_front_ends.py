@@ -10,18 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.models.saying_model import saying_model
+from support.models.saying_model import SHOWING, saying_model
 from support.processes.running_server import Running, messages, started
 
 from edgedec_apps.embedding import embed
 
 pytestmark = pytest.mark.slow
 
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-    "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
-)
 CALL = '<tool_call>{"name": "look", "arguments": {"what": "sky"}}</tool_call>'
 SAYS = {"?": ["Two", " and", " two"], "!": [CALL], ".": ["Blue", " it is"], ":": ["At once"]}
 LOOK = 'def look(what: str) -> str:\n    "Return the colour of a thing."\n    return f"The {what} is blue."\n'
@@ -31,7 +26,7 @@ Llm = Callable[..., tuple[str, str]]
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server of a model that says what is written above."""
-    path = saying_model(tmp_path_factory.mktemp("front_ends") / "says.gguf", SAYS, chat_template=TEMPLATE)
+    path = saying_model(tmp_path_factory.mktemp("front_ends") / "says.gguf", SAYS, chat_template=SHOWING)
     with started(path) as running:
         yield running
 
@@ -51,13 +46,9 @@ def llm(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Llm:
     environment = os.environ | {"LLM_USER_PATH": str(folder), "OLLAMA_HOST": running.url}
 
     def run(*words: str) -> tuple[str, str]:
+        command = [sys.executable, "-m", "llm", *words]
         done = subprocess.run(
-            [sys.executable, "-m", "llm", *words],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0, done.stderr
         return done.stdout, done.stderr

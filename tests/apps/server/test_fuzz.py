@@ -8,17 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.models.saying_model import saying_model
-from support.processes.running_server import Running, messages, started
+from support.models.saying_model import SHOWING, saying_model
+from support.processes.running_server import Running, messages, places, started
 
 pytestmark = pytest.mark.slow
 
-TEMPLATE = (
-    "{# it may <think> #}{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-    "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
-    "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
-)
+TEMPLATE = "{# it may <think> #}" + SHOWING + "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
 PRE, SUF, MID = "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"
 SAYS = {"": ["<think>", "so", "</think>", "yes"], MID: ["a"], PRE: [], SUF: [], "no": []}
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
@@ -92,11 +87,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "n_predict": 3,
         "stream": False,
     },
-    "/page/passages": {
-        "messages": messages("x"),
-        "files": [{"name": "a", "text": "y\fz"}],
-        "question": "y",
-    },
+    "/page/passages": {"messages": messages("x"), "files": [{"name": "a", "text": "y\fz"}], "question": "y"},
     "/extract": {"question": "x?", "passage": "y x", "n": 2, "max_tokens": 3},
     "/v1/rerank": {
         "query": "x",
@@ -116,23 +107,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/generate": {"model": "says", "prompt": "x", "suffix": "y", "think": "low", "stream": False},
 }
 BODIES["/v1/messages/count_tokens"] = BODIES["/v1/messages"]
-VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    10**30,
-    0.5,
-    "",
-    "x",
-    "\u0000",
-    [],
-    [[]],
-    [None],
-    {},
-    {"": {}},
-    {"type": []},
-)
+VALUES: tuple[Any, ...] = (None, True, -1, 0, 10**30, 0.5, "", "x", "\u0000")
+VALUES += ([], [[]], [None], {}, {"": {}}, {"type": []})
 
 
 @pytest.fixture(scope="module")
@@ -141,15 +117,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path = saying_model(tmp_path_factory.mktemp("fuzz") / "says.gguf", SAYS, chat_template=TEMPLATE)
     with started(path, load_options={"n_ctx": 768}) as running:
         yield running
-
-
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Return all containers within a value with the keys of their entries."""
-    found: list[tuple[Any, Any]] = []
-    if isinstance(value, dict | list):
-        for key in list(value) if isinstance(value, dict) else range(len(value)):
-            found += [(value, key), *places(value[key])]
-    return found
 
 
 def mutant(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:

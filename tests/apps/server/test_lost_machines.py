@@ -17,18 +17,13 @@ CHAT: dict[str, Any] = {"messages": messages("Tell me a story."), "max_tokens": 
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[RpcServer]:
-    """An rpc-server on this machine."""
     with rpc_servers(1) as machines:
         yield machines[0]
 
 
 def _serving(machine: RpcServer, path: Path, wait_s: float) -> Any:
-    options = {
-        "runtime": "llamacpp",
-        "runtime_options": {"rpc": machine.address, "rpc_wait": wait_s, "repack": False},
-        "n_threads": 1,
-    }
-    return started(path, load_options=options)
+    options = {"rpc": machine.address, "rpc_wait": wait_s, "repack": False}
+    return started(path, load_options={"runtime": "llamacpp", "runtime_options": options, "n_threads": 1})
 
 
 def _text(running: Running) -> str:

@@ -71,16 +71,8 @@ def test_langchains(seeing: Running, expected: str) -> None:
     """With its own form of a picture, which it turns into OpenAI's."""
     pytest.importorskip("langchain_openai")
     messages = importlib.import_module("langchain_core.messages")
-    chat = client_of(
-        "langchain_openai",
-        "ChatOpenAI",
-        base_url=f"{seeing.url}/v1",
-        api_key="none",
-        model="seeing",
-        temperature=0,
-        max_tokens=6,
-        max_retries=0,
-    )
+    options: dict[str, Any] = {"api_key": "none", "model": "seeing", "temperature": 0, "max_tokens": 6}
+    chat = client_of("langchain_openai", "ChatOpenAI", base_url=f"{seeing.url}/v1", max_retries=0, **options)
     held = {"type": "image", "source_type": "base64", "mime_type": "image/png", "data": base64_of()}
     found = chat.invoke([messages.HumanMessage(content=[held, {"type": "text", "text": QUESTION}])])
     assert found.content == expected

@@ -1,7 +1,10 @@
 """HTTPS: an answer, whole and as a stream; files that are no certificate and key are refused before anything loads."""
 
+import datetime
+import ipaddress
 import socket
 import ssl
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,10 @@ from support.processes.running_server import messages, started, wait_until
 pytest.importorskip("cryptography", reason="certificates for tests are made by it")
 
 import httpx
-from support.processes.certificates import Certificates, make_certificates
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from edgedec.errors import RequestError, StorageError
 from edgedec_apps.cli.server_client import Address, ask
@@ -22,10 +28,52 @@ from edgedec_apps.tls import client_context, server_context
 pytestmark = pytest.mark.slow
 
 
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """The files of a server's certificate, its key, the key with a passphrase, and the certificate that signed it."""
+
+    cert: Path
+    key: Path
+    locked_key: Path
+    ca: Path
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """A certificate of 127.0.0.1 with its key, and the one that signed it."""
-    return make_certificates(tmp_path_factory.mktemp("tls"))
+    folder = tmp_path_factory.mktemp("tls")
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ca_name, name = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in ("tests", "server"))
+    now = datetime.datetime.now(datetime.UTC)
+
+    def signed(subject: x509.Name, public: ec.EllipticCurvePublicKey, *, is_ca: bool) -> bytes:
+        builder = x509.CertificateBuilder(ca_name, subject, public, x509.random_serial_number())
+        builder = builder.not_valid_before(now - datetime.timedelta(days=1))
+        builder = builder.not_valid_after(now + datetime.timedelta(days=1))
+        builder = builder.add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+        if is_ca:
+            usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+            builder = builder.add_extension(usage, critical=True)
+            builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        else:
+            address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+            builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+            issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+            builder = builder.add_extension(issuer, critical=False)
+        return builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    def private(encryption: serialization.KeySerializationEncryption) -> bytes:
+        return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+
+    contents = {
+        "cert.pem": signed(name, key.public_key(), is_ca=False),
+        "key.pem": private(serialization.NoEncryption()),
+        "locked.pem": private(serialization.BestAvailableEncryption(b"secret")),
+        "ca.pem": signed(ca_name, ca_key.public_key(), is_ca=True),
+    }
+    for file, data in contents.items():
+        (folder / file).write_bytes(data)
+    return Certificates(*(folder / file for file in contents))
 
 
 def test_a_server_answers_over_tls(chat_path: Path, files: Certificates) -> None:
@@ -36,8 +84,7 @@ def test_a_server_answers_over_tls(chat_path: Path, files: Certificates) -> None
     body = {"messages": messages("hi"), "temperature": 0, "max_tokens": 4, "ignore_end": True}
     with started(chat_path) as plain:
         expected = plain.client.post("/v1/chat/completions", json=body).json()["choices"]
-    context = server_context(files.cert, files.key)
-    with started(chat_path, tls=context, header_timeout_s=0.5) as running:
+    with started(chat_path, tls=server_context(files.cert, files.key), header_timeout_s=0.5) as running:
         url = running.url.replace("http://", "https://")
         with httpx.Client(base_url=url, verify=client_context(files.ca), timeout=60) as client:
             assert client.post("/v1/chat/completions", json=body).json()["choices"] == expected

@@ -13,7 +13,6 @@ from edgedec_apps.tools.results import as_result, cut
 
 
 def listed(*names: str, **given: Any) -> list[Listed]:
-    """Return tools of these names."""
     return [Listed(name, given.get("description", ""), given.get("parameters", {})) for name in names]
 
 
@@ -71,8 +70,7 @@ def test_tools_that_no_model_can_get_are_left_out() -> None:
     lists += [("b", [Listed("big", "", {"x": "y" * 30_000}), Listed("deep", "", deep), Listed("d", "z" * 9_000, {})])]
     tools, left_out = offered([*lists, ("c", many)])
     assert [tool.name for tool in tools[:4]] == ["a_p_q", "__2J", "d", "t0"]
-    assert len(tools) == MOST_TOOLS
-    assert len(tools[2].listed.description) == 2_000
+    assert (len(tools), len(tools[2].listed.description)) == (MOST_TOOLS, 2_000)
     assert len(left_out) == 4 + 3
     assert "another one is named a_p_q" in left_out[0]
     assert "at most 128" in left_out[-1]

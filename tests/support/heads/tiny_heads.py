@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.models.hf_checkpoints import safetensors_bytes
+from support.models.tiny_models import N_VOCAB
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -48,6 +49,12 @@ class TinyHead:
     own_output: bool = False
     seed: int = 0
     config: dict[str, Any] = field(default_factory=dict)
+
+
+OF_FLOATS = TinyHead(
+    n_embd=48, n_embd_target=48, n_ff=80, n_head=3, n_head_kv=1, head_dim=16, taps=(2, 3, 4), n_vocab_target=N_VOCAB
+)
+"""A head for the tiny model FLOATS of loaded_blocks."""
 
 
 KINDS = {

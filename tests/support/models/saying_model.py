@@ -21,6 +21,12 @@ N_EMBD, N_HEAD, N_FF = 384, 4, 32
 _CONTROL, _USER_DEFINED = 3, 4
 _SURE = 60.0
 
+SHOWING = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
+"""A chat template that shows tools, messages and calls."""
+
 
 def saying_model(
     path: Path,

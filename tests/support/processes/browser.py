@@ -101,6 +101,20 @@ class Browser:
         self.wait(lambda: len(self.all(".message.assistant")) > before, "no answer begins")
         self.wait_idle()
 
+    def record_requests(self) -> None:
+        """Keep the bodies of the page's requests for chats from here on."""
+        self.run(
+            "const real = window.fetch; window.sent = [];"
+            "window.fetch = (path, given) => { if (path.includes('chat')) sent.push(JSON.parse(given.body));"
+            " return real(path, given); }"
+        )
+
+    @property
+    def sent(self) -> list[dict[str, Any]]:
+        """These bodies."""
+        bodies: list[dict[str, Any]] = self.run("return window.sent")
+        return bodies
+
     def wait_idle(self) -> None:
         """Wait until no answer comes."""
         self.wait(lambda: self.shown("#send"), "the answer does not end")

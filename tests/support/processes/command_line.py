@@ -7,6 +7,7 @@ with Terminal("chat", path) as person: # at a pty
 """
 
 import io
+import json
 import logging
 import math
 import os
@@ -15,14 +16,18 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from unittest import mock
 
+import pytest
+
+from edgedec.progress import CancelToken, Progress
 from edgedec_apps.cli import main
 
 PATIENCE_S = 300.0  # for a machine that does other things as well
@@ -61,6 +66,12 @@ class Result:
     def text(self) -> str:
         """Standard output as text."""
         return self.out.decode("utf-8")
+
+    def document(self) -> dict[str, Any]:
+        """Return the one JSON object that standard output holds, of a command that succeeded."""
+        assert (self.code, self.out.isascii()) == (0, True), self
+        found: dict[str, Any] = json.loads(self.out)
+        return found
 
     def failed(self, code: int, *words: str) -> None:
         """Assert that it refused with this exit code and these words, printed no text and showed no traceback."""
@@ -145,6 +156,30 @@ def wait_for_reader(fifo: Path) -> int:
             time.sleep(0.01)
 
 
+def interrupt_when(
+    monkeypatch: pytest.MonkeyPatch, is_so: Callable[[Progress], bool], number: signal.Signals = signal.SIGINT
+) -> None:
+    """Make this process get a signal at the first report of progress that is so, and wait until it is heard."""
+    from edgedec_apps.cli.shown.progress import ProgressLine
+
+    seen = threading.Event()
+    cancel = CancelToken.cancel
+
+    def note(token: CancelToken) -> None:
+        cancel(token)
+        seen.set()
+
+    def report(_line: ProgressLine, progress: Progress) -> None:
+        if is_so(progress) and not seen.is_set():
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, number)
+            assert seen.wait(PATIENCE_S)
+
+    monkeypatch.setattr(ProgressLine, "report", report)
+    monkeypatch.setattr(CancelToken, "cancel", note)
+
+
 class Terminal:
     """A person at a terminal: a pty of 100 columns that the command runs on. A context manager."""
 
@@ -180,15 +215,19 @@ class Terminal:
         os.close(self._master)
         os.close(self._slave)
 
-    def send(self, keys: str | bytes) -> None:
-        """Type these keys."""
-        data = keys.encode() if isinstance(keys, str) else keys
+    def send(self, keys: str, *then: str) -> None:
+        """Type these keys, and expect these words."""
+        data = keys.encode()
         while data:
             data = data[os.write(self._master, data) :]
+        self.expect(*then)
 
-    def expect(self, words: str | bytes) -> bytes:
-        """Wait until the words are shown, after what was expected before, and return all that came up to their end."""
-        wanted = words.encode() if isinstance(words, str) else words
+    def expect(self, *words: str) -> bytes:
+        """Wait until the words are shown in turn, behind what was expected before; return what came up to their end."""
+        return b"".join(map(self._expected, words))
+
+    def _expected(self, words: str) -> bytes:
+        wanted = words.encode()
         until = time.monotonic() + PATIENCE_S
         while (at := self.shown.find(wanted, self._seen)) < 0:
             assert self._read(until), f"{wanted!r} was not shown after {self.shown[self._seen :]!r}"

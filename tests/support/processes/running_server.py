@@ -127,6 +127,15 @@ def metric(running: Running, name: str) -> float:
     return 0.0
 
 
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Return all containers within a value of JSON with the keys of their entries."""
+    found: list[tuple[Any, Any]] = []
+    if isinstance(value, dict | list):
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            found += [(value, key), *places(value[key])]
+    return found
+
+
 def wait_until(holds: Callable[[], bool], what: str) -> None:
     """Wait until something holds."""
     until = time.monotonic() + PATIENCE_S

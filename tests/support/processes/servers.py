@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 
@@ -92,6 +92,15 @@ class StubServer:
     def requests_of(self, path: str) -> list[dict[str, str]]:
         """Return the headers of all requests for a path."""
         return [seen.headers for seen in self.seen if seen.path == path]
+
+
+def catalogue_of(stub: StubServer, folder: Path, name: str, data: bytes, **more: Any) -> Served:
+    """Serve a model's file, and write a catalogue of it alone into a folder."""
+    facts = {"name": name, "size_bytes": len(data), "sha256": sha256(data), "licence": "MIT", "architecture": "llama"}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in (facts | {"note": "n"} | more).items()]
+    source = f"[[model.source]]\nkind = 'url'\nurl = '{stub.root}/m.gguf'\n"
+    (folder / "catalogue.toml").write_text("\n".join(["[[model]]", *lines, source]))
+    return stub.add("/m.gguf", data)
 
 
 class _Quiet(ThreadingHTTPServer):

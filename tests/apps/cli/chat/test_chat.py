@@ -97,11 +97,6 @@ def test_the_oldest_turns_make_room(model: Path) -> None:
     assert result.err.count("3 tokens (length)") == 4
 
 
-def test_a_model_without_a_template_cannot_chat(plain_model: Path) -> None:
-    """It is a TemplateError that says what to do."""
-    run_here("chat", plain_model, stdin=b"one\n").failed(43, "no chat template", "--chat-template FILE")
-
-
 @pytest.mark.slow
 def test_options_are_set_from_a_pipe(model: Path) -> None:
     """/set changes what an option of the command line sets, for the answers that follow; without a value it undoes it.
@@ -298,9 +293,8 @@ def test_a_file_that_is_too_long_is_searched_for_each_message(model: Path, tmp_p
     asked = f"/file {book}\nthing 441\n/clear\nthing 441\n"
     found = run_here("chat", model, *SHORT, *context, stdin=asked.encode())
     assert found.code == 0, found.err
-    assert (
-        f"({book}: longer than the context of 400 tokens; for each message it is searched (until /clear))" in found.err
-    )
+    said = f"({book}: longer than the context of 400 tokens; for each message it is searched (until /clear))"
+    assert said in found.err
     (place,) = re.findall(r"book.txt: longer .* read: \d of \d+ passages \(lines (\d+-\d+)\)", found.err)
     first, last = map(int, place.split("-"))
     assert first <= 64 <= last, "the line with thing 441"

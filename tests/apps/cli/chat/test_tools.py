@@ -49,8 +49,7 @@ def test_a_tool_runs_and_the_model_goes_on(tmp_path: Path, servers: Path) -> Non
     saved = tmp_path / "saved.json"
     lines = f"hi\n/tools\n/save {saved}\n/load {saved}\n/regen\n"
     result = run_here("chat", path, "--mcp", servers, "--allow-tools", "ec*,zz", stdin=lines.encode())
-    assert result.code == 0
-    assert result.text == "I look\nDone.\n" * 2
+    assert (result.code, result.text) == (0, "I look\nDone.\n" * 2)
     assert result.err.count('(echo answered: echo: {"text": "x"})\n') == 2
     assert "edgedec: --allow-tools: no tool is named zz\n(9 tools; /tools lists them)\n" in result.err
     assert (
@@ -125,29 +124,18 @@ def test_a_person_is_asked_before_a_call(tmp_path: Path, servers: Path) -> None:
     path = caller(tmp_path / "m.gguf", "Well", OPEN, call("echo", text="a\u202eb" + "x" * 450 + "end"), CLOSE)
     with Terminal("chat", path, "--mcp", servers, "--no-history", "--runtime", "cpu") as person:
         person.expect(">>>")
-        person.send("hi\r")
-        person.expect("echo of the tool server plain wants to run:\r\n")
+        person.send("hi\r", "echo of the tool server plain wants to run:\r\n")
         assert b'text: "a\\u202ebxxx' in person.expect("characters left out")
         person.expect('end"\r\nRun it? ')
-        person.send("maybe\n")
-        person.expect("Run it? ")
+        person.send("maybe\n", "Run it? ")
         person.send("s\n")
         assert b"left out" not in person.expect("Run it? ")
-        person.send("n\n")
-        person.expect("(echo did not run)")
-        person.expect("Done.")
-        person.expect(">>>")
-        person.send("hi\r")
-        person.expect("Run it? ")
-        person.send("a\n")
-        person.expect("(echo answered: ")
-        person.expect(">>>")
-        person.send("hi\r")
-        person.expect("(echo answered: ")
-        person.expect(">>>")
+        person.send("n\n", "(echo did not run)", "Done.", ">>>")
+        person.send("hi\r", "Run it? ")
+        person.send("a\n", "(echo answered: ", ">>>")
+        person.send("hi\r", "(echo answered: ", ">>>")
         person.send("\x04")
-        assert person.end() == 0
-        assert person.settings() == person.before
+        assert (person.end(), person.settings()) == (0, person.before)
 
 
 def test_ctrl_c_stops_the_question_and_the_call(tmp_path: Path, servers: Path) -> None:
@@ -156,19 +144,14 @@ def test_ctrl_c_stops_the_question_and_the_call(tmp_path: Path, servers: Path) -
     path = caller(tmp_path / "m.gguf", OPEN, call("hang"), CLOSE)
     with Terminal("chat", path, "--mcp", servers, "--no-history", "--runtime", "cpu") as person:
         person.expect(">>>")
-        person.send("hi\r")
-        person.expect("Run it? ")
-        person.send("\x03")
-        person.expect(">>>")
-        person.send("hi\r")
-        person.expect("Run it? ")
+        person.send("hi\r", "Run it? ")
+        person.send("\x03", ">>>")
+        person.send("hi\r", "Run it? ")
         person.send("y\n")
         for _ in range(200):
             if (tmp_path / "s").exists():
                 break
             person.settle()
-        person.send("\x03")
-        person.expect("(hang was stopped)")
-        person.expect(">>>")
+        person.send("\x03", "(hang was stopped)", ">>>")
         person.send("/bye\r")
         assert person.end() == 0

@@ -81,8 +81,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(model: Path) -> None:
     with Terminal("run", model, "Hello", *ENDLESS) as person:
         person.expect("\r\n")
         person.send("\x03")
-        assert person.end() == 130
-        assert person.settings() == person.before
+        assert (person.end(), person.settings()) == (130, person.before)
     assert person.cursor_shown
     assert "(cancelled)" in person.shown.decode()
     assert person.shown.endswith(b"edgedec: interrupted\r\n")
@@ -94,8 +93,7 @@ def test_a_second_ctrl_c_leaves_the_terminal_as_it_was(model: Path, tmp_path: Pa
     os.mkfifo(fifo)
     with Terminal("run", model, "Hello", "--chat-template", fifo) as person:
         other_end = wait_for_reader(fifo)
-        person.send("\x03")
-        person.expect("edgedec: stopping; Ctrl-C again ends at once")
+        person.send("\x03", "edgedec: stopping; Ctrl-C again ends at once")
         person.send("\x03")
         assert person.end() == 130
         os.close(other_end)
@@ -108,12 +106,9 @@ def test_a_long_prefill_shows_progress_that_ctrl_c_clears(model: Path) -> None:
     with Terminal("run", model, "-f", "-", *ENDLESS, *LLAMACPP, "--draft", "off") as person:
         for _ in range(800):
             person.send("x" * 70 + "\n")
-        person.send("\x04")
-        person.expect("prefill")
-        person.expect("tokens")
+        person.send("\x04", "prefill", "tokens")
         person.send("\x03")
-        assert person.end() == 130
-        assert person.settings() == person.before
+        assert (person.end(), person.settings()) == (130, person.before)
     assert person.cursor_shown
     summary = f"0 tokens (cancelled) · {TOO_LONG}"
     assert person.shown.endswith(f"{summary}\r\nedgedec: interrupted\r\n".encode())
@@ -161,47 +156,24 @@ def test_a_plan_fits_80_columns(model: Path) -> None:
 def test_chat_at_a_terminal(model: Path) -> None:
     """A conversation: answers, every command, lines held together, Ctrl-C at the prompt, Ctrl-D."""
     with Terminal("chat", model, "-n", "4", "-t", "0", "--method=ignore-end", "--system", "Be kind.") as person:
-        person.expect("2048 tokens of context")
-        person.expect(">>>")
-        person.send("Hello\n")
-        person.expect("4 tokens (length)")
-        person.expect(">>>")
-        person.send("/regen\n")
-        person.expect("4 tokens (length)")
-        person.send('"""one\n')
-        person.expect("...")
-        person.send('two"""\n')
-        person.expect("reused")
-        person.expect(">>>")
-        person.send("/stats\n")
-        person.expect("prompt: ")
-        person.expect(">>>")
-        person.send("/system Be a pirate.\n")
-        person.expect("system message: Be a pirate.")
-        person.send("/regen\n")
-        person.expect("nothing to answer again")
-        person.send("/clear\n")
-        person.expect("forgotten")
-        person.send("/help\n")
-        person.expect("/bye")
-        person.send("/nonsense\n")
-        person.expect("no such command: /nonsense")
-        person.expect(">>>")
-        person.send("half a line")
-        person.expect("half a line")
+        person.expect("2048 tokens of context", ">>>")
+        person.send("Hello\n", "4 tokens (length)", ">>>")
+        person.send("/regen\n", "4 tokens (length)")
+        person.send('"""one\n', "...")
+        person.send('two"""\n', "reused", ">>>")
+        person.send("/stats\n", "prompt: ", ">>>")
+        person.send("/system Be a pirate.\n", "system message: Be a pirate.")
+        person.send("/regen\n", "nothing to answer again")
+        person.send("/clear\n", "forgotten")
+        person.send("/help\n", "/bye")
+        person.send("/nonsense\n", "no such command: /nonsense", ">>>")
+        person.send("half a line", "half a line")
         person.settle()
-        person.send("\x03")
-        person.expect("Ctrl-D or /bye leaves")
-        person.expect(">>>")
-        person.send("x" * 3000 + "\n")
-        person.expect("horten it")
-        person.expect(">>>")
-        person.send("Hello again\n")
-        person.expect("4 tokens (length)")
-        person.expect(">>>")
+        person.send("\x03", "Ctrl-D or /bye leaves", ">>>")
+        person.send("x" * 3000 + "\n", "horten it", ">>>")
+        person.send("Hello again\n", "4 tokens (length)", ">>>")
         person.send("\x04")
-        assert person.end() == 0
-        assert person.settings() == person.before
+        assert (person.end(), person.settings()) == (0, person.before)
 
 
 def test_a_paste_of_several_lines_is_one_message(model: Path) -> None:
@@ -209,17 +181,11 @@ def test_a_paste_of_several_lines_is_one_message(model: Path) -> None:
     with Terminal("chat", model, *ENDLESS[2:], "-n", "2") as person:
         for keys in ("\x1b[200~one\r\n\r\ntwo\x1b[201~\r", "one\x1b\r\x1b\rtwo\r"):
             person.expect(">>>")
-            person.send(keys)
-            person.expect("2 tokens (length)")
-            person.expect(">>>")
-            person.send("/stats\r")
-            person.expect(f"prompt: {1 + len('<user>one__two</><assistant>')} tokens")
-            person.expect(">>>")
-            person.send("/clear\r")
-            person.expect("forgotten")
+            person.send(keys, "2 tokens (length)", ">>>")
+            person.send("/stats\r", f"prompt: {1 + len('<user>one__two</><assistant>')} tokens", ">>>")
+            person.send("/clear\r", "forgotten")
         person.send("/bye\r")
-        assert person.end() == 0
-        assert person.settings() == person.before
+        assert (person.end(), person.settings()) == (0, person.before)
 
 
 def test_what_was_typed_comes_back_at_the_next_start(model: Path, cache: Path) -> None:
@@ -227,9 +193,7 @@ def test_what_was_typed_comes_back_at_the_next_start(model: Path, cache: Path) -
     chat = ("chat", model, "-n", "2", "-t", "0", "--method=ignore-end")
     with Terminal(*chat) as person:
         person.expect(">>>")
-        person.send("an earlier message\r")
-        person.expect("2 tokens (length)")
-        person.expect(">>>")
+        person.send("an earlier message\r", "2 tokens (length)", ">>>")
         person.send("\x04")
         assert person.end() == 0
     kept = cache / "chat-history"
@@ -237,24 +201,16 @@ def test_what_was_typed_comes_back_at_the_next_start(model: Path, cache: Path) -
     assert kept.read_text() == '"an earlier message"\n'
     with Terminal(*chat, "--no-history") as person:
         person.expect(">>>")
-        person.send("a secret\r")
-        person.expect("2 tokens (length)")
-        person.expect(">>>")
+        person.send("a secret\r", "2 tokens (length)", ">>>")
         person.send("/bye\r")
         assert person.end() == 0
     assert kept.read_text() == '"an earlier message"\n'
     with Terminal(*chat) as person:
         person.expect(">>>")
-        person.send("\x1b[A")
-        person.expect("an earlier message")
-        person.send("\r")
-        person.expect("2 tokens (length)")
-        person.expect(">>>")
-        person.send("/se\ttem\t0.25\r")
-        person.expect("(temperature: 0.25)")
-        person.send("/set temperature hot\r")
-        person.expect("--temperature is 'hot'")
-        person.expect(">>>")
+        person.send("\x1b[A", "an earlier message")
+        person.send("\r", "2 tokens (length)", ">>>")
+        person.send("/se\ttem\t0.25\r", "(temperature: 0.25)")
+        person.send("/set temperature hot\r", "--temperature is 'hot'", ">>>")
         person.send("/bye\r")
         assert person.end() == 0
 
@@ -269,15 +225,9 @@ def test_answers_are_shown_as_markdown(model: Path, tmp_path: Path) -> None:
     ):
         with Terminal("chat", speaker, "-n", "1", *SAY_WORD, env=env) as person:
             person.expect(">>>")
-            person.send("Hello\n")
-            person.expect(shown)
-            person.expect(">>>")
-            person.send("/set markdown off\n")
-            person.expect("(markdown: off)")
-            person.expect(">>>")
-            person.send("/regen\n")
-            person.expect(plain)
-            person.expect(">>>")
+            person.send("Hello\n", shown, ">>>")
+            person.send("/set markdown off\n", "(markdown: off)", ">>>")
+            person.send("/regen\n", plain, ">>>")
             person.send("/bye\n")
             assert person.end() == 0
             assert (b"\x1b[" in person.shown) == ("TERM" not in env)
@@ -289,27 +239,22 @@ def test_ctrl_c_in_a_chat_stops_the_answer_only(model: Path, tmp_path: Path) -> 
     with Terminal("chat", speaker, *ENDLESS, *SAY_WORD) as person:
         for message in ("Hello", "And then?", "/regen"):
             person.expect(">>>")
-            person.send(f"{message}\n")
-            person.expect("and so on")
-            person.send("\x03")
-            person.expect("(cancelled)")
+            person.send(f"{message}\n", "and so on")
+            person.send("\x03", "(cancelled)")
         person.expect(">>>")
         assert b"reused" in person.shown
         person.send("/bye\n")
-        assert person.end() == 0
-        assert person.settings() == person.before
+        assert (person.end(), person.settings()) == (0, person.before)
 
 
 def test_sigterm_at_the_prompt_restores_the_terminal(model: Path) -> None:
     """SIGTERM while a person types ends the chat with 143 and the terminal's settings from before."""
     with Terminal("chat", model) as person:
         person.expect(">>>")
-        person.send("half a li")
-        person.expect("half a li")
+        person.send("half a li", "half a li")
         person.settle()
         person.process.terminate()
-        assert person.end() == 143
-        assert person.settings() == person.before
+        assert (person.end(), person.settings()) == (143, person.before)
 
 
 def test_run_without_a_prompt_becomes_a_chat(model: Path) -> None:
@@ -331,9 +276,7 @@ def test_a_chat_into_a_file_writes_answers_only(model: Path, tmp_path: Path) -> 
         Terminal("chat", model, "-n", "3", "-t", "0", "--method=ignore-end", stdout=out) as person,
     ):
         person.expect(">>>")
-        person.send("Hello\n")
-        person.expect("3 tokens")
-        person.expect(">>>")
+        person.send("Hello\n", "3 tokens", ">>>")
         person.send("\x04")
         assert person.end() == 0
     assert file.read_bytes().endswith(b"\n")
@@ -346,20 +289,16 @@ def test_typing_ahead_is_not_shown_in_an_answer(model: Path, tmp_path: Path) -> 
     speaker = teach_word(tmp_path / "m.gguf", model, "say-this-")
     with Terminal("chat", speaker, *ENDLESS[2:], *SAY_WORD, "-n", "300") as person:
         person.expect(">>>")
-        person.send("Hello\r")
-        person.expect("say-this-")
+        person.send("Hello\r", "say-this-")
         person.send("typed ahead")
         assert b"typed" not in person.expect("300 tokens (length)")
-        person.expect(">>>")
-        person.expect("typed ahead")
-        person.send("\r")
-        person.expect("say-this-")
+        person.expect(">>>", "typed ahead")
+        person.send("\r", "say-this-")
         person.send("\x03")
         assert b"^C" not in person.expect("(cancelled)")
         person.expect(">>>")
         person.send("/bye\r")
-        assert person.end() == 0
-        assert person.settings() == person.before
+        assert (person.end(), person.settings()) == (0, person.before)
 
 
 def test_the_terminal_shows_again_what_is_typed_after_two_interrupts(model: Path, tmp_path: Path) -> None:
@@ -370,5 +309,4 @@ def test_the_terminal_shows_again_what_is_typed_after_two_interrupts(model: Path
         assert person.settings() != person.before
         person.process.send_signal(signal.SIGINT)
         person.process.send_signal(signal.SIGINT)
-        assert person.end() == 130
-        assert person.settings() == person.before
+        assert (person.end(), person.settings()) == (130, person.before)

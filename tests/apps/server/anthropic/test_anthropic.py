@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.models.saying_model import saying_model
+from support.models.saying_model import SHOWING, saying_model
 from support.processes.running_server import Running, messages, started
 
 from edgedec_apps.server.core.fields import IGNORED_HEADER
@@ -14,10 +14,8 @@ anthropic = pytest.importorskip("anthropic")
 pytestmark = pytest.mark.slow  # importing the client takes seconds
 
 TEMPLATE = (
-    "{# it may <think> #}{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-    "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt and enable_thinking is defined %}{{ '?' if enable_thinking else ':' }}{% endif %}"
+    "{# it may <think> #}" + SHOWING + "{% if add_generation_prompt and enable_thinking is defined %}"
+    "{{ '?' if enable_thinking else ':' }}{% endif %}"
 )
 CALL = '<tool_call>{"name": "look", "arguments": {"what": "sky"}}</tool_call>'
 SAYS = {
@@ -166,10 +164,7 @@ def test_every_field_of_the_client_is_known(client: Any) -> None:
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role is 'robot'"),
         ({"messages": [{"role": [], "content": "x"}]}, "messages[0].role is []"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content is 5"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "content[0].source.type is None",
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content[0].source.type is None"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "content[0].name is missing"),
         ({"system": 5}, "system is 5"),
         ({"max_tokens": 0}, "max_tokens is 0"),

@@ -20,14 +20,8 @@ from edgedec_apps.server.shelf.models import Prepare, Prepared, Recipe
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 GBNF = 'root ::= "<" [xy]{2,3} ">"'
 IGNORED = {"samplers": ["top_k", "temperature"], "t_max_predict_ms": 500, "n_keep": 4, "return_tokens": True}
-SILENT: dict[str, Any] = {
-    "typical_p": 1.0,
-    "mirostat": 0,
-    "mirostat_tau": 5.0,
-    "xtc_probability": 0,
-    "dry_multiplier": 0.0,
-}
-SILENT |= {"dry_base": 1.75, "cache_prompt": True, "id_slot": -1, "lora": [], "reasoning_format": "auto"}
+SILENT: dict[str, Any] = {"typical_p": 1.0, "mirostat": 0, "mirostat_tau": 5.0, "xtc_probability": 0, "id_slot": -1}
+SILENT |= {"dry_multiplier": 0.0, "dry_base": 1.75, "cache_prompt": True, "lora": [], "reasoning_format": "auto"}
 
 
 def post(running: Running, path: str, **fields: Any) -> Any:
@@ -116,7 +110,6 @@ def test_what_is_ignored_is_named(server: Running, path: str) -> None:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two models."""
     ape, bee = (tmp_path_factory.mktemp("two") / f"{name}.gguf" for name in ("ape", "bee"))
     return tiny_llama(ape, chat_template=CHAT), tiny_llama(bee, chat_template=CHAT)
 

@@ -18,6 +18,7 @@ from edgedec_apps.server.shelf.models import Prepare, Prepared
 
 pytestmark = pytest.mark.slow
 SETS = ((1.0, 0.0), (0.0, 0.5), (0.0, 0.0), (1.0, 0.5))
+Plain = dict[tuple[float, ...], str]
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 
@@ -62,9 +63,9 @@ def text(running: Running, path: str, scales: tuple[float, ...] | None = None) -
 
 
 @pytest.fixture(scope="module")
-def plain(chat_path: Path, adapters: list[Path]) -> dict[tuple[float, ...], str]:
+def plain(chat_path: Path, adapters: list[Path]) -> Plain:
     """The completion with each set of adapters, of an engine that has loaded these alone."""
-    found: dict[tuple[float, ...], str] = {}
+    found: Plain = {}
     for scales in SETS:
         lora = [(path, scale) for path, scale in zip(adapters, scales, strict=True) if scale]
         with edgedec.load(chat_path, runtime="cpu", n_ctx=512, draft="off", lora=lora) as engine:
@@ -75,9 +76,7 @@ def plain(chat_path: Path, adapters: list[Path]) -> dict[tuple[float, ...], str]
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_request_has_the_adapters_that_it_names(
-    adapted: Running, plain: dict[tuple[float, ...], str], path: str
-) -> None:
+def test_a_request_has_the_adapters_that_it_names(adapted: Running, plain: Plain, path: str) -> None:
     """Each interface: the same set gives the same text, other sets give other texts, as engines of their own do."""
     found = [text(adapted, path, scales) for scales in (*SETS, *SETS)]
     assert found[: len(SETS)] == found[len(SETS) :]
@@ -87,7 +86,7 @@ def test_a_request_has_the_adapters_that_it_names(
         assert found[: len(SETS)] == [plain[scales] for scales in SETS]
 
 
-def test_requests_at_once(adapted: Running, plain: dict[tuple[float, ...], str]) -> None:
+def test_requests_at_once(adapted: Running, plain: Plain) -> None:
     """Eight requests of four sets on two sessions: each answer is its own set's."""
     begin, jobs = threading.Barrier(2 * len(SETS)), (*SETS, *SETS)
 
@@ -99,7 +98,7 @@ def test_requests_at_once(adapted: Running, plain: dict[tuple[float, ...], str])
         assert list(pool.map(ask, jobs)) == [plain[scales] for scales in jobs]
 
 
-def test_the_scales_of_requests_that_name_none(adapted: Running, plain: dict[tuple[float, ...], str]) -> None:
+def test_the_scales_of_requests_that_name_none(adapted: Running, plain: Plain) -> None:
     """GET lists the adapters without their folders; POST sets the scales, and those that it leaves out are 0."""
     listed = [{"id": 0, "path": "a.gguf", "scale": 1.0}, {"id": 1, "path": "b.gguf", "scale": 0.0}]
     assert adapted.client.get("/lora-adapters").json() == listed

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.models.tiny_models import tiny_llama
 from support.processes.running_server import Running, messages, started
-from support.processes.servers import StubServer, model_bytes, sha256
+from support.processes.servers import StubServer, catalogue_of, model_bytes
 
 import edgedec
 
@@ -149,17 +149,6 @@ def test_draft_num_predict(tmp_path: Path) -> None:
     assert [n > 0 for n in counts.values()] == [asked_for != 0 for _, asked_for in counts]
 
 
-def test_the_length_of_drafts_changes_nothing(server: Running) -> None:
-    """draft_num_predict is accepted, and the text is the one without it."""
-    options = {"num_predict": 6, "temperature": 0}
-    asked = {"model": "tiny", "prompt": "Hi", "raw": True, "stream": False}
-    plain, drafted = (
-        server.client.post("/api/generate", json=asked | {"options": options | more}).json()
-        for more in ({}, {"draft_num_predict": 4})
-    )
-    assert drafted["response"] == plain["response"] != ""
-
-
 def test_another_model_is_not_found(client: Any) -> None:
     """Another model's name is a 404."""
     with pytest.raises(ollama.ResponseError, match="there is no model 'llama9' here") as caught:
@@ -175,11 +164,7 @@ def test_pull_fetches_into_the_cache(
     monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("EDGEDEC_CONFIG", str(tmp_path))
     with StubServer() as stub:
-        stub.add("/m.gguf", data)
-        entry = {"name": "small", "size_bytes": len(data), "sha256": sha256(data), "licence": "MIT"}
-        lines = ["[[model]]", *(f"{name} = {value!r}" for name, value in entry.items())]
-        lines += ["architecture = 'llama'", "note = 'n'", "[[model.source]]", "kind = 'url'"]
-        (tmp_path / "catalogue.toml").write_text("\n".join([*lines, f"url = '{stub.root}/m.gguf'"]))
+        catalogue_of(stub, tmp_path, "small", data)
         parts = list(client.pull("small", stream=True))
     assert parts[-1].status == "success"
     assert any(part.total == part.completed == len(data) for part in parts)

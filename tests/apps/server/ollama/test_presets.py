@@ -10,7 +10,7 @@ import pytest
 from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here
 from support.processes.running_server import CHAT, Running, messages, started
-from support.processes.servers import StubServer, sha256
+from support.processes.servers import StubServer, catalogue_of
 
 from edgedec_apps.server.core.fields import IGNORED_HEADER
 
@@ -77,8 +77,7 @@ def test_a_preset_on_the_command_line(home: Path) -> None:
         text = running.engine.chat(told, max_tokens=4, temperature=0).text
         assert (reply["model"], reply["choices"][0]["message"]["content"]) == ("poet", text)
         running.client.post("/v1/chat/completions", json=asked | {"model": "ape"}).raise_for_status()
-        assert running.loaded == ["ape"]
-        assert running.engine.n_ctx == 1024
+        assert (running.loaded, running.engine.n_ctx) == (["ape"], 1024)
 
 
 def test_copies_and_templates(client: Any, running: Running) -> None:
@@ -137,11 +136,7 @@ def test_a_pulled_model_is_usable_at_once(client: Any, home: Path) -> None:
     with pytest.raises(pytest.importorskip("ollama").ResponseError, match="there is no model 'new' here"):
         client.chat("new", messages("x"))
     with StubServer() as stub:
-        stub.add("/m.gguf", data)
-        entry = {"name": "new", "size_bytes": len(data), "sha256": sha256(data), "licence": "MIT"}
-        lines = ["[[model]]", *(f"{name} = {value!r}" for name, value in entry.items())]
-        lines += ["architecture = 'llama'", "note = 'n'", "[[model.source]]", "kind = 'url'"]
-        (home / "catalogue.toml").write_text("\n".join([*lines, f"url = '{stub.root}/m.gguf'"]))
+        catalogue_of(stub, home, "new", data)
         assert [part.status for part in client.pull("new", stream=True)][-1] == "success"
     assert client.chat("new", messages("x"), options={"num_predict": 2}).eval_count == 2
 

@@ -24,63 +24,56 @@ TEXTS = ["Hello", "A longer text, which takes more tokens than the first. " * 4]
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server of a tiny embedding model that pools by the last token, and of one that writes texts."""
     folder: Path = tmp_path_factory.mktemp("embeddings")
     keys = {"qwen2.pooling_type": 3, "tokenizer.ggml.add_eos_token": True}
     embedder = tiny_llama(folder / "embed.gguf", architecture="qwen2", n_ctx_train=512, more=keys)
-    with started(embedder, tiny_llama(folder / "chat.gguf", n_ctx_train=512), n_parallel=2) as running:
-        yield running
+    with started(embedder, tiny_llama(folder / "chat.gguf", n_ctx_train=512), n_parallel=2) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
-def client(running: Running) -> Iterator[Any]:
-    """OpenAI's client, pointed at the server."""
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def ollama_client(running: Running) -> Iterator[Any]:
+def ollama_client(server: Running) -> Iterator[Any]:
     """ollama's client, pointed at the server."""
-    client = ollama.Client(host=running.url, timeout=60)
+    client = ollama.Client(host=server.url, timeout=60)
     yield client
     client.close()
 
 
-def test_openai(client: Any, running: Running) -> None:
+def test_openai(client: Any, server: Running) -> None:
     """The vectors are the engine's to the bit, as base64 (the client's default) and to a float's text as numbers."""
-    own = embed(running.engine, TEXTS)
+    own = embed(server.engine, TEXTS)
     reply = client.embeddings.create(model="embed", input=TEXTS)
     assert np.array_equal(np.array([entry.embedding for entry in reply.data], np.float32), own)
     assert [entry.index for entry in reply.data] == [0, 1]
-    assert reply.usage.prompt_tokens == sum(len(running.engine.prompt_ids(text)) for text in TEXTS)
+    assert reply.usage.prompt_tokens == sum(len(server.engine.prompt_ids(text)) for text in TEXTS)
     as_floats = client.embeddings.create(model="embed", input=TEXTS[0], encoding_format="float")
     assert np.array_equal(np.array(as_floats.data[0].embedding, np.float32), own[0])
-    raw = running.client.post("/v1/embeddings", json={"input": TEXTS[0], "encoding_format": "base64"}).json()
+    raw = server.client.post("/v1/embeddings", json={"input": TEXTS[0], "encoding_format": "base64"}).json()
     assert np.array_equal(np.frombuffer(base64.b64decode(raw["data"][0]["embedding"]), "<f4"), own[0])
     short = client.embeddings.create(model="embed", input=TEXTS, dimensions=8, user="u")
     assert np.array_equal(
-        np.array([entry.embedding for entry in short.data], np.float32), embed(running.engine, TEXTS, dimensions=8)
+        np.array([entry.embedding for entry in short.data], np.float32), embed(server.engine, TEXTS, dimensions=8)
     )
-    ids = [list(running.engine.prompt_ids(text)) for text in TEXTS]
+    ids = [list(server.engine.prompt_ids(text)) for text in TEXTS]
     for given, expected in ((ids, own), (ids[1], own[1:])):
         found = client.embeddings.create(model="embed", input=given)
         assert np.array_equal(np.array([entry.embedding for entry in found.data], np.float32), expected)
 
 
-def test_ollama(ollama_client: Any, running: Running) -> None:
+def test_ollama(ollama_client: Any, server: Running) -> None:
     """embed takes a text or several, and cuts long ones unless truncate is false; embeddings takes one."""
-    own = embed(running.engine, TEXTS)
+    own = embed(server.engine, TEXTS)
     reply = ollama_client.embed("embed", TEXTS)
     assert np.array_equal(np.array(reply.embeddings, np.float32), own)
-    assert reply.prompt_eval_count == sum(len(running.engine.prompt_ids(text)) for text in TEXTS)
+    assert reply.prompt_eval_count == sum(len(server.engine.prompt_ids(text)) for text in TEXTS)
     one = ollama_client.embed("embed", TEXTS[0], dimensions=8, keep_alive="5m", options={"num_ctx": 512})
-    assert np.array_equal(np.array(one.embeddings, np.float32), embed(running.engine, TEXTS[:1], dimensions=8))
+    assert np.array_equal(np.array(one.embeddings, np.float32), embed(server.engine, TEXTS[:1], dimensions=8))
     assert np.array_equal(np.array(ollama_client.embeddings("embed", TEXTS[0]).embedding, np.float32), own[0])
     long = "x" * 600
-    ids = running.engine.tokenizer.encode(long)
-    cut = embed(running.engine, [(*ids[:511], ids[-1])])  # the token that ends a text stays
+    ids = server.engine.tokenizer.encode(long)
+    cut = embed(server.engine, [(*ids[:511], ids[-1])])  # the token that ends a text stays
     assert np.array_equal(np.array(ollama_client.embed("embed", long).embeddings, np.float32), cut)
     with pytest.raises(ollama.ResponseError, match=r"there is room for 512\. .*\(truncate of /api/embed\)"):
         ollama_client.embed("embed", long, truncate=False)
@@ -95,14 +88,14 @@ def test_a_text_that_is_too_long_is_in_the_field_input(client: Any) -> None:
         assert "--method slide" not in str(caught.value)
 
 
-def test_a_model_that_writes_is_asked_for_by_name(client: Any, ollama_client: Any, running: Running) -> None:
+def test_a_model_that_writes_is_asked_for_by_name(client: Any, ollama_client: Any, server: Running) -> None:
     """Its hidden states are pooled as its name says; without that it is refused, with the names that there are."""
     with pytest.raises(openai.BadRequestError, match="'NAME#mean'") as caught:
         client.embeddings.create(model="chat", input=TEXTS)
     assert caught.value.code == "not_an_embedding_model"
     client.completions.create(model="chat", prompt="x", max_tokens=1)
     for pooling in ("mean", "cls", "last"):
-        own = embed(running.engine_of("chat"), TEXTS, pooling=pooling)
+        own = embed(server.engine_of("chat"), TEXTS, pooling=pooling)
         reply = client.embeddings.create(model=f"chat#{pooling}", input=TEXTS)
         assert np.array_equal(np.array([entry.embedding for entry in reply.data], np.float32), own)
         assert reply.model == f"chat#{pooling}"
@@ -111,10 +104,10 @@ def test_a_model_that_writes_is_asked_for_by_name(client: Any, ollama_client: An
         client.embeddings.create(model="chat#max", input=TEXTS)
 
 
-def test_an_embedding_model_writes_nothing(running: Running) -> None:
+def test_an_embedding_model_writes_nothing(server: Running) -> None:
     """A request for a text is refused with the reason."""
     for path, fields in (("/v1/completions", {"prompt": "x"}), ("/api/generate", {"model": "embed", "prompt": "x"})):
-        reply = running.client.post(path, json=fields)
+        reply = server.client.post(path, json=fields)
         assert (reply.status_code, "is an embedding model" in reply.text) == (400, True)
 
 
@@ -145,9 +138,9 @@ def test_an_embedding_model_writes_nothing(running: Running) -> None:
         ("/api/embeddings", {"model": "embed"}, "prompt is missing"),
     ],
 )
-def test_what_is_refused(running: Running, path: str, fields: dict[str, Any], word: str) -> None:
+def test_what_is_refused(server: Running, path: str, fields: dict[str, Any], word: str) -> None:
     """A malformed field is a 400 that names it."""
-    reply = running.client.post(path, json=fields)
+    reply = server.client.post(path, json=fields)
     assert reply.status_code == 400, reply.text
     assert word in reply.text
 
@@ -158,8 +151,8 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     pytest.importorskip("llama_cpp")
     folder = tmp_path_factory.mktemp("encoder")
     bert, chat = TinyBert().write_gguf(folder / "bert.gguf"), tiny_llama(folder / "chat.gguf")
-    with started(bert, chat, load_options={"runtime": "llamacpp"}, n_parallel=2) as running:
-        yield running
+    with started(bert, chat, load_options={"runtime": "llamacpp"}, n_parallel=2) as server:
+        yield server
 
 
 def test_an_encoder(encoder: Running) -> None:
@@ -200,15 +193,15 @@ def test_an_encoder_is_unloaded_and_loaded_again(encoder: Running) -> None:
     client.close()
 
 
-def test_a_reranker_is_refused_by_name(running: Running) -> None:
+def test_a_reranker_is_refused_by_name(server: Running) -> None:
     """A model that no runtime runs is a 501 that says what it is, and the other models are as they were."""
     models = Path(os.environ["EDGEDEC_CACHE"]) / "models"
     models.mkdir(parents=True, exist_ok=True)
     path = TinyBert().write_gguf(models / "reranker.gguf", pooling_type=4)
     try:
-        reply = running.client.post("/v1/embeddings", json={"model": "reranker", "input": "x"})
+        reply = server.client.post("/v1/embeddings", json={"model": "reranker", "input": "x"})
     finally:
         path.unlink()
     assert (reply.status_code, reply.json()["error"]["code"]) == (501, "not_supported")
     assert "an embedding or reranker model (an encoder) (architecture 'bert')" in reply.json()["error"]["message"]
-    assert running.client.post("/v1/embeddings", json={"input": "x"}).status_code == 200
+    assert server.client.post("/v1/embeddings", json={"input": "x"}).status_code == 200

@@ -1,26 +1,19 @@
 """OpenAI's own client against the server."""
 
-import re
 import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here
-from support.processes.running_server import Running, messages, started, wait_until
+from support.processes.running_server import Running, messages, metric, started, wait_until
 
 openai = pytest.importorskip("openai")
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def client(server: Running) -> Iterator[Any]:
-    """OpenAI's client, pointed at the server."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
+CANCELLED = 'generations_total{finish_reason="cancelled"}'
 
 
 def test_models(client: Any, server: Running) -> None:
@@ -39,11 +32,9 @@ def test_a_chat_is_the_engines(client: Any, server: Running) -> None:
     )
     assert reply.choices[0].message.content == own.text
     assert reply.choices[0].finish_reason == own.finish_reason == "length"
-    assert reply.usage.prompt_tokens == own.stats.n_prompt_tokens
-    assert reply.usage.completion_tokens == 12
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (own.stats.n_prompt_tokens, 12)
     assert reply.usage.total_tokens == own.stats.n_prompt_tokens + 12
-    assert reply.timings["predicted_n"] == 12
-    assert reply.edgedec["generations"][0]["seed"] == 5
+    assert (reply.timings["predicted_n"], reply.edgedec["generations"][0]["seed"]) == (12, 5)
 
 
 def test_the_text_is_the_command_lines(client: Any, chat_path: Path) -> None:
@@ -167,8 +158,7 @@ def test_completion_logprobs_and_default_length(client: Any) -> None:
     reply = client.completions.create(model="tiny", prompt="Once", temperature=0, logprobs=2)
     logprobs = reply.choices[0].logprobs
     assert reply.usage.completion_tokens == len(logprobs.tokens) == len(logprobs.token_logprobs) == 16
-    assert logprobs.text_offset[0] == 0
-    assert logprobs.text_offset[1] == len(logprobs.tokens[0])
+    assert (logprobs.text_offset[0], logprobs.text_offset[1]) == (0, len(logprobs.tokens[0]))
 
 
 def test_stop_and_bias(client: Any) -> None:
@@ -194,39 +184,28 @@ def test_three_streams_at_once_have_the_texts_they_have_alone(client: Any) -> No
         return "".join(part.choices[0].delta.content or "" for part in client.chat.completions.create(**options))
 
     alone = [text_of(options) for options in asked]
-    together: list[str] = [""] * len(asked)
     begin = threading.Barrier(len(asked))
 
-    def run(i: int) -> None:
+    def at_once(options: dict[str, Any]) -> str:
         begin.wait()
-        together[i] = text_of(asked[i])
+        return text_of(options)
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(asked))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert together == alone
+    with ThreadPoolExecutor(len(asked)) as pool:
+        assert list(pool.map(at_once, asked)) == alone
 
 
 def test_a_stream_that_is_closed_stops_its_text(endless: Running) -> None:
     """A text whose stream the client closes in its middle is cancelled, and its place is the next request's."""
     asked = {"model": "tiny", "messages": messages("Go on"), "temperature": 0}
     wait_until(lambda: endless.queue.n_running == 0, "an earlier text goes on")
-    before = n_cancelled(endless)
+    before = metric(endless, CANCELLED)
     with openai.OpenAI(base_url=f"{endless.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         stream = client.chat.completions.create(**asked, stream=True, extra_body={"ignore_end": True})
         for _ in range(4):
             next(stream)
         stream.close()
         assert client.chat.completions.create(**asked, max_tokens=2).usage.completion_tokens == 2
-    assert n_cancelled(endless) == before + 1
-
-
-def n_cancelled(running: Running) -> int:
-    """Return how many texts were cancelled so far."""
-    found = re.search(r'generations_total\{finish_reason="cancelled"\} (\d+)', running.client.get("/metrics").text)
-    return 0 if found is None else int(found[1])
+    assert metric(endless, CANCELLED) == before + 1
 
 
 def test_the_clients_own_parsing(client: Any) -> None:
@@ -244,8 +223,6 @@ def test_the_clients_own_parsing(client: Any) -> None:
 
 def test_per_request_drafting(chat_path: Path) -> None:
     """Drafting can be switched off for a request; the text is the same, and the reply tells of both."""
-    from support.processes.running_server import started
-
     asked = {"messages": messages("abcabcabcabc"), "max_tokens": 40, "temperature": 0, "ignore_end": True}
     with started(chat_path, load_options={"draft": "suffix"}) as running:
         on = running.client.post("/v1/chat/completions", json=asked).json()

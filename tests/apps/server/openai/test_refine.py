@@ -2,8 +2,7 @@
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPConnection
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes.running_server import PATIENCE_S, Running, messages, started
+from support.processes.running_server import PATIENCE_S, Running, messages, started, wait_until
 
 from edgedec_apps.refine import RefineBy, refined
 
@@ -36,7 +35,6 @@ BEGUN = {"role": "assistant", "content": "x"}
 
 @pytest.fixture(scope="module")
 def server(chat_path: Path) -> Iterator[Running]:
-    """A server with two checks."""
     with started(chat_path, n_parallel=2, checks=CHECKS) as running:
         yield running
 
@@ -72,9 +70,9 @@ def test_a_client_that_leaves_ends_the_check(server: Running, tmp_path: Path) ->
         connection = HTTPConnection(server.url.removeprefix("http://"), timeout=PATIENCE_S)
         body = ASKED | {"refine": {"check": "notes"}, "messages": messages(str(note))}
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
-        wait_for(partial(is_whole, note))
+        wait_until(partial(is_whole, note), "the check does not begin")
         connection.close()
-        wait_for(partial(is_gone, note.read_text()[:-1]))
+        wait_until(partial(is_gone, note.read_text()[:-1]), "the check goes on")
     assert server.client.post("/v1/chat/completions", json=ASKED).status_code == 200
 
 
@@ -86,14 +84,6 @@ def is_whole(note: Path) -> bool:
 def is_gone(process: str) -> bool:
     """Return whether a process has ended."""
     return not Path("/proc", process).exists()
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so; fail after a minute."""
-    ends = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
 
 
 def test_seconds_end_a_check_that_hangs(server: Running) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from support.models.saying_model import saying_model
+from support.models.saying_model import SHOWING, saying_model
 from support.processes.running_server import Running, started
 
 from edgedec_apps.server.core.fields import IGNORED_HEADER
@@ -18,10 +18,8 @@ openai = pytest.importorskip("openai")
 pytestmark = pytest.mark.slow
 
 TEMPLATE = (
-    "{# it may <think> #}{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-    "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt and enable_thinking is defined %}{{ '>' if enable_thinking else ':' }}{% endif %}"
+    "{# it may <think> #}" + SHOWING + "{% if add_generation_prompt and enable_thinking is defined %}"
+    "{{ '>' if enable_thinking else ':' }}{% endif %}"
 )
 CALL = '<tool_call>{"name": "look", "arguments": {"what": "sky"}}</tool_call>'
 SAYS = {
@@ -35,26 +33,19 @@ TOOL = {"type": "function", "name": "look", "description": "Look.", "parameters"
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server of a model that says what is written above."""
     path = saying_model(tmp_path_factory.mktemp("responses") / "says.gguf", SAYS, chat_template=TEMPLATE)
-    with started(path) as running:
-        yield running
+    with started(path) as server:
+        yield server
 
 
-@pytest.fixture(scope="module")
-def client(running: Running) -> Iterator[Any]:
-    """OpenAI's client, pointed at the server."""
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
-
-
-def n_prompt(running: Running, messages: list[dict[str, Any]]) -> int:
+def n_prompt(server: Running, messages: list[dict[str, Any]]) -> int:
     """Return how many tokens the prompt of these messages has."""
-    return len(running.engine.chat_ids(messages))
+    return len(server.engine.chat_ids(messages))
 
 
-def test_a_response_has_thoughts_and_a_text(client: Any, running: Running) -> None:
+def test_a_response_has_thoughts_and_a_text(client: Any, server: Running) -> None:
     """What was thought is a reasoning item before the message; the counts and the settings are told."""
     reply = client.responses.create(model="says", input="2 + 2?", instructions="Be brief.", temperature=0)
     thought, message = reply.output
@@ -63,7 +54,7 @@ def test_a_response_has_thoughts_and_a_text(client: Any, running: Running) -> No
     assert reply.output_text == "Four."
     assert (reply.status, reply.error, reply.model, reply.instructions) == ("completed", None, "says", "Be brief.")
     told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
-    assert reply.usage.input_tokens == n_prompt(running, told)
+    assert reply.usage.input_tokens == n_prompt(server, told)
     assert (reply.usage.output_tokens, reply.usage.output_tokens_details.reasoning_tokens) == (7, 6)
     assert reply.temperature == 0
 
@@ -90,7 +81,7 @@ def test_a_stream_has_all_events_and_adds_up(client: Any) -> None:
     assert final.usage.output_tokens == whole.usage.output_tokens
 
 
-def test_a_tool_is_called_and_its_result_is_read(client: Any, running: Running) -> None:
+def test_a_tool_is_called_and_its_result_is_read(client: Any, server: Running) -> None:
     """A call is an item of its own, whole and streamed; with its result as an item the model goes on."""
     asked = {"model": "says", "input": [{"role": "user", "content": "Look!"}], "tools": [TOOL]}
     reply = client.responses.create(**asked)
@@ -110,14 +101,14 @@ def test_a_tool_is_called_and_its_result_is_read(client: Any, running: Running) 
     assert by_id.previous_response_id == reply.id
 
 
-def test_conversations_go_on_from_what_is_kept(client: Any, running: Running) -> None:
+def test_conversations_go_on_from_what_is_kept(client: Any, server: Running) -> None:
     """A response is kept unless store is false; instructions are not; retrieve and delete know it."""
     first = client.responses.create(model="says", input="2 + 2?", instructions="Be brief.")
     assert client.responses.retrieve(first.id).output_text == "Four."
     second = client.responses.create(model="says", input="And.", previous_response_id=first.id)
     said = {"role": "assistant", "content": "Four.", "reasoning_content": "Two and two."}
     chat = [{"role": "user", "content": "2 + 2?"}, said, {"role": "user", "content": "And."}]
-    assert second.usage.input_tokens == n_prompt(running, chat)
+    assert second.usage.input_tokens == n_prompt(server, chat)
     client.responses.delete(first.id)
     for attempt in (client.responses.retrieve, client.responses.delete):
         with pytest.raises(openai.NotFoundError, match="there is no response"):
@@ -170,31 +161,18 @@ def test_every_field_of_the_client_is_known(client: Any) -> None:
     """What clients send is kept or named in the header; each parameter of the client's type is one of these."""
     from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
-    kept: dict[str, Any] = {
-        "input": "Say.",
-        "instructions": "x",
-        "max_output_tokens": 9,
-        "metadata": {"a": "b"},
-        "model": "says",
-    }
-    kept |= {"parallel_tool_calls": False, "prompt_cache_key": "k", "prompt_cache_options": {}, "stream_options": {}}
-    kept |= {"prompt_cache_retention": "24h", "safety_identifier": "u", "store": False, "temperature": 0, "tools": []}
-    kept |= {"text": {"format": {"type": "text"}}, "tool_choice": "auto", "top_logprobs": 0, "top_p": 1, "user": "u"}
-    kept |= {"previous_response_id": None}
-    ignored: dict[str, Any] = {
-        "access_programs": {"x": 1},
-        "background_options": {"x": 1},
-        "context_management": [{"type": "x"}],
-    }
-    ignored |= {"image": {"x": 1}, "max_tool_calls": 3, "moderation": {"model": "x"}, "service_tier": "flex"}
-    ignored |= {"truncation": "auto"}
-    partly: dict[str, Any] = {
-        "include": ["reasoning.encrypted_content"],
-        "reasoning": {"effort": "low", "summary": "auto"},
-    }
+    kept: dict[str, Any] = {"input": "Say.", "instructions": "x", "max_output_tokens": 9, "metadata": {"a": "b"}}
+    kept |= {"model": "says", "parallel_tool_calls": False, "previous_response_id": None, "prompt_cache_key": "k"}
+    kept |= {"prompt_cache_options": {}, "prompt_cache_retention": "24h", "safety_identifier": "u", "store": False}
+    kept |= {"stream_options": {}, "temperature": 0, "text": {"format": {"type": "text"}}, "tool_choice": "auto"}
+    kept |= {"tools": [], "top_logprobs": 0, "top_p": 1, "user": "u"}
+    ignored: dict[str, Any] = {"access_programs": {"x": 1}, "background_options": {"x": 1}, "image": {"x": 1}}
+    ignored |= {"context_management": [{"type": "x"}], "max_tool_calls": 3, "moderation": {"model": "x"}}
+    ignored |= {"service_tier": "flex", "truncation": "auto"}
+    partly: dict[str, Any] = {"include": ["reasoning.encrypted_content"]}
+    partly |= {"reasoning": {"effort": "low", "summary": "auto"}}
     refused = {"background", "conversation", "prompt"}
-    known = {*kept, *ignored, *partly, *refused}
-    assert set(ResponseCreateParamsBase.__annotations__) == known
+    assert set(ResponseCreateParamsBase.__annotations__) == {*kept, *ignored, *partly, *refused}
     body = kept | ignored | partly
     body |= {"tools": [{"type": "web_search"}, TOOL], "text": {"verbosity": "low"}}
     reply = client.responses.with_raw_response.create(model="says", input="", extra_body=body)
@@ -232,9 +210,9 @@ def test_every_field_of_the_client_is_known(client: Any) -> None:
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
     ],
 )
-def test_what_is_refused(running: Running, fields: dict[str, Any], param: str) -> None:
+def test_what_is_refused(server: Running, fields: dict[str, Any], param: str) -> None:
     """A malformed or unsupported field is a 400 that names it."""
-    reply = running.client.post("/v1/responses", json={"model": "says"} | fields)
+    reply = server.client.post("/v1/responses", json={"model": "says"} | fields)
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"] == param
 

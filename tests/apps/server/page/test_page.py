@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.processes.running_server import Running, wait_until
-from support.processes.servers import StubServer, model_bytes, sha256
+from support.processes.servers import StubServer, catalogue_of, model_bytes
 
 from edgedec_apps.server.app import STATIC
 from edgedec_models.fetching.partial import partial_path
@@ -45,11 +45,7 @@ def test_models_that_can_be_fetched(server: Running, tmp_path: Path, monkeypatch
         monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.delenv("EDGEDEC_OFFLINE", raising=False)
     with StubServer() as stub:
-        served = stub.add("/m.gguf", data)
-        facts = {"name": "half", "size_bytes": len(data), "sha256": sha256(data), "licence": "MIT", "note": "of tests"}
-        lines = [*(f"{name} = {value!r}" for name, value in facts.items()), "architecture = 'llama'", "tried = true"]
-        source = f"[[model.source]]\nkind = 'url'\nurl = '{stub.root}/m.gguf'\n"
-        (tmp_path / "catalogue.toml").write_text("[[model]]\n" + "\n".join(lines) + "\n" + source)
+        served = catalogue_of(stub, tmp_path, "half", data, note="of tests", tried=True)
         fetched = server.client.get("/page/models").json()["models"]
         assert {"name": "half", "note": "of tests", "n_bytes": 100_000, "n_there": 0} in fetched
         assert {"smollm2-135m", "qwen2.5-coder-1.5b"} < {each["name"] for each in fetched}

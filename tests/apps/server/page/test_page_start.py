@@ -11,22 +11,15 @@ from typing import Any
 import pytest
 from support.models.saying_model import saying_model
 from support.models.tiny_models import tiny_llama
-from support.processes.browser import Browser, browser
+from support.processes.browser import Browser
 from support.processes.running_server import CHAT, Running, started
-from support.processes.servers import Served, StubServer, sha256
+from support.processes.servers import Served, StubServer, catalogue_of
 
 pytestmark = pytest.mark.slow
 
 ENTER, TAB = "\ue007", "\ue004"
 FETCHABLE = '#models [value="smollm2-135m"]'  # the last of what the page asks for at its beginning
 PHONES = [(360, 640), (390, 844)]
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A browser for all tests."""
-    with browser(tmp_path_factory.mktemp("downloads")) as found:
-        yield found
 
 
 @pytest.fixture
@@ -62,7 +55,6 @@ class Gate(threading.Event):
     n_requests = 0
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait where a request has to."""
         self.n_requests += 1
         return self.n_requests == 1 or super().wait(timeout)
 
@@ -73,11 +65,8 @@ def remote(home: Path) -> Iterator[Served]:
     data = tiny_llama(home / "made.gguf", n_layer=1, chat_template=CHAT).read_bytes()
     (home / "made.gguf").unlink()
     with StubServer() as stub:
-        served = stub.add("/m.gguf", data)
+        served = catalogue_of(stub, home, "small", data, note="for tests", tried=True)
         served.drops, served.gate = [len(data) // 2], Gate()
-        facts = f"size_bytes = {len(data)}\nsha256 = '{sha256(data)}'\nlicence = 'MIT'\narchitecture = 'llama'"
-        source = f"tried = true\n[[model.source]]\nkind = 'url'\nurl = '{stub.root}/m.gguf'\n"
-        (home / "catalogue.toml").write_text(f"[[model]]\nname = 'small'\n{facts}\nnote = 'for tests'\n{source}")
         gate = served.gate
         yield served
         gate.set()
@@ -96,7 +85,6 @@ def action(page: Browser, name: str) -> str:
 
 
 def press(page: Browser, name: str) -> None:
-    """Press that button by keyboard."""
     page.run('document.querySelector(`#models [value="${arguments[0]}"]`).focus()', name)
     page.press(ENTER)
 

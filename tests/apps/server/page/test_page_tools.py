@@ -2,15 +2,15 @@
 
 import json
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 from support.models.saying_model import saying_model
 from support.processes import plain_tool_server
-from support.processes.browser import Browser, browser
+from support.processes.browser import Browser
 from support.processes.command_line import run_here
 from support.processes.running_server import Running, messages, started, wait_until
 
@@ -91,13 +91,6 @@ def test_there_are_none_where_the_operator_gave_none(chat_path: Path, tmp_path: 
     refused.failed(40, "give --api-key KEY, not --no-auth")
 
 
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A browser."""
-    with browser(tmp_path_factory.mktemp("downloads")) as found:
-        yield found
-
-
 def begin(page: Browser) -> None:
     """Send a message, and wait for the question."""
     page.find("#prompt").send_keys("hi")
@@ -144,19 +137,16 @@ def test_a_tool_that_hangs_keeps_nobody_waiting(server: Running) -> None:
     """A chat is answered meanwhile, further calls are refused at a limit, and a client that leaves ends its call."""
     offer = server.service.tools
     assert offer is not None
-    clients = [httpx.Client(base_url=server.url, timeout=60) for _ in range(8)]
 
-    def hang(client: httpx.Client) -> None:
-        with pytest.raises(httpx.TransportError):
+    def hang(_: int) -> None:
+        with httpx.Client(base_url=server.url) as client, pytest.raises(httpx.TransportError):
             client.post("/page/tools", json={"name": "hang"}, timeout=httpx.Timeout(60, read=2))
 
-    threads = [threading.Thread(target=hang, args=(client,)) for client in clients]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: offer.n_running == 8, "the calls don't begin")
-    assert call(server.client, "echo").status_code == 429
-    reply = server.client.post("/v1/chat/completions", json={"messages": messages("hi"), "temperature": 0})
-    assert reply.status_code == 200
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        hanging = pool.map(hang, range(8))
+        wait_until(lambda: offer.n_running == 8, "the calls don't begin")
+        assert call(server.client, "echo").status_code == 429
+        reply = server.client.post("/v1/chat/completions", json={"messages": messages("hi"), "temperature": 0})
+        assert reply.status_code == 200
+        assert len(list(hanging)) == 8
     wait_until(lambda: offer.n_running == 0, "the calls don't end")

@@ -8,21 +8,12 @@ from typing import Any
 
 import pytest
 from support.models.seeing_model import picture, seeing_model
-from support.processes.browser import Browser, browser
+from support.processes.browser import Browser
 from support.processes.running_server import Running, started
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python encodes the pictures")
 image = pytest.importorskip("PIL.Image", reason="Pillow decodes the pictures")
 pytestmark = pytest.mark.slow
-
-RECORD = """
-    const real = window.fetch;
-    window.sent = [];
-    window.fetch = (path, given) => {
-      if (path.includes("chat")) sent.push(JSON.parse(given.body));
-      return real(path, given);
-    }
-"""
 
 
 @pytest.fixture(scope="module")
@@ -35,20 +26,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A browser for all tests."""
-    with browser(tmp_path_factory.mktemp("downloads")) as found:
-        yield found
-
-
 @pytest.fixture
 def page(chromium: Browser, server: Running) -> Iterator[Browser]:
     """The page as on a first visit, with short answers; at the end it must not have complained."""
     chromium.resize(1200, 800)
     chromium.open(server.url)
     chromium.set(max_tokens="3", model="seeing")
-    chromium.run(RECORD)
+    chromium.record_requests()
     yield chromium
     assert chromium.problems() == []
 
@@ -73,7 +57,7 @@ def give(page: Browser, how: str, name: str, data: bytes) -> None:
 
 def sent_parts(page: Browser, number: int) -> list[dict[str, Any]]:
     """Return the content of the first message of a request."""
-    found: list[dict[str, Any]] = page.run("return window.sent[arguments[0]].messages[0].content", number)
+    found: list[dict[str, Any]] = page.sent[number]["messages"][0]["content"]
     return found
 
 
@@ -114,7 +98,7 @@ def test_pictures_are_sent_small_and_kept_smaller(page: Browser, tmp_path: Path)
     page.driver.refresh()
     page.wait(lambda: "tokens of context" in page.text("#state"), "the page says nothing")
     assert "the small copy is sent" in page.text(".message.user figcaption")
-    page.run(RECORD)
+    page.record_requests()
     page.ask("Still?")
     assert sent_size(sent_parts(page, 0)[0]) == (192, 96)
 
