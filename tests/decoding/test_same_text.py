@@ -13,7 +13,7 @@ import edgedec
 from edgedec.cost_curve import CostCurve
 from edgedec.drafters.suffix.learned_file import Learned, LearnedSource, learned_path
 from edgedec.drafters.suffix.store_file import vocabulary_hash
-from edgedec_apps.learned_files import write_learned
+from edgedec_apps.learning import write_learned
 
 pytestmark = pytest.mark.model
 

@@ -36,7 +36,7 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec.runtime import Runtime
 from edgedec_export.from_hf import convert
-from edgedec_export.hf.pretokenizers import pre_tokenizer_name
+from edgedec_export.hf.tokenizer import pre_tokenizer_name
 from edgedec_export.hf.types import ENCODERS, quantize_q8_0
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
