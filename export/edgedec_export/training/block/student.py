@@ -16,7 +16,7 @@ from edgedec_export.training.block.network import MARKOV_TABLE, new_weights, pla
 from edgedec_export.training.block.shape import first_attention, markov_table
 from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.lessons.lesson_files import Lesson
-from edgedec_export.training.network import ROWS_AT_ONCE, TAP_SCALE, Tensor, Weights, target_shares
+from edgedec_export.training.network import ROWS_AT_ONCE, TAP_SCALE, Tensor, Weights, most_probable, target_shares
 from edgedec_export.training.optimizing import Optimizers
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts
@@ -154,15 +154,8 @@ class BlockStudent:
     def _drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
         blocks = blocks_of(lessons, self._shape.size)
         rows = self._scorer(weights).joined()
-        best: list[NDArray[np.int64]] = []
-        sure: list[NDArray[np.float32]] = []
-        for states in self._states(weights, blocks).split(ROWS_AT_ONCE):
-            logits = F.linear(states.to(rows.dtype), rows).float()
-            most, place = logits.max(-1)
-            best.append(place.cpu().numpy())
-            sure.append((most - logits.logsumexp(-1)).exp().cpu().numpy())
-        right = self._borrowed.token_ids[np.concatenate(best)] == blocks.answers[blocks.which]
-        chances = np.concatenate(sure)
+        best, chances = most_probable(self._states(weights, blocks), rows)
+        right = self._borrowed.token_ids[best] == blocks.answers[blocks.which]
         found = []
         for lesson, span in zip(lessons, blocks.spans, strict=True):
             at = blocks.anchors[span.rows] - lesson.n_prompt, blocks.depths[span.rows]

@@ -14,7 +14,7 @@ from edgedec_export.training.arithmetic import in_product_type, product_type
 from edgedec_export.training.batches import grouped_by_length
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.narrow.shape import NarrowShape
-from edgedec_export.training.network import Tensor, Weights, cross_entropy, target_shares
+from edgedec_export.training.network import Tensor, Weights, cross_entropy, most_probable, rms, target_shares
 from edgedec_export.training.optimizing import Optimizers
 from edgedec_export.training.report import MOST_DRAFTED
 from edgedec_export.training.simulation import Drafted
@@ -23,7 +23,6 @@ from edgedec_export.training.target_parts import TargetParts
 _RATE = 1e-3  # larger ones undo what the first layers of the target and the fitted output bring
 _ROWS = 4096  # rows of a batch that does not learn
 _RIDGE = 1e-3  # of the mean square of a state's element
-_LOGIT_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,17 +147,6 @@ class NarrowStudent:
         self._optimizers.restore(state)
 
 
-def most_probable(outputs: Tensor, rows: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the most probable token of each output, int64[n], and its probability, float32[n]."""
-    tokens, chances = [], []
-    for part in outputs.split(_LOGIT_ROWS):
-        logits = F.linear(part.to(rows.dtype), rows).float()
-        best, place = logits.max(-1)
-        tokens.append(place.cpu().numpy())
-        chances.append((best - logits.logsumexp(-1)).exp().cpu().numpy())
-    return np.concatenate(tokens), np.concatenate(chances)
-
-
 def drafts_of(lesson: Lesson, best: NDArray[np.int64], sure: NDArray[np.float32]) -> Drafted:
     """Return the drafts that begin after each token of an answer but the last one.
 
@@ -195,11 +183,11 @@ def exit_states(shape: NarrowShape, weights: Weights, embeddings: Tensor, exits:
     turns, found = _turns(shape, embeddings), []
     for i in range(exits[-1]):
         layer = {name.partition(".")[2]: values for name, values in weights.items() if name.startswith(f"{i}.")}
-        x = x + F.linear(_attention(shape, layer, _rms(x, layer["attn_norm"], shape), turns), layer["o"])
-        inner = _rms(x, layer["ffn_norm"], shape)
+        x = x + F.linear(_attention(shape, layer, rms(x, layer["attn_norm"], shape), turns), layer["o"])
+        inner = rms(x, layer["ffn_norm"], shape)
         x = x + F.linear(F.silu(F.linear(inner, layer["gate"])) * F.linear(inner, layer["up"]), layer["down"])
         if i + 1 in exits:
-            found.append(_rms(x, weights["output_norm"], shape))
+            found.append(rms(x, weights["output_norm"], shape))
     return found
 
 
@@ -216,11 +204,6 @@ def _attention(shape: NarrowShape, layer: Weights, x: Tensor, turns: Tensor) -> 
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / math.sqrt(shape.head_dim))
     return out.transpose(1, 2).reshape(n_batch, n_rows, -1)
-
-
-def _rms(x: Tensor, weight: Tensor, shape: NarrowShape) -> Tensor:
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + shape.rms_epsilon) * weight).to(x.dtype)
 
 
 def _turns(shape: NarrowShape, like: Tensor) -> Tensor:
