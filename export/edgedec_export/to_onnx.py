@@ -20,13 +20,12 @@ from edgedec.errors import RequestError, RuntimeUnavailableError
 from edgedec.gguf.file import DATA, GGUF, GRAPH, VOCABULARY, read_gguf
 from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.progress import CancelToken, OnProgress, check_cancelled
-from edgedec_export.calibration_text import bundled_text
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.gguf_writer import text
 from edgedec_export.onnx_graph.external_data import DataFile
 from edgedec_export.onnx_graph.library import require_onnx
 from edgedec_export.positions import local_layers, require_operations
-from edgedec_export.quantizing import EXACT, Quant
+from edgedec_export.quantizing import EXACT, Quant, bundled_text
 from edgedec_export.source import source_facts, tensor_steps
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import Turns, turns_in

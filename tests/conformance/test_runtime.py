@@ -24,13 +24,13 @@ from edgedec.testing.results import run_checks
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference import model as reference
 from edgedec_runtimes.reference import network
-from edgedec_runtimes.reference.kv_cache import KVCache
 from edgedec_runtimes.reference.model import ReferenceSession
+from edgedec_runtimes.reference.network import KVCache
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.shared import requests
+from edgedec_runtimes.shared.library_model import Stop
 from edgedec_runtimes.shared.session_state import CheckedItem, SessionState
-from edgedec_runtimes.shared.stop import Stop
 
 RUNTIME = {check.__name__: check for check in RUNTIME_CHECKS}
 EVERYTHING = Capabilities(

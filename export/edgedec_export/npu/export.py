@@ -19,7 +19,6 @@ from edgedec.errors import RequestError, UnsupportedModelError
 from edgedec.gguf.file import DATA, GGUF, GRAPH, VOCABULARY, read_gguf
 from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.progress import CancelToken, OnProgress
-from edgedec_export.calibration_text import bundled_text
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
 from edgedec_export.npu.calibration import Statistics, calibrate, calibration_ids, limits, ranges
 from edgedec_export.npu.graph import Plan, make_plan
@@ -36,6 +35,7 @@ from edgedec_export.onnx_graph.external_data import DataFile
 from edgedec_export.onnx_graph.library import require_onnx
 from edgedec_export.onnx_graph.parts import Initializers
 from edgedec_export.positions import frequencies, local_layers, require_architecture, sliding_frequencies
+from edgedec_export.quantizing import bundled_text
 from edgedec_export.source import rope_factors, source_facts, tensor_steps
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.npu.facts import EMBEDDING, KV, ROWS, TARGET, Facts, to_json

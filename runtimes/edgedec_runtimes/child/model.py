@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from edgedec.closeable import Closeable
 from edgedec.errors import EdgedecError, RuntimeLostError, RuntimeUnavailableError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.model import Forward, ForwardItem, Session
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec_runtimes.child.host import Opened, Result
@@ -26,28 +26,6 @@ from edgedec_runtimes.child.process import PATIENCE_S, Child
 from edgedec_runtimes.child.rows import SharedRows
 from edgedec_runtimes.child.tokenizer import ChildTokenizer
 from edgedec_runtimes.shared.model_lock import ModelLock
-
-
-class Hosted(Model, Protocol):
-    """What a session needs of its model."""
-
-    def ask(self, method: str, session: "ChildSession", *arguments: Any) -> Any:
-        """Call a method in the child, with the session's number before the arguments."""
-
-    def evaluate(self, items: Sequence[ForwardItem], on_progress: OnProgress | None) -> list[Forward]:
-        """Evaluate items in the child."""
-
-    def fork(self, session: "ChildSession") -> "ChildSession":
-        """Fork a session in the child."""
-
-    def n_cached(self, session: "ChildSession") -> int:
-        """Return how many tokens a session holds; 0 where it is in no child that runs."""
-
-    def cancel(self, session: "ChildSession") -> None:
-        """Cancel a session's forward."""
-
-    def release(self, session: "ChildSession") -> None:
-        """Close a session in the child."""
 
 
 class ChildSession(Session):
@@ -60,7 +38,7 @@ class ChildSession(Session):
         exact: What exact_rows() says at the n_past that the next forward may have; empty where nobody has asked.
     """
 
-    def __init__(self, model: Hosted, number: int, n_ctx: int, child: Child | None = None) -> None:
+    def __init__(self, model: "ChildModel", number: int, n_ctx: int, child: Child | None = None) -> None:
         self._model = model
         self._n_ctx = n_ctx
         self.number = number
@@ -69,7 +47,7 @@ class ChildSession(Session):
         self.exact: dict[int, int | None] = {}
 
     @property
-    def model(self) -> Hosted:
+    def model(self) -> "ChildModel":
         """The model this session belongs to."""
         return self._model
 
@@ -149,7 +127,7 @@ class Hosting:
         path: The model file.
         options: How it is loaded.
         terms: Makes the memory plan for a context and a number of rows. The plan has the child's own terms, too
-            (edgedec_runtimes.child.memory).
+            (edgedec_runtimes.child.rows).
         prepare: Called before a child is started; raises where what it depends on is not there.
         explain: Says what was lost, as a clause, from how the child ended.
         advice: What the caller can do after a loss.

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from edgedec.errors import CancelledError, CapabilityError, ContextFullError, MemoryCapError, RuntimeUnavailableError
 from edgedec_runtimes.llamacpp.adapters import set_adapters
 from edgedec_runtimes.llamacpp.library import last_complaint, llama
+from edgedec_runtimes.shared.library_model import Stop
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.native import c_library
-from edgedec_runtimes.shared.stop import Stop
 
 N_BATCH = 2048
 N_UBATCH = 512

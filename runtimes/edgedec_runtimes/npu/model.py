@@ -1,6 +1,7 @@
 """A model on an NPU's graph, which evaluates chains block by block (`blocks`)."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -12,14 +13,51 @@ from edgedec.model import Forward
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.npu.blocks import PREFILL_ROWS, Block, blocks
-from edgedec_runtimes.npu.facts import LOGIT_ROWS, LOW_ZERO, PARTS, Facts
+from edgedec_runtimes.npu.facts import LOGIT_ROWS, LOW_ZERO, PARTS, ROWS, Facts
 from edgedec_runtimes.npu.graphs import Graphs
 from edgedec_runtimes.npu.inputs import Arrays, position_inputs, quantized
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
+
+STEP_ROWS, PREFILL_ROWS = ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One run of a graph.
+
+    Attributes:
+        start: Position of the run's first row; the tokens before it are cached.
+        n_rows: Rows of the graph.
+        first: Position of the first new row.
+        stop: Position after the last new row.
+    """
+
+    start: int
+    n_rows: int
+    first: int
+    stop: int
+
+
+def blocks(n_past: int, n: int) -> Iterator[Block]:
+    """Yield the runs that evaluate n new rows after n_past cached tokens.
+
+    >>> [(b.start, b.n_rows, b.first, b.stop) for b in blocks(6, 3)]
+    [(0, 8, 6, 8), (8, 8, 8, 9)]
+    >>> [(b.start, b.n_rows, b.first, b.stop) for b in blocks(62, 68)]
+    [(56, 8, 62, 64), (64, 64, 64, 128), (128, 8, 128, 130)]
+    """
+    at, end = n_past, n_past + n
+    while at < end:
+        if at % PREFILL_ROWS == 0 and at + PREFILL_ROWS <= end:
+            block = Block(at, PREFILL_ROWS, at, at + PREFILL_ROWS)
+        else:
+            start = at - at % STEP_ROWS
+            block = Block(start, STEP_ROWS, at, min(start + STEP_ROWS, end))
+        yield block
+        at = block.stop
 
 
 class NpuSession(OwnSession):

@@ -19,7 +19,7 @@ from edgedec.gguf.values import ValueType
 from edgedec.pictures import Block
 from edgedec_runtimes.llamacpp.library import last_complaint, mtmd
 from edgedec_runtimes.pictures.contract import Picture, PictureLayout
-from edgedec_runtimes.pictures.opening import Opening
+from edgedec_runtimes.pictures.header import Opening
 
 _MARKER = b"<__media__>"
 _FLASH = 1  # LLAMA_FLASH_ATTN_TYPE_ENABLED: with it the rows have the same bits for any number of threads

@@ -18,7 +18,7 @@ from edgedec.memory_plan import MemoryTerm, format_bytes
 from edgedec.pictures import PictureRows, Pictures
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, stage
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.child.memory import process_term
+from edgedec_runtimes.child.rows import process_term
 from edgedec_runtimes.pictures.child import PictureChild
 from edgedec_runtimes.pictures.contract import Picture, PictureEncoder, PictureLayout, by_first_id, row_ids
 from edgedec_runtimes.pictures.decoding import of_image

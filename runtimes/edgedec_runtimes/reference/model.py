@@ -15,9 +15,9 @@ from edgedec.model import Forward
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec_runtimes.architectures.architecture import Recurrence
-from edgedec_runtimes.reference.kv_cache import KVCache
 from edgedec_runtimes.reference.network import (
     Floats,
+    KVCache,
     Row,
     RowOutput,
     embeddings,

@@ -8,8 +8,8 @@ from support.models.tiny_models import tiny_llama
 
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
-from edgedec_export.calibration_text import bundled_text
 from edgedec_export.npu.export import export_npu
+from edgedec_export.quantizing import bundled_text
 from edgedec_runtimes.npu.runtime import Npu
 
 pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
