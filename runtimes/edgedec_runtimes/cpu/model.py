@@ -24,7 +24,6 @@ from edgedec_runtimes.cpu.library import (
     CANCELLED,
     KERNEL_ROWS,
     NOT_FINITE,
-    OPERATIONS,
     UNREADABLE,
     Item,
     address,
@@ -124,13 +123,6 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         """Which kernels compute ("avx512vnni", ...)."""
         with self.lock:
             return str(native().ec_model_instruction_set(self.handle).decode())
-
-    def operation_seconds(self) -> dict[str, float]:
-        """Return the seconds that all forwards so far spent in each operation."""
-        seconds = np.zeros(len(OPERATIONS))
-        with self.lock:
-            native().ec_model_seconds(self.handle, address(seconds))
-        return dict(zip(OPERATIONS, seconds.tolist(), strict=True))
 
     def streamed_bytes(self) -> int:
         """Return how many bytes of weights were read for forwards so far; 0 where all stay in memory."""
