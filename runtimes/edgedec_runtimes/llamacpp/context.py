@@ -266,9 +266,9 @@ class Context:
             raise RuntimeUnavailableError(f"llama.cpp returned no logits for row {row}: {last_complaint()}")
         return address
 
-    def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Drop a sequence's positions from `start` up to `stop` (-1: to the end); return whether that was done."""
-        return bool(self._api.llama_memory_seq_rm(self._memory, sequence, start, stop))
+    def remove(self, sequence: int, start: int) -> bool:
+        """Drop a sequence's positions from `start` on; return whether that was done."""
+        return bool(self._api.llama_memory_seq_rm(self._memory, sequence, start, -1))
 
     def copy(self, source: int, target: int, start: int = 0, stop: int = -1) -> None:
         """Let the sequence `target` share positions of the sequence `source`; no data is copied."""
