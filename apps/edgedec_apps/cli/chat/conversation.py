@@ -15,9 +15,9 @@ from edgedec.progress import CancelToken
 from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.cli.chat.tool_calls import MOST_ROUNDS, ChatTools
 from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.opening import preset_of
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.pictures import with_pictures
-from edgedec_apps.cli.preset_options import preset_of
 from edgedec_apps.cli.prompt import say_found
 from edgedec_apps.cli.shown.explain import Detail, sampling_line
 from edgedec_apps.cli.shown.progress import ProgressLine
