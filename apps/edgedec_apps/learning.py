@@ -1,4 +1,8 @@
-"""A user's files for the drafter `learned`: which are read, their tokens, their room, and the file that keeps them."""
+"""A user's files for the drafter `learned`: which are read, their tokens, their room, and the file that keeps them.
+
+Suffixes are sorted by prefix doubling (Manber and Myers 1993, "Suffix arrays: a new method for on-line string
+searches").
+"""
 
 import hashlib
 import json

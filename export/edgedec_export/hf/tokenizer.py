@@ -3,6 +3,13 @@
 Two kinds are converted: byte-level BPE (llama.cpp's "gpt2"), and BPE over characters with byte fallback, in which
 Hugging Face expresses SentencePiece models ("llama"). A rule that llama.cpp does not have is refused
 by name, with one exception: normalization to NFC, which llama.cpp leaves out for every model that has it.
+
+GGUF has names where tokenizer.json has regular expressions. Expressions are compared as written, and one that is not
+known here is refused: one that is merely similar would give other tokens.
+
+SentencePiece merges two neighbours that together are a token, the pair with the best score first. BPE merges the pairs
+of a list, the first of the list first. Both give the same tokens if the list has every such pair and the pairs of one
+token follow each other: the position of a token's pairs is then its score. Kudo and Richardson 2018, arXiv:1808.06226.
 """
 
 import re

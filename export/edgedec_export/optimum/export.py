@@ -4,6 +4,9 @@
 
 optimum runs in a process and an environment of its own; torch is never imported here. The result is a folder like that
 of our own exports: a graph, a file of weights, a vocabulary that our tokenizer reads, and a manifest with hashes.
+
+Weights in external files are copied one at a time; a graph that contains its weights, up to 2 GB, is read as a whole. A
+graph that our runtime could not run is refused.
 """
 
 import hashlib

@@ -1,4 +1,10 @@
-"""The header of a model that is not on this machine, read from where the model can be fetched."""
+"""The header of a model that is not on this machine, read from where the model can be fetched.
+
+Stand-ins: a model that is not on this machine, as a file that has the model's header and size and nothing else.
+
+A memory plan needs the names, types and shapes of the tensors, and a model's facts, all of which the header has. The
+bytes of a stand-in behind the header were never written, so it takes no more room on the disk than the header.
+"""
 
 import zipfile
 import zlib

@@ -5,6 +5,19 @@ LOSSY: LossyModel leaves the layers out.
 Unified Layer Skipping (Liu et al. 2024, arXiv:2404.06954): the speed-up alone decides how many layers run. They are
 evenly spaced and the same for every token, so that a KV cache has no holes. Where the paper counts layers, bytes of
 weights are counted here, those of the head included, as the time of a token follows the bytes that it reads.
+
+MEASURED has the measured loss of quality when layers are left out, by the shape of a model.
+
+The rows of a model end at the highest recommended speed-up: the last one at which the perplexity was at most twice that
+of the whole model. The rows come from
+
+    edgedec eval MODEL --runtime cpu --layer-skip 1.05 --layer-skip 1.1 ...
+
+on the default text, with evenly spaced layers (no tuned set on the disk). docs/findings.md has what they bring.
+
+Everything above a runtime takes a LossyModel for a model of its own. It has a fingerprint of its own, so no cache made with one
+set of layers is used with another; drafting, prefix reuse and the cost curve see its forwards only. It declares no
+capability by which a forward chooses layers, so the drafters `skip` and `exit` refuse it.
 """
 
 import hashlib

@@ -1,4 +1,17 @@
-"""A model on an NPU's graph, which evaluates chains block by block (`blocks`)."""
+"""A model on an NPU's graph, which evaluates chains block by block (`blocks`).
+
+A forward is cut into runs of graphs with a fixed number of rows, so that a row's bits don't depend on the cut.
+
+A run of the graph of 8 rows takes positions 8 i to 8 i + 7, however many of them are new. Rows before the new ones are
+evaluated again (from their tokens, to the same keys and values); rows behind them are padding that no row sees. So a
+position is always the same row of the same block on the same cached tokens, in a single step as in a long draft. The
+graph of 64 rows takes only 64 new positions that begin at a multiple of 64: prefills have such blocks, drafts do not.
+
+The graph takes keys and values of a sequence in two parts of 8 bits, as long as the context in use.
+
+Slots behind the tokens that a forward builds on hold zeros, so that its bits cannot depend on anything left there:
+hidden slots have no weight, but hardware that adds up in pieces may round differently by what they hold.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,11 @@
 """libmtmd of llama.cpp, which runs in a child process, as it aborts on what it does not expect.
 
 Only its functions for pixels are called, never those for files, which know other formats and start other programs.
+
+A vocabulary without a model, which stands for the text model where libmtmd wants one: no weights are loaded twice.
+
+libmtmd asks its text model for the text around a picture's rows, as tokens. The stub has a token for each byte and for
+each mark, so its tokens spell the text, which the real vocabulary then tokenizes.
 """
 
 import ctypes

@@ -3,6 +3,12 @@
 A matrix joins the embedding of a token and the state that the model had one position before, after its last norm. The
 result goes through a layer like the model's own, with a KV cache of its own. The normed output scores the token that
 follows, and takes the place of the model's state when drafting goes on (multi-token prediction, arXiv:2412.19437).
+
+How many tokens a head drafts that reads its target's output matrix: the first ones of the vocabulary, or all.
+
+Tokenizers number tokens in the order in which their training found them: frequent ones come first, and their rows of
+the output matrix lie together. A vocabulary that was extended for more languages has most tokens of a script at its
+end. With the first tokens alone, a head would draft next to nothing of a text in that script.
 """
 
 from bisect import bisect_right

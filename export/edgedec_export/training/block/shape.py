@@ -1,4 +1,11 @@
-"""The shape of a block drafter that is trained, and the weights with which its training begins."""
+"""The shape of a block drafter that is trained, and the weights with which its training begins.
+
+Only attention brings features into a block, and one whose queries and keys begin at random finds the last token late.
+So each head of the first layer begins with a query that all rows of a block share, nearly, and a key that all features
+share: how they turn with their positions alone decides what is seen, and it is made to be one, two, three ... tokens
+before. Values are the main components of the features, and are added to the rows as they are. The Markov head's
+embedding of a token is the main components of the target's.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

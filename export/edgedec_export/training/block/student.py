@@ -1,4 +1,10 @@
-"""A block drafter as a student: learns blocks that begin in the answers of the target, and is measured on others."""
+"""A block drafter as a student: learns blocks that begin in the answers of the target, and is measured on others.
+
+The loss of blocks of drafts: cross entropy at first, later mostly how far the drafter's law is from the target's.
+
+That distance, the sum of |p - q|, is twice the chance that a drawn draft is refused (DSpark trains the same). A row's
+scores are products with the target's output rows, and with the Markov head's, which see the token before alone.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
