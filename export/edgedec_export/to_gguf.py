@@ -60,7 +60,7 @@ def export_gguf(  # nine parameters: the source, the result, and one for each op
         out: The file to write; it appears when it is complete.
         type_name: A name of `TYPES`, in any case; None keeps the types of the source.
         layers: The layers to keep, as `keep_layers` takes them, or a text as `parse_layers` reads it; None keeps all.
-        lora: Low-rank adapters that are merged into the weights, each with its scale (edgedec_export.merging).
+        lora: Low-rank adapters that are merged into the weights, each with its scale (merge_adapters).
         allow_requantize: Allow matrices to be quantized that are quantized already, which loses more.
         force: Replace `out` where it exists.
 

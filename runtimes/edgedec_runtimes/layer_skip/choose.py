@@ -15,9 +15,9 @@ of the whole model. The rows come from
 
 on the default text, with evenly spaced layers (no tuned set on the disk). docs/findings.md has what they bring.
 
-Everything above a runtime takes a LossyModel for a model of its own. It has a fingerprint of its own, so no cache made with one
-set of layers is used with another; drafting, prefix reuse and the cost curve see its forwards only. It declares no
-capability by which a forward chooses layers, so the drafters `skip` and `exit` refuse it.
+Everything above a runtime takes a LossyModel for a model of its own. It has a fingerprint of its own, so no cache made
+with one set of layers is used with another; drafting, prefix reuse and the cost curve see its forwards only. It
+declares no capability by which a forward chooses layers, so the drafters `skip` and `exit` refuse it.
 """
 
 import hashlib
