@@ -24,8 +24,7 @@ import edgedec
 from edgedec.drafters.suffix.learned import NAME, LearnedDrafter
 from edgedec.scheduler.draft_tree import DraftTree
 from edgedec_apps.bench.provenance import report
-from edgedec_apps.learned_files import sort_text
-from edgedec_apps.learning import files_of, read_text_file
+from edgedec_apps.learning import files_of, read_text_file, sort_text
 
 PLAIN, AUTO, LEARNED, UNPRUNED = "plain", "auto", "auto, learned", "auto, learned, no branch dropped"
 _PROMPT_TOKENS = 200

@@ -27,10 +27,9 @@ from edgedec_export.training.kinds import bytes_per_step
 from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.narrow.initial import initial_weights
-from edgedec_export.training.narrow.network import exit_states
 from edgedec_export.training.narrow.shape import shape_of
-from edgedec_export.training.narrow.student import NarrowStudent, Texts, drafts_of, most_probable
-from edgedec_export.training.network import Tensor, Weights, cross_entropy, target_shares
+from edgedec_export.training.narrow.student import NarrowStudent, Texts, drafts_of, exit_states
+from edgedec_export.training.network import Tensor, Weights, cross_entropy, most_probable, target_shares
 from edgedec_export.training.optimizing import Optimizers
 from edgedec_export.training.simulation import Drafted
 

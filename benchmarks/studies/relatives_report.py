@@ -17,7 +17,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.load_options import LoadOptions
 from edgedec.sessions.cost_probe import cost_curve
 from edgedec_apps.bench.provenance import provenance
-from edgedec_export.training.foresight import drafted_on
+from edgedec_export.training.head_student import drafted_on
 from edgedec_export.training.kinds import bytes_per_step
 from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.network import TAP_SCALE

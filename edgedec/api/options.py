@@ -87,7 +87,7 @@ class Lossy:
         layer_skip: Leave out layers in every forward until a token reads 1 / layer_skip of the bytes of weights.
             Decoding is about `layer_skip` times as fast, and the text is another. The layers are evenly spaced, or
             those that edgedec tune-skip --lossy found. A value beyond what was measured for the model
-            (edgedec_runtimes.layer_skip.quality_table) is refused, unless `layer_skip_force`.
+            (edgedec_runtimes.layer_skip.choose) is refused, unless `layer_skip_force`.
         layer_skip_force: Take a `layer_skip` beyond what was measured.
         methods: The options of a method that writes on a session of its own, by the method's name (edgedec.companion):
             {"switching": {"small_model": ..., "entropy": ...}}. With a further model, as here, nothing is drafted, and

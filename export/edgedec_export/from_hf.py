@@ -16,9 +16,8 @@ from edgedec.gguf.model_kinds import number_of
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.gguf_writer import Entry, OutTensor, new_file, real_number, text, whole_number, write_gguf
-from edgedec_export.hf.bert import bert_parts
+from edgedec_export.hf.bert import bert_parts, pooling_of_modules
 from edgedec_export.hf.config import Config, read_config
-from edgedec_export.hf.pooling_modules import pooling_of_modules
 from edgedec_export.hf.tensors import gguf_tensors
 from edgedec_export.hf.tokenizer import tokenizer_entries
 from edgedec_runtimes.weights.safetensors import open_checkpoint, read_json

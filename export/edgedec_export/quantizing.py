@@ -27,6 +27,7 @@ more bits, too. packing/rounding.py says how weights are rounded.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -173,3 +174,8 @@ def _round_minimums(rows: Rows) -> Packed:
 
 def _exact_bytes(rows: Rows) -> int:
     return pack_levels(rows).nbytes if isinstance(rows, Levels) else rows.nbytes
+
+
+def bundled_text() -> str:
+    """Return the text of calibration_text.txt beside this file."""
+    return Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")

@@ -94,18 +94,15 @@ class Entry:
         return None if self.sha256 is not None else str(self.sources[0])
 
 
-def load_catalogue(user: Path | None = None) -> dict[str, Entry]:
+def load_catalogue() -> dict[str, Entry]:
     """Return edgedec's catalogue and the user's, by name; where both have a name, the user's entry wins.
-
-    Args:
-        user: The user's catalogue; None for catalogue.toml in the configuration folder.
 
     Raises:
         RequestError: A catalogue is malformed; the message names the file, the entry and the field.
         StorageError: A catalogue cannot be read.
     """
     entries = _read(Path(__file__).with_name("catalogue.toml"))
-    user = config_folder() / "catalogue.toml" if user is None else user
+    user = config_folder() / "catalogue.toml"
     if user.is_file():
         entries |= _read(user)
     return entries

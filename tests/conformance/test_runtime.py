@@ -24,9 +24,9 @@ from edgedec.testing.results import run_checks
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference import model as reference
 from edgedec_runtimes.reference import network
-from edgedec_runtimes.reference.kv_cache import KVCache
+from edgedec_runtimes.reference.model import ReferenceSession
+from edgedec_runtimes.reference.network import KVCache
 from edgedec_runtimes.reference.runtime import Reference
-from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.shared import requests
 from edgedec_runtimes.shared.model_lock import Stop

@@ -25,8 +25,7 @@ from edgedec.progress import CancelToken, Progress
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Generation, Request
-from edgedec_runtimes.child.model import ChildModel
-from edgedec_runtimes.child.session import ChildSession
+from edgedec_runtimes.child.model import ChildModel, ChildSession
 from edgedec_runtimes.llamacpp.options import LlamaCppOptions
 
 N_CTX = 128

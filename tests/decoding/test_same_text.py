@@ -13,7 +13,7 @@ from support.models.real_models import real_model
 import edgedec
 from edgedec.drafters.suffix.learned_file import Learned, LearnedSource, learned_path
 from edgedec.drafters.suffix.store_file import vocabulary_hash
-from edgedec_apps.learned_files import write_learned
+from edgedec_apps.learning import write_learned
 
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.usefixtures("drafting_pays")]
 

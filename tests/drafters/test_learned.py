@@ -24,8 +24,7 @@ from edgedec.drafters.suffix.matching import MatchRates
 from edgedec.errors import CancelledError, CapabilityError, RequestError, StorageError
 from edgedec.progress import CancelToken
 from edgedec.scheduler.draft_tree import DraftTree
-from edgedec_apps.learned_files import sort_text, with_sources, without_below, write_learned
-from edgedec_apps.learning import files_of, learn_files
+from edgedec_apps.learning import files_of, learn_files, sort_text, with_sources, without_below, write_learned
 
 MakeContext = Callable[..., DraftContext]
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=30), min_size=1, max_size=3)

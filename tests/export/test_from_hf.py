@@ -34,7 +34,7 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.model_info import read_sampling_defaults
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.from_hf import convert
-from edgedec_export.hf.pretokenizers import pre_tokenizer_name
+from edgedec_export.hf.tokenizer import pre_tokenizer_name
 from edgedec_export.hf.types import ENCODERS, quantize_q8_0
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp

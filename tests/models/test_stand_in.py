@@ -17,10 +17,10 @@ from edgedec.gguf.file import read_gguf
 from edgedec.load_options import ResolveOptions
 from edgedec_apps.cli.draft_options import drafting_of
 from edgedec_apps.cli.options import LoadFlags
-from edgedec_apps.cli.reports.stand_ins import stand_ins
+from edgedec_apps.cli.reports.plan import stand_ins
 from edgedec_models.fetching import remote_file
+from edgedec_models.fetching.distant_header import model_or_stand_in
 from edgedec_models.fetching.offline import NeedsDownloadError
-from edgedec_models.stand_in import model_or_stand_in
 
 Catalogue = Callable[[str], None]
 OPTIONS = ResolveOptions()

@@ -1,25 +1,35 @@
-"""edgedec bench: measure how fast a model decodes with drafts and without, on prompts of several kinds."""
+"""edgedec bench: measure how fast a model decodes with drafts and without, on prompts of several kinds.
+
+Prompt lookup is Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding), in the binding as
+LlamaPromptLookupDecoding with its defaults: n-grams of up to 2 tokens, drafts of up to 10.
+"""
 
 import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from itertools import chain
 from math import inf
-from time import monotonic
+from pathlib import Path
+from time import monotonic, perf_counter
 from typing import Any
 
 from edgedec.api.engine import Engine
 from edgedec.errors import CancelledError, RequestError
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.layer_bytes import layer_bytes
+from edgedec.gguf.model_info import describe
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.system import forget_peak, peak_held_bytes
-from edgedec.model import writes_texts
-from edgedec.progress import CancelToken
+from edgedec.model import LayerSet, writes_texts
+from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.sampling import SamplingParams
 from edgedec.storage.cache_files import cache_folder
+from edgedec.tokenizer import Tokenizer
 from edgedec_apps.bench.job import BenchJob
-from edgedec_apps.bench.llamacpp import LLAMACPP, LOOKUP, open_lookup
-from edgedec_apps.bench.measure import Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up
+from edgedec_apps.bench.measure import Run, Runner, RunOptions, Trial, engine_runner, engine_runners, measure, warm_up
 from edgedec_apps.bench.plot import write_plot
 from edgedec_apps.bench.prompts import (
     DEFAULT_PROMPTS,
@@ -31,7 +41,7 @@ from edgedec_apps.bench.prompts import (
     read_prompts,
 )
 from edgedec_apps.bench.provenance import versions
-from edgedec_apps.bench.rows import head_of, record
+from edgedec_apps.bench.recorder import Recorder, record_text
 from edgedec_apps.bench.summary import summarize, totals
 from edgedec_apps.bench.table import lines, table
 from edgedec_apps.cli.draft_options import drafting_of, require_no_rule
@@ -42,7 +52,8 @@ from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say
 from edgedec_apps.machine_speed import memory_bandwidth
 from edgedec_apps.plots import require_picture
-from edgedec_runtimes.llamacpp.library import chosen
+from edgedec_runtimes.llamacpp.library import chosen, llama
+from edgedec_runtimes.llamacpp.trial import repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 CPU = "cpu"
@@ -244,3 +255,121 @@ def _report(job: BenchJob, outcome: Outcome) -> None:
         write_json_file(job.curve_out, head | {"curve": outcome.curve})
     if job.plot is not None:
         write_plot(job.plot, document)
+
+
+_KIND = "edgedec drafts 1"
+
+
+def head_of(model: str, path: Path, draft_model: Path | None = None) -> dict[str, Any]:
+    """Return the first line of a file of recorded drafts, for the files of the model and the draft model."""
+    drafts = None if draft_model is None else _size(draft_model)
+    return {"kind": _KIND, "model": model, **_size(path), "draft_model": drafts}
+
+
+def _size(path: Path) -> dict[str, int]:
+    """Return the bytes of a model's weights and its number of parameters: what a forward reads and computes."""
+    model = describe(read_gguf(path))
+    return {"n_bytes": model.n_bytes, "n_params": model.n_params}
+
+
+def record(
+    engine: Engine,
+    requests: Sequence[BenchRequest],
+    options: RunOptions,
+    path: Path,
+    *,
+    on_progress: OnProgress | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Decode every prompt without drafts, and yield what the drafters propose after each token.
+
+    Before each prompt the KV cache and the drafters' stores are emptied. `path` is the model's file, for the bytes of
+    its layers.
+    """
+    share = _shares(path)
+    for i, request in enumerate(requests):
+        if on_progress is not None:
+            on_progress(Progress("recording drafts", i, len(requests), "prompts"))
+        other = int(request.token_ids[0] == 0)  # a text with another first token empties the KV cache
+        engine.generate([other], max_tokens=1, temperature=0.0, draft=False)
+        engine.forget()
+        recorder = Recorder(share)
+        found = record_text(engine, request.token_ids, recorder, **options.sampling(request.seed))
+        yield {
+            "id": request.id,
+            "task": request.task,
+            "n_prompt_tokens": len(request.token_ids),
+            "tokens": list(found.token_ids),
+            "proposals": [row.as_dict() for row in recorder.rows],
+        }
+    if on_progress is not None:
+        on_progress(Progress("recording drafts", len(requests), len(requests), "prompts"))
+
+
+def _shares(path: Path) -> Callable[[LayerSet], float]:
+    """Return a function for the share of a token's bytes that a set reads; its first call reads the file."""
+    sizes = cache(partial(layer_bytes, path))
+    return lambda layers: sizes().share(layers)
+
+
+LLAMACPP, LOOKUP = "llama.cpp", "llama.cpp, prompt lookup"
+_CONTEXT_STEP = 256
+_MOST_ROW_BYTES = 2 << 30
+
+
+def open_lookup(
+    path: Path, requests: Sequence[BenchRequest], tokenizer: Tokenizer, *, max_tokens: int, n_threads: int, n_vocab: int
+) -> tuple[Runner, Callable[[], None]] | str:
+    """Open a GGUF for greedy decoding with the binding's prompt lookup; return its runner and what closes it.
+
+    Where that fails, the reason is returned as a text. The context has the length of the longest request, as the
+    binding keeps a row of logits, f32[n_vocab], for each of its tokens.
+    """
+    longest = max(len(request.token_ids) for request in requests)
+    n_ctx = -(-(longest + max_tokens + 16) // _CONTEXT_STEP) * _CONTEXT_STEP
+    n_bytes = n_ctx * n_vocab * 4
+    if n_bytes > _MOST_ROW_BYTES:
+        return f"llama-cpp-python would keep {n_bytes / 1e6:.0f} MB of logits for {n_ctx} tokens of context"
+    if (crash := repack_complaint()) is not None:
+        return f"llama-cpp-python always rearranges weights, whose kernels can't be used here: {crash}"
+    try:
+        llama()  # checks the library's version, and redirects its log
+        if chosen().package != "llama_cpp":
+            return f"llama-cpp-python's prompt lookup does not run on the library of {chosen()}"
+        from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        model = Llama(
+            str(path),
+            n_ctx=n_ctx,
+            n_batch=n_ctx,
+            n_threads=n_threads,
+            n_threads_batch=n_threads,
+            draft_model=LlamaPromptLookupDecoding(),
+            verbose=False,
+        )
+    except Exception as error:  # an optional library may raise any error
+        return f"llama-cpp-python's prompt lookup does not open the model ({type(error).__name__}: {error})"
+    return _lookup_runner(model, tokenizer, max_tokens), model.close
+
+
+def _lookup_runner(model: Any, tokenizer: Tokenizer, max_tokens: int) -> Runner:
+    def run(request: BenchRequest, cancel: CancelToken) -> Run | None:
+        model.reset()  # so that no prefix of the run before is reused
+        token_ids: list[int] = []
+        first_token_s = 0.0
+        started = perf_counter()
+        stream = model.generate(list(request.token_ids), temp=0.0)
+        for token_id in stream:
+            first_token_s = first_token_s or perf_counter() - started
+            if cancel.cancelled:
+                return None
+            if tokenizer.is_end(token_id):
+                break
+            token_ids.append(int(token_id))
+            if len(token_ids) == max_tokens:
+                break
+        total_s = perf_counter() - started
+        stream.close()
+        return Run(tuple(token_ids), first_token_s, total_s)
+
+    return run

@@ -1,7 +1,9 @@
 """From the options of a command to a loaded engine."""
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,6 @@ from edgedec_apps.base_memory import base_bytes
 from edgedec_apps.cli.draft_options import drafting_of
 from edgedec_apps.cli.methods import asked_methods, lossy_of, require_stages, text_options, values_of
 from edgedec_apps.cli.options import LoadFlags, OutputFlags
-from edgedec_apps.cli.preset_options import loading, preset_of, with_preset
 from edgedec_apps.cli.sampling_options import SamplingFlags, grammar_options
 from edgedec_apps.cli.shown.log import show_log, warnings_of
 from edgedec_apps.cli.shown.progress import ProgressLine
@@ -32,8 +33,10 @@ from edgedec_apps.machine_speed import keep_speed
 from edgedec_apps.texts import adapter, read_text
 
 if TYPE_CHECKING:
+    from edgedec.api.options import EngineOptions
     from edgedec_apps.documents.passages import Passage
     from edgedec_apps.documents.search import Rank
+    from edgedec_models.presets import Preset
 
 _RPC_WAIT_S = 120.0
 ONE_REQUEST_BYTES = 4_000_000
@@ -228,3 +231,33 @@ def keep_learned(model: str, engine: Engine) -> None:
     with suppress(EdgedecError):  # the file may be gone
         preset = preset_of(model)
         keep_speed(resolve(model if preset is None else preset.model, ResolveOptions(offline=True)), engine)
+
+
+def preset_of(model: str) -> "Preset | None":
+    """Return the preset of a name, or None where the name is a path or no preset's.
+
+    Raises:
+        ModelFormatError: The preset's file is damaged.
+    """
+    from edgedec_models.presets import find_preset
+
+    return None if os.path.exists(model) else find_preset(model)
+
+
+def with_preset(model: str, options: dict[str, Any], system: str | None) -> tuple[dict[str, Any], str | None]:
+    """Return the options of a generation and the system message, with those of a preset where they are not given."""
+    preset = preset_of(model)
+    if preset is None:
+        return options, system
+    return preset.sampling | options, preset.system or None if system is None else system
+
+
+def loading(preset: "Preset", options: "EngineOptions") -> "EngineOptions":
+    """Return the options of loading, with those of a preset where they are not given."""
+    return replace(
+        options,
+        n_ctx=preset.n_ctx if options.n_ctx is None else options.n_ctx,
+        chat_template=options.chat_template or preset.template or None,
+        draft_head=options.draft_head or preset.draft_head or None,
+        lora=options.lora or tuple(map(adapter, preset.lora.splitlines())),
+    )

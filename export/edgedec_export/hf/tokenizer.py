@@ -1,8 +1,15 @@
 """Convert a checkpoint's tokenizer.json to the vocabulary of a GGUF.
 
 Two kinds are converted: byte-level BPE (llama.cpp's "gpt2"), and BPE over characters with byte fallback, in which
-Hugging Face expresses SentencePiece models ("llama", sentencepiece.py). A rule that llama.cpp does not have is refused
+Hugging Face expresses SentencePiece models ("llama"). A rule that llama.cpp does not have is refused
 by name, with one exception: normalization to NFC, which llama.cpp leaves out for every model that has it.
+
+GGUF has names where tokenizer.json has regular expressions. Expressions are compared as written, and one that is not
+known here is refused: one that is merely similar would give other tokens.
+
+SentencePiece merges two neighbours that together are a token, the pair with the best score first. BPE merges the pairs
+of a list, the first of the list first. Both give the same tokens if the list has every such pair and the pairs of one
+token follow each other: the position of a token's pairs is then its score. Kudo and Richardson 2018, arXiv:1808.06226.
 """
 
 import re
@@ -10,12 +17,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgedec.errors import ModelFormatError
 from edgedec_export.gguf_writer import Entry, boolean, float32s, int32s, text, texts, whole_number
-from edgedec_export.hf.pretokenizers import pre_tokenizer_name
-from edgedec_export.hf.sentencepiece import sentencepiece_entries
-from edgedec_export.hf.vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, TokenizerFiles, Tokens, steps
-from edgedec_runtimes.tokenizer.pretokenizers import pre_tokenizer
+from edgedec_export.hf.vocabulary import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNUSED,
+    USER_DEFINED,
+    TokenizerFiles,
+    Tokens,
+    steps,
+)
+from edgedec_runtimes.tokenizer.pretokenizers import NAMES, pre_tokenizer
 
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
 # llama.cpp's converter takes tokens of this form for control tokens, whatever tokenizer.json says.
@@ -181,3 +199,130 @@ def _encoded(files: TokenizerFiles, strings: list[str]) -> list[bytes]:
         return [string.encode() for string in strings]
     except UnicodeEncodeError:
         files.fail("a token is not valid Unicode")
+
+
+_CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+TAIL|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*TAIL"
+_CASED_OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+
+# By the steps before the bytes: regular expressions, "digits" for one piece per digit, "words" for GPT-2's rule.
+_NAMES: dict[tuple[str, ...], str] = {
+    ("words",): "gpt-2",
+    ("digits", "words"): "smollm",
+    (f"{_CONTRACTION}|{_WORD}|\\p{{N}}{{1,3}}|{_OTHERS}|{_SPACES}",): "llama-bpe",
+    (f"{_CONTRACTION}|{_WORD}|\\p{{N}}|{_OTHERS}|{_SPACES}",): "qwen2",
+    (f"{_CASED.replace('TAIL', '')}|\\p{{N}}|{_CASED_OTHERS}|{_SPACES}",): "tekken",
+    (f"{_CASED.replace('TAIL', _CONTRACTION + '?')}|\\p{{N}}{{1,3}}|{_CASED_OTHERS}|{_SPACES}",): "gpt-4o",
+}
+assert set(_NAMES.values()) <= NAMES, "our own tokenizer does not know one of these names"
+
+
+def pre_tokenizer_name(pre_tokenizer: Any) -> str | None:
+    """Return llama.cpp's name for the entry "pre_tokenizer" of a byte-level tokenizer.json; None for an unknown one.
+
+    >>> pre_tokenizer_name({"type": "ByteLevel", "add_prefix_space": False, "use_regex": True})
+    'gpt-2'
+    """
+    found: list[str] = []
+    for step in steps(pre_tokenizer, "pretokenizers") or [{}]:
+        found += _step(step)
+    return _NAMES.get(tuple(found))
+
+
+def _step(entry: dict[str, Any]) -> list[str]:
+    """Return a step as in the keys of _NAMES: nothing for bytes alone, "?" for an unknown step."""
+    kind = entry.get("type")
+    if kind == "ByteLevel" and not entry.get("add_prefix_space"):
+        return ["words"] if entry.get("use_regex", True) else []
+    if kind == "Digits" and entry.get("individual_digits") is True:
+        return ["digits"]
+    return [_split(entry) if kind == "Split" else "?"]
+
+
+def _split(entry: dict[str, Any]) -> str:
+    """Return the regular expression of a step that cuts a text around its matches; "?" for any other step."""
+    pattern = entry.get("pattern")
+    expression = pattern.get("Regex") if isinstance(pattern, dict) else None
+    plain = entry.get("behavior") == "Isolated" and not entry.get("invert")
+    return expression if plain and isinstance(expression, str) else "?"
+
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_NO_SCORE = -1e9  # of tokens that no merge produces: SentencePiece would merge them last
+
+
+def sentencepiece_entries(files: TokenizerFiles, tokens: Tokens) -> list[Entry]:
+    """Return the entries that the vocabulary has beside its tokens; set the scores and the kinds of byte tokens.
+
+    Raises:
+        ModelFormatError: The file contradicts itself.
+        UnsupportedModelError: The vocabulary is no SentencePiece model, or has rules that llama.cpp does not.
+    """
+    space_first = _space_first(files)
+    n_bytes = 0
+    for number, (token, kind) in enumerate(zip(tokens.texts, tokens.kinds, strict=True)):
+        if kind == NORMAL and _BYTE.fullmatch(token):
+            tokens.kinds[number] = BYTE
+            n_bytes += 1
+        elif kind == USER_DEFINED:
+            tokens.texts[number] = token.replace(SPACE, " ")
+    if n_bytes != 256:
+        files.refuse(f"its vocabulary has {n_bytes} tokens for single bytes, expected 256")
+    tokens.scores = _scores(files, tokens)
+    return [
+        ("tokenizer.ggml.model", text("llama")),
+        ("tokenizer.ggml.pre", text("default")),
+        ("tokenizer.ggml.add_space_prefix", boolean(space_first)),
+    ]
+
+
+def _scores(files: TokenizerFiles, tokens: Tokens) -> NDArray[np.float32]:
+    """Return float32[n_vocab]: minus the position of a token among those that merges produce."""
+    normal = {t: i for i, (t, kind) in enumerate(zip(tokens.texts, tokens.kinds, strict=True)) if kind == NORMAL}
+    scores = np.full(len(tokens.texts), _NO_SCORE, np.float32)
+    last, place = "", 0
+    merges = files.merges()
+    pairs = {pair for pair in merges if pair[0] in normal and pair[1] in normal}
+    for left, right in merges:
+        whole = left + right
+        if (left, right) not in pairs or whole not in normal:
+            continue  # a part or the whole is cut out of texts before any merge
+        if whole != last:
+            if scores[normal[whole]] != _NO_SCORE:
+                files.refuse(f"its merges to {whole[:40]!r} do not follow each other, as SentencePiece requires")
+            scores[normal[whole]] = -place
+            last, place = whole, place + 1
+    for token in normal:
+        for i in range(1, len(token)):
+            if (token[:i], token[i:]) not in pairs and token[:i] in normal and token[i:] in normal:
+                files.refuse(
+                    f"it has no merge of {token[:i][:40]!r} and {token[i:][:40]!r}, which SentencePiece would join"
+                )
+    return scores
+
+
+def _space_first(files: TokenizerFiles) -> bool:
+    """Tell whether a space is put before a text, by the steps that come before the merges."""
+    found = steps(files.json.get("normalizer"), "normalizers")
+    found += steps(files.json.get("pre_tokenizer"), "pretokenizers")
+    first = False
+    replaced = False
+    for step in found:
+        kind = step.get("type")
+        if kind == "Prepend" and step.get("prepend") == SPACE and not replaced:
+            first = True
+        elif kind == "Replace" and step.get("pattern") == {"String": " "} and step.get("content") == SPACE:
+            replaced = True
+        elif kind == "Metaspace" and step.get("replacement") == SPACE and step.get("split") is False and not replaced:
+            replaced, first = True, step.get("prepend_scheme") == "always"
+            if step.get("prepend_scheme") not in ("always", "never"):
+                files.refuse(f"it puts a space before texts by the scheme {str(step.get('prepend_scheme'))[:40]!r}")
+        elif not (kind == "Split" and step.get("pattern") == {"String": " "} and replaced):  # no space left to split at
+            files.refuse(f"it has the step {str(step)[:200]}")
+    if not replaced:
+        files.refuse(f"spaces do not become {SPACE!r}")
+    return first

@@ -7,11 +7,12 @@ not kept: whatever the file's size, one array is in memory at a time.
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgedec.closeable import Closeable
 
 ALIGNMENT = 4096
 _BLOCK_BYTES = 1 << 22
@@ -25,7 +26,7 @@ class DataPlace:
     n_bytes: int
 
 
-class DataFile:
+class DataFile(Closeable):
     """A new file that arrays are appended to; a context manager that closes it.
 
     Attributes:
@@ -37,12 +38,8 @@ class DataFile:
         self._digest = hashlib.sha256()
         self.n_bytes = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     @property

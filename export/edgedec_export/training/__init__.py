@@ -1,6 +1,6 @@
 """Training of drafters: a target writes prompts and answers, and a head or a narrow model learns from the answers.
 
-Only `arithmetic.py`, `network.py`, `learning.py`, `optimizing.py`, `foresight.py`, `checkpoints.py`, `teaching.py`,
-`narrow/network.py`, `narrow/student.py`, `block/network.py`, `block/learning.py` and `block/student.py` import torch,
-which the extra `train` installs; the other files run without it.
+Only `arithmetic.py`, `network.py`, `learning.py`, `optimizing.py`, `head_student.py`, `checkpoints.py`,
+`teaching.py`, `narrow/student.py`, `block/network.py` and `block/student.py` import torch, which the extra `train`
+installs; the other files run without it.
 """

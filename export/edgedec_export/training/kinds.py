@@ -18,7 +18,7 @@ from edgedec_export.target_rows import output_name
 from edgedec_export.training import short_list
 from edgedec_export.training.block.shape import block_card, block_shape, price_of
 from edgedec_export.training.head_folder import write_head
-from edgedec_export.training.lessons.lesson_files import Lesson, LessonFile
+from edgedec_export.training.lessons.lesson_files import LessonFile
 from edgedec_export.training.narrow import gguf as narrow_gguf
 from edgedec_export.training.narrow.shape import NarrowShape, shape_of
 from edgedec_export.training.report import DrafterReport, drafted_token_share
@@ -31,6 +31,8 @@ from edgedec_runtimes.trained_heads.target import target_of
 if TYPE_CHECKING:
     Files = Sequence[LessonFile]
     State = dict[str, Any] | None
+    from edgedec_export.training.block.student import BlockStudent
+    from edgedec_export.training.head_student import HeadStudent
     from edgedec_export.training.teaching import Student, Taught
 
 
@@ -105,7 +107,7 @@ class Kind(Protocol):
         """Write the drafter; `about` is the recipe and the report, for its record."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class HeadKind:
     """Implements Kind for heads.
 
@@ -131,12 +133,15 @@ class HeadKind:
     def _card(self, n_tokens: int) -> HeadCard:
         return card_of(self.parts, "", n_tokens, target_of(self.parts.gguf))
 
-    def new_student(self, token_ids: NDArray[np.int32], files: "Files", state: "State", start: Start) -> "Student":
-        """Return a head."""
+    def _student(self) -> "type[HeadStudent | BlockStudent]":
         from edgedec_export.training.head_student import HeadStudent
 
-        card, lessons = self._card(len(token_ids)), _some_lessons(files)
-        student = HeadStudent(self.parts, card, token_ids, lessons, seed=start.seed, device=start.device)
+        return HeadStudent
+
+    def new_student(self, token_ids: NDArray[np.int32], files: "Files", state: "State", start: Start) -> "Student":
+        """Return a head."""
+        card, lessons = self._card(len(token_ids)), [lesson for lesson in files[0].read() if lesson.n_answer > 1]
+        student = self._student()(self.parts, card, token_ids, lessons, seed=start.seed, device=start.device)
         if state is not None:
             student.restore(state)
         return student
@@ -145,33 +150,29 @@ class HeadKind:
         """Return what a draft costs, in plain steps."""
         return DraftPrice(drafted_token_share(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts)))
 
-    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
-        """Write the head's folder, and note in the cache where it is."""
+    def _finished(self, card: HeadCard, taught: "Taught") -> dict[str, NDArray[np.float32]]:
         from edgedec_export.training.network import folded
 
+        return folded(taught.weights)
+
+    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
+        """Write the head's folder, and note in the cache where it is."""
         card = replace(self._card(len(taught.token_ids)), name=out.name, promise=report.promise)
-        write_head(out, card, folded(taught.weights), taught.token_ids, about)
+        write_head(out, card, self._finished(card, taught), taught.token_ids, about)
         remember_head(out, cache_folder(self.cache_dir))
 
 
-@dataclass(slots=True)
-class BlockKind:
+@dataclass(slots=True, kw_only=True)
+class BlockKind(HeadKind):
     """Implements Kind for block drafters.
 
     Attributes:
-        parts: The target.
         shape: The shape of its blocks.
-        cache_dir: As in HeadKind.
     """
 
-    parts: TargetParts
     shape: BlockShape
-    cache_dir: Path | None
     called: str = "the block drafter"
     checkpoint: str = "checkpoint-block.pt"
-    coverage: float = short_list.COVERAGE
-    n_rows: int = 2048
-    n_measurements: int = 16
     n_measured: int | None = 96
 
     @property
@@ -182,27 +183,19 @@ class BlockKind:
     def _card(self, n_tokens: int) -> HeadCard:
         return block_card(self.parts, self.shape, n_tokens, target_of(self.parts.gguf))
 
-    def new_student(self, token_ids: NDArray[np.int32], files: "Files", state: "State", start: Start) -> "Student":
-        """Return a block drafter."""
+    def _student(self) -> "type[HeadStudent | BlockStudent]":
         from edgedec_export.training.block.student import BlockStudent
 
-        card, lessons = self._card(len(token_ids)), _some_lessons(files)
-        student = BlockStudent(self.parts, card, token_ids, lessons, seed=start.seed, device=start.device)
-        if state is not None:
-            student.restore(state)
-        return student
+        return BlockStudent
 
     def price(self, n_tokens: int) -> DraftPrice:
         """Return what a draft costs, in plain steps: most of it once."""
         return price_of(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts))
 
-    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
-        """Write the drafter's folder, and note in the cache where it is."""
+    def _finished(self, card: HeadCard, taught: "Taught") -> dict[str, NDArray[np.float32]]:
         from edgedec_export.training.block.network import finished
 
-        card = replace(self._card(len(taught.token_ids)), name=out.name, promise=report.promise)
-        write_head(out, card, finished(card, taught.weights, taught.token_ids), taught.token_ids, about)
-        remember_head(out, cache_folder(self.cache_dir))
+        return finished(card, taught.weights, taught.token_ids)
 
 
 @dataclass(slots=True)
@@ -275,13 +268,8 @@ def kind_of(name: str, parts: TargetParts, asked: AskedShape, cache_dir: Path | 
         return NarrowKind(parts, shape_of(parts.network, asked.n_layers, asked.width))
     if name == "block":
         shape = block_shape(parts.network.n_embd, asked.n_layers, asked.block, asked.rank)
-        return BlockKind(parts, shape, cache_dir)
-    return HeadKind(parts, cache_dir)
-
-
-def _some_lessons(files: "Files") -> list[Lesson]:
-    """Return the lessons of the first file, for the usual size of what a head reads."""
-    return [lesson for lesson in files[0].read() if lesson.n_answer > 1]
+        return BlockKind(parts=parts, shape=shape, cache_dir=cache_dir)
+    return HeadKind(parts=parts, cache_dir=cache_dir)
 
 
 def row_bytes(parts: TargetParts) -> float:

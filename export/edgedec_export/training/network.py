@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
+from edgedec_export.training.narrow.shape import NarrowShape
 from edgedec_runtimes.trained_heads.card import HeadCard
 
 Tensor = Any
@@ -144,10 +146,10 @@ def attend(q: Tensor, seen: tuple[Tensor, Tensor], own: Sequence[tuple[Tensor, T
     return out.flatten(1, 2).transpose(1, 2).reshape(n_batch, n_rows, -1)
 
 
-def rms(x: Tensor, weight: Tensor, card: HeadCard) -> Tensor:
+def rms(x: Tensor, weight: Tensor, shape: HeadCard | NarrowShape) -> Tensor:
     """Return x, normed over its last axis and weighted, in x's type."""
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + card.rms_epsilon)
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + shape.rms_epsilon)
     return (wide * scale * weight).to(x.dtype)
 
 
@@ -186,6 +188,17 @@ def target_shares(last: Tensor, norm: Tensor, rows: Tensor, epsilon: float) -> T
         logits = F.linear(normed.to(rows.dtype), rows).float()
         pieces.append(logits.softmax(-1).to(rows.dtype))
     return torch.cat(pieces) if pieces else last.new_zeros(0, len(rows), dtype=rows.dtype)
+
+
+def most_probable(outputs: Tensor, rows: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the most probable token of each output, int64[n], and its probability, float32[n]."""
+    tokens, chances = [], []
+    for part in outputs.split(ROWS_AT_ONCE):
+        logits = F.linear(part.to(rows.dtype), rows).float()
+        best, place = logits.max(-1)
+        tokens.append(place.cpu().numpy())
+        chances.append((best - logits.logsumexp(-1)).exp().cpu().numpy())
+    return np.concatenate(tokens), np.concatenate(chances)
 
 
 def cross_entropy(outputs: Tensor, shares: Tensor, which: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,8 @@ from edgedec.runtime import RuntimeReport
 from edgedec.storage.cache_files import delete_folder
 from edgedec_export.cached import graph_bytes, graph_folder, make_graph, refusal
 from edgedec_export.webgpu.finding import NAME, PROVIDER, as_device, found, look, require
-from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel, Hosting
+from edgedec_runtimes.child.rows import process_term, shared_terms
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.onnx.exported import Export, FileFacts, read_export, verify_files
 from edgedec_runtimes.onnx.memory import memory_terms

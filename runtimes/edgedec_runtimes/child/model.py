@@ -10,20 +10,108 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgedec.closeable import Closeable
 from edgedec.errors import EdgedecError, RuntimeLostError, RuntimeUnavailableError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Forward, ForwardItem
+from edgedec.model import Forward, ForwardItem, Session
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec_runtimes.child.host import Opened, Result
 from edgedec_runtimes.child.messages import LOAD
 from edgedec_runtimes.child.process import PATIENCE_S, Child
 from edgedec_runtimes.child.rows import SharedRows
-from edgedec_runtimes.child.session import ChildSession
 from edgedec_runtimes.child.tokenizer import ChildTokenizer
 from edgedec_runtimes.shared.model_lock import ModelLock
+
+
+class ChildSession(Session):
+    """Implements edgedec.model.Session. Its KV cache is lost with the child; it then begins empty in the next one.
+
+    Attributes:
+        number: What parent and child call the session.
+        child: The process that it is open in, or None.
+        is_closed: Whether close() was called.
+        exact: What exact_rows() says at the n_past that the next forward may have; empty where nobody has asked.
+    """
+
+    def __init__(self, model: "ChildModel", number: int, n_ctx: int, child: Child | None = None) -> None:
+        self._model = model
+        self._n_ctx = n_ctx
+        self.number = number
+        self.child = child
+        self.is_closed = False
+        self.exact: dict[int, int | None] = {}
+
+    @property
+    def model(self) -> "ChildModel":
+        """The model this session belongs to."""
+        return self._model
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens that the session can hold."""
+        return self._n_ctx
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens in the KV cache, counted along the prefix."""
+        return self._model.n_cached(self)
+
+    def check_open(self) -> None:
+        """Raise SessionError once the session is closed."""
+        if self.is_closed:
+            raise SessionError("the session is closed; open another with model.session()")
+
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
+        """Evaluate an item; see edgedec.model.Session."""
+        return self._model.evaluate((item,), on_progress)[0]
+
+    def final_states(self, tokens: NDArray[np.int32], n_first: int | None = None) -> NDArray[np.float32]:
+        """Return f32[n, n_embd], the final state of each token; see edgedec.model.EncoderSession."""
+        states: NDArray[np.float32] = self._model.ask("final_states", self, tokens, n_first)
+        return states
+
+    def exact_rows(self, n_past: int) -> int | None:
+        """Return what the session in the child says."""
+        if n_past not in self.exact:
+            self.exact[n_past] = self._model.ask("exact_rows", self, n_past)
+        return self.exact[n_past]
+
+    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
+        """Tell what the session in the child says."""
+        found = bool(self._model.ask("has_exact_rows", self, n_past, n_rows, measure))
+        if measure:  # it may have been measured just now
+            self.exact.clear()
+        return found
+
+    def keep(self, rows: NDArray[np.int32]) -> None:
+        """Keep the path `rows` of the last tree and drop its other rows; see edgedec.model.Session."""
+        self._model.ask("keep", self, rows)
+
+    def fork(self) -> "ChildSession":
+        """Open a second session with the cached prefix of this one."""
+        return self._model.fork(self)
+
+    def save(self) -> bytes:
+        """Serialize the cached KV; see edgedec.model.Session."""
+        data: bytes = self._model.ask("save", self)
+        return data
+
+    def load(self, data: bytes, n_tokens: int) -> None:
+        """Restore what save() returned for `n_tokens` tokens; see edgedec.model.Session."""
+        self._model.ask("load", self, data, n_tokens)
+
+    def cancel(self) -> None:
+        """Stop the forward that is running, from any thread; without one, nothing happens."""
+        self._model.cancel(self)
+
+    def close(self) -> None:
+        """Free the KV cache; calling it again does nothing."""
+        self._model.release(self)
 
 
 def _nothing() -> None:
@@ -39,7 +127,7 @@ class Hosting:
         path: The model file.
         options: How it is loaded.
         terms: Makes the memory plan for a context and a number of rows. The plan has the child's own terms, too
-            (edgedec_runtimes.child.memory).
+            (edgedec_runtimes.child.rows).
         prepare: Called before a child is started; raises where what it depends on is not there.
         explain: Says what was lost, as a clause, from how the child ended.
         advice: What the caller can do after a loss.

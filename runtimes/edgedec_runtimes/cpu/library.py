@@ -20,7 +20,6 @@ ARITHMETIC = "2"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
 OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE, NOT_FINITE = (NUMBERS[name] for name in NAMES["results"])
-OPERATIONS = ("norm", "q, k, v", "rope and KV", "attention", "attention out", "gate and up", "down", "logits", "other")
 KV_TYPES = {
     "f16": NUMBERS["EC_KV_F16"],
     "q8_0": NUMBERS["EC_KV_INT8"],
@@ -42,7 +41,6 @@ Drafted, DraftItem = STRUCTURES["ec_drafted"], STRUCTURES["ec_draft_item"]
 LOOK_UP = ctypes.CFUNCTYPE(c_int32, POINTER(c_int32), c_int32, c_void_p, c_int64)
 """ec_look_up: finds the embeddings of tokens."""
 
-_HEADERS = ("edgedec_cpu.h", "edgedec_prompts.h", "encoder/edgedec_encoder.h")
 _DECLARED = re.compile(r"EC_API ([^(;]*?)(\w+)\(([^)]*)\);")  # a function: its result, its name, its arguments
 
 
@@ -56,8 +54,8 @@ def native() -> Any:
         raise RuntimeUnavailableError(
             f"the cpu runtime's library {path} does not load ({error}); install edgedec again"
         ) from error
-    for header in _HEADERS:
-        declare(library, (Path(__file__).with_name("native") / header).read_text(encoding="utf-8"))
+    header = Path(__file__).with_name("native") / "edgedec_cpu.h"
+    declare(library, header.read_text(encoding="utf-8"))
     compare(library)
     return library
 

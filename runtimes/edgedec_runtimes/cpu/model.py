@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
@@ -9,21 +10,20 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import MemoryCapError, OptionError
+from edgedec.errors import EdgedecError, MemoryCapError, ModelFormatError, OptionError, StorageError
+from edgedec.gguf.tile_header import REMEDY
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Forward
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.cpu.adapters import NO_ADAPTERS
-from edgedec_runtimes.cpu.damage import explain
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.expert_counts import ExpertReads, expert_reads, touched_experts
 from edgedec_runtimes.cpu.library import (
     CANCELLED,
     KERNEL_ROWS,
     NOT_FINITE,
-    OPERATIONS,
     UNREADABLE,
     Item,
     address,
@@ -35,6 +35,8 @@ from edgedec_runtimes.cpu.logit_ops import NativeRowOps
 from edgedec_runtimes.cpu.session import CpuSession, opened
 from edgedec_runtimes.cpu.state_memory import BLOCK_TOKENS
 from edgedec_runtimes.cpu.tiles.cache import Tiles
+from edgedec_runtimes.cpu.tiles.file import map_tiles
+from edgedec_runtimes.cpu.tiles.listing import delete_tile_file
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.session_state import CheckedItem
@@ -121,13 +123,6 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         """Which kernels compute ("avx512vnni", ...)."""
         with self.lock:
             return str(native().ec_model_instruction_set(self.handle).decode())
-
-    def operation_seconds(self) -> dict[str, float]:
-        """Return the seconds that all forwards so far spent in each operation."""
-        seconds = np.zeros(len(OPERATIONS))
-        with self.lock:
-            native().ec_model_seconds(self.handle, address(seconds))
-        return dict(zip(OPERATIONS, seconds.tolist(), strict=True))
 
     def streamed_bytes(self) -> int:
         """Return how many bytes of weights were read for forwards so far; 0 where all stay in memory."""
@@ -306,3 +301,44 @@ def _free(handle: ctypes.c_void_p, tiles: Tiles | StreamedTiles, heads: Sequence
         head.close()
     native().ec_model_destroy(handle)
     tiles.close()
+
+
+def explain(code: int, reason: str, tiles: Tiles | StreamedTiles) -> EdgedecError:
+    """Return the error of a forward that can't read its weights, or whose logits are not finite.
+
+    Damaged tiles are deleted, so that the next load of the model makes them anew.
+
+    Args:
+        code: The code of the forward, UNREADABLE or NOT_FINITE.
+        reason: The native library's message.
+        tiles: The tiles of the model.
+    """
+    damage = _delete_if_damaged(tiles)
+    if code == NOT_FINITE:
+        if damage:
+            return ModelFormatError(f"{reason}: {damage}")
+        return ModelFormatError(
+            f"{reason}, and the tiles of {tiles.label} are undamaged: the model's file itself is damaged, or holds no "
+            "working model; download it again"
+        )
+    found = damage or f"the tiles of {tiles.label} are sound now; load the model again"
+    return StorageError(f"{reason}: {found}")
+
+
+def _delete_if_damaged(tiles: Tiles | StreamedTiles) -> str:
+    """Read the tile file, delete it where it is damaged, and say what was found and done; "" where it is sound."""
+    path = tiles.path
+    if path is None:
+        return ""
+    try:
+        with map_tiles(path, tiles.label) as found:
+            found.verify()
+    except ModelFormatError as error:
+        if path.suffix == ".gguf":  # there is no other file of the model
+            return f"{str(error).removesuffix(f'; {REMEDY}')}; download the model again with edgedec pull --force"
+        with suppress(StorageError):  # then the next load finds it damaged
+            delete_tile_file(path)
+        return f"{error}. Their file was deleted: load the model again"
+    except OSError as error:
+        return f"the tiles of {tiles.label} can't be opened any more ({error.strerror or error}); load the model again"
+    return ""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-INTERFACE = 30
+INTERFACE = 31
 """The version of the functions, raised when one of them changes."""
 
 # The names of each table have the numbers from 0 on.
@@ -77,14 +77,6 @@ _NAMES = {
         EC_CONVOLUTION_BIAS  # [rows of EC_MIX], this and the next of EC_RULE_SPACE
         EC_STATE_PASSED  # [n_state_head], how much of a value is added to the result
         EC_N_VECTORS
-    """,
-    # The operations that the time of a forward is divided into.
-    "operations": """
-        EC_OP_NORM EC_OP_QKV
-        EC_OP_ROPE  # biases, norms of heads, rotation, writing keys and values
-        EC_OP_ATTENTION EC_OP_ATTN_OUT EC_OP_GATE_UP EC_OP_DOWN EC_OP_LOGITS
-        EC_OP_OTHER  # embedding, barriers between layers
-        EC_N_OPERATIONS
     """,
     # How keys and values are stored: as halves; or in groups of 32 with a half as scale, as int8, as 4 bits, or as 4
     # bits with the largest elements (one of 16) as halves beside them. The last three take a head_dim that is a

@@ -1,25 +1,73 @@
 """Which layers to leave out for a requested speed-up (a layer skip), and which requests are refused.
 
-LOSSY: edgedec_runtimes.layer_skip.skipping_model leaves the layers out.
+LOSSY: LossyModel leaves the layers out.
 
 Unified Layer Skipping (Liu et al. 2024, arXiv:2404.06954): the speed-up alone decides how many layers run. They are
 evenly spaced and the same for every token, so that a KV cache has no holes. Where the paper counts layers, bytes of
 weights are counted here, those of the head included, as the time of a token follows the bytes that it reads.
+
+MEASURED has the measured loss of quality when layers are left out, by the shape of a model.
+
+The rows of a model end at the highest recommended speed-up: the last one at which the perplexity was at most twice that
+of the whole model. The rows come from
+
+    edgedec eval MODEL --runtime cpu --layer-skip 1.05 --layer-skip 1.1 ...
+
+on the default text, with evenly spaced layers (no tuned set on the disk). docs/findings.md has what they bring.
+
+Everything above a runtime takes a LossyModel for a model of its own. It has a fingerprint of its own, so no cache made
+with one set of layers is used with another; drafting, prefix reuse and the cost curve see its forwards only. It
+declares no capability by which a forward chooses layers, so the drafters `skip` and `exit` refuse it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from typing import Any
 
-from edgedec.errors import RequestError, argument
+from edgedec.errors import CapabilityError, RequestError, SessionError, argument
 from edgedec.gguf.file import read_header_of
 from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.gguf.model_info import describe
-from edgedec.model import LayerSet, Model
-from edgedec_runtimes.layer_skip.layer_sets import TunedSet, evenly_spaced, left_out, tuned_set
-from edgedec_runtimes.layer_skip.quality_table import MEASURED, Measured, Shape
-from edgedec_runtimes.layer_skip.skipping_model import LossyModel
+from edgedec.model import ALL_LAYERS, Forward, ForwardItem, LayerSet, Model, Span
+from edgedec.model_card import ModelCard
+from edgedec.progress import OnProgress
+from edgedec.sessions.outer_session import OuterModel, OuterSession
+from edgedec_runtimes.layer_skip.layer_sets import Half, TunedSet, evenly_spaced, left_out, tuned_set
+
+Shape = tuple[str, int, int]
+"""Architecture, layers, and values of a hidden state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A speed-up and the quality that it costs.
+
+    Attributes:
+        speedup: As it was requested: at most 1 / speedup of a token's bytes are read.
+        kl_mean: Mean KL divergence from the whole model, in nats.
+        top1: Share of positions where the most probable token is the whole model's.
+    """
+
+    speedup: float
+    kl_mean: float
+    top1: float
+
+
+MEASURED: Mapping[Shape, tuple[Measured, ...]] = {
+    ("llama", 30, 576): (  # smollm2-135m
+        Measured(1.02, 0.175, 0.766),
+        Measured(1.05, 0.626, 0.591),
+    ),
+    ("qwen2", 24, 896): (  # qwen2.5-coder-0.5b
+        Measured(1.02, 0.099, 0.815),
+        Measured(1.05, 0.338, 0.681),
+        Measured(1.1, 0.734, 0.561),
+    ),
+}
+
 
 _ROUNDING = 1e-9
 
@@ -145,3 +193,100 @@ def leave_out(model: Model, sizes: LayerBytes, speedup: float, cache_dir: Path |
     if not left_out(chosen.layers):
         return model
     return LossyModel(model, chosen.layers, chosen.share)
+
+
+class LossyModel(OuterModel):
+    """Implements edgedec.model.Model over another one, whose forwards all leave out the same half-layers.
+
+    It is as batch-invariant as the whole model: what holds for the rows of each half-layer holds for those of any set.
+    Its memory is the whole model's, as the layers that are left out stay loaded.
+
+    Args:
+        inner: The whole model, which is closed with this one.
+        layers: The half-layers that run.
+        share: The share of a whole token's bytes that a token through them reads.
+
+    Raises:
+        CapabilityError: The runtime can't leave out layers.
+    """
+
+    def __init__(self, inner: Model, layers: LayerSet, share: float) -> None:
+        card = inner.card
+        inner.capabilities.require("layers", card.runtime)
+        self.layers = layers
+        out = tuple(left_out(layers))
+        fingerprint = hashlib.sha256(f"{card.fingerprint} {variant(out)}".encode()).hexdigest()
+        found = replace(card, fingerprint=fingerprint, left_out=out, share=share, variant=variant(out))
+        super().__init__(
+            inner,
+            replace(found, lossy=lossy_note(found)),
+            replace(inner.capabilities, layers=False, groups=False, hidden_input=False, vector_rows=False),
+        )
+
+    def session(self, n_ctx: int) -> "LossySession":
+        """Open an empty session of that many tokens (raises what Model.session raises)."""
+        return LossySession(self.inner.session(n_ctx), self)
+
+    def forward(self, items: Sequence[ForwardItem]) -> list[Forward]:
+        """Evaluate rows of several sessions of this model together (raises what Session.forward raises)."""
+        return self.inner.forward([self.inner_item(item) for item in items])
+
+    def inner_item(self, item: ForwardItem) -> ForwardItem:
+        """Return the item for the whole model's session, through this set of layers.
+
+        Raises:
+            SessionError: The session is another model's.
+            CapabilityError: The item names layers of its own, or begins between two.
+        """
+        session: Any = item.session
+        if session.model is not self:
+            raise SessionError(
+                "a forward was given a session of another model; it takes sessions that this model opened"
+            )
+        group = item.groups[0]
+        if len(item.groups) > 1 or group.vectors is not None or group.span != ALL_LAYERS:
+            raise CapabilityError(
+                "every forward of this model leaves out the same layers, so it takes no other set of layers and no "
+                f"hidden states; load the model without {argument('layer_skip')}"
+            )
+        return replace(item, session=session.inner, groups=(replace(group, span=Span(layers=self.layers)),))
+
+
+class LossySession(OuterSession):
+    """Implements edgedec.model.Session: the runtime's session, with the model's set of layers in every forward."""
+
+    model: LossyModel
+
+    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
+        """Evaluate an item through the model's set of layers; see edgedec.model.Session."""
+        return self.inner.evaluate(self.model.inner_item(item), on_progress)
+
+
+def variant(out: Sequence[Half]) -> str:
+    """Return a name of a set by the half-layers that it leaves out; empty for the whole model.
+
+    >>> variant([(3, 0), (3, 1), (5, 1)])
+    'without 3.0 3.1 5.1'
+    """
+    return f"without {' '.join(f'{layer}.{half}' for layer, half in out)}" if out else ""
+
+
+def lossy_note(card: ModelCard) -> str:
+    """Return a note for a person on what a model leaves out; empty for a whole model."""
+    if not card.left_out:
+        return ""
+    return (
+        f"LOSSY: {_named(card.left_out)} left out, a token reads {100 * card.share:.0f} % of the bytes; "
+        "the text is not the whole model's"
+    )
+
+
+def _named(out: Sequence[Half]) -> str:
+    """Return the names of half-layers for a person, two of one layer as the layer.
+
+    >>> _named([(3, 0), (3, 1), (5, 1)])
+    'layers 3, feed-forward of 5'
+    """
+    attn, mlp = ({layer for layer, half in out if half == kind} for kind in (0, 1))
+    groups = {"layers": attn & mlp, "attention of": attn - mlp, "feed-forward of": mlp - attn}
+    return ", ".join(f"{name} {' '.join(map(str, sorted(group)))}" for name, group in groups.items() if group)

@@ -2,20 +2,31 @@
 
 import ctypes
 import ctypes.util
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CancelledError, CapabilityError, ContextFullError, MemoryCapError, RuntimeUnavailableError
-from edgedec_runtimes.llamacpp.adapters import set_adapters
-from edgedec_runtimes.llamacpp.library import last_complaint, llama
+from edgedec.errors import (
+    CancelledError,
+    CapabilityError,
+    ContextFullError,
+    MemoryCapError,
+    RequestError,
+    RuntimeUnavailableError,
+    UnsupportedModelError,
+)
+from edgedec.gguf.file import GGUF
+from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.model_lock import Stop
 from edgedec_runtimes.shared.native import c_library
+from edgedec_runtimes.weights.adapters import load_adapters
 
 N_BATCH = 2048
 N_UBATCH = 512
@@ -266,9 +277,9 @@ class Context:
             raise RuntimeUnavailableError(f"llama.cpp returned no logits for row {row}: {last_complaint()}")
         return address
 
-    def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Drop a sequence's positions from `start` up to `stop` (-1: to the end); return whether that was done."""
-        return bool(self._api.llama_memory_seq_rm(self._memory, sequence, start, stop))
+    def remove(self, sequence: int, start: int) -> bool:
+        """Drop a sequence's positions from `start` on; return whether that was done."""
+        return bool(self._api.llama_memory_seq_rm(self._memory, sequence, start, -1))
 
     def copy(self, source: int, target: int, start: int = 0, stop: int = -1) -> None:
         """Let the sequence `target` share positions of the sequence `source`; no data is copied."""
@@ -348,3 +359,38 @@ def _string_length() -> Any:
     lock a thousand times a token; strlen of Stop.flag returns 0 or 1 without the lock.
     """
     return c_library().strlen
+
+
+def open_adapters(model: Any, gguf: GGUF, paths: Sequence[Path]) -> tuple[Any, ...]:
+    """Load the adapters of a model, before its contexts are made; they live as long as the model.
+
+    Raises:
+        RequestError: An adapter is a folder of PEFT.
+        UnsupportedModelError: llama.cpp does not load an adapter.
+        What load_adapters raises, which checks more than llama.cpp does.
+    """
+    for path in paths:
+        if path.is_dir():
+            raise RequestError(f"{path}: the llamacpp runtime takes adapters that are GGUFs; use the cpu runtime")
+    load_adapters(paths, gguf)
+    found = []
+    for path in paths:
+        with captured_log():
+            adapter = llama().llama_adapter_lora_init(model, os.fsencode(path))
+            complaint = last_complaint()
+        if not adapter:
+            raise UnsupportedModelError(f"llama.cpp does not load the adapter {path}: {complaint}")
+        found.append(adapter)
+    return tuple(found)
+
+
+def set_adapters(context: Any, adapters: Sequence[Any], scales: Sequence[float]) -> None:
+    """Let the decodes of a context have adapters at these scales; those at 0 are left out."""
+    api = llama()
+    used = [(adapter, scale) for adapter, scale in zip(adapters, scales, strict=True) if scale]
+    pointers = (ctypes.c_void_p * len(used))(*(adapter for adapter, _ in used))
+    code = api.llama_set_adapters_lora(
+        context, pointers, len(used), (ctypes.c_float * len(used))(*(s for _, s in used))
+    )
+    if code != 0:
+        raise RuntimeUnavailableError(f"llama.cpp did not take the adapters: {last_complaint()}")

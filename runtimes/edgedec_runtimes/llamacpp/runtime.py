@@ -21,9 +21,9 @@ from edgedec.model import Model
 from edgedec.model_card import ModelCard
 from edgedec.processor import is_arm, machine_name
 from edgedec.runtime import RuntimeReport
-from edgedec_runtimes.child.memory import process_term, shared_terms
 from edgedec_runtimes.child.model import ChildModel, Hosting
-from edgedec_runtimes.llamacpp.adapters import open_adapters
+from edgedec_runtimes.child.rows import process_term, shared_terms
+from edgedec_runtimes.llamacpp.context import open_adapters
 from edgedec_runtimes.llamacpp.device_terms import (
     HostRun,
     compute_bytes,

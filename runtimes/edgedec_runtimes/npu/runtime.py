@@ -26,10 +26,9 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model
 from edgedec.model_card import ModelCard
 from edgedec.runtime import RuntimeReport
-from edgedec_runtimes.npu.blocks import PREFILL_ROWS
 from edgedec_runtimes.npu.facts import EMBEDDING, PARTS, ROWS, Facts, folder_of, read_facts
 from edgedec_runtimes.npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
-from edgedec_runtimes.npu.model import NpuModel
+from edgedec_runtimes.npu.model import PREFILL_ROWS, NpuModel
 from edgedec_runtimes.onnx.exported import verify_files
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.shared.cards import model_card

@@ -9,9 +9,9 @@ from edgedec.model import Session
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_runtimes.pictures import decoding
 from edgedec_runtimes.pictures.contract import Picture, PictureLayout
+from edgedec_runtimes.pictures.header import Opening
 from edgedec_runtimes.pictures.limits import Limits
 from edgedec_runtimes.pictures.mtmd import Mtmd, encoder_version
-from edgedec_runtimes.pictures.opening import Opening
 
 PHASE = "picture"
 Encoded = tuple[PictureLayout, list[NDArray[np.float32]]]

@@ -10,9 +10,8 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec_runtimes.pictures.calls import Encoded
 from edgedec_runtimes.pictures.child import PictureChild
 from edgedec_runtimes.pictures.contract import Picture, PictureLayout
-from edgedec_runtimes.pictures.header import DYNAMIC, ProjectorHeader
+from edgedec_runtimes.pictures.header import DYNAMIC, Opening, ProjectorHeader
 from edgedec_runtimes.pictures.limits import Limits
-from edgedec_runtimes.pictures.opening import Opening
 
 _MOST_LAYOUTS = 256
 _LIBRARY_BYTES = 20_000_000  # of llama.cpp and its Python binding, beside an interpreter with numpy

@@ -15,7 +15,7 @@ from edgedec_runtimes.pictures.finding import find_projector
 if TYPE_CHECKING:
     from edgedec_runtimes.pictures.child import PictureChild
     from edgedec_runtimes.pictures.contract import PictureEncoder
-    from edgedec_runtimes.pictures.opening import Opening
+    from edgedec_runtimes.pictures.header import Opening
     from edgedec_runtimes.pictures.reader import PictureReader
 
 _CAP_PART = 16  # the part of a memory cap that kept rows may take
@@ -58,8 +58,8 @@ def open_reader(
     """
     from edgedec_runtimes.pictures.child import PictureChild
     from edgedec_runtimes.pictures.finding import content_hash, fitting_projector, model_facts
+    from edgedec_runtimes.pictures.header import opening
     from edgedec_runtimes.pictures.limits import limits_within
-    from edgedec_runtimes.pictures.opening import opening
     from edgedec_runtimes.pictures.reader import KEPT_BYTES, PictureReader
     from edgedec_runtimes.shared.cpu_count import usable_cores
 

@@ -1,12 +1,13 @@
 """The reference model, which evaluates forwards row by row."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgedec.errors import MemoryCapError, OptionError, counted
 from edgedec.memory_plan import MemoryTerm
@@ -14,9 +15,9 @@ from edgedec.model import Forward
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress, Progress
 from edgedec_runtimes.architectures.architecture import Recurrence
-from edgedec_runtimes.reference.kv_cache import KVCache
 from edgedec_runtimes.reference.network import (
     Floats,
+    KVCache,
     Row,
     RowOutput,
     embeddings,
@@ -25,12 +26,48 @@ from edgedec_runtimes.reference.network import (
     logits,
     per_layer_inputs,
 )
-from edgedec_runtimes.reference.session import ReferenceSession
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import Weights
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION, Hyperparameters
 from edgedec_runtimes.shared.library_model import LibraryModel
+from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
+
+
+class ReferenceSession(OwnSession):
+    """Implements edgedec.model.Session.
+
+    Attributes:
+        cache: Its keys and values.
+    """
+
+    def __init__(self, model: LibraryModel[Any, Any], cache: KVCache) -> None:
+        """Take over an empty cache."""
+        super().__init__(model, cache.keys.shape[1])
+        self.cache = cache
+
+    def _move(self, slots: NDArray[np.int32]) -> None:
+        self.cache.move(slots, self.n_cached)
+
+    def _fork(self) -> "ReferenceSession":
+        """Return a second session with a copy of the cached prefix."""
+        twin: ReferenceSession = self._model.session(self.n_ctx)
+        for mine, theirs in zip(self.cache.arrays(), twin.cache.arrays(), strict=True):
+            theirs[:, : self.n_cached] = mine[:, : self.n_cached]
+        return twin
+
+    def _arrays(self, n: int) -> Sequence[NDArray[Any]]:
+        return [array[:, :n] for array in (*self.cache.arrays(), self.state.written)]
+
+    def _take(self, arrays: Sequence[NDArray[Any]], n: int) -> NDArray[np.bool_]:
+        *saved, written = arrays
+        for array, cached in zip(self.cache.arrays(), saved, strict=True):
+            array[:, :n] = cached
+        return written
+
+    def _free(self) -> None:
+        self.cache = KVCache(*(array[:, :0].copy() for array in self.cache.arrays()))
+
 
 LOGIT_ROWS = 256
 """Most rows of logits of a forward, and most rows of a tree."""

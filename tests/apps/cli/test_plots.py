@@ -12,7 +12,7 @@ from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here
 
 from edgedec_apps.bench import plot as bench_plot
-from edgedec_apps.cli.reports.plan_plot import write_plot as write_plan
+from edgedec_apps.cli.reports.plan import write_plot as write_plan
 from edgedec_apps.evaluation.plot import Point
 from edgedec_apps.evaluation.plot import write_plot as write_eval
 

@@ -6,7 +6,7 @@ from support.models.tiny_models import tiny_llama
 from support.processes.running_server import CHAT, messages, started
 
 from edgedec.api.options import Lossy
-from edgedec_runtimes.layer_skip.skipping_model import lossy_note
+from edgedec_runtimes.layer_skip.choose import lossy_note
 
 
 def test_the_card_names_what_is_left_out(tmp_path: Path) -> None:

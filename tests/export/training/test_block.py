@@ -17,10 +17,9 @@ from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 
 torch = pytest.importorskip("torch", reason="training needs torch, which is not installed")
 if True:  # after the skip
-    from edgedec_export.training.block.initial import first_attention, markov_table
-    from edgedec_export.training.block.learning import Scorer, loss_of
     from edgedec_export.training.block.network import MARKOV_TABLE, finished, new_weights, states_of
-    from edgedec_export.training.block.student import BlockStudent
+    from edgedec_export.training.block.shape import first_attention, markov_table
+    from edgedec_export.training.block.student import BlockStudent, Scorer, loss_of
     from edgedec_export.training.network import TAP_SCALE, Weights, rms, target_shares, turned, turns
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

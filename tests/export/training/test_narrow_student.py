@@ -17,8 +17,7 @@ from edgedec_export.training.target_parts import TargetParts
 
 torch = pytest.importorskip("torch", reason="training needs torch, which is not installed")
 if True:  # after the skip
-    from edgedec_export.training.narrow.network import states_of
-    from edgedec_export.training.narrow.student import NarrowStudent
+    from edgedec_export.training.narrow.student import NarrowStudent, states_of
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

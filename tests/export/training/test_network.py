@@ -16,7 +16,7 @@ from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 torch = pytest.importorskip("torch", reason="training needs torch, which is not installed")
 if True:  # after the skip
     from edgedec_export.training.batches import batch_of
-    from edgedec_export.training.foresight import drafted_on
+    from edgedec_export.training.head_student import drafted_on
     from edgedec_export.training.learning import DRAFT_STEPS, Borrowed, Learner
     from edgedec_export.training.network import (
         TAP_SCALE,

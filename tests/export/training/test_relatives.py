@@ -14,8 +14,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec_export.training.lessons.lesson_files import Lesson, lesson_files, write_lessons
 from edgedec_export.training.simulation import Drafted, replay
 from edgedec_export.training.target_parts import TargetParts
-from edgedec_runtimes.reference.kv_cache import KVCache
-from edgedec_runtimes.reference.network import Row, evaluate, logits
+from edgedec_runtimes.reference.network import KVCache, Row, evaluate, logits
 from edgedec_runtimes.reference.weights import read_shape, read_weights
 
 torch = pytest.importorskip("torch", reason="training needs torch, which is not installed")

@@ -9,8 +9,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support.texts.chat_families import CALL, EXPECTED, GEMMA4, GPT_OSS, LFM25, MINISTRAL, QWEN35, TOOLS, TURNS
 
 from edgedec.chat import may_think, plain_schema, thinking_variables
-from edgedec_runtimes.chat.field_names import with_field_names, with_text_calls_told
-from edgedec_runtimes.chat.template import ChatTemplate
+from edgedec_runtimes.chat.template import ChatTemplate, with_field_names, with_text_calls_told
 
 
 def template(name: str) -> ChatTemplate:

@@ -21,10 +21,17 @@ from edgedec.model import ForwardItem, LayerSet, Model, RowGroup, Span
 from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 from edgedec_runtimes.cpu.runtime import Cpu
-from edgedec_runtimes.layer_skip.choose import choose_layers, require_layer_skip, require_measured
+from edgedec_runtimes.layer_skip.choose import (
+    MEASURED,
+    LossyModel,
+    Measured,
+    choose_layers,
+    lossy_note,
+    require_layer_skip,
+    require_measured,
+    variant,
+)
 from edgedec_runtimes.layer_skip.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out, without
-from edgedec_runtimes.layer_skip.quality_table import MEASURED, Measured
-from edgedec_runtimes.layer_skip.skipping_model import LossyModel, lossy_note, variant
 
 TEXT = "the cat sat on the mat, the dog sat on the log, the cat sat on the "
 PROMPT = [BOS, *byte_ids(TEXT)]

@@ -8,8 +8,8 @@ from support.models.tiny_models import tiny_llama
 
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
-from edgedec_export.calibration_text import bundled_text
 from edgedec_export.npu.export import export_npu
+from edgedec_export.quantizing import bundled_text
 from edgedec_runtimes.npu.runtime import Npu
 
 pytest.importorskip("onnx", reason="onnx, of the extra `export`, is not installed")
@@ -31,7 +31,7 @@ def exported(source: Path) -> Path:
 def cut_in_two(source: Path) -> Path:
     """An export whose feed-forward blocks all take products above 0.25, a tenth of them, apart."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgedec_export.npu.writer.limits", lambda seen: dict.fromkeys(seen.usual, 0.25))
+        patch.setattr("edgedec_export.npu.export.limits", lambda seen: dict.fromkeys(seen.usual, 0.25))
         return export_npu(source, source.with_name("cut"), contexts=(64,), calibration=bundled_text()[:1200])
 
 

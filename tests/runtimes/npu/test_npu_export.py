@@ -13,10 +13,10 @@ from support.models.tiny_models import tiny_llama
 from edgedec.errors import CancelledError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.progress import CancelToken, Progress
-from edgedec_export.calibration_text import bundled_text
 from edgedec_export.npu.export import export_npu
 from edgedec_export.npu.qdq import exact
 from edgedec_export.npu.weights import Weights, equalize_keys, equalize_values
+from edgedec_export.quantizing import bundled_text
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.npu.facts import read_facts
 

@@ -35,8 +35,8 @@ from edgedec.model import LayerSet, Model, RowGroup, Span
 from edgedec.progress import Progress
 from edgedec.runtime import Runtime
 from edgedec.testing import raise_failures
-from edgedec_export.calibration_text import bundled_text
 from edgedec_export.npu.export import export_npu
+from edgedec_export.quantizing import bundled_text
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.npu.runtime import Npu
 from edgedec_runtimes.onnx.library import load_library

@@ -34,9 +34,8 @@ from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.onnx.feeds import CHUNK, Padding
 from edgedec_runtimes.onnx.graph_model import Opened
 from edgedec_runtimes.onnx.library import load_library
-from edgedec_runtimes.onnx.model import OnnxModel
+from edgedec_runtimes.onnx.model import OnnxModel, OnnxSession
 from edgedec_runtimes.onnx.runtime import Onnx
-from edgedec_runtimes.onnx.session import OnnxSession
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.shared.pages import give_back
 

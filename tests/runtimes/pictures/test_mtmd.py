@@ -14,8 +14,7 @@ from support.models.tiny_projectors import KINDS, M_ROPE_KINDS, tiny_projector
 from edgedec.errors import ModelFormatError
 from edgedec_runtimes.pictures.child import PictureChild
 from edgedec_runtimes.pictures.contract import Picture
-from edgedec_runtimes.pictures.header import read_projector
-from edgedec_runtimes.pictures.opening import opening
+from edgedec_runtimes.pictures.header import opening, read_projector
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("llama_cpp")

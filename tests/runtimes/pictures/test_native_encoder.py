@@ -120,8 +120,8 @@ def test_other_instructions_make_nearly_the_same_rows(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("type_name", ["F16", "Q8_0"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_nearer_to_float64_than_those_of_libmtmd(kind: str, type_name: str, tmp_path: Path) -> None:
+    from edgedec_runtimes.pictures.header import opening
     from edgedec_runtimes.pictures.mtmd import Mtmd
-    from edgedec_runtimes.pictures.opening import opening
 
     merge, side = (2, 128) if kind == "lfm2" else (4, 64)
     path = siglip_projector(

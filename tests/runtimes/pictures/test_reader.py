@@ -112,7 +112,7 @@ def replaced(reader: PictureReader, data: bytes, like: MarkedPicture) -> MarkedP
     """A picture of another file, without asking the child, which is stopped."""
     from dataclasses import replace
 
-    from edgedec_runtimes.pictures.sources import source_of
+    from edgedec_runtimes.pictures.reader import source_of
 
     ids = tuple(tuple(i - 1 for i in block) for block in like.ids)
     return replace(like, source=source_of(data, "two", reader.limits), ids=ids)

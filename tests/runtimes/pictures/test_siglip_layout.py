@@ -89,8 +89,8 @@ def test_a_picture_of_another_ratio_stands_on_black() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_layouts_are_those_of_libmtmd(kind: str, tmp_path: Path) -> None:
+    from edgedec_runtimes.pictures.header import opening
     from edgedec_runtimes.pictures.mtmd import Mtmd
-    from edgedec_runtimes.pictures.opening import opening
 
     path = tiny_projector(tmp_path / f"{kind}.gguf", kind)
     header, rng = read_projector(path), random.Random(1)

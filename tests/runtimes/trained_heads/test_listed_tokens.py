@@ -7,8 +7,8 @@ import pytest
 from support.models.gguf_writer import write_gguf
 
 from edgedec.gguf.file import read_gguf
-from edgedec_runtimes.trained_heads import listed_tokens
-from edgedec_runtimes.trained_heads.listed_tokens import n_listed, script_of
+from edgedec_runtimes.trained_heads import nextn
+from edgedec_runtimes.trained_heads.nextn import n_listed, script_of
 
 LATIN, HAN, CYRILLIC = "cafés", "猫舍", "кот"
 
@@ -37,7 +37,7 @@ def test_the_first_tokens_are_drafted_where_all_scripts_are_among_them(
     tokens: list[str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else all tokens are."""
-    monkeypatch.setattr(listed_tokens, "LISTED", 64)
+    monkeypatch.setattr(nextn, "LISTED", 64)
     metadata = {"general.architecture": "llama", "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens}
     path = write_gguf(tmp_path / "m.gguf", metadata, {"a": np.zeros(1, np.float32)})
     assert n_listed(read_gguf(path), len(tokens)) == expected
@@ -45,6 +45,6 @@ def test_the_first_tokens_are_drafted_where_all_scripts_are_among_them(
 
 def test_without_a_list_of_tokens_all_are_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As nobody knows what they are."""
-    monkeypatch.setattr(listed_tokens, "LISTED", 64)
+    monkeypatch.setattr(nextn, "LISTED", 64)
     path = write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}, {"a": np.zeros(1, np.float32)})
     assert n_listed(read_gguf(path), 500) == 500

@@ -8,9 +8,8 @@ import numpy as np
 import edgedec
 from edgedec.api.options import Lossy
 from edgedec.load_options import LoadOptions
-from edgedec_runtimes.reference.kv_cache import KVCache
 from edgedec_runtimes.reference.model import ReferenceModel
-from edgedec_runtimes.reference.network import Row, embeddings, evaluate_together, logits
+from edgedec_runtimes.reference.network import KVCache, Row, embeddings, evaluate_together, logits
 from edgedec_runtimes.reference.runtime import Reference
 from support.decoding.plain_denoising import MASK, looked_at, write_model
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedec.gguf.file import ValueType
-from edgedec_runtimes.pictures.stub import TOKENS
+from edgedec_runtimes.pictures.mtmd import TOKENS
 from support.models.gguf_writer import Typed
 from support.models.tiny_models import N_VOCAB, tiny_llama, vocabulary
 from support.models.tiny_projectors import tiny_projector

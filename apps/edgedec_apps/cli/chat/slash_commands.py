@@ -1,17 +1,18 @@
 """The commands of a chat: the lines that begin with a slash, typed or from a pipe."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from edgedec.errors import EdgedecError, PromptTooLongError, RequestError, SessionError, counted
+from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli.chat.conversation import Conversation, ask, regenerate
 from edgedec_apps.cli.chat.files import load_messages, save_messages
-from edgedec_apps.cli.chat.models import facts, switch
 from edgedec_apps.cli.chat.settings import set_option, settings
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
 from edgedec_apps.cli.pictures import dropped, picture_parts, pictures_document, pictures_lines
-from edgedec_apps.cli.shown.explain import explained, sampling_line
+from edgedec_apps.cli.reports.memory_report import planned_range
+from edgedec_apps.cli.shown.explain import SAMPLED, explained, sampling_line
 from edgedec_apps.cli.shown.replies import summary
 from edgedec_apps.cli.shown.terminal import one_line, say
 from edgedec_apps.cli.wording import in_options
@@ -228,3 +229,44 @@ _KEYS = (
     ('"""', "begin and end a message of several lines; Alt-Enter begins a line"),
     ("Ctrl-C", "stop the answer"),
 )
+
+
+def switch(conversation: Conversation, name: str) -> None:
+    """Let the model of this name answer from now on; the messages and the settings stay.
+
+    What its header tells is looked at before the present model is closed. Where the new one can't be loaded, the
+    present one is loaded again.
+
+    Raises:
+        EdgedecError: There is no such model, it has no chat template, or it can't be loaded; or Ctrl-C stopped it.
+    """
+    conversation.check(name)
+    conversation.engine.close()
+    try:
+        conversation.engine = conversation.open(name)
+    except TerminatedError:
+        raise
+    except EdgedecError:
+        say(f"edgedec: {conversation.model} answers again")
+        conversation.engine = conversation.open(conversation.model)
+        raise
+    conversation.model, conversation.last = name, None
+
+
+def facts(conversation: Conversation) -> Iterator[tuple[str, str]]:
+    """Yield what a person may ask of a chat, name and value: its model, its messages, and its settings."""
+    engine, options = conversation.engine, conversation.options
+    card, plan = engine.card, engine.plan
+    trained = f", trained for {card.n_ctx_train}" if card.n_ctx_train else ""
+    others = [f"{name} {value}" for name, value in options.items() if name not in SAMPLED and value is not False]
+    yield "model", conversation.model
+    yield "architecture", f"{card.architecture}, {card.n_layer} layers of width {card.n_embd}, {card.n_vocab} tokens"
+    yield "runtime", card.runtime
+    yield "context", f"{engine.n_ctx} tokens{trained}"
+    yield "memory", planned_range(plan) if plan.terms else format_bytes(engine.held_bytes)
+    yield "messages", str(len(conversation.messages))
+    yield "files", f"{len(conversation.attached)} before the next message"
+    yield "pictures", f"{len(conversation.pictures)} before the next message"
+    yield "sampling", sampling_line(engine, options).removeprefix("sampling: ")
+    yield "other settings", ", ".join(others) or "none"
+    yield "system", conversation.system or "none"

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
-from edgedec_apps.cli.declared import prompt_option
+from edgedec_apps.cli.declared import prompt_flag
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System, ToolFlags
 from edgedec_apps.cli.prompt import argument_text, piped_lines
@@ -23,52 +23,30 @@ if TYPE_CHECKING:
 _HISTORY = "chat-history"  # in the cache's folder
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ChatJob:
-    """What a chat is about: the model, the system message or None, the options, and whether what is typed is kept."""
+    """The arguments and options of `edgedec chat`."""
 
-    model: str
-    system: str | None
+    model: ModelName
+    system: System = None
+    history: bool = prompt_flag(
+        "--history/--no-history", "Keep what is typed, for the next start (default: yes).", True, further=True
+    )
     load: LoadFlags
     sampling: SamplingFlags
     output: OutputFlags
-    keep_history: bool
     tools: ToolFlags
 
 
-def command(
-    model: ModelName,
-    *,
-    system: System = None,
-    history: Annotated[
-        bool,
-        prompt_option("--history/--no-history", "Keep what is typed, for the next start (default: yes).", further=True),
-    ] = True,
-    load: LoadFlags,
-    sampling: SamplingFlags,
-    output: OutputFlags,
-    tools: ToolFlags,
-) -> None:
+def command(job: ChatJob) -> None:
     """Talk with a model. From a pipe, each line is a message.
 
     With --mcp the model may call tools of other programs; each call is shown and asked about before it runs. From a
     pipe, where nobody can be asked, only the tools of --allow-tools run.
     """
-    converse(ChatJob(model, system, load, sampling, output, history, tools))
-
-
-def converse(job: ChatJob) -> None:
-    """Load the model and answer messages until the input ends.
-
-    Raises:
-        RequestError: The output options are those of a single prompt, or an option is out of range.
-        TemplateError: The model has no chat template; that is known before its weights are loaded.
-        EdgedecError: As edgedec.load; from a pipe also what Engine.chat_stream raises.
-    """
-    from edgedec_apps.cli.chat.conversation import Conversation
+    from edgedec_apps.cli.chat.conversation import Conversation, require_template
     from edgedec_apps.cli.chat.keyboard import is_screen
     from edgedec_apps.cli.chat.slash_commands import handle
-    from edgedec_apps.cli.chat.templates import require_template
     from edgedec_apps.cli.chat.tool_servers import chat_tools, connect
     from edgedec_apps.cli.methods import require_stages, without_stages
     from edgedec_apps.cli.opening import keep_learned, open_model, text_options_of
@@ -102,7 +80,7 @@ def converse(job: ChatJob) -> None:
         chat.tools = tools
         connect(tools, chat.engine, quiet=output.quiet)
         chat.reset(system)
-        for message in _messages(chat, keep_history=job.keep_history):
+        for message in _messages(chat, keep_history=job.history):
             handle(chat, message)
         keep_learned(chat.model, chat.engine)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edgedec.errors import CancelledError, OptionError, RequestError, RuntimeLostError, ScorerError
 from edgedec.progress import CancelToken
-from edgedec_apps.cli.commands.chat import ChatJob, converse
+from edgedec_apps.cli.commands.chat import ChatJob
+from edgedec_apps.cli.commands.chat import command as chat
 from edgedec_apps.cli.declared import argument, prompt_flag
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System, ToolFlags
@@ -93,7 +94,10 @@ def command(job: RunJob) -> None:
     elif job.raw:
         raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
     else:
-        converse(ChatJob(job.model, job.system, job.load, job.sampling, job.output, True, ToolFlags()))
+        load, sampling, output = job.load, job.sampling, job.output
+        chat(
+            ChatJob(model=job.model, system=job.system, load=load, sampling=sampling, output=output, tools=ToolFlags())
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,10 @@
 """edgedec plan: the memory that a model would hold, what is given up to fit, and what else would fit."""
 
 import math
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from edgedec.drafter_traits import demands_of
 from edgedec.errors import MemoryCapError, RequestError, counted
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_info import context_note, describe
+from edgedec.load_options import ResolveOptions
 from edgedec.load_plan import LoadPlan
 from edgedec.memory.planner import plans_within
 from edgedec.memory.setting import Cap
@@ -21,17 +25,20 @@ from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.pictures import PictureReader
 from edgedec.progress import CancelToken, stage
 from edgedec_apps.base_memory import LEFT_BYTES, base_bytes
+from edgedec_apps.cli.draft_options import Drafting, drafting_of
 from edgedec_apps.cli.interrupts import interruptible
+from edgedec_apps.cli.method_keys import model_keys
+from edgedec_apps.cli.methods import asked_methods
 from edgedec_apps.cli.opening import application_of, engine_options, room_bytes_of, serves_grammars
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.pictures import picture_parts, pictures_document, pictures_lines
 from edgedec_apps.cli.reports.machines import RuntimeThere, machine_of
 from edgedec_apps.cli.reports.memory_report import plan_document, planned_range
-from edgedec_apps.cli.reports.plan_plot import write_plot
-from edgedec_apps.cli.reports.stand_ins import stand_ins
 from edgedec_apps.cli.shown.progress import ProgressLine
-from edgedec_apps.cli.shown.terminal import one_line, write_facts, write_json, write_line, write_table
-from edgedec_apps.plots import require_picture
+from edgedec_apps.cli.shown.terminal import one_line, say, write_facts, write_json, write_line, write_table
+from edgedec_apps.plots import COLORS, label, picture, require_picture
+from edgedec_models.fetching.distant_header import model_or_stand_in
+from edgedec_models.fetching.offline import NeedsDownloadError
 
 _ANY_PEAK = 1 << 62  # what this process held says nothing of another machine
 _COLUMNS = ("context", "rows", "drafting", "weights")  # changes with a column, as are those of a drafter
@@ -264,3 +271,101 @@ def _step(slowdown: float) -> str:
     if not math.isfinite(slowdown):
         return "an unknown number of times"
     return "" if slowdown == 1 else f"{slowdown:.2f} times"
+
+
+_MB = 1e6
+_MOST_TIMES = 3  # a cap of more times the total would make all bars small
+_BAR_INCHES, _HEAD_INCHES, _WIDTH_INCHES = 0.32, 1.6, 9.0
+
+
+def write_plot(path: Path, document: Mapping[str, Any]) -> None:
+    """Draw the JSON object of `edgedec plan`: megabytes (10^6 bytes) by term, from zero.
+
+    Terms that grow with a text are hatched, as they are held only with a full context.
+
+    Raises:
+        StorageError: The file can't be written; an earlier file is unchanged.
+    """
+    terms, total, cap = document["terms"], document["total_bytes"] / _MB, document["cap_bytes"]
+    inches = (_WIDTH_INCHES, _HEAD_INCHES + _BAR_INCHES * (len(terms) + 1))
+    with picture(path, inches, f"{document['model']} · {document['setting']['context']} tokens of context") as figure:
+        axes = figure.subplots()
+        before = 0.0
+        for row, term in enumerate(terms):
+            width = term["n_bytes"] / _MB
+            hatch = "///" if term["grows"] else None
+            bar = axes.barh(row, width, left=before, color=COLORS[0], hatch=hatch, edgecolor="white", linewidth=0)
+            bar[0].set_gid(f"term-{row}")
+            before += width
+            axes.annotate(format_bytes(term["n_bytes"]), (before, row), (4, 0), textcoords="offset points", va="center")
+        bar = axes.barh(len(terms), total, color=COLORS[1])
+        bar[0].set_gid("total")
+        size = format_bytes(document["total_bytes"]) + (" and more" if document["partial"] else "")
+        axes.annotate(size, (total, len(terms)), (4, 0), textcoords="offset points", va="center")
+        shown = None if cap is None else min(cap / _MB, _MOST_TIMES * total)
+        if shown is not None:
+            told = f"{document['cap_name']}: {format_bytes(cap)}"
+            if shown == cap / _MB:
+                axes.axvline(shown, color=COLORS[5], linestyle="--").set_gid("cap")
+            else:
+                told += ", beyond the axis →"
+            axes.annotate(told, (shown, -0.6), (-3, 2), textcoords="offset points", ha="right", color=COLORS[5])
+        names = [term["name"] + (" (grows)" if term["grows"] else "") for term in terms]
+        axes.set_yticks(range(len(terms) + 1), [label(name) for name in [*names, "total"]])
+        axes.set_ylim(len(terms) + 0.6, -1.1)
+        axes.set_xlim(0, 1.15 * max(total, shown or 0.0))
+        axes.set_xlabel("MB; hatched: held only as texts fill it")
+        axes.grid(visible=True, axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
+
+
+_NOTE = "planned by the header alone: a draft head, which is found by a model's weights, is not counted"
+
+
+@contextmanager
+def stand_ins(model: str, flags: LoadFlags, *, quiet: bool) -> Iterator[tuple[str, LoadFlags, str]]:
+    """Yield a model's name, the flags and a note; a stand-in is in place of each model that is not on this machine.
+
+    Where a header can't be had by itself, a person at a terminal is asked whether the model may be downloaded.
+
+    Raises:
+        NeedsDownloadError: The person says no, or there is nobody to ask.
+        EdgedecError: As model_or_stand_in.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgedec-") as root:
+        here = _stand_in(model, flags, Path(root, "model"), quiet=quiet)
+        drafts, methods = list(flags.draft_option or ()), list(flags.method or ())
+        if (draft := drafting_of(drafts).model) is not None:
+            drafts.append(f"model={_stand_in(str(draft), flags, Path(root, 'draft'), quiet=quiet)}")
+        for method, values in asked_methods(methods, "load").items():
+            for key in model_keys(method.keys or Drafting):
+                if (other := values.get(key)) is not None:
+                    path = _stand_in(str(other), flags, Path(root, method.name), quiet=quiet)
+                    methods.append(f'{method.name}:{key}="{path}"')
+        note = _NOTE if Path(here).is_relative_to(root) else ""
+        found = replace(flags, draft_option=drafts, method=methods)
+        yield here, found, note
+
+
+def _stand_in(model: str, flags: LoadFlags, folder: Path, *, quiet: bool) -> str:
+    folder.mkdir()
+
+    def work(cancel: CancelToken) -> str:
+        with ProgressLine(quiet=quiet) as on_progress:
+            options = ResolveOptions(offline=flags.offline, on_progress=on_progress, cancel=cancel)
+            return str(model_or_stand_in(model, options, folder))
+
+    try:
+        return interruptible(work)
+    except NeedsDownloadError as error:
+        if not (sys.stdin.isatty() and sys.stderr.isatty() and _agrees(error)):
+            raise
+        return model
+
+
+def _agrees(error: NeedsDownloadError) -> bool:
+    """Ask a person at the terminal whether a model may be downloaded, and return the answer."""
+    say(f"edgedec: {error}")
+    sys.stderr.write("Download it now? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -2,5 +2,5 @@
 
 The model is an ordinary GGUF of the architecture llama, so every runtime can draft with it (direct alignment, Goel et
 al. 2024, arXiv:2403.00858; FastDraft, Zafrir et al. 2024, arXiv:2411.11055). `shape.py`, `initial.py` and `gguf.py` run
-without torch; `network.py` and `student.py` import it.
+without torch; `student.py` imports it.
 """

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
-from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.block_types import BLOCK_ENCODERS
 from edgedec_export.gguf_writer import (
     Entry,
@@ -53,15 +52,7 @@ def bytes_per_token(shape: NarrowShape) -> int:
     return (shape.n_layer_weights + n_output) // MATRIX_TYPE.block_size * MATRIX_TYPE.block_bytes
 
 
-def write_narrow(
-    out: Path,
-    parts: TargetParts,
-    shape: NarrowShape,
-    weights: dict[str, Floats],
-    record: str,
-    on_progress: OnProgress | None = None,
-    cancel: CancelToken | None = None,
-) -> None:
+def write_narrow(out: Path, parts: TargetParts, shape: NarrowShape, weights: dict[str, Floats], record: str) -> None:
     """Write the draft model; a file that is there is replaced when the new one is complete.
 
     Args:
@@ -70,14 +61,11 @@ def write_narrow(
         shape: The draft model's shape.
         weights: float32 arrays by the names of `initial.initial_weights`.
         record: What RECORD_KEY holds.
-        on_progress: Called with the bytes written.
-        cancel: Ends the writing; nothing is left of it.
 
     Raises:
         RequestError: `out` is a folder, or the target's file.
         UnsupportedModelError: A number is beyond what the types hold.
         StorageError: The file can't be written.
-        CancelledError: `cancel` was cancelled.
     """
     tensors = [
         _product("token_embd.weight", parts.embeddings, weights["enter"], shape.n_vocab),
@@ -89,7 +77,7 @@ def write_narrow(
         tensors += [_tensor(f"blk.{i}.{_NAMES[name]}", values) for name, values in found.items()]
     entries = _entries(parts, shape, out.stem, record)
     with new_file(out, sources=parts.gguf.paths, force=True) as part:
-        write_gguf(part, entries, tensors, on_progress=on_progress, cancel=cancel)
+        write_gguf(part, entries, tensors)
 
 
 def _tensor(name: str, values: Floats) -> OutTensor:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import UnsupportedModelError
 from edgedec.logit_ops import LogitOps
-from edgedec_runtimes.cpu.draft_head.check import require_runnable
+from edgedec_runtimes.cpu.draft_head.memory import require_runnable
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.library import (

@@ -132,8 +132,6 @@ typedef int32_t (*ec_look_up)(const int32_t *tokens, int32_t n, float *out, int6
  * thread that calls them. */
 EC_API int32_t ec_model_finish_elsewhere(ec_model *model, ec_look_up look_up);
 EC_API const char *ec_model_instruction_set(const ec_model *model);
-/* Return the seconds that all forwards so far spent in each operation, waiting for other threads included. */
-EC_API void ec_model_seconds(const ec_model *model, double *seconds /* [EC_N_OPERATIONS] */);
 /* Return how many experts the rows of a layer went through, of all forwards so far, by the number n of these rows:
  * n_layers[n] layers, n_experts[n] different experts. Both have max_rows + 1 elements; all are 0 without experts. */
 EC_API void ec_model_experts(const ec_model *model, uint64_t *n_layers, uint64_t *n_experts);
@@ -251,6 +249,56 @@ EC_API int64_t ec_row_nucleus(const ec_kernels *kernels, const float *row, int64
  * (see edgedec/sampling.py). `capacity` and the result are as in ec_row_above. */
 EC_API int64_t ec_row_contenders(const ec_kernels *kernels, const float *row, int64_t n, float temperature,
                                  uint64_t key, int64_t *indices, int64_t capacity);
+
+/* Prompts that are kept on the disk, in blocks of whole pages of the KV cache. */
+
+/* What else than keys and values the session needs of the first n_tokens to go on behind them, but not before them. */
+EC_API uint64_t ec_session_state_bytes(const ec_session *session, int32_t n_tokens);
+EC_API int32_t ec_session_save_state(ec_session *session, int32_t n_tokens, const int32_t *places, void *target,
+                                     uint64_t n_bytes);
+EC_API int32_t ec_session_load_state(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes);
+/* Return the position from which rows are evaluated again where a text goes on behind the first n_tokens, which the
+ * session holds; n_tokens where none are. */
+EC_API int32_t ec_session_held_before(const ec_session *session, int32_t n_tokens);
+/* Copy the keys and values of the slots [begin, end) in whole pages of 64, as they lie in memory, which does not depend
+ * on how many slots there are. */
+EC_API uint64_t ec_session_page_bytes(const ec_session *session);
+EC_API int32_t ec_session_save_pages(const ec_session *session, int32_t begin, int32_t end, void *target,
+                                     uint64_t n_bytes);
+EC_API int32_t ec_session_load_pages(ec_session *session, int32_t begin, int32_t end, const void *source,
+                                     uint64_t n_bytes);
+/* The same of the keys and values of the draft head that follows the session; 0 bytes where none does. `saved` says
+ * whether the head knows all these slots and one behind them; only then they are copied. Load pages one after another,
+ * from slot 0 on: the head then knows the slots before `end`. */
+EC_API uint64_t ec_draft_page_bytes(const ec_session *session);
+EC_API int32_t ec_draft_save_pages(ec_session *session, int32_t begin, int32_t end, void *target, uint64_t n_bytes,
+                                   int32_t *saved);
+EC_API int32_t ec_draft_load_pages(ec_session *session, int32_t begin, int32_t end, const void *source,
+                                   uint64_t n_bytes);
+/* Return a number that another one of so many bytes has by chance once in 2^64: against damage, not against forgers. */
+EC_API uint64_t ec_sum(const void *data, uint64_t n_bytes);
+
+/* Picture encoders: vision transformers of the SigLIP kind, and what projects their rows to a text model's width. Weights
+ * are read where they are, in rows as a GGUF has them: F32, F16, BF16 or Q8_0. The rows of a picture have the same bits
+ * for any number of threads. */
+
+/* instruction_set: as in ec_model_create. */
+EC_API int32_t ec_encoder_create(const ec_encoder_config *config, int32_t n_threads, const char *instruction_set,
+                                 ec_encoder **encoder);
+/* Weights are not copied. transposed: the file has [n_cols][n_rows] (floats only). */
+EC_API int32_t ec_encoder_set_matrix(ec_encoder *encoder, int32_t which, int32_t layer, int32_t type, int64_t n_rows,
+                                     int64_t n_cols, int32_t transposed, const void *data, uint64_t n_bytes);
+EC_API int32_t ec_encoder_set_vector(ec_encoder *encoder, int32_t which, int32_t layer, const float *values, int64_t n);
+/* Watch the file that the weights are mapped from; NULL: none. It is closed after the encoder. */
+EC_API void ec_encoder_set_mapping(ec_encoder *encoder, const ec_mapping *mapping);
+EC_API int32_t ec_encoder_finish(ec_encoder *encoder);
+/* Return the bytes that ec_encoder_encode holds meanwhile for n_x * n_y patches; 0 where it takes no such picture. */
+EC_API uint64_t ec_encoder_buffer_bytes(const ec_encoder *encoder, int32_t n_x, int32_t n_y);
+/* Write n_x * n_y / merge^2 rows of n_out numbers. patches: [n_y * n_x][n_patch]; positions: [n_y * n_x][n_embd].
+ * EC_CANCELLED: *cancel became other than 0 (NULL: it never does). EC_NOT_FINITE: a number of a row is infinite or NaN. */
+EC_API int32_t ec_encoder_encode(ec_encoder *encoder, const float *patches, const float *positions, int32_t n_x,
+                                 int32_t n_y, float *rows, uint64_t n_numbers, const volatile int32_t *cancel);
+EC_API void ec_encoder_destroy(ec_encoder *encoder);
 
 #ifdef __cplusplus
 }

@@ -7,7 +7,6 @@
 
 #include "api_calls.h"
 #include "draft_head/draft_head.h"
-#include "edgedec_prompts.h"
 
 using namespace edgedec;
 

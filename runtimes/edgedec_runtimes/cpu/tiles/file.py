@@ -11,11 +11,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.closeable import Closeable
 from edgedec.gguf.tile_header import TileHeader, checked_header, damaged
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_runtimes.cpu.mapping import Mapping
@@ -104,7 +105,7 @@ def read_into(file: BinaryIO, offset: int, out: U8, label: str) -> None:
         raise damaged(label, f"reading them failed ({error.strerror or error})") from error
 
 
-class Tiles:
+class Tiles(Closeable):
     """The tiles of a model by tensor name, in a mapped file or in private memory. Leaving its context closes them.
 
     A tile file that is deleted or replaced stays valid for the processes that have mapped it.
@@ -139,14 +140,6 @@ class Tiles:
             tensor.name: whole[offset : offset + tensor.n_bytes]
             for tensor, offset in zip(header.tensors, header.offsets(), strict=False)
         }
-
-    def __enter__(self) -> Self:
-        """Return the tiles."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close."""
-        self.close()
 
     def __getitem__(self, name: str) -> U8:
         """Return a tensor's tiles, uint8[n_bytes]: read only, at a multiple of 64 bytes, valid until close."""

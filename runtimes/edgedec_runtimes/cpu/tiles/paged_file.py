@@ -3,10 +3,10 @@
 import mmap
 import os
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
+from edgedec.closeable import Closeable
 from edgedec.errors import MemoryCapError, StorageError
 from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.library import address, check, native
@@ -21,7 +21,7 @@ HUGE_PAGE_BYTES = 2 << 20
 """The size of a huge page, and so of the least memory that can lie in one."""
 
 
-class PagedFile:
+class PagedFile(Closeable):
     """An open file. Leaving its context closes it.
 
     Attributes:
@@ -75,14 +75,6 @@ class PagedFile:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def __enter__(self) -> Self:
-        """Return the file."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close."""
-        self.close()
 
 
 def page_buffer(n_bytes: int) -> U8:

@@ -1,15 +1,15 @@
 """A model on a graph that takes its KV cache as inputs and returns it longer: chains, evaluated piece by piece."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import OptionError
+from edgedec.errors import MemoryCapError, OptionError
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Forward
@@ -19,12 +19,64 @@ from edgedec.sessions.cost_probe import N_MAX
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.onnx.feeds import CHUNK, even
 from edgedec_runtimes.onnx.foreign.contract import Contract, feeds
-from edgedec_runtimes.onnx.foreign.session import ForeignSession, empty_caches
 from edgedec_runtimes.onnx.graph_model import LOGIT_ROWS, GraphModel, Opened, bind_input, bind_output, pieces
 from edgedec_runtimes.onnx.single_steps import one_row_is_exact
 from edgedec_runtimes.shared.invariance import measured_invariance
+from edgedec_runtimes.shared.measured_model import MeasuredModel, MeasuredSession
 from edgedec_runtimes.shared.pages import give_back
 from edgedec_runtimes.shared.session_state import CheckedItem
+
+Arrays = list[NDArray[np.float32]]
+
+
+class ForeignSession(MeasuredSession):
+    """Implements edgedec.model.Session."""
+
+    def __init__(self, model: MeasuredModel[Any, Any], contract: Contract, n_ctx: int) -> None:
+        """Begin empty."""
+        super().__init__(model, n_ctx)
+        self._contract = contract
+        self._cached = empty_caches(contract, 0)
+
+    def past(self, n_past: int) -> Arrays:
+        """Return the first n_past tokens' keys and values, f32[1, n_head_kv, n_past, head_dim] each.
+
+        The arrays are copied where they hold more tokens, as the graph wants arrays without gaps.
+        """
+        self._cached = [np.ascontiguousarray(array[:, :, :n_past]) for array in self._cached]
+        return self._cached
+
+    def hold(self, arrays: Arrays) -> None:
+        """Take over arrays that the graph returned; they may have one slot more than there are tokens."""
+        self._cached = arrays
+
+    def _fork(self) -> "ForeignSession":
+        """Return a second session with the same arrays: neither writes to them."""
+        twin: ForeignSession = self._model.session(self.n_ctx)
+        twin.hold(list(self._cached))
+        return twin
+
+    def _arrays(self, n: int) -> Sequence[NDArray[Any]]:
+        return [array[:, :, :n] for array in self._cached]
+
+    def _layout(self, n: int) -> Sequence[tuple[Any, tuple[int, ...]]]:
+        return [(np.float32, (1, self._contract.n_head_kv, n, self._contract.head_dim))] * len(self._contract.caches)
+
+    def _take(self, arrays: Sequence[NDArray[Any]], n: int) -> Literal[True]:
+        self.hold([array.copy() for array in arrays])
+        return True
+
+    def _free(self) -> None:
+        self._cached = []
+
+
+def empty_caches(contract: Contract, n_slots: int) -> Arrays:
+    """Return arrays for the keys and values of n_slots tokens (MemoryCapError where there is no memory)."""
+    try:
+        return [np.empty((1, contract.n_head_kv, n_slots, contract.head_dim), np.float32) for _ in contract.caches]
+    except MemoryError as error:
+        raise MemoryCapError(f"no memory for the keys and values of {n_slots} tokens; ask for fewer") from error
+
 
 _PREFIXES = (40, 250)  # tokens before the compared rows: sums over caches of other lengths run in another order
 _CAPABILITIES = Capabilities(rollback=True, trees=False, fork=True, max_rows=LOGIT_ROWS, prefill_chunk=CHUNK)

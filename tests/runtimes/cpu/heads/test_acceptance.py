@@ -1,6 +1,6 @@
 """When a draft head accepts so little that it rests."""
 
-from edgedec_runtimes.cpu.draft_head.acceptance import accepts_too_little
+from edgedec_runtimes.cpu.draft_head.state import accepts_too_little
 from edgedec_runtimes.trained_heads.card import HeadCard, Promise
 
 

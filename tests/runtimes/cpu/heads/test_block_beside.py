@@ -19,7 +19,7 @@ from edgedec.head_state import ChainRules
 from edgedec.logit_ops import NUMPY_ROW_OPS
 from edgedec_export.target_rows import embedding_rows
 from edgedec_runtimes.cpu.draft_head.beside import Borrowed, HeadBeside
-from edgedec_runtimes.cpu.draft_head.check import require_runnable
+from edgedec_runtimes.cpu.draft_head.memory import require_runnable
 from edgedec_runtimes.cpu.draft_head.parts import native_config
 from edgedec_runtimes.cpu.draft_head.weights import borrowed_rows
 from edgedec_runtimes.cpu.library import INVALID, address, last_error, native

@@ -26,7 +26,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Model, RowGroup, Session, Span
 from edgedec_export.block_types import quantize_q4_0
 from edgedec_methods.sliding_window import SlidingSession
-from edgedec_runtimes.cpu.draft_head.check import require_runnable
+from edgedec_runtimes.cpu.draft_head.memory import require_runnable
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead, borrowed_rows, stored
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles.listing import list_tiles, remove_tiles_of

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "encoder/edgedec_encoder.h"
+#include "edgedec_cpu.h"
 #include "forward/model.h"
 #include "kernels/kernels.h"
 #include "threads/pool.h"

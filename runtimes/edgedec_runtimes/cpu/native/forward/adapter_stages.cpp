@@ -35,7 +35,7 @@ bool Run::uses_adapter(const std::vector<int32_t> &rows, int64_t begin, int64_t 
 }
 
 // Multiply the A of the adapters of some matrices, which share their activations, with the rows that have them.
-void Run::multiply_adapters(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
+void Run::multiply_adapters(int thread, const Activations &a, const std::vector<int32_t> &rows,
                             const std::vector<const Matrix *> &matrices, float *memory) {
   const int64_t n_rows = (int64_t)rows.size(), n_bands = (n_rows + BAND - 1) / BAND;
   struct Tile {
@@ -65,7 +65,6 @@ void Run::multiply_adapters(int thread, int operation, const Activations &a, con
   stages_.each_of_two_parts(
       thread, (int64_t)tiles.size() * n_bands, 0.0, retake_, [&](int64_t piece) { act_on(piece, compute); },
       [&](int64_t piece) { act_on(piece, write); });
-  end_stage(thread, operation);
 }
 
 // Add the part of a matrix's adapters to the products of its tiles [tile, last) with the rows [begin, end), which lie

@@ -39,7 +39,7 @@ bool Run::mixer_block(int thread, int32_t l, float *memory) {
     out += matrix.n_rows;
   }
   const Activations &input = attention_input(thread, layer, rows, memory);
-  products(thread, EC_OP_QKV, input, rows, targets, n_targets, memory);
+  products(thread, input, rows, targets, n_targets, memory);
   release(thread, EC_PART_QKV, l);
   mix_rows(thread, l, rows, memory);
   if (going_on.empty()) return true;
@@ -47,9 +47,9 @@ bool Run::mixer_block(int thread, int32_t l, float *memory) {
   const Behind behind = {layer.vectors[EC_POST_ATTN_NORM], layer.around_attention};
   if (layer.attends() || layer.convolves()) {
     const Activations of_heads = layer.convolves() ? m_.convolved.view() : attended(layer);
-    add_product(thread, EC_OP_ATTN_OUT, of_heads, going_on, layer.matrices[EC_ATTN_OUT], behind, memory);
+    add_product(thread, of_heads, going_on, layer.matrices[EC_ATTN_OUT], behind, memory);
   }
-  if (layer.recurs()) add_product(thread, EC_OP_ATTN_OUT, mixed(), going_on, layer.matrices[EC_MIX_OUT], behind, memory);
+  if (layer.recurs()) add_product(thread, mixed(), going_on, layer.matrices[EC_MIX_OUT], behind, memory);
   add_output_bias(thread, layer, going_on);
   release(thread, EC_PART_ATTN_OUT, l);
   return true;
@@ -90,7 +90,6 @@ void Run::add_output_bias(int thread, const Layer &layer, const std::vector<int3
   stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
     k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, bias.data(), c_.residual_scale, c_.n_embd);
   });
-  end_stage(thread, EC_OP_ATTN_OUT);
 }
 
 // Add biases, apply the norms of heads and rotate (in the architecture's order), and write the keys and values to the
@@ -104,7 +103,6 @@ void Run::write_keys_and_values(int thread, const Layer &layer, const std::vecto
       norm_wide(q, layer.vectors[EC_Q_NORM], memory);
       if (layer.stores_kv) norm_wide(q + layer.n_q(), layer.vectors[EC_K_NORM], memory);
     });
-    end_stage(thread, EC_OP_ROPE);
   }
   const int n_heads = layer.shape.n_head_kv;
   stages_.each(thread, (n + n_together - 1) / n_together * n_heads, [&](int64_t piece) {
@@ -112,7 +110,6 @@ void Run::write_keys_and_values(int thread, const Layer &layer, const std::vecto
     for (int i = first; i < std::min(n, first + n_together); ++i)
       write_head(layer, i, plan_.rows[(size_t)rows[(size_t)i]], (int)piece % n_heads, memory);
   });
-  end_stage(thread, EC_OP_ROPE);
 }
 
 // Normalize the queries or the keys of all heads of a row together.
@@ -226,13 +223,11 @@ void Run::attend(int thread, int32_t l, const std::vector<int32_t> &rows, float 
   for (const std::vector<AttentionGroup> &groups : plan_.steps(l)) {
     stages_.each(thread, count_pieces(layer, groups),
                  [&](int64_t number) { attend_piece(l, rows, find_piece(layer, groups, number), memory); });
-    end_stage(thread, EC_OP_ATTENTION);
   }
   const Activations out = attended(layer);
   if (layer.shape.head_dim % 32 == 0 || out.blocks == nullptr) return;
   stages_.each(thread, (int64_t)rows.size(),
                [&](int64_t i) { k_.quantize(out, i, 0, out.n, m_.attention.data() + i * out.n); });
-  end_stage(thread, EC_OP_ATTENTION);
 }
 
 size_t attention_scratch(const ec_model &model, const Plan &plan) {

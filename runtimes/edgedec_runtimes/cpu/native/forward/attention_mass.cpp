@@ -16,7 +16,6 @@ void Run::add_mass(int thread, int32_t l, const std::vector<int32_t> &rows, floa
       const float *row_weights = item.mass_weights + (int64_t)i * item.n_rows;
       stages_.each(thread, m_.layers[(size_t)l].shape.n_head_kv,
                    [&](int64_t head) { add_mass_of_head(l, rows, range, head, row_weights, to, memory); });
-      end_stage(thread, EC_OP_ATTENTION);
     }
   }
 }

@@ -19,7 +19,6 @@ void Run::make_delta_records(int thread, const Layer &layer, const std::vector<i
     const int64_t i = piece / n_key_head;
     make_delta_record(layer, plan_.rows[(size_t)rows[(size_t)i]], i, piece % n_key_head);
   });
-  end_stage(thread, EC_OP_ROPE);
 }
 
 void Run::make_delta_record(const Layer &layer, const RowInfo &row, int64_t i, int64_t key_head) {
@@ -84,7 +83,6 @@ void Run::gate_results(int thread, int32_t l, const std::vector<int32_t> &rows, 
     }
     k_.quantize(to, i, first * n_value, n_together * n_value, memory);
   });
-  end_stage(thread, EC_OP_ATTENTION);
 }
 
 }  // namespace edgedec

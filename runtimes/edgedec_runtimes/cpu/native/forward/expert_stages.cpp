@@ -42,7 +42,6 @@ void Run::keep_entering(int thread, const std::vector<int32_t> &rows) {
   stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
     k_.quantize(m_.early.view(), i, 0, c_.n_embd, m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd);
   });
-  end_stage(thread, EC_OP_OTHER);
 }
 
 // Choose the experts of all rows of a layer by what its router reads. Each layer has a routing of its own, as threads
@@ -55,7 +54,7 @@ void Run::route(int thread, int32_t l, const Activations &read, const std::vecto
   const Matrix &gate = layer.matrices[EC_SHARED_ROUTER];
   const Target targets[] = {{&layer.matrices[EC_ROUTER], m_.scores.data(), stride},
                             {&gate, m_.scores.data() + c_.n_expert, stride}};
-  products(thread, EC_OP_GATE_UP, read, rows, targets, gate.n_rows != 0 ? 2 : 1, memory);
+  products(thread, read, rows, targets, gate.n_rows != 0 ? 2 : 1, memory);
   const std::vector<float> &bias = layer.vectors[EC_EXPERT_BIAS], &of_scores = layer.vectors[EC_ROUTER_BIAS];
   const std::vector<float> &scales = layer.vectors[EC_EXPERT_SCALES];
   stages_.each(thread, n_rows, [&](int64_t i) {
@@ -66,7 +65,6 @@ void Run::route(int thread, int32_t l, const Activations &read, const std::vecto
     routing.shared[(size_t)i] = gate.n_rows != 0 ? 1.0f / (1.0f + expf(-scores[c_.n_expert])) : 1.0f;
   });
   stages_.each(thread, 1, [&](int64_t) { routing.group(n_rows, c_); });
-  end_stage(thread, EC_OP_GATE_UP);
 }
 
 // Return the activations of a group's rows, one after another. A thread copies them once for all of the group's pieces
@@ -168,7 +166,6 @@ void Run::expert_gates(int thread, int32_t l, GroupRange range, const Activation
       k_.quantize(m_.expert_gated.view(), group.slot + r, first * PANEL_ROWS, n * PANEL_ROWS, gates + r * stride);
   };
   stages_.each_of_two_parts(thread, range.size() * in_group, (double)(each * bytes), retake_, compute, write);
-  end_stage(thread, EC_OP_GATE_UP);
 }
 
 // Multiply down of the experts of some groups, and add the weighted outputs to `branch`, which begins with zeros. A
@@ -206,7 +203,6 @@ void Run::expert_downs(int thread, int32_t l, GroupRange range, int64_t n_rows, 
   };
   const double bytes = (double)tile_bytes(all.type, PANEL_ROWS, all.n_cols) * (double)range.size();
   stages_.each_of_two_parts(thread, (n_tiles + PANEL_TILES - 1) / PANEL_TILES, bytes, retake_, compute, write);
-  end_stage(thread, EC_OP_DOWN);
 }
 
 // Add to x what mix() left, and what the shared expert gives.
@@ -215,10 +211,9 @@ void Run::add_mixed(int thread, int32_t l, const std::vector<int32_t> &rows, flo
     k_.add(m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd, m_.branch.data() + i * c_.n_embd, c_.residual_scale,
            c_.n_embd);
   });
-  end_stage(thread, EC_OP_DOWN);
   const Matrix &shared = m_.layers[(size_t)l].matrices[EC_DOWN];
   const Target target = {&shared, m_.x.data(), c_.n_embd, m_.routings[(size_t)l].shared.data()};
-  if (shared.n_rows != 0) products(thread, EC_OP_DOWN, gated(shared), rows, &target, 1, memory, true);
+  if (shared.n_rows != 0) products(thread, gated(shared), rows, &target, 1, memory, true);
 }
 
 // Add to x the normed sum of what mix() left and of what the shared expert gives, each after a norm of its own.
@@ -227,7 +222,7 @@ void Run::add_normed(int thread, int32_t l, const std::vector<int32_t> &rows, fl
   const int64_t n = c_.n_embd;
   const Matrix &shared = layer.matrices[EC_DOWN];
   const Target target = {&shared, m_.beside.data(), n};
-  products(thread, EC_OP_DOWN, gated(shared), rows, &target, 1, memory);
+  products(thread, gated(shared), rows, &target, 1, memory);
   stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
     const auto norm = [&](const float *from, int weight, float *to) {
       k_.rms_norm(from, layer.vectors[weight].data(), c_.rms_epsilon, n, to);
@@ -240,7 +235,6 @@ void Run::add_normed(int thread, int32_t l, const std::vector<int32_t> &rows, fl
     k_.add(x, other, c_.residual_scale, n);
     scale_row(x, c_.n_per_layer != 0 ? 1.0f : layer.scale());
   });
-  end_stage(thread, EC_OP_NORM);
 }
 
 }  // namespace edgedec

@@ -52,7 +52,6 @@ Run::Run(ec_model &model, const Plan &plan, float *logits, int32_t *best, const 
 void Run::operator()(int thread) {
   float *memory = m_.thread_memory[(size_t)thread].data();
   embed(thread);
-  end_stage(thread, EC_OP_OTHER);
   if (c_.n_per_layer != 0) make_per_layer_inputs(thread, memory);
   copy_taps(thread, -1);
   for (int32_t l = 0; l < c_.n_layer; ++l) {
@@ -75,14 +74,6 @@ int64_t Run::most_pieces() const {
                                             (int64_t)c_.n_layer * c_.n_per_layer});
   const int64_t bands = (std::max(plan_.n_rows, 1) + GROUP_ROWS - 1) / GROUP_ROWS;
   return std::max({(widest / PANEL_ROWS + 4) * bands, most_expert_pieces(), most_adapter_pieces()});
-}
-
-// Note that a stage of this operation is over.
-void Run::end_stage(int thread, int operation) {
-  if (thread != 0) return;
-  const auto now = std::chrono::steady_clock::now();
-  m_.seconds[operation] += std::chrono::duration<double>(now - last_).count();
-  last_ = now;
 }
 
 // Return whether the forward goes on. A thread may leave that others do not follow at once: they do its work. With
@@ -140,7 +131,6 @@ const Activations &Run::norm(int thread, const std::vector<int32_t> &rows, const
   }
   stages_.each(thread, (n + GROUP_ROWS - 1) / GROUP_ROWS,
                [&](int64_t piece) { group(m_.normed.view(), piece * GROUP_ROWS); });
-  end_stage(thread, EC_OP_NORM);
   return m_.normed.view();
 }
 
@@ -153,7 +143,6 @@ void Run::add_vectors(int thread, int32_t l) {
     const float *vector = group.vectors + row.in_group * (m_.n_input() + (int64_t)group.n_added * c_.n_embd);
     k_.add(m_.x.data() + r * c_.n_embd, vector + (int64_t)(l + 1) * c_.n_embd, 1.0f, c_.n_embd);
   });
-  end_stage(thread, EC_OP_OTHER);
 }
 
 // Put the states behind layer l through the norm that stands before the output.
@@ -164,7 +153,6 @@ void Run::norm_states(int thread, int32_t l, float *memory) {
     k_.rms_norm(x, m_.output_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
     memcpy(x, memory, (size_t)c_.n_embd * sizeof(float));
   });
-  end_stage(thread, EC_OP_NORM);
 }
 
 // Normalize what a layer's attention reads: rows of x, or, of a draft head, the embedding and the feature of each pair.
@@ -181,7 +169,6 @@ const Activations &Run::attention_input(int thread, const Layer &layer, const st
     k_.quantize(m_.pairs.view(), i, 0, 2 * n, memory);
     if (m_.normed_residual) memcpy(x, memory + n, (size_t)n * sizeof(float));
   });
-  end_stage(thread, EC_OP_NORM);
   return m_.pairs.view();
 }
 
@@ -218,7 +205,7 @@ bool Run::mlp_block(int thread, int32_t l, float *memory) {
   const float scale = c_.n_per_layer != 0 ? 1.0f : layer.scale();
   if (apart) add_normed(thread, l, rows, memory);
   else if (layer.has_experts()) add_mixed(thread, l, rows, memory);
-  else add_product(thread, EC_OP_DOWN, gated(down), rows, down, {v[EC_POST_FFN_NORM], layer.around_ffn, scale}, memory);
+  else add_product(thread, gated(down), rows, down, {v[EC_POST_FFN_NORM], layer.around_ffn, scale}, memory);
   if (c_.n_per_layer != 0) per_layer_block(thread, l, rows, memory);
   release(thread, EC_PART_DOWN, l);
   return true;
@@ -234,15 +221,14 @@ void Run::copy_taps(int thread, int32_t l) {
       memcpy(tap.out + r * tap.stride, m_.x.data() + (int64_t)(tap.first_row + r) * c_.n_embd,
              (size_t)c_.n_embd * sizeof(float));
   });
-  end_stage(thread, EC_OP_OTHER);
 }
 
 void Run::logits(int thread, float *memory) {
   if (plan_.n_wanted == 0) return;
   if (streamed_) return logits_in_parts(thread, memory);
-  const Target target = {&m_.output, logits_, c_.n_vocab};
+  const Target target = {&m_.output, logits_, c_.n_vocab, nullptr, true};
   const Activations &normed = norm(thread, plan_.wanted, m_.output_norm, memory);
-  products(thread, EC_OP_LOGITS, normed, plan_.wanted, &target, 1, memory);
+  products(thread, normed, plan_.wanted, &target, 1, memory);
 }
 
 void Run::logits_in_parts(int thread, float *memory) {
@@ -250,8 +236,9 @@ void Run::logits_in_parts(int thread, float *memory) {
   const Activations &normed = norm(thread, plan_.wanted, m_.output_norm, memory);
   for (int32_t part = streamer.first_output_part(); part < streamer.n_parts(); ++part) {
     if (!fetch(thread, part)) return;
-    const Target target = {&streamer.output(part), logits_ + streamer.output_begin(part), c_.n_vocab};
-    products(thread, EC_OP_LOGITS, normed, plan_.wanted, &target, 1, memory);
+    const Target target = {&streamer.output(part), logits_ + streamer.output_begin(part), c_.n_vocab,
+                           nullptr, true};
+    products(thread, normed, plan_.wanted, &target, 1, memory);
     release(thread, part);
   }
 }
@@ -260,7 +247,6 @@ void Run::logits_in_parts(int thread, float *memory) {
 void Run::find_best(int thread) {
   stages_.each(thread, plan_.n_wanted,
                [&](int64_t i) { best_[i] = (int32_t)row_argmax(k_, logits_ + i * c_.n_vocab, c_.n_vocab); });
-  end_stage(thread, EC_OP_LOGITS);
 }
 
 Outcome evaluate(ec_model &model, Plan &plan, float *logits, int32_t *best, const volatile int32_t *cancel) {

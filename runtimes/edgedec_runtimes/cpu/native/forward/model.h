@@ -169,7 +169,6 @@ struct ec_model {
   const ec_mapping *mapping = nullptr;  // of the tiles, where they are mapped from a file
   std::map<int32_t, std::array<edgedec::Ahead, edgedec::AHEAD_ROWS>> ahead;  // by type of weights, see Matrix::ahead
   ec_model *ahead_from = nullptr;  // of the layers of a draft head: its target, which has `ahead`
-  double seconds[EC_N_OPERATIONS] = {};  // of all forwards so far, by operation
   std::vector<double> speeds;            // of the pool's threads (threads/shares.h)
   std::vector<edgedec::Touched> touched; // by rows of a layer, of all forwards so far; empty without experts
 

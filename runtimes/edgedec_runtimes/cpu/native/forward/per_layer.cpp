@@ -14,7 +14,7 @@ void Run::make_per_layer_inputs(int thread, float *memory) {
   PerLayer &of = m_.per_layer;
   const int64_t n = c_.n_per_layer, n_all = n * c_.n_layer, n_rows = plan_.n_rows;
   const Target target = {&of.projection, of.inputs.data(), n_all};
-  products(thread, EC_OP_OTHER, norm(thread, plan_.all_rows, none_, memory), plan_.all_rows, &target, 1, memory);
+  products(thread, norm(thread, plan_.all_rows, none_, memory), plan_.all_rows, &target, 1, memory);
   const float shrunk = 1.0f / sqrtf((float)c_.n_embd), grown = sqrtf((float)n), half = sqrtf(0.5f);
   stages_.each(thread, n_rows, [&](int64_t r) {
     const RowInfo &row = plan_.rows[(size_t)r];
@@ -27,7 +27,6 @@ void Run::make_per_layer_inputs(int thread, float *memory) {
       for (int64_t i = 0; i < n; ++i) input[i] = (memory[i] + looked_up[i] * grown) * half;
     }
   });
-  end_stage(thread, EC_OP_OTHER);
 }
 
 // Add to x what a layer makes of its part of the token, and scale x.
@@ -36,7 +35,7 @@ void Run::per_layer_block(int thread, int32_t l, const std::vector<int32_t> &row
   const Layer &layer = m_.layers[(size_t)l];
   const int64_t n = c_.n_per_layer, n_all = n * c_.n_layer, n_rows = (int64_t)rows.size();
   const Target target = {&layer.matrices[EC_PER_LAYER_GATE], of.gates.data(), n};
-  products(thread, EC_OP_OTHER, norm(thread, rows, none_, memory), rows, &target, 1, memory);
+  products(thread, norm(thread, rows, none_, memory), rows, &target, 1, memory);
   stages_.each(thread, (n_rows + GROUP_ROWS - 1) / GROUP_ROWS, [&](int64_t group) {
     for (int64_t i = group * GROUP_ROWS; i < std::min(n_rows, (group + 1) * GROUP_ROWS); ++i) {
       const float *input = of.inputs.data() + rows[(size_t)i] * n_all + l * n;
@@ -44,8 +43,7 @@ void Run::per_layer_block(int thread, int32_t l, const std::vector<int32_t> &row
       k_.quantize(of.gated.view(), i, 0, n, memory);
     }
   });
-  end_stage(thread, EC_OP_OTHER);
-  add_product(thread, EC_OP_OTHER, of.gated.view(), rows, layer.matrices[EC_PER_LAYER_OUT],
+  add_product(thread, of.gated.view(), rows, layer.matrices[EC_PER_LAYER_OUT],
               {layer.vectors[EC_PER_LAYER_POST_NORM], no_convolution_, layer.scale()}, memory);
 }
 

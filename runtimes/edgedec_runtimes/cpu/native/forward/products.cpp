@@ -35,7 +35,7 @@ Run::Pieces Run::cut(const Matrix &w, int n_matrices, int64_t n_panels, int64_t 
 
 // Call compute(piece) and write(piece), as Stages does.
 template <class Compute, class Write>
-void Run::each_piece(int thread, int operation, const Pieces &pieces, Compute compute, Write write) {
+void Run::each_piece(int thread, const Pieces &pieces, Compute compute, Write write) {
   const auto piece_of = [&](int64_t number) -> Piece {
     const int64_t first = number % pieces.in_band() * pieces.panels_each,
                   begin = number / pieces.in_band() * pieces.band;
@@ -45,16 +45,15 @@ void Run::each_piece(int thread, int operation, const Pieces &pieces, Compute co
   stages_.each_of_two_parts(
       thread, pieces.count(), pieces.bytes, retake_, [&](int64_t number) { compute(piece_of(number)); },
       [&](int64_t number) { write(piece_of(number)); });
-  end_stage(thread, operation);
 }
 
 // Multiply several matrices with the activations that they share, panel by panel, and write or add the products.
-void Run::products(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
+void Run::products(int thread, const Activations &a, const std::vector<int32_t> &rows,
                    const Target *targets, int n_targets, float *memory, bool adds) {
   if (adapted_) {
     std::vector<const Matrix *> matrices;
     for (int t = 0; t < n_targets; ++t) matrices.push_back(targets[t].matrix);
-    multiply_adapters(thread, operation, a, rows, matrices, memory);
+    multiply_adapters(thread, a, rows, matrices, memory);
   }
   int64_t n_panels = 0;
   for (int t = 0; t < n_targets; ++t) n_panels += panels(*targets[t].matrix);
@@ -84,15 +83,15 @@ void Run::products(int thread, int operation, const Activations &a, const std::v
         const float *from = memory + (r - piece.begin) * stride + (p - piece.first) * PANEL_ROWS;
         const int64_t row = adds ? rows[(size_t)r] : r;
         float *to = target->out + row * target->stride + panel * PANEL_ROWS;
-        if (operation == EC_OP_LOGITS && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
+        if (target->are_logits && !all_finite(from, columns)) finite.store(false, std::memory_order_relaxed);
         const float factor = target->factors != nullptr ? target->factors[r] : 1.0f;
         if (adds) k_.add(to, from, c_.residual_scale * factor, columns);
         else memcpy(to, from, (size_t)columns * sizeof(float));
-        if (operation == EC_OP_LOGITS) finish_logits(to, columns);
+        if (target->are_logits) finish_logits(to, columns);
       }
     }
   };
-  each_piece(thread, operation, pieces, compute, write);
+  each_piece(thread, pieces, compute, write);
 }
 
 // Scale and cap n logits, where the architecture does so.
@@ -102,15 +101,15 @@ void Run::finish_logits(float *logits, int64_t n) const {
 }
 
 // Add the product of a matrix to x, after a norm or a convolution where the architecture has one.
-void Run::add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
+void Run::add_product(int thread, const Activations &a, const std::vector<int32_t> &rows,
                       const Matrix &w, const Behind &behind, float *memory) {
   if (behind.post_norm.empty() && !behind.convolution.is_used()) {
     const Target target = {&w, m_.x.data(), c_.n_embd};
-    products(thread, operation, a, rows, &target, 1, memory, true);
+    products(thread, a, rows, &target, 1, memory, true);
     return;
   }
   const Target target = {&w, m_.branch.data(), c_.n_embd};
-  products(thread, operation, a, rows, &target, 1, memory);
+  products(thread, a, rows, &target, 1, memory);
   stages_.each(thread, (int64_t)rows.size(), [&](int64_t i) {
     const float *branch = m_.branch.data() + i * c_.n_embd;
     float *x = m_.x.data() + (int64_t)rows[(size_t)i] * c_.n_embd;
@@ -119,7 +118,6 @@ void Run::add_product(int thread, int operation, const Activations &a, const std
     k_.add(x, memory, c_.residual_scale, c_.n_embd);
     scale_row(x, behind.scale);
   });
-  end_stage(thread, EC_OP_NORM);
 }
 
 // Replace n gates by the gated activations; `ups` is changed. Without gates, `gates` holds what `up` gave.
@@ -144,7 +142,7 @@ void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed,
   const Pieces pieces = cut(first, is_gated ? 2 : 1, panels(first), (int64_t)rows.size());
   const int64_t stride = pieces.panels_each * PANEL_ROWS;
   float *gates = memory, *ups = memory + BAND * PANEL_ROWS, *adapted = memory + 2 * BAND * PANEL_ROWS;
-  if (adapted_) multiply_adapters(thread, EC_OP_GATE_UP, normed, rows, {&layer.matrices[EC_GATE], &up}, memory);
+  if (adapted_) multiply_adapters(thread, normed, rows, {&layer.matrices[EC_GATE], &up}, memory);
   const auto columns = [&](const Piece &piece) {
     return std::min(piece.last * PANEL_ROWS, up.n_rows) - piece.first * PANEL_ROWS;
   };
@@ -165,7 +163,7 @@ void Run::gate_and_up(int thread, const Layer &layer, const Activations &normed,
     for (int64_t r = piece.begin; r < piece.end; ++r)
       k_.quantize(out, r, piece.first * PANEL_ROWS, columns(piece), gates + (r - piece.begin) * stride);
   };
-  each_piece(thread, EC_OP_GATE_UP, pieces, compute, write);
+  each_piece(thread, pieces, compute, write);
 }
 
 }  // namespace edgedec

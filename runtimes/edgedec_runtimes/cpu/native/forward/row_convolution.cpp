@@ -16,14 +16,12 @@ const Activations &Run::block_input(int thread, const RowConvolution &before, co
     k_.rms_norm(m_.x.data() + rows[(size_t)i] * n, weight.data(), c_.rms_epsilon, n, normed);
     k_.quantize(m_.normed.view(), i, 0, n, normed);
   });
-  end_stage(thread, EC_OP_NORM);
   const Target target = {&before.kernels, m_.kernels_of_rows.data(), m_.n_row_kernels()};
-  products(thread, EC_OP_OTHER, m_.normed.view(), rows, &target, 1, memory);
+  products(thread, m_.normed.view(), rows, &target, 1, memory);
   stages_.each(thread, n_rows, [&](int64_t i) {
     convolve_row(before, 0, rows, i, m_.entering.data(), memory);
     k_.quantize(m_.normed.view(), i, 0, n, memory);
   });
-  end_stage(thread, EC_OP_OTHER);
   return m_.normed.view();
 }
 

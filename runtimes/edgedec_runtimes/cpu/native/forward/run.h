@@ -5,7 +5,6 @@
 // rows of activations or some queries, and its result depends on nothing else.
 #pragma once
 #include <atomic>
-#include <chrono>
 #include <vector>
 
 #include "forward/model.h"
@@ -69,6 +68,7 @@ class Run {
     float *out;  // [rows][stride]
     int64_t stride;
     const float *factors = nullptr;  // [rows], what added products are multiplied by; nullptr: 1
+    bool are_logits = false;
   };
 
   // How the products of matrices with rows of activations are cut into pieces: some panels that lie one behind the
@@ -86,7 +86,6 @@ class Run {
 
   // --- forward.cpp ---
   int64_t most_pieces() const;
-  void end_stage(int thread, int operation);
   void embed(int thread);
   bool goes_on(int thread);
   const Activations &norm(int thread, const std::vector<int32_t> &rows, const std::vector<float> &weight,
@@ -94,11 +93,11 @@ class Run {
   void add_vectors(int thread, int32_t l);
   void norm_states(int thread, int32_t l, float *memory);
   const Activations &attention_input(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
-  void products(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
+  void products(int thread, const Activations &a, const std::vector<int32_t> &rows,
                 const Target *targets, int n_targets, float *memory, bool adds = false);
   Pieces cut(const Matrix &w, int n_matrices, int64_t n_panels, int64_t n_rows) const;
   template <class Compute, class Write>
-  void each_piece(int thread, int operation, const Pieces &pieces, Compute compute, Write write);
+  void each_piece(int thread, const Pieces &pieces, Compute compute, Write write);
   void finish_logits(float *logits, int64_t n) const;
   // What a product goes through before it is added to x, and what x is multiplied by then.
   struct Behind {
@@ -106,7 +105,7 @@ class Run {
     const RowConvolution &convolution;
     float scale = 1.0f;
   };
-  void add_product(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
+  void add_product(int thread, const Activations &a, const std::vector<int32_t> &rows, const Matrix &w,
                    const Behind &behind, float *memory);
   void scale_row(float *x, float scale) const {
     for (int32_t i = 0; scale != 1.0f && i < c_.n_embd; ++i) x[i] *= scale;
@@ -125,7 +124,7 @@ class Run {
   int64_t most_adapter_pieces() const;
   float adapter_scale(int32_t row, int32_t adapter) const;
   bool uses_adapter(const std::vector<int32_t> &rows, int64_t begin, int64_t end, int32_t adapter) const;
-  void multiply_adapters(int thread, int operation, const Activations &a, const std::vector<int32_t> &rows,
+  void multiply_adapters(int thread, const Activations &a, const std::vector<int32_t> &rows,
                          const std::vector<const Matrix *> &matrices, float *memory);
   void add_adapters(const Matrix &matrix, int64_t tile, int64_t last, const std::vector<int32_t> &rows, int64_t begin,
                     int64_t end, float *out, int64_t stride, float *memory) const;
@@ -255,7 +254,6 @@ class Run {
       std::vector<float>(plan_.has_steps() ? 2 * n_heads_ : 0);
   std::vector<std::atomic<int64_t>> n_finished_ =  // parts of each chunk of queries
       std::vector<std::atomic<int64_t>>(n_kept_ == 0 ? 0 : n_heads_);
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
 // Evaluate a plan for which the sessions' memory is made. `logits` and `best` are as in forward().

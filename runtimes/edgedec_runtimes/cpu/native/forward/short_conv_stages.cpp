@@ -12,7 +12,6 @@ void Run::write_columns(int thread, const Layer &layer, const std::vector<int32_
     float *column = plan_.items[row.item].session->columns.at(row.slot, layer.number);
     for (int64_t j = 0; j < n; ++j) column[j] = b[j] * x[j];
   });
-  end_stage(thread, EC_OP_ROPE);
 }
 
 // Return the slot of the token at a position, which is at most the row's own.
@@ -42,7 +41,6 @@ void Run::convolve(int thread, int32_t l, const std::vector<int32_t> &rows, floa
     for (int64_t j = 0; j < n; ++j) memory[j] *= c[j];
     k_.quantize(m_.convolved.view(), i, 0, n, memory);
   });
-  end_stage(thread, EC_OP_ATTENTION);
 }
 
 }  // namespace edgedec

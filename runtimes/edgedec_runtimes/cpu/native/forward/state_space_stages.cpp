@@ -25,7 +25,6 @@ void Run::make_space_records(int thread, const Layer &layer, const std::vector<i
     if (first < shape.n_head) make_space_heads(layer, row, i, first, std::min(together, shape.n_head - first), memory);
     else make_space_keys(layer, row, i);
   });
-  end_stage(thread, EC_OP_ROPE);
 }
 
 // Convolve n elements of row i from `begin` on, which go to m_.convolved_rows, and keep what the convolutions of later
@@ -88,7 +87,6 @@ void Run::pass_results(int thread, int32_t l, const std::vector<int32_t> &rows, 
       k_.rms_norm(out + begin, norm.data() + begin, c_.rms_epsilon, n_group, normed + begin);
     k_.quantize(to, i, 0, n_inner, norm.empty() ? out : normed);
   });
-  end_stage(thread, EC_OP_ATTENTION);
 }
 
 }  // namespace edgedec

@@ -55,7 +55,6 @@ void Run::scan(int thread, int32_t l, const std::vector<int32_t> &rows, float *m
     stages_.each(thread, plan_.n_items * n_pieces, [&](int64_t piece) {
       scan_piece(l, rows, (int32_t)(piece / n_pieces), piece % n_pieces, memory);
     });
-    end_stage(thread, EC_OP_ATTENTION);
   }
   // A thread that is late comes here after others are at later layers.
   for (int32_t n = n_folded.load(std::memory_order_relaxed);

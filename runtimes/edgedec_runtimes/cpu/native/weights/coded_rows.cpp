@@ -1,5 +1,3 @@
-#include "weights/coded_rows.h"
-
 #include "weights/coding.h"
 #include "weights/grids.h"
 

@@ -1,5 +1,3 @@
-#include "weights/requantize.h"
-
 #include <math.h>
 #include <string.h>
 

@@ -1,6 +1,5 @@
 #include "weights/tiles.h"
 
-#include "weights/coded_rows.h"
 #include "weights/coding.h"
 
 namespace edgedec {

@@ -32,5 +32,9 @@ void pack_tiles(int32_t type, int64_t n_cols, int64_t row_begin, int64_t row_end
                 uint8_t *tiles);
 // Write one row to out[n_cols], dequantized as by ggml.
 void tile_row(int32_t type, int64_t n_cols, const uint8_t *tiles, int64_t row, float *out);
+// Round rows of a matrix, as a GGUF has them in `type`, to rows of Q4_0: for matrices whose speed counts for more than
+// their last bits. n_cols is a multiple of 32 and fits the type. Each block gets the scale with the least squared error
+// of a few around the one that ggml would choose.
+void rows_to_q4_0(int32_t type, int64_t n_rows, int64_t n_cols, const uint8_t *source, uint8_t *out);
 
 }  // namespace edgedec
