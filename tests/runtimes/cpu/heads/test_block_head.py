@@ -139,7 +139,6 @@ def test_a_chain_is_the_best_tokens_until_its_path_is_unlikely(kind: str, tmp_pa
 
 
 def test_a_chain_has_no_more_tokens_than_a_block_drafts(tmp_path: Path) -> None:
-    """Whatever the rules allow."""
     with loaded(tmp_path, FLOATS, BLOCK_FLOATS) as model:
         session = model.session(100)
         read(session, 0, 20)
@@ -236,7 +235,6 @@ def test_frequencies_are_divided(tmp_path: Path) -> None:
     ],
 )
 def test_scores_that_are_no_numbers_are_refused(name: str, tmp_path: Path) -> None:
-    """Wherever the damage is."""
     head = BLOCK_FLOATS if name in BLOCK_FLOATS.tensors else tiny_block(KINDS["dflash2"])
     values = head.tensors[name].floats().copy()
     values[..., 1] = np.nan

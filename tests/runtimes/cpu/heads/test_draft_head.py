@@ -271,7 +271,6 @@ def test_the_plan_counts_the_head(tmp_path: Path) -> None:
 def test_sizes_that_the_kernels_do_not_take_are_refused(
     changes: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    """Each by name."""
     write_head(tmp_path / "head", TRAINED_FLOATS)
     head = load_head(tmp_path / "head")
     require_runnable(head)

@@ -125,7 +125,6 @@ def test_a_head_rests_when_told_to(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_closed_session_drafts_nothing(kind: str, tmp_path: Path) -> None:
-    """Drafting on a closed session is refused."""
     with followed(kind, tmp_path) as model:
         session = model.session(200)
         head = head_of(session)

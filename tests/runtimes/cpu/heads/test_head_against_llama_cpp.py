@@ -21,8 +21,7 @@ from edgedec_runtimes.trained_heads.load import load_head
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python, of the extra `llamacpp`, is not installed")
 
-from support.heads.llama_head import LlamaHead, LlamaPair
-from support.heads.llama_nextn import LlamaNextn
+from support.heads.llama_head import LlamaHead, LlamaNextn, LlamaPair
 from support.heads.tiny_nextn import OWN, PlainNextn, write_nextn
 from support.models.tiny_quantized import ARCHITECTURES
 

@@ -87,14 +87,12 @@ def beside(folder: Path, **changes: object) -> HeadBeside:
 
 
 def opened(head: HeadBeside, n_ctx: int = 200) -> TextBeside:
-    """Return an empty text."""
     text = head.text(n_ctx)
     assert text is not None
     return text
 
 
 def state_of(text: TextBeside) -> HeadState:
-    """Return the head's state of a text."""
     return text.state(nullcontext, NUMPY_ROW_OPS)
 
 
@@ -274,7 +272,6 @@ def test_blocks_are_those_of_the_cpu_runtime(tiny: Tiny, head: Head, tmp_path: P
     ],
 )
 def test_blocks_that_the_kernels_do_not_take_are_refused(block: dict[str, float], message: str) -> None:
-    """Each size and each factor by name."""
     require_runnable(FLOAT_HEAD)
     assert FLOAT_HEAD.card.block is not None
     card = replace(FLOAT_HEAD.card, block=replace(FLOAT_HEAD.card.block, **block))  # type: ignore[arg-type]

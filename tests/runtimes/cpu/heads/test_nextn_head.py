@@ -6,15 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.heads.followed import (
-    EXPERTS,
-    NEXTN_FLOATS,
-    NEXTN_INTEGERS,
-    fresh,
-    head_of,
-    read,
-    scores,
-)
+from support.heads.followed import EXPERTS, NEXTN_FLOATS, NEXTN_INTEGERS, fresh, head_of, read, scores
 from support.heads.followed import nextn as loaded
 from support.heads.loaded_blocks import TEXT
 from support.heads.tiny_nextn import OWN, PlainNextn, nextn_metadata, nextn_tensors, write_nextn
