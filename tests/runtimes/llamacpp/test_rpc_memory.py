@@ -29,7 +29,6 @@ def own(*values: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[str]:
-    """Two servers on this machine."""
     with rpc_servers(2) as started:
         yield ",".join(server.address for server in started)
 
@@ -49,7 +48,6 @@ def run(model: Path, *given: Any) -> tuple[Result, int]:
 
 
 def memory_of(result: Result) -> dict[str, Any]:
-    """Return what a run says of memory."""
     assert result.code == 0, result
     found: dict[str, Any] = json.loads(result.out)["memory"]
     return found
