@@ -21,9 +21,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.models.code_paths import each_architecture
-from support.models.delta_form import DeltaForm
+from support.models.exact_networks import DeltaForm, exact_logits
 from support.models.gguf_writer import RawTensor, write_gguf
-from support.models.hybrid_forms import exact_logits
 from support.models.state_spaces import StateSpace
 from support.models.tiny_quantized import ARCHITECTURES, EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors, write_tiny
 from support.models.tiny_runs import all_logits, distance
