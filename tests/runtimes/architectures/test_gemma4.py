@@ -1,6 +1,5 @@
 """Gemma 4: its networks beside float64, what a file may leave out, and what is refused by name."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,11 @@ from numpy.typing import NDArray
 from support.models.gemma4_truth import Truth, tensors_of
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.tiny_quantized import ARCHITECTURES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.models.tiny_runs import all_logits, distance
 
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.load_options import LoadOptions
-from edgedec.runtime import Runtime
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
@@ -33,10 +31,7 @@ KINDS = {
 }
 
 
-def logits(runtime: Runtime, path: Path, kv_type: str = "f16") -> NDArray[np.float64]:
-    """Return the logits of all rows of TOKENS."""
-    with runtime.load(path, LoadOptions(n_ctx=64, n_threads=1, max_rows=64, kv_type=kv_type)) as model:
-        return model.session(64).forward(TOKENS, n_past=0, rows="all").logits.astype(np.float64)
+logits = partial(all_logits, tokens=TOKENS)
 
 
 def truth(path: Path, tiny: Tiny, **changed: Any) -> NDArray[np.float64]:
@@ -51,11 +46,6 @@ def truth(path: Path, tiny: Tiny, **changed: Any) -> NDArray[np.float64]:
         "epsilon": 1e-5,
     }
     return Truth(**fields | changed)(TOKENS.tolist())
-
-
-def distance(found: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
-    """Return the root mean square of the differences over that of the expected values around their mean."""
-    return float(np.sqrt(np.square(found - expected).mean() / expected.var()))
 
 
 @pytest.mark.slow
@@ -131,45 +121,27 @@ def test_experts_in_two_matrices_or_one(tmp_path: Path) -> None:
         np.testing.assert_array_equal(first, second)
 
 
-REFUSED: dict[str, tuple[Callable[[], tuple[dict[str, Any], dict[str, RawTensor]]], str]] = {
-    "key": (partial(_changed, SMALL, {"attention.clamp": 1.0}), "does not know 'gemma4.attention.clamp'"),
-    "no divisors": (
-        partial(_changed, SMALL, tensors={"rope_freqs.weight": None}),
-        "it has no tensor 'rope_freqs.weight'",
-    ),
-    "no source": (partial(_changed, SMALL, {"attention.shared_kv_layers": 4}), "layer 2 has no keys and values"),
-    "lengths": (
-        partial(_changed, SMALL, {"attention.value_length_swa": 32}),
-        "keys and values of a layer's window differ",
-    ),
-    "no norm": (
-        partial(_changed, SMALL, tensors={"per_layer_proj_norm.weight": None}),
-        "no tensor 'per_layer_proj_norm.weight'",
-    ),
-    "no gate": (partial(_changed, SMALL, tensors={"blk.2.inp_gate.weight": None}), "no tensor 'blk.2.inp_gate.weight'"),
-    "no table": (
-        partial(_changed, SMALL, tensors={"per_layer_token_embd.weight": None}),
-        "'per_layer_token_embd.weight'",
-    ),
-    "no scales": (
-        partial(_changed, MIXED, tensors={"blk.0.ffn_down_exps.scale": None}),
-        "no tensor 'blk.0.ffn_down_exps.scale'",
-    ),
-    "both experts": (
-        partial(
-            _changed, MIXED, tensors={"blk.0.ffn_up_exps.weight": RawTensor(0, (256, 256, 8), bytes(256 * 256 * 8 * 4))}
-        ),
-        "no use for tensor 'blk.0.ffn_up_exps.weight'",
-    ),
+UPS = RawTensor(0, (256, 256, 8), bytes(256 * 256 * 8 * 4))
+REFUSED: dict[str, tuple[Tiny, dict[str, Any], str, RawTensor | None]] = {
+    "does not know 'gemma4.attention.clamp'": (SMALL, {"attention.clamp": 1.0}, "", None),
+    "layer 2 has no keys and values": (SMALL, {"attention.shared_kv_layers": 4}, "", None),
+    "keys and values of a layer's window differ": (SMALL, {"attention.value_length_swa": 32}, "", None),
+    "it has no tensor 'rope_freqs.weight'": (SMALL, {}, "rope_freqs.weight", None),
+    "no tensor 'per_layer_proj_norm.weight'": (SMALL, {}, "per_layer_proj_norm.weight", None),
+    "no tensor 'blk.2.inp_gate.weight'": (SMALL, {}, "blk.2.inp_gate.weight", None),
+    "'per_layer_token_embd.weight'": (SMALL, {}, "per_layer_token_embd.weight", None),
+    "no tensor 'blk.0.ffn_down_exps.scale'": (MIXED, {}, "blk.0.ffn_down_exps.scale", None),
+    "no use for tensor 'blk.0.ffn_up_exps.weight'": (MIXED, {}, "blk.0.ffn_up_exps.weight", UPS),
 }
+"""The words of a refusal: the model, its other keys, and a tensor that is left out or there beside the others."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused_by_name(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_is_refused_by_name(tmp_path: Path, words: str) -> None:
     """Files that lack something, or have something that no layer knows."""
-    made, words = REFUSED[what]
-    path = write_gguf(tmp_path / "m.gguf", *made())
+    tiny, keys, name, tensor = REFUSED[words]
+    path = write_gguf(tmp_path / "m.gguf", *_changed(tiny, keys, {name: tensor} if name else {}))
     with pytest.raises(EdgedecError) as caught:
         read_network(read_gguf(path))
     assert words in str(caught.value)

@@ -2,17 +2,17 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
+from support.models.tiny_runs import all_logits, distance
 
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
-from edgedec.runtime import Runtime
 from edgedec_runtimes.architectures.reading import read_description
 from edgedec_runtimes.architectures.rope import Rope, divisor_tensor, turns
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -79,11 +79,7 @@ def test_longrope_chooses_its_divisors_by_the_context(tmp_path: Path, n_ctx: int
         assert (prints[0] == prints[1]) is (which == "short")
 
 
-def logits(runtime: Runtime, path: Path) -> NDArray[np.float64]:
-    """Return the logits of all rows of TOKENS."""
-    options = LoadOptions(n_ctx=256, n_threads=1, max_rows=200)
-    with runtime.load(path, options) as model:
-        return model.session(256).forward(TOKENS, n_past=0, rows="all").logits.astype(np.float64)
+logits = partial(all_logits, tokens=TOKENS)
 
 
 @pytest.mark.slow
@@ -113,5 +109,4 @@ def test_scaled_positions_are_llama_cpps(tmp_path: Path, architecture: str, keys
     path = write_tiny(tmp_path / "m.gguf", tiny)
     expected = logits(Reference(), path)
     for runtime, bound in ((Cpu(), 3e-4), (LlamaCpp(), 3e-3)):
-        error = np.sqrt(np.square(logits(runtime, path) - expected).mean() / expected.var())
-        assert error < bound, runtime.name
+        assert distance(logits(runtime, path), expected) < bound, runtime.name

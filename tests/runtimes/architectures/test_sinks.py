@@ -3,19 +3,19 @@
 They are tested on a Llama that has them, as an architecture of another package would.
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from support.models.gguf_writer import RawTensor, write_gguf
 from support.models.tiny_quantized import TILE_TYPES, Tiny, tiny_metadata, tiny_tensors
+from support.models.tiny_runs import all_logits, distance
 from support.processes.installed import with_plugin
 
 from edgedec import plugins
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
-from edgedec.runtime import Runtime
 from edgedec_runtimes.architectures.architecture import SINKS, Architecture
 from edgedec_runtimes.cpu.library import KV_TYPES, instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -44,11 +44,7 @@ def write(path: Path, sinks: float | None, types: tuple[str, ...] = ("F32",)) ->
     return write_gguf(path, tiny_metadata(tiny), tensors)
 
 
-def logits(runtime: Runtime, path: Path, kv_type: str = "f16", n_threads: int = 1) -> NDArray[np.float32]:
-    """Return the logits of all rows of TOKENS."""
-    options = LoadOptions(n_ctx=256, n_threads=n_threads, max_rows=256, kv_type=kv_type)
-    with runtime.load(path, options) as model:
-        return model.session(256).forward(TOKENS, n_past=0, rows="all").logits
+logits = partial(all_logits, tokens=TOKENS)
 
 
 @pytest.mark.parametrize("isa", instruction_sets())
@@ -57,8 +53,8 @@ def test_they_agree_with_the_reference(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("EDGEDEC_CPU_ISA", isa)
     for sinks in (-4.0, 1.0, 30.0):
         path = write(tmp_path / "m.gguf", sinks)
-        expected = logits(Reference(), path).astype(np.float64)
-        assert np.sqrt(np.square(logits(Cpu(), path) - expected).mean() / expected.var()) < 2e-4
+        expected = logits(Reference(), path)
+        assert distance(logits(Cpu(), path), expected) < 2e-4
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
@@ -72,8 +68,8 @@ def test_a_sink_below_all_scores_changes_no_bit(tmp_path: Path, kv_type: str) ->
 def test_a_row_has_the_same_bits_by_steps_and_in_trees(tmp_path: Path) -> None:
     """Whoever joins the spans of a query, the sink has its part once."""
     path = write(tmp_path / "m.gguf", 1.0, TILE_TYPES)
-    expected = logits(Cpu(), path).view(np.uint32)
-    np.testing.assert_array_equal(logits(Cpu(), path, n_threads=2).view(np.uint32), expected)
+    expected = logits(Cpu(), path).astype(np.float32).view(np.uint32)
+    np.testing.assert_array_equal(logits(Cpu(), path, n_threads=2).astype(np.float32).view(np.uint32), expected)
     with Cpu().load(path, LoadOptions(n_ctx=256, n_threads=2, max_rows=256)) as model:
         session = model.session(256)
         session.forward(TOKENS[:230], n_past=0)

@@ -1,5 +1,9 @@
-"""What a chat's messages say stays text: no control token comes of it, in any template and any tokenizer."""
+"""What a chat's messages say stays text: no control token comes of it, in any template and any tokenizer.
 
+Chat templates in the forms of models of 2026 render as Jinja renders them, and as is expected.
+"""
+
+import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -7,18 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support.models.tiny_models import byte_ids, tiny_llama
 from support.models.vocabularies import CONTROL, UNKNOWN, USER_DEFINED, bpe, characters, spm, write
-from support.texts.chat_families import CALL, EXPECTED, TOOLS, TURNS, Message
+from support.texts.chat_families import CALL, EXPECTED, GEMMA4, GPT_OSS, LFM25, MINISTRAL, QWEN35, TOOLS, TURNS, Message
 from support.texts.token_oracle import oracle
 
 import edgedec
+from edgedec.chat import may_think, plain_schema, thinking_variables
 from edgedec.control_tokens import SaidTemplate, encode_with_controls
 from edgedec.errors import TemplateError
 from edgedec.gguf.file import read_gguf
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.embedding import embed
-from edgedec_runtimes.chat.template import ChatTemplate
+from edgedec_runtimes.chat.template import ChatTemplate, with_field_names, with_text_calls_told
 from edgedec_runtimes.tokenizer import open_tokenizer
 
 SPELLED = re.compile(r"<\|?\"?\w*\"?\|?>|\[/?[A-Z_]+\]|</?s>")
@@ -163,10 +170,9 @@ def test_an_assistants_message_may_hold_the_marks_of_replies_alone(folder: Path)
 def test_what_is_nested_without_end_is_refused(folder: Path) -> None:
     deep: list[Any] = []
     deep.append(deep)
+    said = SaidTemplate(CHATML, opened(bpe, folder, "quick", *IM))
     with pytest.raises(TemplateError, match="nested too deep"):
-        SaidTemplate(CHATML, opened(bpe, folder, "quick", *IM)).render(
-            [{"role": "user", "content": "a", "extra": deep}]
-        )
+        said.render([{"role": "user", "content": "a", "extra": deep}])
 
 
 @pytest.mark.slow
@@ -175,13 +181,7 @@ def test_what_is_nested_without_end_is_refused(folder: Path) -> None:
 def test_llamacpps_tokenizer_has_the_same_control_tokens_and_ids(
     kind: Callable[..., dict[str, Any]], name: str, tmp_path: Path
 ) -> None:
-    shown = {
-        "<|start|>": CONTROL,
-        "<|message|>": CONTROL,
-        "<|end|>": CONTROL,
-        "<|call|>": CONTROL,
-        "<|return|>": CONTROL,
-    }
+    shown = dict.fromkeys(("<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"), CONTROL)
     extra = shown | IM | {"<|user|>": CONTROL, "<tool>": USER_DEFINED, "<|endoftext|>": CONTROL}
     if kind is not spm:  # others have them
         extra |= {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL}
@@ -241,3 +241,98 @@ def test_a_template_that_does_not_compile_refuses_chats_alone(tmp_path: Path, ca
         assert model.requests.render([{"role": "user", "content": "a"}]) == "a"
     with pytest.raises(TemplateError, match=r"^chat template, line 1: .*; give another template \(chat_template\)"):
         edgedec.load(path, runtime="cpu", n_ctx=64, chat_template=source)
+
+
+def of_family(name: str) -> ChatTemplate:
+    """Compile the template of a family."""
+    return ChatTemplate(EXPECTED[name][0], bos_token="<s>", eos_token="</s>")
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_chat_with_a_call_renders(name: str) -> None:
+    """What was thought before the last question is dropped, what was thought for the call stays."""
+    _, variables, expected = EXPECTED[name]
+    assert of_family(name).render(TURNS, **{"tools": TOOLS, **variables}) == expected
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_calls_whose_arguments_are_no_object(name: str) -> None:
+    """What a model wrote is told as text: where the template takes it, else in the content of the message."""
+    broken = {"id": "c2", "type": "function", "function": {"name": "look", "arguments": '{"at": 5'}}
+    for calls in ([broken], [broken, CALL]):
+        reply = {"role": "assistant", "content": "Hm.", "tool_calls": calls}
+        text = of_family(name).render([*TURNS[:4], reply, TURNS[5]])
+        assert '{"at": 5' in text.replace('\\"', '"')
+    assert with_text_calls_told(TURNS) == TURNS
+
+
+FORMS: list[dict[str, Any]] = [{}, *({"parameters": form} for form in (None, {}, {"type": "object"}))]
+FORMS += [{"parameters": {"type": "object", "properties": None, "required": None}}]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("form", FORMS)
+def test_tools_without_parameters(name: str, form: dict[str, Any]) -> None:
+    """A tool has no parameters in any of these forms; no null is told, and within a parameter there is none, too."""
+    tool = {"type": "function", "function": {"name": "now", "description": "d"} | form}
+    text = of_family(name).render(TURNS[:2], tools=[tool])
+    assert "null" not in text
+    at = {"type": "object", "properties": None, "default": {"required": None}}
+    inner = {"type": "object", "properties": {"at": at}}
+    tool = {"type": "function", "function": {"name": "now", "description": "d", "parameters": inner}}
+    assert of_family(name).render(TURNS[:2], tools=[tool])
+    plain = plain_schema(inner)["properties"]["at"]
+    assert plain == {"type": "object", "properties": {}, "default": {"required": None}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name != "lfm2.5"])  # plain Jinja has no generation tag
+def test_the_sandbox_renders_what_jinja_renders(name: str) -> None:
+    """With and without tools and thinking, and for each beginning of the chat."""
+    source, variables, _ = EXPECTED[name]
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    plain.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    plain.globals["raise_exception"] = None
+    compiled, ours = plain.from_string(source), of_family(name)
+    for n in range(2, len(TURNS) + 1):
+        for given in (variables, {}, {"enable_thinking": False}, {"tools": None}):
+            values = {"tools": TOOLS, "add_generation_prompt": True, **given}
+            messages = with_field_names(TURNS[:n], source)
+            expected = compiled.render(messages=messages, bos_token="<s>", eos_token="</s>", **values)
+            assert ours.render(TURNS[:n], **values) == expected
+
+
+@pytest.mark.slow
+def test_thinking_is_switched_as_each_template_can() -> None:
+    """By its variable, or by itself alone; the prompt then ends within a thought, behind one, or before the answer."""
+    ends = {
+        ("qwen35", True): "<think>\n",
+        ("qwen35", False): "<think>\n\n</think>\n\n",
+        ("gemma4", True): "<|turn>model\n",
+        ("gemma4", False): "<|turn>model\n<|channel>thought\n<channel|>",
+        ("gpt-oss", True): "<|start|>assistant",
+    }
+    for (name, think), end in ends.items():
+        made = of_family(name)
+        assert may_think(made.source)
+        variables: dict[str, Any] = {**thinking_variables(made, think)}
+        assert made.render(TURNS[:2], **variables).endswith(end)
+    assert may_think(MINISTRAL)
+    assert may_think(LFM25)
+
+
+def test_fields_have_the_names_that_a_template_reads() -> None:
+    """Only a template that reads other names gets them, and no message is changed in its place."""
+    assert with_field_names(TURNS, QWEN35) == TURNS
+    before = [dict(message) for message in TURNS]
+    two = [*TURNS[:4], TURNS[4] | {"tool_calls": [CALL, CALL | {"id": "c2"}]}, {"role": "tool", "content": "a"}]
+    two += [{"role": "tool", "content": "b", "tool_call_id": "c2"}, {"role": "tool", "content": "c", "name": "other"}]
+    answers = with_field_names(two, GEMMA4)[-1]["tool_responses"]
+    assert [(answer["name"], answer["response"]) for answer in answers] == [
+        *(("look", "a"), ("look", "b"), ("other", "c"))
+    ]
+    assert [message["role"] for message in with_field_names(TURNS[5:], GEMMA4)] == ["tool"]  # nobody called
+    told = with_field_names([TURNS[4] | {"content": "Look:"}], GPT_OSS)[0]
+    assert (told["thinking"], told["content"]) == ("I look.\n\nLook:", "")
+    assert with_field_names([TURNS[2]], GPT_OSS)[0]["thinking"] == "Old."
+    assert before == TURNS

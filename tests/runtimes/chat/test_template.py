@@ -132,35 +132,50 @@ def template(source: str) -> ChatTemplate:
 
 
 def rendered(source: str, messages: list[Message] = HELLO, **options: Any) -> str:
-    """Compile and render."""
     return template(source).render(messages, **options)
 
 
 # What comes out.
 
 
-def test_the_default_template_is_chatml() -> None:
-    """A model without a template gets ChatML."""
-    assert rendered(CHATML, TURNS) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n"
-        "<|im_start|>user\nSum of 2 and 3?<|im_end|>\n"
-        "<|im_start|>assistant\n5<|im_end|>\n"
-        "<|im_start|>user\nTimes 4?<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-
-
-def test_the_generation_prompt_can_be_left_out() -> None:
-    """Without add_generation_prompt the text ends with the last message."""
-    assert rendered(CHATML, add_generation_prompt=False) == "<|im_start|>user\nHello<|im_end|>\n"
-
-
-def test_llama_style_with_a_date() -> None:
-    """A variable reaches the template, and the system message leaves the loop."""
-    assert rendered(LLAMA_STYLE, TURNS, date_string="26 Jul 2024") == (
+STYLES: dict[str, tuple[str, list[Message], dict[str, Any], str]] = {
+    "chatml": (
+        *(CHATML, TURNS, {}),
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nSum of 2 and 3?<|im_end|>\n"
+        "<|im_start|>assistant\n5<|im_end|>\n<|im_start|>user\nTimes 4?<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "no generation prompt": (*(CHATML, HELLO, {"add_generation_prompt": False}), "<|im_start|>user\nHello<|im_end|>\n"),
+    "llama": (
+        *(LLAMA_STYLE, TURNS, {"date_string": "26 Jul 2024"}),
         "<s><H>system</H>\n\nDate: 26 Jul 2024\nBe brief.<E><H>user</H>\n\nSum of 2 and 3?<E>"
-        "<H>assistant</H>\n\n5<E><H>user</H>\n\nTimes 4?<E><H>assistant</H>\n\n"
-    )
+        "<H>assistant</H>\n\n5<E><H>user</H>\n\nTimes 4?<E><H>assistant</H>\n\n",
+    ),
+    "mistral": (
+        *(MISTRAL_STYLE, TURNS, {}),
+        "<s>[INST] Sum of 2 and 3? [/INST] 5</s>[INST] Be brief.\n\nTimes 4? [/INST]",
+    ),
+    "gemma": (
+        *(GEMMA_STYLE, TURNS[1:], {}),
+        "<s><turn>user\nSum of 2 and 3?</turn>\n<turn>model\n5</turn>\n<turn>user\nTimes 4?</turn>\n<turn>model\n",
+    ),
+    "qwen with tools": (
+        *(QWEN_STYLE, TOOL_TURNS, {"tools": TOOLS}),
+        '<S>system\n# Tools\n{"name": "weather", "description": "It\'s <now> & \\"then\\", in °C"}<E>\n'
+        "<S>user\nIs it cold in Köln?<E>\n"
+        '<S>assistant\n<C>{"name": "weather", "arguments": {"city": "Köln"}}</C><E>\n'
+        "<S>user\n<R>7</R>\n<R>windy</R><E>\n<S>assistant\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_what_styles_of_templates_give(style: str) -> None:
+    """The system message goes where the style has it, roles are renamed, and blocks leave no blank lines.
+
+    Variables reach the template. Tools are plain JSON (no HTML escapes, no ASCII escapes); their answers share a turn.
+    """
+    source, messages, options, expected = STYLES[style]
+    assert rendered(source, messages, **options) == expected
 
 
 def test_strftime_now_is_the_clock() -> None:
@@ -170,41 +185,17 @@ def test_strftime_now_is_the_clock() -> None:
     assert text in {f"{moment:%Y-%m-%d %H:%M}" for moment in (before, datetime.now())}
 
 
-def test_mistral_style_alternates() -> None:
-    """The system message goes into the last user turn."""
-    assert rendered(MISTRAL_STYLE, TURNS) == (
-        "<s>[INST] Sum of 2 and 3? [/INST] 5</s>[INST] Be brief.\n\nTimes 4? [/INST]"
-    )
-
-
-def test_raise_exception_gives_the_templates_own_message() -> None:
-    """Two user messages in a row are refused in the template's words, with its line."""
-    with pytest.raises(TemplateError, match=r"line 11: Roles must alternate: user, assistant, user, \.\.\.$"):
-        rendered(MISTRAL_STYLE, HELLO + HELLO)
-
-
-def test_gemma_style() -> None:
-    """Roles are renamed and blocks leave no blank lines (trim_blocks, lstrip_blocks)."""
-    assert rendered(GEMMA_STYLE, TURNS[1:]) == (
-        "<s><turn>user\nSum of 2 and 3?</turn>\n<turn>model\n5</turn>\n<turn>user\nTimes 4?</turn>\n<turn>model\n"
-    )
-
-
-def test_gemma_style_refuses_a_system_message() -> None:
-    """A template may have no system role."""
-    with pytest.raises(TemplateError, match="No system role here"):
-        rendered(GEMMA_STYLE, TURNS)
-
-
-def test_qwen_style_with_tools() -> None:
-    """Tools come out as plain JSON (no HTML escapes, no ASCII escapes), and tool messages share a turn."""
-    assert rendered(QWEN_STYLE, TOOL_TURNS, tools=TOOLS) == (
-        '<S>system\n# Tools\n{"name": "weather", "description": "It\'s <now> & \\"then\\", in °C"}<E>\n'
-        "<S>user\nIs it cold in Köln?<E>\n"
-        '<S>assistant\n<C>{"name": "weather", "arguments": {"city": "Köln"}}</C><E>\n'
-        "<S>user\n<R>7</R>\n<R>windy</R><E>\n"
-        "<S>assistant\n"
-    )
+@pytest.mark.parametrize(
+    ("source", "messages", "complaint"),
+    [
+        (MISTRAL_STYLE, HELLO + HELLO, r"line 11: Roles must alternate: user, assistant, user, \.\.\.$"),
+        (GEMMA_STYLE, TURNS, "No system role here"),
+    ],
+)
+def test_raise_exception_gives_the_templates_own_message(source: str, messages: list[Message], complaint: str) -> None:
+    """Two user messages in a row, or a system message, are refused in the template's words, with its line."""
+    with pytest.raises(TemplateError, match=complaint):
+        rendered(source, messages)
 
 
 def test_qwen_style_without_thinking() -> None:
@@ -348,30 +339,26 @@ PARTS: list[Message] = [
 ]
 
 
-@pytest.mark.parametrize("use", ["content", "content | tojson", "'' + content", "content | string"])
-def test_parts_are_joined_for_a_template_that_takes_strings(use: str) -> None:
-    """Printed, encoded or added, a list would not come out as its text, so the template gets a string."""
-    assert rendered(
-        f"{{% for m in messages %}}{{% set content = m.content %}}{{{{ {use} }}}}{{% endfor %}}", PARTS
-    ) in (
-        "Hello\nthere",
-        '"Hello\\nthere"',
-    )
+SET = "{% set content = m.content %}"
+BOTH = "{% if m.content is string %}[{{ m.content }}]{% else %}{{ m.content[0]['type'] }}{% endif %}"
+LOOKS = "{% for part in m.content %}{% if part['type'] == 'text' %}<{{ part.text }}>{% endif %}{% endfor %}"
 
 
-def test_parts_go_to_a_template_that_takes_them() -> None:
-    """A template that loops over parts gets them as they are."""
-    source = "{% for m in messages %}{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
-    assert rendered(source, PARTS) == "<Hello><there>"
-
-
-def test_strings_become_parts_for_a_template_that_takes_nothing_else() -> None:
-    """A template that loops over parts and looks at their kinds would print nothing of a string."""
-    looks = "{% if part['type'] == 'text' %}<{{ part.text }}>{% endif %}"
-    source = f"{{% for m in messages %}}{{% for part in m.content %}}{looks}{{% endfor %}}{{% endfor %}}"
-    assert rendered(source, HELLO) == "<Hello>"
-    both = "{% if m.content is string %}[{{ m.content }}]{% else %}{{ m.content[0]['type'] }}{% endif %}"
-    assert rendered(f"{{% for m in messages %}}{both}{{% endfor %}}", HELLO) == "[Hello]"
+@pytest.mark.parametrize(
+    ("body", "messages", "expected"),
+    [
+        (SET + "{{ content }}", PARTS, "Hello\nthere"),
+        (SET + "{{ content | tojson }}", PARTS, '"Hello\\nthere"'),
+        (SET + "{{ '' + content }}", PARTS, "Hello\nthere"),
+        (SET + "{{ content | string }}", PARTS, "Hello\nthere"),
+        ("{% for part in m.content %}<{{ part.text }}>{% endfor %}", PARTS, "<Hello><there>"),
+        (LOOKS, HELLO, "<Hello>"),
+        (BOTH, HELLO, "[Hello]"),
+    ],
+)
+def test_a_template_gets_the_content_that_it_takes(body: str, messages: list[Message], expected: str) -> None:
+    """Parts are joined where the template prints, encodes or adds them; a string becomes a part where it loops only."""
+    assert rendered(f"{{% for m in messages %}}{body}{{% endfor %}}", messages) == expected
 
 
 # Templates that do not compile.
@@ -425,9 +412,8 @@ def times(n: int, body: str) -> str:
 
 def grown(start: str, step: str, use: str) -> str:
     """Apply `step` to x sixty times, then use it."""
-    return (
-        f"{{% set ns = namespace(x={start}) %}}{{% for i in range(60) %}}{{% set ns.x = {step} %}}{{% endfor %}}{use}"
-    )
+    loop = f"{{% for i in range(60) %}}{{% set ns.x = {step} %}}{{% endfor %}}"
+    return f"{{% set ns = namespace(x={start}) %}}{loop}{use}"
 
 
 FOR_EVER = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}{% endfor %}"
@@ -507,11 +493,10 @@ TOO_MUCH = [
     # small in memory, endless to print, compare or hash: such a value can't be made
     *(
         grown("['a']", way, "")
-        for way in ("[ns.x, ns.x]", "(ns.x, ns.x)", "{'a': ns.x, 'b': ns.x}", "dict(a=ns.x, b=ns.x)")
-    ),
-    *(
-        grown("['a']", way, "")
-        for way in ("[ns.x] + [ns.x]", "([ns.x] * 2)[0:]", "[ns.x, 1, ns.x] | reject('eq', 1) | list")
+        for way in (
+            *("[ns.x, ns.x]", "(ns.x, ns.x)", "{'a': ns.x, 'b': ns.x}", "dict(a=ns.x, b=ns.x)", "[ns.x] + [ns.x]"),
+            *("([ns.x] * 2)[0:]", "[ns.x, 1, ns.x] | reject('eq', 1) | list"),
+        )
     ),
     "{% macro f() %}{% set ns.x = varargs %}{% endmacro %}" + times(60, "{{ f(ns.x, ns.x) }}"),
     "{% macro f() %}{% set ns.x = kwargs %}{% endmacro %}" + times(60, "{{ f(a=ns.x, b=ns.x) }}"),
@@ -694,18 +679,13 @@ def test_the_template_of_smollm2() -> None:
 
 @pytest.mark.model
 def test_the_template_of_qwen25_coder() -> None:
-    """Qwen2.5 takes the system message as it is."""
-    assert rendered(chat_template_of("qwen2.5-coder-0.5b.gguf"), TURNS) == rendered(CHATML, TURNS)
-
-
-@pytest.mark.model
-def test_the_template_of_qwen25_coder_with_tools() -> None:
-    """Tool calls and their answers come out as Qwen2.5 was trained on them."""
-    text = rendered(chat_template_of("qwen2.5-coder-0.5b.gguf"), TOOL_TURNS, tools=TOOLS)
+    """It takes the system message as it is; tool calls and answers come out as Qwen2.5 was trained on them."""
+    source = chat_template_of("qwen2.5-coder-0.5b.gguf")
+    assert rendered(source, TURNS) == rendered(CHATML, TURNS)
+    text = rendered(source, TOOL_TURNS, tools=TOOLS)
     assert '<tools>\n{"name": "weather", "description": "It\'s <now> & \\"then\\", in °C"}\n</tools>' in text
     assert text.endswith(
-        "<|im_start|>user\nIs it cold in Köln?<|im_end|>\n"
-        "<|im_start|>assistant\n"
+        "<|im_start|>user\nIs it cold in Köln?<|im_end|>\n<|im_start|>assistant\n"
         '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\n<tool_response>\n7\n</tool_response>\n<tool_response>\nwindy\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"

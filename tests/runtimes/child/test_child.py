@@ -33,7 +33,6 @@ LONG = np.resize(np.arange(3, 200, dtype=np.int32), N_CTX - 1)
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model."""
     return tiny_llama(tmp_path_factory.mktemp("child") / "tiny.gguf", n_embd=32, n_ff=48, n_ctx_train=N_CTX)
 
 
@@ -228,7 +227,6 @@ def test_errors_of_the_child_are_raised(model: ChildModel) -> None:
 
 
 def _again_and_again(session: Session, tokens: NDArray[np.int32]) -> None:
-    """Evaluate tokens until an exception ends it."""
     while True:
         session.forward(tokens, n_past=0)
 

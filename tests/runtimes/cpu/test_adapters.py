@@ -12,7 +12,7 @@ from support.models.tiny_adapters import merged, tiny_adapter
 from support.models.tiny_models import tiny_llama
 from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
-from edgedec.errors import RequestError
+from edgedec.errors import ModelFormatError, RequestError
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, Model, RowGroup, Session
 from edgedec_runtimes.cpu.model import CpuModel
@@ -40,7 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(folder: Path, n_threads: int = 2) -> Model:
-    """Return the model with both adapters."""
     adapters = ((folder / "a.gguf", 1.0), (folder / "b.gguf", 1.0))
     return Cpu().load(folder / "base.gguf", LoadOptions(n_ctx=128, n_threads=n_threads, adapters=adapters))
 
@@ -101,7 +100,6 @@ def test_an_adapter_adds_to_quantized_products(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_no_bit_depends_on_threads(folder: Path, model: Model, n_threads: int) -> None:
-    """One and three threads compute the bits of two."""
     with loaded(folder, n_threads) as other:
         for scales in SETS:
             np.testing.assert_array_equal(logits(opened(other, scales)), logits(opened(model, scales)))
@@ -157,7 +155,6 @@ def test_no_bit_depends_on_neighbours(model: Model) -> None:
 
 
 def test_a_fork_has_the_adapters_of_its_session(model: Model) -> None:
-    """A fork goes on as its session does."""
     whole, session = logits(opened(model, (1.0, 0.5))), opened(model, (1.0, 0.5))
     session.forward(IDS[:20], n_past=0)
     fork = session.fork()
@@ -178,8 +175,6 @@ def test_other_scales_empty_a_session(model: Model) -> None:
 
 def test_a_saved_state_belongs_to_its_adapters(model: Model) -> None:
     """A session with the scales that it was saved with goes on from a saved state; any other refuses it."""
-    from edgedec.errors import ModelFormatError
-
     for scales in SETS:
         session = opened(model, scales)
         session.forward(IDS[:20], n_past=0)

@@ -1,17 +1,19 @@
-"""On quantized models the cpu runtime is as close to the floats as llama.cpp is, or closer.
+"""On quantized models and on networks with states the cpu runtime is as close to exact numbers as llama.cpp, or closer.
 
-The models are random, with logits as sharp as a chat model's. Their weights as floats, evaluated by the reference
-runtime, give p; of a runtime's q the tests take the Kullback-Leibler divergence of p, and the most probable token.
+The quantized models are random, with logits as sharp as a chat model's. Their weights as floats, evaluated by the
+reference runtime, give p; of a runtime's q the tests take the Kullback-Leibler divergence of p, and the most probable
+token. Which of two runtimes rounds one small model better is chance, so those of several seeds count together. Where
+two experts of a mixture have nearly the same score, rounding decides through which a token goes. Such rows diverge by
+0.03 to 0.09, others by 0.003, and which runtime has more of them is chance, too: so the farthest rows do not count.
 
-Which of two runtimes rounds one small model better is chance, so the small models of several seeds count together.
-Where two experts of a mixture have nearly the same score, rounding decides through which a token goes. Such rows
-diverge by 0.03 to 0.09, others by 0.003, and which runtime has more of them is chance, too: so the farthest rows of
-each runtime do not count.
+Networks with states are compared with float64. Both runtimes keep keys and values as float16, which is most of their
+distance from it.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.models.code_paths import each_architecture
+from support.models.exact_networks import DeltaForm, exact_logits
 from support.models.gguf_writer import RawTensor, write_gguf
-from support.models.tiny_quantized import ARCHITECTURES, EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors
+from support.models.state_spaces import StateSpace
+from support.models.tiny_quantized import ARCHITECTURES, EXPORTED_TYPES, Tiny, tiny_metadata, tiny_tensors, write_tiny
+from support.models.tiny_runs import all_logits, distance
 
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec.runtime import Runtime
+from edgedec_runtimes.cpu.library import instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
@@ -32,7 +38,8 @@ from edgedec_runtimes.weights.levels import dequantize
 
 pytestmark = pytest.mark.slow
 
-TOKENS = np.random.default_rng(11).integers(0, 260, 40).astype(np.int32)
+
+ROWS_READ = np.random.default_rng(11).integers(0, 260, 40).astype(np.int32)
 SMALL_SEEDS, LARGE_SEEDS = range(21, 25), (22,)
 SHARPNESS = 2.0  # what the last norm is multiplied by
 ODD = 20  # one row in so many may go through another expert, or meet what rounding has added up in a state
@@ -43,10 +50,10 @@ F64 = NDArray[np.float64]
 
 
 def log_probabilities(runtime: Runtime, path: Path) -> F64:
-    """Return f64[n, n_vocab], the logarithms of the probabilities behind every token of TOKENS."""
+    """Return f64[n, n_vocab], the logarithms of the probabilities behind every token of ROWS_READ."""
     options = LoadOptions(n_ctx=128, n_threads=1, max_rows=128)
     with runtime.load(path, options) as model:
-        logits = model.session(128).forward(TOKENS, n_past=0, rows="all").logits.astype(np.float64)
+        logits = model.session(128).forward(ROWS_READ, n_past=0, rows="all").logits.astype(np.float64)
     shifted = logits - logits.max(-1, keepdims=True)
     result: F64 = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return result
@@ -123,3 +130,67 @@ def check(tmp_path: Path, name: str, *, large: bool) -> None:
     assert 0.3 < -(np.exp(p) * p).sum(-1).mean() < 2.2  # the entropy of a chat model, in nats
     chance = CHANCE_OF_STATES if has_states else CHANCE
     assert divergence(p, ours, n_odd) <= chance * divergence(p, theirs, n_odd)
+
+
+TOKENS = np.random.default_rng(1).integers(0, 260, 100).astype(np.int32)
+_SECTIONS = (("rope.dimension_sections", np.array([2, 1, 1, 0], np.int32)),)  # llama.cpp wants them
+NARROW = Tiny("qwen35", n_layer=5, n_embd=64, head_dim=16, n_head=4, n_head_kv=1, n_ff=96, n_rot=8, keys=_SECTIONS)
+SHAPES = {
+    **{name: ARCHITECTURES[name] for name in ("qwen35", "qwen35moe", "qwen3next")},
+    # heads of which no 32 lanes are full, and one key for all of them; the last layer has a state
+    "one key": replace(NARROW, recurrent=(0, 2, 4), n_state_head=6, n_state_key_head=1, n_state=16),
+    "wide": replace(NARROW, recurrent=(0, 1, 3), n_state_head=3, n_state_key_head=3, n_state=80),
+}
+
+
+logits = partial(all_logits, tokens=TOKENS)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+@pytest.mark.parametrize("name", SHAPES)
+def test_as_near_to_float64_as_llamacpp(tmp_path: Path, name: str, seed: int) -> None:
+    """Random models of several shapes; the distance to llama.cpp itself is of the same size."""
+    path = write_tiny(tmp_path / "m.gguf", replace(SHAPES[name], seed=seed))
+    form = DeltaForm(path)
+    expected = np.array([form.logits(int(token)) for token in TOKENS])
+    ours, theirs = logits(Cpu(), path), logits(LlamaCpp(), path)
+    assert distance(ours, expected) <= 1.05 * distance(theirs, expected)
+    assert distance(ours, expected) < 1e-3
+
+
+SPACE_TOKENS = np.random.default_rng(1).integers(0, 260, 24).astype(np.int32)
+NAMES = [name for name, tiny in ARCHITECTURES.items() if tiny.parts]
+FLOAT32 = 3e-6  # how far apart two ways of summing are
+space_logits = partial(all_logits, tokens=SPACE_TOKENS)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+@pytest.mark.parametrize("name", NAMES)
+def test_they_are_as_near_to_the_exact_logits_as_llamacpp(tmp_path: Path, name: str, seed: int) -> None:
+    """With every instruction set, and the reference runtime; the exact logits are sums in float64."""
+    tiny = replace(ARCHITECTURES[name], seed=seed)
+    path = write_tiny(tmp_path / "m.gguf", tiny)
+    expected = exact_logits(tiny, SPACE_TOKENS.tolist())
+    bound = max(distance(space_logits(LlamaCpp(), path), expected), FLOAT32)
+    assert distance(space_logits(Reference(), path), expected) <= bound
+    for isa in instruction_sets():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EDGEDEC_CPU_ISA", isa)
+            assert distance(space_logits(Cpu(), path), expected) <= bound, isa
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        StateSpace(n_inner=1280, n_head=16, n_state=24, n_group=4),  # heads of 80, as Nemotron Nano 9B has them
+        StateSpace(n_inner=256, n_head=2, n_state=7),
+        StateSpace(n_inner=512, n_head=32, n_state=1, n_group=32, length=2),
+    ],
+)
+def test_odd_sizes(tmp_path: Path, space: StateSpace) -> None:
+    """Heads that fill no whole tile, states of an odd length, a group for each head, another convolution."""
+    tiny = replace(ARCHITECTURES["nemotron_h"], space=space)
+    path = write_tiny(tmp_path / "m.gguf", tiny)
+    expected = exact_logits(tiny, SPACE_TOKENS.tolist())
+    assert distance(space_logits(Cpu(), path), expected) <= 2e-3
+    assert distance(space_logits(Reference(), path), expected) <= 2e-3

@@ -20,7 +20,7 @@ from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.session import CpuSession
 from edgedec_runtimes.cpu.tiles.cache import Tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
-from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming
+from edgedec_runtimes.cpu.tiles.streaming import ExpertSlots, StreamPlan, plan_streaming
 from edgedec_runtimes.cpu.weights import tile_job
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,6 @@ TOKENS = np.random.default_rng(3).integers(0, 260, 256).astype(np.int32)
 
 
 def loaded(path: Path, max_rows: int = 16) -> CpuModel:
-    """Load a model on two threads."""
     model = Cpu().load(path, LoadOptions(n_ctx=512, n_threads=2, max_rows=max_rows))
     assert isinstance(model, CpuModel)
     return model
@@ -131,37 +130,31 @@ def test_streamed_experts_have_the_same_bits(tmp_path: Path, name: str) -> None:
             np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
 
 
+def held_experts(folder: Path, n: int) -> tuple[Path, LoadOptions, int, ExpertSlots]:
+    """Return a mixture, options that keep n times the experts of a layer's token in memory, and their number."""
+    path = write_tiny(folder / "m.gguf", replace(ARCHITECTURES["qwen3moe"], types=("Q8_0",), n_ff_expert=512))
+    few, _, _ = streaming_plans(path, folder)
+    assert few.experts is not None
+    n_slots = n * read_network(read_gguf(path)).n_expert_used
+    n_bytes = few.resident_bytes + (n_slots - few.experts.n) * few.experts.slot_bytes + 20_000
+    return path, streamed_options(folder, n_bytes), n_slots, few.experts
+
+
 def test_a_token_reads_only_its_experts(tmp_path: Path) -> None:
     """Not more than they take, and nothing when the same token comes again."""
-    path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES["qwen3moe"], types=("Q8_0",), n_ff_expert=512))
-    few, _, _ = streaming_plans(path, tmp_path)
-    assert few.experts is not None
-    network = read_network(read_gguf(path))
-    n_slots = network.n_layer * network.n_expert_used  # those of one token
-    options = streamed_options(
-        tmp_path, few.resident_bytes + (n_slots - few.experts.n) * few.experts.slot_bytes + 20_000
-    )
+    path, options, n_slots, experts = held_experts(tmp_path, ARCHITECTURES["qwen3moe"].n_layer)
     with Cpu().load(path, options) as model:
         assert isinstance(model, CpuModel)
         session = model.session(512)
-        session.forward(TOKENS[:1], n_past=0)
-        assert model.streamed_bytes() == few.experts.token_bytes
-        assert model.expert_reads() == ExpertReads(n_slots, 0)
-        session.forward(TOKENS[:1], n_past=0)
-        assert model.streamed_bytes() == few.experts.token_bytes
-        assert model.expert_reads() == ExpertReads(2 * n_slots, n_slots)
+        for n_present in (0, n_slots):
+            session.forward(TOKENS[:1], n_past=0)
+            assert model.streamed_bytes() == experts.token_bytes
+            assert model.expert_reads() == ExpertReads(n_slots + n_present, n_present)
 
 
 def test_favourites_stay_in_memory(tmp_path: Path) -> None:
     """Experts that many tokens chose outlast those of a few later ones, which were used last."""
-    path = write_tiny(tmp_path / "m.gguf", replace(ARCHITECTURES["qwen3moe"], types=("Q8_0",), n_ff_expert=512))
-    few, _, _ = streaming_plans(path, tmp_path)
-    assert few.experts is not None
-    network = read_network(read_gguf(path))
-    n_slots = 3 * network.n_expert_used  # two layers of one token, and those that come and go
-    options = streamed_options(
-        tmp_path, few.resident_bytes + (n_slots - few.experts.n) * few.experts.slot_bytes + 20_000
-    )
+    path, options, _, _ = held_experts(tmp_path, 3)  # two layers of one token, and those that come and go
     with Cpu().load(path, options) as model:
         assert isinstance(model, CpuModel)
         session = model.session(512)

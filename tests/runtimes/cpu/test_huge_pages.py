@@ -245,7 +245,6 @@ def test_copying_is_cancelled(path: Path, tmp_path: Path, small_file: None) -> N
 
 
 def test_other_words_are_refused(path: Path) -> None:
-    """Before anything is loaded."""
     with pytest.raises(OptionError, match=r"huge_pages is 'yes'; it must be auto, on or off"):
         Cpu().load(path, LoadOptions(runtime_options={"huge_pages": "yes"}))
 

@@ -86,7 +86,6 @@ def load(path: Path, kind: Kind, n_threads: int) -> Model:
 
 
 def tokens(n: int, n_vocab: int, seed: int = 0) -> Tokens:
-    """Return random tokens."""
     return np.random.default_rng(seed).integers(0, n_vocab, n).astype(np.int32)
 
 
@@ -216,11 +215,6 @@ def test_hidden_states_resume(case: Case, n_prefix: int) -> None:
     """The layers above a tap, resumed from it, give the whole forward's bits, in chunks and with a tree as well."""
     if not case.model.capabilities.hidden_input:
         pytest.skip("its layers also read tokens")
-    check_resumed(case, n_prefix)
-
-
-def check_resumed(case: Case, n_prefix: int) -> None:
-    """Resume after every layer but the last."""
     session = case.session(n_prefix)
     rows = case.text[n_prefix : n_prefix + 12]
     layers = tuple(range(case.model.card.n_layer - 1))
@@ -235,7 +229,6 @@ def check_resumed(case: Case, n_prefix: int) -> None:
 
 
 def test_saved_sessions_go_on(case: Case) -> None:
-    """What is restored is what was saved."""
     session, other = case.session(17), case.session(30)
     other.load(session.save(), 17)
     np.testing.assert_array_equal(extend(other, case.text[17:]), case.expected[17:])
@@ -311,7 +304,6 @@ def test_a_real_model_in_chunks_and_steps(real: Case) -> None:
 @settings(max_examples=3, deadline=None)
 @given(data=st.data(), n_rows=st.integers(2, 16))
 def test_trees_of_a_real_model(real: Case, data: st.DataObject, n_rows: int) -> None:
-    """Trees, keep() and going on."""
     check_tree(real, data, 7, n_rows)
 
 

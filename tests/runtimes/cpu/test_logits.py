@@ -7,17 +7,16 @@ rounded to int8, by both, 0.02 where they are rounded alike, and 0.05 where llam
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from support.models.code_paths import CODE_PATHS, each_architecture
 from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, WINDOWED_EXAONE4, Tiny, write_tiny
+from support.models.tiny_runs import all_logits, distance
 
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.load_options import LoadOptions
-from edgedec.runtime import Runtime
 from edgedec_runtimes.cpu.library import instruction_sets
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
@@ -30,22 +29,7 @@ REFERENCE_BOUND = 2.5e-4
 BOUNDS = {"F32": 2.5e-3, "F16": 2.5e-3, "BF16": 1e-2}
 INT8_BOUND, ROUNDED_TOGETHER_BOUND = 0.04, 0.08  # for blocks of 32 weights, and of 256
 STATES_BOUND = 0.15  # recurrent states add up what is rounded; test_divergence.py tells who is nearer to floats
-
-
-def logits(runtime: Runtime, path: Path, kv_type: str = "f16") -> NDArray[np.float64]:
-    """Return the logits of all rows of TOKENS."""
-    options = LoadOptions(n_ctx=64, n_threads=1, max_rows=64, kv_type=kv_type)
-    with runtime.load(path, options) as model:
-        return model.session(64).forward(TOKENS, n_past=0, rows="all").logits.astype(np.float64)
-
-
-def distance(found: NDArray[np.float64], expected: NDArray[np.float64], n_odd: int = 0) -> float:
-    """Return the root mean square of the differences over that of the expected values around their mean.
-
-    The n_odd rows that are farthest apart do not count.
-    """
-    squares = np.sort(np.square(found - expected).mean(-1))
-    return float(np.sqrt(squares[: len(squares) - n_odd].mean() / expected.var()))
+logits = partial(all_logits, tokens=TOKENS)
 
 
 def odd_rows(tiny: Tiny) -> int:
@@ -117,13 +101,6 @@ def test_floats_agree_with_the_reference(tmp_path: Path, tiny: Tiny) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("EDGEDEC_CPU_ISA", name)
             assert distance(logits(Cpu(), path), expected) < REFERENCE_BOUND, name
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_int8_keys_and_values_stay_close(tmp_path: Path, name: str) -> None:
-    """Rounding them to int8 moves the logits about as far as rounding activations does, and it does move them."""
-    path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES[name])
-    assert 1e-4 < distance(logits(Cpu(), path, "q8_0"), logits(Cpu(), path)) < 0.03
 
 
 def test_a_sliding_window_hides_what_lies_behind_it(tmp_path: Path) -> None:

@@ -112,10 +112,7 @@ def succeeds(path: Path, cache: Path, lines: str) -> str:
 @pytest.mark.parametrize("n_bytes", [0, 5000, 400_000])
 def test_a_file_cut_short_under_load_is_an_error(path: Path, tmp_path: Path, n_bytes: int) -> None:
     """The forward fails, all later ones fail alike, closing works, and the next load has the same bits again."""
-    output = succeeds(
-        path,
-        tmp_path,
-        f"""
+    lines = f"""
         model = load()
         session, other = model.session(512), model.session(512)
         expected = bits(session)
@@ -131,8 +128,8 @@ def test_a_file_cut_short_under_load_is_an_error(path: Path, tmp_path: Path, n_b
         model.close()
         with load() as model:
             print(bits(model.session(512)) == expected)
-        """,
-    )
+        """
+    output = succeeds(path, tmp_path, lines)
     assert "the tiles of m.gguf are damaged: " in output
     assert output.endswith("Their file was deleted: load the model again True\nTrue\n")
 
@@ -140,10 +137,7 @@ def test_a_file_cut_short_under_load_is_an_error(path: Path, tmp_path: Path, n_b
 @pytest.mark.parametrize("change", ["os.truncate(path, 0); path.write_bytes(data)", "path.open('r+b').write(data[:1])"])
 def test_a_file_written_to_while_in_use_is_an_error(path: Path, tmp_path: Path, change: str) -> None:
     """A change that causes no fault, as the file has its size again, fails the next forward; sound tiles stay."""
-    output = succeeds(
-        path,
-        tmp_path,
-        f"""
+    lines = f"""
         model = load()
         session = model.session(512)
         expected, path = bits(session), tile_file()
@@ -154,8 +148,8 @@ def test_a_file_written_to_while_in_use_is_an_error(path: Path, tmp_path: Path, 
         model.close()
         with load() as model:
             print(bits(model.session(512)) == expected)
-        """,
-    )
+        """
+    output = succeeds(path, tmp_path, lines)
     assert output == (
         "the file of the weights was changed while they were in use: the tiles of m.gguf are sound now; "
         "load the model again\nTrue\n"
@@ -164,17 +158,13 @@ def test_a_file_written_to_while_in_use_is_an_error(path: Path, tmp_path: Path, 
 
 def test_a_thread_that_blocks_all_signals_is_safe(path: Path, tmp_path: Path) -> None:
     """A fault while SIGBUS is blocked would end the process whatever handler there is; forwards let it through."""
-    output = succeeds(
-        path,
-        tmp_path,
-        """
+    lines = """
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with load() as model:
             print(cut_while_busy(model.session(512)))
         print(signal.SIGBUS in signal.pthread_sigmask(signal.SIG_BLOCK, []))
-        """,
-    )
-    assert output.endswith("Their file was deleted: load the model again\nTrue\n")
+        """
+    assert succeeds(path, tmp_path, lines).endswith("Their file was deleted: load the model again\nTrue\n")
 
 
 def test_another_fault_ends_the_process_as_without_us(path: Path, tmp_path: Path) -> None:
@@ -231,10 +221,7 @@ def test_the_handler_of_an_application_works(path: Path, tmp_path: Path, first: 
 
 def test_handlers_that_call_each_other_come_to_an_end(path: Path, tmp_path: Path) -> None:
     """An application's handler that calls ours, below it, and is called by ours, above it: a foreign fault ends."""
-    code, output, _ = run(
-        path,
-        tmp_path,
-        """
+    lines = """
         def on_fault(number, info, context):
             os.write(1, b"mine\\n")
             kind = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -247,8 +234,8 @@ def test_handlers_that_call_each_other_come_to_an_end(path: Path, tmp_path: Path
         bits(session)
         print(installed() not in (mine, old.handler), flush=True)
         foreign_fault()
-        """,
-    )
+        """
+    code, output, _ = run(path, tmp_path, lines)
     assert (code, output) == (-signal.SIGBUS, "True\nmine\n")
 
 
@@ -262,10 +249,7 @@ def test_handlers_of_other_kinds(path: Path, tmp_path: Path) -> None:
 
 def test_the_handler_goes_with_the_last_model(path: Path, tmp_path: Path) -> None:
     """While mapped weights are loaded there is a handler; afterwards there is the one of before."""
-    output = succeeds(
-        path,
-        tmp_path,
-        """
+    lines = """
         before = installed()
         first, second = load(), load()
         print(installed() == before)
@@ -275,17 +259,13 @@ def test_the_handler_goes_with_the_last_model(path: Path, tmp_path: Path) -> Non
         print(installed() == before)
         with load(runtime_options={"mmap": False}):
             print(installed() == before)
-        """,
-    )
-    assert output == "False\nFalse\nTrue\nTrue\n"
+        """
+    assert succeeds(path, tmp_path, lines) == "False\nFalse\nTrue\nTrue\n"
 
 
 def test_without_mapping_the_file_may_go(path: Path, tmp_path: Path) -> None:
     """With mmap=False the weights are the process's own: a file cut short, then deleted, changes nothing."""
-    output = succeeds(
-        path,
-        tmp_path,
-        """
+    lines = """
         load().close()
         with load(runtime_options={"mmap": False}) as model:
             session = model.session(512)
@@ -296,6 +276,5 @@ def test_without_mapping_the_file_may_go(path: Path, tmp_path: Path) -> None:
             print(maps.exists() and str(tile_file()) in maps.read_text())
             tile_file().unlink()
             print(bits(session) == expected)
-        """,
-    )
-    assert output == "True\nFalse\nTrue\n"
+        """
+    assert succeeds(path, tmp_path, lines) == "True\nFalse\nTrue\n"

@@ -40,41 +40,23 @@ def load(path: Path, **options: object) -> CpuModel:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("usual", USUAL),
-        ("off", OFF),
-        ("L1:4608", Ahead(4608, 0)),
-        ("L2:4608", Ahead(0, 4608)),
-        ("L1:1536+L2:12288", Ahead(1536, 12288)),
-        ("L2:64+L1:65536", Ahead(65536, 64)),
-        ("L2:4096x3", Ahead(0, 4096, 3)),
-        ("L1:64+L2:32768x2", Ahead(64, 32768, 2)),
+        *(("usual", USUAL), ("off", OFF), ("L1:4608", Ahead(4608, 0)), ("L2:4608", Ahead(0, 4608))),
+        *(("L1:1536+L2:12288", Ahead(1536, 12288)), ("L2:64+L1:65536", Ahead(65536, 64))),
+        *(("L2:4096x3", Ahead(0, 4096, 3)), ("L1:64+L2:32768x2", Ahead(64, 32768, 2))),
     ],
 )
 def test_a_setting_has_a_text(text: str, expected: Ahead) -> None:
-    """The text of a setting names it."""
     assert prefetch.parse(text) == expected == prefetch.parse(str(expected))
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "on",
-        "L3:64",
-        "L1",
-        "L1:0",
-        "L1:-64",
-        "L1:65537",
-        "L2:64,L1:64",
-        "L1:x",
-        "L1:64x2",
-        "L2:64x",
-        "L2:64x0",
-        "L2:32768x3",
+        *("", "on", "L3:64", "L1", "L1:0", "L1:-64", "L1:65537", "L2:64,L1:64", "L1:x", "L1:64x2", "L2:64x"),
+        *("L2:64x0", "L2:32768x3"),
     ],
 )
 def test_other_texts_are_refused(tiny: Path, text: str) -> None:
-    """Before anything is loaded."""
     with pytest.raises(OptionError, match=r"prefetch is .*; it must be auto, usual, off, or bytes"):
         load(tiny, runtime_options={"prefetch": text})
 
@@ -157,17 +139,8 @@ def test_what_was_measured_is_kept(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "kept",
     [
-        None,
-        3,
-        {"Q4_K": 1},
-        {"Q9": {}},
-        {"Q4_K": {"1": [1]}},
-        {"Q4_K": {"1": [0, 4608]}},
-        {"Q4_K": {"1": [70000, 0, 1]}},
-        {"Q4_K": {"1": [0, 70000, 1]}},
-        {"Q4_K": {"1": [0, 32768, 3]}},
-        {"Q4_K": {"1": [0, 64, 0]}},
-        {"Q4_K": {"x": [0, 0, 1]}},
+        *(None, 3, {"Q4_K": 1}, {"Q9": {}}, {"Q4_K": {"1": [1]}}, {"Q4_K": {"x": [0, 0, 1]}}),
+        *({"Q4_K": {"1": ahead}} for ahead in ([0, 4608], [70000, 0, 1], [0, 70000, 1], [0, 32768, 3], [0, 64, 0])),
     ],
 )
 def test_what_is_damaged_is_not_known(tmp_path: Path, kept: object) -> None:

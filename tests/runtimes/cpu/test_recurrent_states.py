@@ -183,7 +183,6 @@ def test_trees_behind_any_place(case: Case, data: st.DataObject, n_past: int, n_
 @OFTEN
 @given(places=st.lists(PLACES, min_size=2, max_size=3), n_row=st.integers(1, 80))
 def test_sessions_that_go_back_in_one_forward(case: Case, places: list[int], n_row: int) -> None:
-    """Each as if it were alone."""
     items = []
     for place in places:
         session = case.model.session(1024)

@@ -1,10 +1,10 @@
-"""The cpu runtime keeps the contract of edgedec.model, refuses what it does not run, and survives misuse."""
+"""The cpu runtime keeps the contract of edgedec.model, survives misuse, and refuses what it does not run by name."""
 
+import itertools
 import os
-import select
-import signal
+import subprocess
+import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +15,22 @@ import pytest
 from support.conformance.memory_reading import probe_of
 from support.conformance.runtime import check_runtime
 from support.models.code_paths import CODE_PATHS, each_architecture
-from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, write_tiny
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.tiny_quantized import ARCHITECTURES, TILE_TYPES, Tiny, tiny_metadata, tiny_tensors, write_tiny
 from support.models.tiny_runs import bits
+from support.processes.forked import in_a_forked_child
 
 from edgedec.errors import (
     CancelledError,
     CapabilityError,
-    ContextFullError,
+    EdgedecError,
     ModelFormatError,
     RequestError,
+    RuntimeUnavailableError,
     SessionError,
+    UnsupportedModelError,
 )
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, LayerSet, Model, RowGroup
 from edgedec.progress import Progress
@@ -39,19 +44,16 @@ CHUNK = 256
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny llama with F32 weights."""
     return write_tiny(tmp_path_factory.mktemp("tiny") / "m.gguf", Tiny(n_layer=4, n_ctx_train=8192))
 
 
 @pytest.fixture
 def model(path: Path) -> Iterator[Model]:
-    """The tiny llama, on two threads."""
     with load(path) as model:
         yield model
 
 
 def load(path: Path, **options: Any) -> Model:
-    """Load a model for several sessions."""
     return Cpu().load(path, LoadOptions(**({"n_ctx": 128, "n_parallel": 4, "n_threads": 2} | options)))
 
 
@@ -89,7 +91,6 @@ def test_tiny_models_conform(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.slow
 def test_int8_keys_and_values_conform(path: Path) -> None:
-    """The same with keys and values as int8."""
     conform(path, is_measured=False, kv_type="q8_0")
 
 
@@ -211,36 +212,19 @@ def test_any_session_of_a_forward_cancels_it(model: Model) -> None:
 
 
 def test_cancel_without_a_forward_is_nothing(model: Model) -> None:
-    """The next forward runs."""
     session = model.session(64)
     session.cancel()
     assert session.forward(TOKENS[:5], n_past=0).logits.shape == (1, 260)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"tokens": TOKENS[:65], "n_past": 0}, ContextFullError),
-        ({"tokens": TOKENS[:60], "n_past": 5}, ContextFullError),
-        ({"tokens": TOKENS[:1], "n_past": 6}, SessionError),
-        ({"tokens": TOKENS[:1], "n_past": -1}, RequestError),
-        ({"tokens": np.array([260], np.int32), "n_past": 5}, RequestError),
-        ({"tokens": np.array([-1], np.int32), "n_past": 5}, RequestError),
-        ({"tokens": TOKENS[:0], "n_past": 5}, RequestError),
-        ({"tokens": TOKENS[:2], "n_past": 5, "parents": np.array([0, -1], np.int32)}, RequestError),
-        ({"tokens": TOKENS[:2], "n_past": 5, "parents": np.array([-1, 1], np.int32)}, RequestError),
-        ({"tokens": TOKENS[:2], "n_past": 5, "rows": np.array([2], np.int32)}, RequestError),
-        ({"tokens": TOKENS[:2], "n_past": 5, "taps": (4,)}, RequestError),
-        ({"tokens": TOKENS[:2], "n_past": 5, "layers": LayerSet.of(3, [0])}, RequestError),
-    ],
-)
-def test_a_wrong_request_changes_nothing(model: Model, arguments: dict[str, Any], error: type[Exception]) -> None:
-    """It is refused before anything is evaluated or dropped."""
+@pytest.mark.parametrize("arguments", [{"taps": (4,)}, {"layers": LayerSet.of(3, [0])}])
+def test_a_wrong_request_changes_nothing(model: Model, arguments: dict[str, Any]) -> None:
+    """Of layers that there are not; the conformance suite asks for wrong tokens, places, parents and rows."""
     session = model.session(64)
     session.forward(TOKENS[:5], n_past=0)
-    with pytest.raises(error):
-        session.forward(**arguments)
+    with pytest.raises(RequestError):
+        session.forward(TOKENS[:2], n_past=5, **arguments)
     assert session.n_cached == 5
     expected = bits(model.session(64).forward(TOKENS[:6], n_past=0).logits)
     np.testing.assert_array_equal(bits(session.forward(TOKENS[5:6], n_past=5).logits), expected)
@@ -307,29 +291,8 @@ def test_a_forked_process_loads_its_own(path: Path, model: Model) -> None:
                 return bool((found == expected).all())
         return False
 
-    assert in_child(use) == b"True"
+    assert in_a_forked_child(use) == "True"
     np.testing.assert_array_equal(bits(model.session(64).forward(TOKENS[:20], n_past=0).logits), expected)
-
-
-def in_child(act: Callable[[], object]) -> bytes:
-    """Return what `act` returns in a forked process, as text; b"" where that dies or hangs."""
-    read_end, write_end = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork() with threads, which is what is tested
-        pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(write_end, str(act()).encode())
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    ended, _, _ = select.select([read_end], [], [], 30)
-    if not ended:
-        os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    said = os.read(read_end, 100)
-    os.close(read_end)
-    return said
 
 
 def test_a_load_reports_its_begin_and_its_end(path: Path, tmp_path: Path) -> None:
@@ -339,3 +302,150 @@ def test_a_load_reports_its_begin_and_its_end(path: Path, tmp_path: Path) -> Non
         load(path, cache_dir=tmp_path, on_progress=reports.append).close()
         assert (reports[0], reports[-1]) == tuple(Progress("load", n, 100, "%", path.name) for n in (0, 100))
         assert list(dict.fromkeys(report.phase for report in reports)) == phases
+
+
+_TINY = Tiny()
+_Q = "blk.0.attn_q.weight"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_type": "q5_1"}, "kv_type is 'q5_1'; the cpu runtime takes f16, q8_0, q4_0, gear"),
+        ({"n_threads": 0}, "n_threads is 0"),
+        ({"n_threads": 257}, "n_threads is 257"),
+        ({"n_ctx": 0}, "n_ctx is 0"),
+        ({"n_parallel": 0}, "n_parallel is 0"),
+        ({"max_rows": 0}, "max_rows is 0"),
+        ({"n_gpu_layers": 1}, "no GPU"),
+        ({"device": "CUDA0"}, "no GPU"),
+    ],
+)
+def test_options_that_it_cannot_honour(path: Path, options: dict[str, Any], words: str) -> None:
+    """Loading and planning refuse them alike."""
+    for act in (Cpu().load, Cpu().plan):
+        with pytest.raises(RequestError, match=words):
+            act(path, LoadOptions(**options))
+
+
+def test_narrow_types_want_heads_of_whole_blocks(tmp_path: Path) -> None:
+    """Heads of 48 elements are kept as float16, and refused as anything narrower."""
+    path = write_tiny(tmp_path / "m.gguf", Tiny(n_embd=48, n_head=1, n_head_kv=1, head_dim=48))
+    Cpu().load(path, LoadOptions()).close()
+    for act, kv_type in itertools.product((Cpu().load, Cpu().plan), ("q8_0", "q4_0", "gear")):
+        with pytest.raises(RequestError, match="heads have 48 elements"):
+            act(path, LoadOptions(kv_type=kv_type))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit that holds for the stacks of threads")
+def test_threads_that_the_system_refuses(path: Path) -> None:
+    """Where 256 threads can't be started loading fails with an error, and it succeeds once they can."""
+    code = """
+import resource, sys
+from pathlib import Path
+from edgedec.errors import MemoryCapError
+from edgedec.load_options import LoadOptions
+from edgedec_runtimes.cpu.runtime import Cpu
+Cpu().load(Path(sys.argv[1]), LoadOptions(n_threads=1)).close()
+held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (held + 2**29, unlimited[1]))
+try:
+    Cpu().load(Path(sys.argv[1]), LoadOptions(n_threads=256))
+except MemoryCapError:
+    resource.setrlimit(resource.RLIMIT_AS, unlimited)
+    Cpu().load(Path(sys.argv[1]), LoadOptions(n_threads=2)).close()
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("refused\n", 0), done.stderr
+
+
+def test_an_instruction_set_that_is_not_here(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEDEC_CPU_ISA", "mmx")
+    with pytest.raises(RuntimeUnavailableError, match=r"EDGEDEC_CPU_ISA is 'mmx'; here the cpu runtime has .*portable"):
+        Cpu().load(path, LoadOptions())
+
+
+_NARROW = Tiny(n_embd=40, n_head=1, n_head_kv=1, head_dim=40)
+
+
+def _without(tensors: dict[str, RawTensor], name: str) -> dict[str, RawTensor]:
+    return {key: tensor for key, tensor in tensors.items() if key != name}
+
+
+UNSUPPORTED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "architecture": (tiny_metadata(Tiny("bloom")), {}, "the architecture is 'bloom'"),
+    "tensor type": (
+        {},
+        {_Q: RawTensor(GGMLType.NVFP4, (256, 256), bytes(256 * 144))},
+        "'blk.0.attn_q.weight' is NVFP4",
+    ),
+    "tensor": ({}, {"blk.0.attn_sinks.weight": RawTensor(0, (4,), bytes(16))}, "'blk.0.attn_sinks.weight'"),
+    "type of a vector": ({}, {"output_norm.weight": RawTensor(1, (256,), bytes(512))}, "is not a vector of F32"),
+    "key": ({"llama.attention.clamp_kqv": 8.0}, {}, "'llama.attention.clamp_kqv'"),
+    "experts": ({"llama.expert_count": 0}, {}, "'llama.expert_count'"),
+    "rope scaling": ({"llama.rope.scaling.type": "dynamic"}, {}, "rope scaling 'dynamic' is none of"),
+    "yarn": ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.yarn_beta_fast": -1.0}, {}, "the numbers of yarn"),
+    "attention factor": ({"llama.rope.scaling.attn_factor": 0.0}, {}, "rope_attention_factor is 0.0"),
+    "vocabulary": ({"tokenizer.ggml.model": "rwkv"}, {}, "rwkv"),
+    "size": (
+        {"llama.attention.key_length": 8192, "llama.attention.value_length": 8192},
+        {},
+        "head_dim is 8192, more than 4096",
+    ),
+    "no heads": (
+        {f"llama.attention.{key}": 0 for key in ("head_count_kv", "key_length", "value_length")},
+        {},
+        "no use for tensor 'blk.0.attn_k.weight'",
+    ),
+    "epsilon": ({"llama.attention.layer_norm_rms_epsilon": 0.0}, {}, "rms_epsilon is 0.0"),
+    "scale": ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": -2.0}, {}, "rope_scale is -0.5"),
+    "width": (tiny_metadata(_NARROW), dict(tiny_tensors(_NARROW)), "no multiple of 16"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", UNSUPPORTED)
+def test_what_it_does_not_run_is_refused_by_name(tmp_path: Path, what: str) -> None:
+    """accepts() tells what it is and which runtime takes it; load() and plan() raise the same."""
+    metadata, tensors, words = UNSUPPORTED[what]
+    path = write_gguf(tmp_path / "m.gguf", tiny_metadata(_TINY) | metadata, tiny_tensors(_TINY) | tensors)
+    reason = Cpu().accepts(path)
+    assert reason is not None
+    assert words in reason
+    assert reason.endswith("use the llamacpp runtime")
+    for act in (Cpu().load, Cpu().plan):
+        with pytest.raises(UnsupportedModelError) as caught:
+            act(path, LoadOptions())
+        assert str(caught.value) == reason
+
+
+def test_more_heads_than_elements_are_refused(tmp_path: Path) -> None:
+    """Where the file does not say how long a head is, there must be an element for each."""
+    known = tiny_metadata(_TINY) | {"llama.attention.head_count": 512}
+    metadata = {key: value for key, value in known.items() if not key.endswith(("_length", "dimension_count"))}
+    metadata |= {key: known[key] for key in ("llama.embedding_length", "llama.context_length")}
+    metadata["llama.feed_forward_length"] = 256
+    path = write_gguf(tmp_path / "m.gguf", metadata, tiny_tensors(_TINY))
+    with pytest.raises(EdgedecError, match="key_length is 0, expected 1 or more"):
+        Cpu().load(path, LoadOptions())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [_Q, "output_norm.weight", "blk.1.ffn_norm.weight", "token_embd.weight"])
+def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
+    """What every model has must be there, in its shape."""
+    for tensors in (_without(tiny_tensors(_TINY), name), tiny_tensors(_TINY) | {name: RawTensor(0, (64,), bytes(256))}):
+        path = write_gguf(tmp_path / "m.gguf", tiny_metadata(_TINY), tensors)
+        with pytest.raises(EdgedecError, match=name):
+            Cpu().load(path, LoadOptions())
+
+
+def test_vectors_that_hold_no_numbers_are_refused(tmp_path: Path) -> None:
+    """A NaN in a norm is found at loading."""
+    bad = RawTensor(0, (256,), np.full(256, np.nan, np.float32).tobytes())
+    path = write_gguf(tmp_path / "m.gguf", tiny_metadata(_TINY), tiny_tensors(_TINY) | {"output_norm.weight": bad})
+    with pytest.raises(ModelFormatError, match=r"'output_norm.weight' holds what is no number"):
+        Cpu().load(path, LoadOptions())

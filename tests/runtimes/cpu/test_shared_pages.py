@@ -51,12 +51,10 @@ class Rows:
 
 
 def text(n: int, seed: int) -> Tokens:
-    """Return random tokens."""
     return np.random.default_rng(seed).integers(4, 260, n).astype(np.int32)
 
 
 def load(path: Path, kv_type: str, n_threads: int, n_ctx: int = 900) -> Model:
-    """Load a model for many sessions."""
     return Cpu().load(path, LoadOptions(n_ctx=n_ctx, n_parallel=12, n_threads=n_threads, kv_type=kv_type))
 
 

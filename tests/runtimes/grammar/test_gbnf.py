@@ -60,7 +60,6 @@ def matches(rules: dict[str, Node], text: str) -> bool:
 
 @pytest.fixture(scope="module")
 def compiler(byte_model: Model) -> Llguidance:
-    """What compiles grammars."""
     return Llguidance(byte_model.tokenizer)
 
 
@@ -89,7 +88,6 @@ def accepts(compiler: Llguidance, source: str, text: str) -> bool:
     ],
 )
 def test_texts(compiler: Llguidance, source: str, good: list[str], bad: list[str]) -> None:
-    """Each text is one of the grammar, or is not."""
     assert [text for text in good if not accepts(compiler, source, text)] == []
     assert [text for text in bad if accepts(compiler, source, text)] == []
 

@@ -130,10 +130,8 @@ LONG_TEXTS = {
     "references": Grammar.json_schema(
         {
             "$ref": "#/$defs/0",
-            "$defs": {
-                **{str(i): {"prefixItems": [{"$ref": f"#/$defs/{i + 1}"}] * 10, "minItems": 10} for i in range(5)},
-                "5": {"const": "x"},
-            },
+            "$defs": {str(i): {"prefixItems": [{"$ref": f"#/$defs/{i + 1}"}] * 10, "minItems": 10} for i in range(5)}
+            | {"5": {"const": "x"}},
         }
     ),
     "an anchor": Grammar.json_schema(
@@ -200,7 +198,6 @@ def test_what_is_not_closed_is_looked_at_once(part: str) -> None:
 
 @pytest.mark.parametrize("part", ['"', '\\"', "/", "\\/", "-> ", "%json ", '%json {"', "~ ", "a ", "//", "#"])
 def test_a_grammar_that_is_not_closed_is_looked_at_once(part: str) -> None:
-    """The same for grammars."""
     require_modest(Grammar.lark('start: "x" "' + part * (90_000 // len(part))))
 
 

@@ -37,7 +37,6 @@ N_MB = 185
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """A real vocabulary."""
     return open_tokenizer(read_gguf(real_model("smollm2-135m.gguf")))
 
 

@@ -1,26 +1,37 @@
-"""One request, one text, whatever is drafted; and the text is always one of the grammar's."""
+"""One request, one text, whatever is drafted; the text is one of the grammar's, and comes with p, renormalised."""
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.models.tiny_models import EOS, byte_ids
+from support.decoding.decoding_loop import Text, p_value, plugin, two_paths
+from support.models.tiny_models import BOS, EOS, byte_ids
 from support.texts.schemas import CASES
 
 import edgedec
 from edgedec.api.options import DraftOptions
+from edgedec.decoding.generate import TokenStream
+from edgedec.decoding.grammars import Grammars
+from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.draft import Draft, Verification
-from edgedec.drafter import DraftContext, DrafterNeeds
+from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds
+from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.grammar import Grammar
-from edgedec.sequence import Generation
+from edgedec.model import Model, Session
+from edgedec.sampling import SamplingParams, distribution
+from edgedec.scheduler.drafter_set import Drafting
+from edgedec.sequence import COUPLED, Generation, Request
 
 pytestmark = pytest.mark.slow
+
 
 WAYS: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -49,7 +60,6 @@ def texts(path: Path, draft: Any, **options: Any) -> Texts:
 
 @pytest.fixture(scope="module")
 def plain(byte_path: Path) -> Texts:
-    """The texts without drafts."""
     return texts(byte_path, "off")
 
 
@@ -131,7 +141,6 @@ class Knowing:
         self._n += len(verification.token_ids)
 
     def memory_bytes(self) -> int:
-        """Nothing worth counting."""
         return 0
 
 
@@ -196,3 +205,83 @@ def test_requests_at_the_same_time_keep_to_their_own(byte_path: Path, plain: Tex
         waited = asyncio.run(both(CASES["nested"].schema, CASES["union"].schema))
     assert {name: _shown(found) for name, found in together.items()} == {n: _shown(plain[n, 1]) for n in names}
     assert [found.text for found in waited] == [plain["nested", 0].text, plain["union", 0].text]
+
+
+BOUND = 1e-4
+SEEDS = range(200)
+LAW_PROMPT = (BOS, *byte_ids("abcab-abd-abeab-cab"))
+PARAMS = SamplingParams(temperature=3.0, top_p=1.0, frequency_penalty=0.3)  # hot, so that no few texts are all
+TRUNCATED = replace(PARAMS, top_k=3, top_p=0.95)
+GRAMMAR = Grammar.regex("[ab]([cd]-[abd]|-[ab]{0,2})")
+DRAFTED = byte_ids("abc-x")  # x has no place in the grammar, c seldom one
+
+
+@pytest.fixture(scope="module")
+def session(byte_model: Model) -> Session:
+    return byte_model.session(64)
+
+
+def exact(session: Session, grammars: Grammars, params: SamplingParams) -> dict[Text, float]:
+    """Return the probability of every text, from plain forwards of every prefix and the masks of fresh grammars."""
+    whole: dict[Text, float] = {}
+    open_texts: dict[Text, float] = {(): 1.0}
+    while open_texts:
+        longer: dict[Text, float] = {}
+        for text, above in open_texts.items():
+            tokens = np.array([*LAW_PROMPT, *text], np.int32)
+            constraint = grammars.open(GRAMMAR)
+            for token in text:
+                constraint.commit(token)
+            if constraint.is_complete:
+                whole[text] = above
+                continue
+            logits = constraint.masked(session.forward(tokens, n_past=0).logits[0])
+            law = distribution(logits, params, tokens.tolist())
+            for token, p in zip(law.token_ids.tolist(), law.probs.tolist(), strict=True):
+                if token == EOS:
+                    whole[text] = above * p
+                else:
+                    longer[*text, token] = above * p
+        open_texts = longer
+    return whole
+
+
+FACTORIES: dict[str, dict[str, DrafterFactory]] = {
+    "plain": {},
+    "looked up": {"suffix": SuffixDrafter},
+    "drawn": {"plugin": plugin(DRAFTED, two_paths)},
+}
+
+
+@pytest.mark.parametrize(
+    ("params", "rule", "drafts"),
+    [
+        (PARAMS, COUPLED, "plain"),
+        (TRUNCATED, COUPLED, "looked up"),
+        (PARAMS, COUPLED, "drawn"),
+        (PARAMS, "block", "looked up"),
+        (TRUNCATED, "kseq", "drawn"),
+        (PARAMS, "multipath", "drawn"),
+    ],
+    ids=lambda value: "truncated" if value is TRUNCATED else "whole" if value is PARAMS else str(value),
+)
+def test_texts_come_with_the_renormalised_probability(
+    session: Session, grammars: Grammars, params: SamplingParams, rule: str, drafts: str
+) -> None:
+    """Texts fit the exact law, drafts of forbidden tokens among them; a law that is somewhat off does not."""
+    law = exact(session, grammars, params)
+    assert sum(law.values()) == pytest.approx(1)
+    factories = FACTORIES[drafts]
+    pool = SessionPool([SessionSlot(session, drafting=Drafting(factories, 8, always=True) if factories else None)])
+    found: Counter[Text] = Counter()
+    for seed in SEEDS:
+        stream = TokenStream(pool, Request(LAW_PROMPT, params, seed, rule=rule), constraint=grammars.open(GRAMMAR))
+        for _ in stream:
+            pass
+        assert stream.generation.finish_reason == "stop"
+        found[stream.generation.token_ids] += 1
+    assert p_value(found, law) > BOUND
+    assert len(found) > 8
+    off = {text: p * (3 if text[0] == DRAFTED[0] else 1) for text, p in law.items()}
+    total = sum(off.values())
+    assert p_value(found, {text: p / total for text, p in off.items()}) < BOUND

@@ -34,7 +34,6 @@ NO_LOGITS = np.zeros(260, np.float32)
 
 
 def allowed(constraint: Constraint, path: tuple[int, ...] = ()) -> list[int]:
-    """Return the tokens that may follow."""
     return np.flatnonzero(constraint.masked(NO_LOGITS, path) == 0).tolist()
 
 
@@ -134,12 +133,8 @@ def test_forced_tokens_are_one_longest_chain(grammars: Grammars) -> None:
 @pytest.mark.parametrize(
     ("seconds", "n"),
     [
-        ((1.0, 1.1, 1.2, 1.3), 3),
-        ((1.0, 1.5, 4.0, 4.1), 1),
-        ((1.0, 3.0, 4.5, 6.0), 0),
-        ((1.0, 2.0, 3.0, 4.0), 0),
-        ((1.0,), 3),
-        ((1.0, 1.9), 3),
+        *(((1.0, 1.1, 1.2, 1.3), 3), ((1.0, 1.5, 4.0, 4.1), 1), ((1.0, 3.0, 4.5, 6.0), 0)),
+        *(((1.0, 2.0, 3.0, 4.0), 0), ((1.0,), 3), ((1.0, 1.9), 3)),
     ],
 )
 def test_as_many_forced_tokens_as_pay(grammars: Grammars, seconds: tuple[float, ...], n: int) -> None:

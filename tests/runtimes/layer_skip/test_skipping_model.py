@@ -13,7 +13,7 @@ from support.processes.command_line import run_here
 
 import edgedec
 from edgedec.api.options import DraftOptions, Lossy
-from edgedec.drafters.suffix.store_file import DraftStore
+from edgedec.drafters.suffix.store_file import DraftStore, vocabulary_hash
 from edgedec.errors import CapabilityError, ModelFormatError, RequestError, SessionError
 from edgedec.gguf.layer_bytes import LayerBytes, layer_bytes
 from edgedec.load_options import LoadOptions
@@ -47,7 +47,6 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of six layers."""
     return tiny_llama(tmp_path_factory.mktemp("lossy") / "tiny.gguf", seed=1, n_layer=N_LAYER, n_ctx_train=1024)
 
 
@@ -155,20 +154,8 @@ def test_a_benchmark_says_so(path: Path, tmp_path: Path) -> None:
     """Drafts are compared with plain decoding of the same layers, and the report names them."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"id": "one", "task": "any", "turns": ["the cat sat on the mat"]}\n', encoding="utf-8")
-    args = (
-        "--runtime",
-        "cpu",
-        "--method",
-        f"layer-skip:speedup={SKIP}",
-        "--method",
-        "layer-skip:force=yes",
-        "--prompts",
-        prompts,
-        "-n",
-        "8",
-        "-q",
-    )
-    result = run_here("bench", path, *args)
+    skip = ("--method", f"layer-skip:speedup={SKIP}", "--method", "layer-skip:force=yes")
+    result = run_here("bench", path, "--runtime", "cpu", *skip, "--prompts", prompts, "-n", "8", "-q")
     assert result.code == 0, result.err
     assert "LOSSY: layers 2 3 left out" in result.text
 
@@ -223,16 +210,14 @@ def test_the_set_that_was_tuned_is_found(path: Path, model: Model, tmp_path: Pat
 def test_wishes_that_are_refused(path: Path, tmp_path: Path) -> None:
     """Below 1 and out of reach always; what was not measured, and drafters of single layers, with what to do."""
     for speedup in (0.9, 0.0, -1.0, float("nan"), float("inf")):
-        says = (
-            "layer_skip is nan; it must be a number or None" if speedup != speedup else "is no speed-up; give a number"
-        )
+        is_number = speedup == speedup
+        says = "is no speed-up; give a number" if is_number else "layer_skip is nan; it must be a number or None"
         with pytest.raises(RequestError, match=says):
             opened(path, tmp_path, speedup)
     with pytest.raises(RequestError, match="out of reach"):
         opened(path, tmp_path, 9.0)
-    with pytest.raises(
-        RequestError, match=r"never measured for a llama of 6 layers and 64 values .*; measure it .*force"
-    ):
+    says = r"never measured for a llama of 6 layers and 64 values .*; measure it .*force"
+    with pytest.raises(RequestError, match=says):
         edgedec.load(path, runtime="cpu", lossy=Lossy(layer_skip=SKIP), cache_dir=tmp_path)
     for draft in ("skip", "suffix+exit"):
         with pytest.raises(RequestError, match="runs a part of the layers"):
@@ -362,8 +347,6 @@ def test_a_draft_store_serves_its_own_layers_only(path: Path, tmp_path: Path) ->
 
 def test_a_store_without_layers_left_out_is_as_before(model: Model, tmp_path: Path) -> None:
     """An empty variant names the vocabulary alone, so files of earlier releases stay good."""
-    from edgedec.drafters.suffix.store_file import vocabulary_hash
-
     assert vocabulary_hash(model.tokenizer, variant(())) == vocabulary_hash(model.tokenizer)
     assert DraftStore(tmp_path / "a", model).path == tmp_path / "a"
 

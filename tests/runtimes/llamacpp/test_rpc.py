@@ -1,9 +1,12 @@
-"""Layers on other machines: the text is the one without, and a server that is lost costs a clear error and no text."""
+"""Layers on other machines, with a draft model on this one, too: the text is the one without.
+
+A server that is lost costs a clear error and no text.
+"""
 
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -16,8 +19,10 @@ from support.processes.command_line import finish, run_process, start
 from support.processes.rpc_servers import RpcServer, rpc_servers
 
 import edgedec
+from edgedec.api.options import DraftOptions, Lossy
 from edgedec.errors import OptionError, RequestError, RuntimeLostError, RuntimeUnavailableError
 from edgedec.load_options import LoadOptions
+from edgedec_methods.overlapped import THREAD_NAME, OverlappedModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.rpc.addresses import check_addresses, servers_note
 from edgedec_runtimes.llamacpp.rpc.patience import Patience
@@ -25,6 +30,7 @@ from edgedec_runtimes.llamacpp.rpc.servers import ask_server, rpc_devices
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 
 pytestmark = pytest.mark.slow
+
 
 PROMPT = "def total(items):\n    result = 0\n    for item in items:\n        result += item\n    return result\n\n\n"
 OPTIONS: Any = {"runtime": "llamacpp", "n_ctx": 512, "n_threads": 1}
@@ -38,9 +44,12 @@ def own(*values: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[list[RpcServer]]:
-    """Two servers on this machine."""
     with rpc_servers(2) as started:
         yield started
+
+
+def addresses(servers: list[RpcServer]) -> str:
+    return ",".join(server.address for server in servers)
 
 
 def test_the_text_is_the_one_without_rpc(servers: list[RpcServer], smollm_path: Path) -> None:
@@ -52,10 +61,8 @@ def test_the_text_is_the_one_without_rpc(servers: list[RpcServer], smollm_path: 
     with edgedec.load(smollm_path, runtime_options={"repack": False}, **OPTIONS) as here:
         sampled = here.generate(PROMPT, **SAMPLED)
         greedy = here.generate(PROMPT, max_tokens=40, temperature=0.0)
-    addresses = ",".join(server.address for server in servers)
-    with edgedec.load(
-        smollm_path, runtime_options={"rpc": addresses, "repack": False}, draft="suffix", **OPTIONS
-    ) as there:
+    own_repack = {"rpc": addresses(servers), "repack": False}
+    with edgedec.load(smollm_path, runtime_options=own_repack, draft="suffix", **OPTIONS) as there:
         assert there.generate(PROMPT, **SAMPLED).token_ids == sampled.token_ids
         drafted = there.generate(PROMPT, max_tokens=40, temperature=0.0)
         assert drafted.token_ids == greedy.token_ids
@@ -75,10 +82,8 @@ def test_the_text_is_the_one_without_rpc(servers: list[RpcServer], smollm_path: 
 
 def test_a_text_waits_for_its_server(servers: list[RpcServer], smollm_path: Path) -> None:
     """With rpc_wait a text goes on when the server is back, as if nothing had happened; so do texts of one prompt."""
-    addresses = ",".join(server.address for server in servers)
-    with edgedec.load(
-        smollm_path, runtime_options={"rpc": addresses, "rpc_wait": 60.0, "repack": False}, draft="suffix", **OPTIONS
-    ) as model:
+    waiting = {"rpc": addresses(servers), "rpc_wait": 60.0, "repack": False}
+    with edgedec.load(smollm_path, runtime_options=waiting, draft="suffix", **OPTIONS) as model:
         undisturbed = model.generate(PROMPT, logprobs=1, **SAMPLED)
         stream = model.stream(PROMPT, logprobs=1, **SAMPLED)
         begun = list(islice(stream, 10))
@@ -98,8 +103,8 @@ def test_a_text_waits_for_its_server(servers: list[RpcServer], smollm_path: Path
 
 def test_a_person_sees_one_sentence(servers: list[RpcServer], smollm_path: Path) -> None:
     """On the command line standard output is that of an undisturbed run; standard error says what happened."""
-    addresses = ",".join(server.address for server in servers)
-    options = (*own("rpc=" + addresses, "repack=no"), "--threads", "1", "-c", "512", "--raw", "-n", "60", "-t", "0")
+    layers = own("rpc=" + addresses(servers), "repack=no")
+    options = (*layers, "--threads", "1", "-c", "512", "--raw", "-n", "60", "-t", "0")
     command: tuple[Any, ...] = ("run", smollm_path, *options, "--method=ignore-end", "--draft", "off", PROMPT)
     undisturbed = run_process(*command)
     process = start(*command)
@@ -149,11 +154,11 @@ def _answer_within(connection: socket.socket) -> int:
 
 def test_servers_are_devices_with_memory(servers: list[RpcServer]) -> None:
     """Each server's device has a name as in llama.cpp, and the memory that the server reports."""
-    addresses = [server.address for server in servers]
-    found = rpc_devices(addresses)
+    started = [server.address for server in servers]
+    found = rpc_devices(started)
     assert [(one.name, one.backend) for one in found] == [("RPC0", "RPC"), ("RPC1", "RPC")]
     assert all(0 < one.free_bytes <= one.total_bytes for one in found)
-    options = LoadOptions(runtime_options={"rpc": ",".join(addresses)})
+    options = LoadOptions(runtime_options={"rpc": addresses(servers)})
     assert LlamaCpp().devices(options)[:2] == found
 
 
@@ -225,3 +230,93 @@ def test_other_machines_are_warned_of() -> None:
     assert servers_note(("127.0.0.1:50052", "localhost:50053")) == ""
     assert servers_note(("127.0.0.1:1", "10.0.0.5:50052", "pi:50052")).startswith("10.0.0.5:50052 and pi:50052")
     assert "password" in servers_note(("[::1]:1", "10.0.0.5:50052"))
+
+
+GREEDY: Any = {"max_tokens": 40, "temperature": 0.0, "ignore_end": True}
+WAYS: Any = [
+    pytest.param({"draft": "model"}, id="model", marks=pytest.mark.long),
+    pytest.param({"draft": "model", "drafting": DraftOptions(overlap=True)}, id="overlap"),
+    pytest.param({"drafting": DraftOptions(overlap=True)}, id="auto-overlap"),
+]
+
+
+@pytest.fixture(scope="module")
+def expected(smollm_path: Path) -> list[tuple[int, ...]]:
+    """The greedy text and the one with a seed, of this machine alone."""
+    with edgedec.load(smollm_path, draft="off", runtime_options={"repack": False}, **OPTIONS) as here:
+        return [here.generate(PROMPT, **request).token_ids for request in (GREEDY, SAMPLED)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_text_with_a_draft_model_is_the_one_without(
+    servers: list[RpcServer], expected: list[tuple[int, ...]], smollm_path: Path, way: dict[str, Any]
+) -> None:
+    """Greedy and with a seed, token for token: as plain decoding over RPC, and as this machine writes alone.
+
+    The draft model runs on the cpu runtime here. In the plan the host has the draft model, and the last server the
+    layers. Whether `auto` keeps and asks the draft model is a matter of time, and changes nothing in the text.
+    """
+    ways = way | OPTIONS | {"draft_model": smollm_path, "memory": "1GB"}
+    with edgedec.load(smollm_path, runtime_options={"rpc": addresses(servers), "repack": False}, **ways) as there:
+        plain = [there.generate(PROMPT, draft=False, **request).token_ids for request in (GREEDY, SAMPLED)]
+        drafted = [there.generate(PROMPT, **request) for request in (GREEDY, SAMPLED)]
+        drafting = there.pool.slots[0].drafting
+        terms = there.plan.terms
+    assert plain == [found.token_ids for found in drafted] == expected
+    assert drafting is not None
+    if "draft" not in way:
+        return
+    source: Any = drafting.factories["model"]
+    assert source.model.card.runtime == "cpu"
+    assert isinstance(source, OverlappedModel) == ("drafting" in way)
+    assert {term.device for term in terms if term.name.startswith("draft model: ")} == {"host"}
+    assert {term.device for term in terms if term.name == "KV cache"} == {"RPC1"}
+    assert all(found.stats.n_accepted_tokens > 0 for found in drafted)
+
+
+def test_a_server_is_lost_while_the_draft_model_goes_on(
+    servers: list[RpcServer], expected: list[tuple[int, ...]], smollm_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the server and has the text so far; nobody drafts on, and the text goes on to the same end."""
+    start, n_started = OverlappedModel.start, 0
+
+    def start_and_lose(self: OverlappedModel, user: object, step: Callable[[], bool]) -> None:
+        nonlocal n_started
+        start(self, user, step)
+        n_started += 1
+        if n_started == 3:
+            servers[1].kill()
+
+    monkeypatch.setattr(OverlappedModel, "start", start_and_lose)
+    drafting = {"draft": "model", "draft_model": smollm_path, "drafting": DraftOptions(overlap=True)}
+    ways = drafting | {"n_draft_max": 3} | OPTIONS
+    with edgedec.load(smollm_path, runtime_options={"rpc": addresses(servers), "repack": False}, **ways) as there:
+        stream, begun = there.stream(PROMPT, **SAMPLED), list[int]()
+        with pytest.raises(RuntimeLostError, match=f"{servers[1].address} does not answer any more") as lost:
+            begun.extend(output.token_id for output in stream)
+        assert n_started == 3
+        assert lost.value.token_ids == tuple(begun) == expected[1][: len(begun)]
+        assert 0 < len(begun) < 40
+        assert not [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+        with pytest.raises(RuntimeUnavailableError, match=f"{servers[1].address} can't be reached"):
+            there.generate(PROMPT, **SAMPLED)
+        servers[1].start()
+        resumed = there.generate(PROMPT, resume=lost.value.token_ids, **SAMPLED)
+        assert resumed.token_ids == expected[1]
+        assert there.generate(PROMPT, **GREEDY).token_ids == expected[0]
+        stream = there.stream(PROMPT, **GREEDY)
+        assert [output.token_id for output in islice(stream, 10)] == [*expected[0][:10]]
+        stream.close()
+        assert not [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+
+
+@pytest.mark.parametrize(
+    ("refused", "keyword"),
+    [({"lossy": Lossy(layer_skip=1.05)}, "layer_skip"), ({"draft_head": "some.head"}, "draft_head")],
+)
+def test_what_needs_the_layers_here_is_refused_at_once(
+    smollm_path: Path, refused: dict[str, Any], keyword: str
+) -> None:
+    """Before anything is looked for or loaded, and with what can be done instead."""
+    with pytest.raises(RequestError, match=f"{keyword}.*other machines.*rpc"):
+        edgedec.load(smollm_path, runtime_options={"rpc": "127.0.0.1:1"}, **refused)

@@ -1,14 +1,16 @@
 """Under a cap, this machine's two processes together hold what is planned, and no more than is allowed."""
 
 import json
+import re
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.processes.command_line import Result, finish, run_process, start
-from support.processes.held_together import watching
 from support.processes.rpc_servers import rpc_servers
 
 MB = 1_000_000
@@ -29,7 +31,6 @@ def own(*values: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[str]:
-    """Two servers on this machine."""
     with rpc_servers(2) as started:
         yield ",".join(server.address for server in started)
 
@@ -39,17 +40,47 @@ def options(addresses: str, *given: Any) -> tuple[Any, ...]:
     return ("--runtime", "llamacpp", *own("rpc=" + addresses, "repack=no"), "-c", "512", "--offline", *given)
 
 
+def resident_bytes(pid: int) -> int:
+    """Return what a process and its children hold now; those that have ended hold nothing."""
+    pids, n_bytes = [pid], 0
+    with suppress(OSError):
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            pids += map(int, path.read_text(encoding="ascii").split())
+    for each in pids:
+        with suppress(OSError):
+            text = Path(f"/proc/{each}/status").read_text(encoding="ascii", errors="replace")
+            n_bytes += sum(1024 * int(n_kb) for n_kb in re.findall(r"^VmRSS:\s+(\d+) kB$", text, re.MULTILINE))
+    return n_bytes
+
+
+@contextmanager
+def watching(pid: int) -> Iterator[list[int]]:
+    """Look again and again in a thread, 500 times a second, while the block runs; the one number is the most."""
+    held, ended = [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.002):
+            held[0] = max(held[0], resident_bytes(pid))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield held
+    finally:
+        ended.set()
+        thread.join()
+
+
 def run(model: Path, *given: Any) -> tuple[Result, int]:
     """Fill a context of 512 tokens; return how it ended, and the most that parent and child were seen to hold."""
     text = ("--raw", "--ignore-end", "-n", "200", "-t", "0", "--quiet", "--json")
     process = start("run", model, RIVER, *text, *given)
     with watching(process.pid) as held:
         result = finish(process)
-    return result, held.peak_bytes
+    return result, held[0]
 
 
 def memory_of(result: Result) -> dict[str, Any]:
-    """Return what a run says of memory."""
     assert result.code == 0, result
     found: dict[str, Any] = json.loads(result.out)["memory"]
     return found

@@ -1,16 +1,20 @@
-"""Exports on the Hexagon emulator that comes with onnxruntime-qnn for x86-64: all of the graph runs there."""
+"""Exports on the Hexagon emulator of onnxruntime-qnn for x86-64, where all of the graph runs; compiled graphs kept."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.models.tiny_runs import extend, one_by_one
 
+import edgedec
+from edgedec.api.options import DraftOptions
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
+from edgedec_runtimes.npu.compiled import GRAPH, open_kept
 from edgedec_runtimes.npu.graphs import npu_devices
 from edgedec_runtimes.npu.runtime import Npu
 from edgedec_runtimes.onnx.library import load_library
@@ -76,3 +80,83 @@ def test_without_the_package_it_is_named(exported: Path, monkeypatch: pytest.Mon
     with pytest.raises(RuntimeUnavailableError, match="no such package; or try the export with --device cpu"):
         Npu().load(exported, LoadOptions())
     assert Npu().report().devices == ("cpu",)
+
+
+PROMPT = "one two one two one two one"
+WAYS: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 5}]
+
+
+def test_a_draft_model_goes_on_while_the_emulator_verifies(emulated: Model, exported: Path, source: Path) -> None:
+    """Greedy and with a seed, the text is plain decoding's; the draft model on the cpu runtime drafts meanwhile."""
+    drafting = DraftOptions(overlap=True)
+    options: dict[str, Any] = {"draft": "model", "draft_model": source, "drafting": drafting, "n_draft_max": 5}
+    with edgedec.load(exported, runtime="npu", offline=True, **options) as engine:
+        for way in WAYS:
+            plain = engine.generate(PROMPT, max_tokens=24, ignore_end=True, draft=False, **way)
+            found = engine.generate(PROMPT, max_tokens=24, ignore_end=True, **way)
+            assert found.token_ids == plain.token_ids
+            assert found.stats.reasons == []
+            assert found.stats.n_steps < plain.stats.n_steps
+            assert found.stats.drafters["model"]["ahead"] > 0
+
+
+class Compiler:
+    """Stands in for ONNX Runtime: writes where it is told to, and opens what is sound.
+
+    Attributes:
+        n_compiled: How often the export's graph was opened.
+    """
+
+    def __init__(self) -> None:
+        self.n_compiled = 0
+
+    def __call__(self, compiled: Path | None, entries: dict[str, str]) -> str:
+        if compiled is not None:
+            assert not entries
+            return compiled.read_text(encoding="utf-8")
+        self.n_compiled += 1
+        if entries:
+            Path(entries["ep.context_file_path"]).write_text("sound", encoding="utf-8")
+        return "sound"
+
+
+def test_it_is_compiled_once(tmp_path: Path) -> None:
+    """The second time opens what the first left, in a folder with nothing else beside it."""
+    compiler, folder = Compiler(), tmp_path / "deep" / "8x64"
+    assert [open_kept(folder, compiler) for _ in range(3)] == ["sound"] * 3
+    assert compiler.n_compiled == 1
+    assert [path.name for path in folder.parent.iterdir()] == ["8x64"]
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    """None, as where there is no cache, compiles every time."""
+    compiler = Compiler()
+    assert [open_kept(None, compiler) for _ in range(2)] == ["sound"] * 2
+    assert compiler.n_compiled == 2
+
+
+def test_what_cannot_be_opened_is_replaced(tmp_path: Path) -> None:
+    """A kept graph that raises is compiled again, and the new one kept."""
+    compiler, folder = Compiler(), tmp_path / "8x64"
+    open_kept(folder, compiler)
+    (folder / GRAPH).write_bytes(b"\xff")
+    assert open_kept(folder, compiler) == "sound"
+    assert (folder / GRAPH).read_text(encoding="utf-8") == "sound"
+    assert compiler.n_compiled == 2
+
+
+def test_a_folder_that_cannot_be_made_costs_nothing_but_time(tmp_path: Path) -> None:
+    """Below a file there can be no folder: the graph is compiled all the same."""
+    (tmp_path / "file").touch()
+    assert open_kept(tmp_path / "file" / "8x64", Compiler()) == "sound"
+
+
+def test_a_failed_compilation_leaves_nothing(tmp_path: Path) -> None:
+    """What the compiler raises comes through, and no folder stays behind."""
+
+    def fail(compiled: Path | None, entries: dict[str, str]) -> str:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        open_kept(tmp_path / "8x64", fail)
+    assert not list(tmp_path.iterdir())

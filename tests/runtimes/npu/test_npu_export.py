@@ -54,10 +54,15 @@ def test_the_graph_is_quantized_throughout(exported: Path) -> None:
             assert quantized[node.input[0]] == "DequantizeLinear", node.name
 
 
+def graph_of(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Return an export's graph, and its constants by name."""
+    graph = onnx.load(folder / "model.onnx").graph
+    return graph, {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+
+
 def test_products_of_activations_are_left_little_to_round(exported: Path) -> None:
     """Every result of 16 bits has a power of two as its scale, and a multiple of 256 as its zero point."""
-    graph = onnx.load(exported / "model.onnx").graph
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    graph, constants = graph_of(exported)
     how = [[constants[name] for name in node.input[1:]] for node in graph.node if node.op_type == "QuantizeLinear"]
     long = [(scale, zero) for scale, zero in how if zero.dtype == np.uint16]
     assert len(long) > 40
@@ -85,22 +90,18 @@ def test_keys_are_quantized_as_they_are_cached(exported: Path) -> None:
 
 def test_low_parts_go_on_where_high_parts_end(exported: Path) -> None:
     """Both parts have 8 bits, a step of the high one is 256 of the low one, which is 0 at 128."""
-    graph = onnx.load(exported / "model.onnx").graph
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    graph, constants = graph_of(exported)
     found = {
         node.output[0]: [constants[name] for name in node.input[1:]] for node in graph.node if len(node.input) == 3
     }
-    for what in ("key_0", "value_0", "key_1", "value_1"):
-        (high, _), (low, zero) = (
-            found[f"new_{part}"] for part in (what.replace("_", "_high_"), what.replace("_", "_low_"))
-        )
+    for what in ("key_{}_0", "value_{}_0", "key_{}_1", "value_{}_1"):
+        (high, _), (low, zero) = (found[f"new_{what.format(part)}"] for part in ("high", "low"))
         assert (float(high), int(zero), zero.dtype.name) == (256 * float(low), 128, "uint8")
 
 
 def test_products_of_low_parts_have_both_signs(exported: Path) -> None:
     """They are quantized around 0, wherever the products of the high parts lie."""
-    graph = onnx.load(exported / "model.onnx").graph
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    graph, constants = graph_of(exported)
     quantized = {
         node.input[0]: int(constants[node.input[2]]) for node in graph.node if node.op_type == "QuantizeLinear"
     }
@@ -110,8 +111,7 @@ def test_products_of_low_parts_have_both_signs(exported: Path) -> None:
 
 def test_what_is_not_cut_off_leaves_nothing(cut_in_two: Path) -> None:
     """Steps of what is beyond a limit, and of its product, are longer than twice what rounding makes of a 0 there."""
-    graph = onnx.load(cut_in_two / "model.onnx").graph
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    graph, constants = graph_of(cut_in_two)
     steps = {node.output[0]: constants[node.input[1]] for node in graph.node if node.op_type == "QuantizeLinear"}
     for layer in ("blk.0", "blk.1"):
         weights = constants[f"{layer}.ffn_down.weight/scales"]

@@ -116,10 +116,8 @@ def test_going_back_to_a_shorter_context_forgets(model: Model) -> None:
     session.forward(TOKENS[:33], n_past=0)
     session.forward(TOKENS[:117], n_past=33)
     fresh.forward(TOKENS[:33], n_past=0)
-    assert np.array_equal(
-        session.forward(TOKENS[150:170], n_past=33, rows="all").logits.copy(),
-        fresh.forward(TOKENS[150:170], n_past=33, rows="all").logits,
-    )
+    rows = [each.forward(TOKENS[150:170], n_past=33, rows="all").logits.copy() for each in (session, fresh)]
+    assert np.array_equal(rows[0], rows[1])
 
 
 def test_saved_sessions_and_forks_go_on_with_the_same_bits(model: Model) -> None:
@@ -201,7 +199,6 @@ def test_options_that_cannot_be_honoured_are_refused(exported: Path, model: Mode
 
 @pytest.mark.parametrize("device", ["openvino", "openvino-gpu", "openvino-npu"])
 def test_openvino_is_refused_where_it_is_not_installed(exported: Path, device: str) -> None:
-    """The error names the package to install."""
     if "openvino" in devices(load_library())[0]:
         pytest.skip("OpenVINO is installed")
     with pytest.raises(RuntimeUnavailableError, match="pip install onnxruntime-ep-openvino"):
@@ -224,7 +221,6 @@ def test_openvinos_processor_takes_the_graph(exported: Path, model: Model) -> No
 
 
 def truncate(folder: Path) -> None:
-    """Cut the weights short."""
     path = folder / "model.onnx.data"
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -238,12 +234,10 @@ def flip(folder: Path) -> None:
 
 
 def lose(folder: Path) -> None:
-    """Delete the graph."""
     (folder / "model.onnx").unlink()
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the manifest."""
     path = folder / "edgedec.json"
     found = json.loads(path.read_text(encoding="utf-8"))
     change(found)

@@ -221,7 +221,6 @@ def test_an_input_of_unknown_meaning_is_refused() -> None:
 
 
 def graph_with_a_switch() -> Any:
-    """Return a counting graph with an input more."""
     return counting_graph(more_inputs=[onnx.helper.make_tensor_value_info("use_cache_branch", 9, [1])])
 
 

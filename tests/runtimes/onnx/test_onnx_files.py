@@ -1,18 +1,27 @@
-"""Exports that were cut short, changed or made by somebody else are refused before ONNX Runtime sees them."""
+"""Exports that were cut short, changed or made by somebody else are refused before ONNX Runtime sees them.
+
+The reader of graphs survives any bytes, and finds every tensor that lies outside.
+"""
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.models.cut_files import cut_in_a_forward
 from support.models.onnx_exports import DATA, GRAPH, Exporter, copied, load, manifest, rewritten
 
 from edgedec.errors import CancelledError, EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken
 from edgedec_runtimes.onnx.exported import read_export, verify_files
+from edgedec_runtimes.onnx.graph_check import External, check_graph
+from edgedec_runtimes.onnx.protobuf import fields
 from edgedec_runtimes.onnx.runtime import Onnx
 
 
@@ -63,7 +72,6 @@ def test_contents_are_read_once(exported: Exporter, tmp_path: Path) -> None:
 
 
 def test_checking_can_be_cancelled(exported: Exporter) -> None:
-    """The load ends with CancelledError."""
     token = CancelToken()
     token.cancel()
     with pytest.raises(CancelledError):
@@ -185,3 +193,143 @@ def test_a_damaged_manifest_is_told(exported: Exporter, tmp_path: Path) -> None:
     for text, error in (("{", ModelFormatError), ("[1]", UnsupportedModelError), ("[" * 100000, ModelFormatError)):
         (folder / "edgedec.json").write_text(text, encoding="utf-8")
         refused(folder, error, "edgedec.json")
+
+
+SIZES = {"model.onnx.data": 4096}
+
+
+def field(number: int, content: bytes | int) -> bytes:
+    """Return a field of a protobuf message: a number, or bytes."""
+    if isinstance(content, int):
+        return varint(number << 3) + varint(content)
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def varint(value: int) -> bytes:
+    """Return a number as protobuf writes it."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def entry(key: str, value: str) -> bytes:
+    return field(13, field(1, key.encode()) + field(2, value.encode()))
+
+
+def outside(location: str = "model.onnx.data", offset: str = "0", length: str = "16") -> bytes:
+    """Return a tensor f32[4] that lies in a file."""
+    place = entry("location", location) + entry("offset", offset) + entry("length", length)
+    return field(1, 4) + field(2, 1) + field(8, b"w") + place + field(14, 1)
+
+
+def graph_with(*tensors: bytes) -> bytes:
+    """Return a graph with these initializers."""
+    return field(1, 10) + field(7, b"".join(field(5, tensor) for tensor in tensors))
+
+
+def test_a_tensor_outside_is_found() -> None:
+    """Name, place and length come back; one inside the graph does not."""
+    inside = field(1, 2) + field(2, 1) + field(8, b"v") + field(9, bytes(8))
+    assert check_graph(graph_with(outside(offset="4080"), inside), SIZES) == [External("w", 4080, 16)]
+    assert check_graph(b"", SIZES) == []
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        graph_with(outside(offset="4081")),
+        graph_with(outside(offset="18446744073709551616")),
+        graph_with(outside(offset="０")),
+        graph_with(outside(length="")),
+        graph_with(outside("MODEL.ONNX.DATA")),
+        graph_with(outside("./model.onnx.data")),
+        graph_with(outside() + entry("location", "/etc/passwd")),
+        graph_with(outside() + field(9, bytes(16))),
+        graph_with(outside() + field(14, 0)),
+        graph_with(outside()[:-2]),  # external data without the location flag
+        graph_with(field(1, 4) + field(2, 1) + field(14, 1)),  # the flag alone
+        graph_with(field(1, 2**64 - 1) + field(2, 1) + field(9, b"")),
+        graph_with(*[field(1, 2**31)] * 1),
+        graph_with(field(1, 2**40) + field(2, 1)),  # inside, without its data
+        graph_with(field(1, 4) + field(2, 8) + field(6, b"text")),
+        field(7, b"") * 2,
+        field(20, b""),
+        field(25, b""),
+        field(7, field(15, b"")),
+        field(7, field(1, field(5, field(5, outside()) * 2))),
+        field(7, field(1, field(5, field(22, b"")))),
+        b"\x0b",
+        b"\x07",
+        b"\x3a\x05",
+        b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+        b"\x00\x00",
+    ],
+)
+def test_what_is_not_sound_is_refused(graph: bytes) -> None:
+    """Places beyond the file or elsewhere, things said twice, and bytes that are no message."""
+    with pytest.raises(ModelFormatError):
+        check_graph(graph, SIZES)
+
+
+def test_branches_are_entered_but_not_without_end() -> None:
+    """A tensor in a branch in a branch is found; a hundred branches in one another are refused."""
+
+    def nested(depth: int) -> bytes:
+        graph = field(5, outside())
+        for _ in range(depth):
+            graph = field(1, field(5, field(6, graph)))
+        return field(7, graph)
+
+    assert check_graph(nested(3), SIZES) == [External("w", 0, 16)]
+    with pytest.raises(ModelFormatError, match="nested too deep"):
+        check_graph(nested(100), SIZES)
+
+
+@pytest.mark.slow
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_refused(content: bytes) -> None:
+    """Nothing but ModelFormatError comes out of the reader, and no value is larger than the bytes at hand."""
+    try:
+        for _, _, value in fields(memoryview(content)):
+            assert isinstance(value, int) or len(value) <= len(content)
+        check_graph(content, SIZES)
+    except ModelFormatError:
+        pass
+
+
+@pytest.mark.slow
+@settings(max_examples=150)
+@given(st.data())
+def test_a_spoiled_graph_reads_nothing_else(graph_bytes: bytes, data: st.DataObject) -> None:
+    """Bytes of a real graph changed, cut or doubled: it is refused, or all its tensors lie within the file."""
+    content = bytearray(graph_bytes)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        kind = data.draw(st.sampled_from(["set", "cut", "double"]))
+        if kind == "set":
+            content[at] = data.draw(st.integers(0, 255))
+        else:
+            stop = min(len(content), at + data.draw(st.integers(1, 40)))
+            content[at:stop] = b"" if kind == "cut" else content[at:stop] * 2
+    try:
+        found = check_graph(bytes(content), {"model.onnx.data": 1 << 20})
+    except ModelFormatError:
+        return
+    assert all(0 <= one.offset <= one.offset + one.n_bytes <= 1 << 20 for one in found)
+
+
+@pytest.fixture(scope="module")
+def graph_bytes(exported: Exporter) -> bytes:
+    return Path(exported(n_layer=1).folder / "model.onnx").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows lets nobody cut a mapped file short")
+def test_a_file_cut_short_in_a_forward_is_an_error(exported: Exporter, tmp_path: Path) -> None:
+    """The forward that meets the missing pages fails, and so do all later ones."""
+    folder = copied(exported(types=("Q4_K", "Q6_K")).folder, tmp_path)
+    first, second = cut_in_a_forward("onnx", folder, folder / DATA)
+    assert first == second
+    assert first.startswith(f"{folder / DATA} was cut short or written to since it was loaded; ")

@@ -1,14 +1,17 @@
 """A draft head on the onnx runtime: what it borrows is the export's, and its state goes with the session."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.conformance.runtime import check_runtime
+from support.heads.followed import TRAINED_INTEGERS as HEAD
+from support.heads.followed import head_of
 from support.heads.loaded_blocks import of_integers
 from support.heads.tiny_blocks import tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, write_head
@@ -23,7 +26,7 @@ from edgedec.api.plan import find_model
 from edgedec.drafters.head import HeadDrafter
 from edgedec.errors import EdgedecError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
-from edgedec.head_state import ChainRules, HeadState
+from edgedec.head_state import ChainRules
 from edgedec.load_options import LoadOptions
 from edgedec.load_plan import LoadPlan
 from edgedec.model import Model, Session
@@ -34,16 +37,13 @@ from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.onnx.exported import read_export
 from edgedec_runtimes.onnx.graph_parts import read_parts
 from edgedec_runtimes.onnx.matrix_rows import EMBEDDING, OUTPUT, open_matrix
-from edgedec_runtimes.onnx.model import OnnxModel
+from edgedec_runtimes.onnx.model import OnnxModel, OnnxSession
 from edgedec_runtimes.onnx.runtime import Onnx
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 from edgedec_runtimes.trained_heads.target import target_of
 
 pytestmark = pytest.mark.slow
 
-HEAD = TinyHead(
-    n_embd=256, n_embd_target=256, n_ff=128, n_head=4, n_head_kv=2, head_dim=64, taps=(2, 3, 4), n_vocab_target=N_VOCAB
-)
 TEXT = np.random.default_rng(3).integers(0, N_VOCAB, 201, dtype=np.int32)
 RULES = ChainRules(4)
 TYPES = ("F32", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
@@ -64,10 +64,11 @@ def loaded(model: Exported, tmp_path: Path, head: TinyHead = HEAD) -> Iterator[O
         yield found
 
 
-def head_of(session: Session) -> HeadState:
-    """Return the head that follows a session."""
-    assert session.draft_head is not None
-    return session.draft_head
+def give(session: Session, states: Mapping[int, NDArray[np.float32]], n: int) -> None:
+    """Hand the head of a session the states of the first n tokens that a forward returned."""
+    assert isinstance(session, OnnxSession)
+    assert session.text is not None
+    session.text.take(0, TEXT[:n], np.stack([states[layer] for layer in (1, 2, 3)]), n_wanted=1, is_tree=False)
 
 
 def drafted(session: Session, n: int) -> tuple[float, ...]:
@@ -125,10 +126,7 @@ def test_it_drafts_what_the_cpu_runtime_drafts(
         Cpu().load(model.gguf, LoadOptions(n_ctx=200, draft_head=tmp_path / "head")) as theirs,
     ):
         other, session = theirs.session(100), ours.session(100)
-        hidden = other.forward(TEXT[:n], n_past=0, taps=(1, 2, 3)).hidden
-        assert session.text is not None
-        states = np.stack([hidden[layer] for layer in (1, 2, 3)])
-        session.text.take(0, TEXT[:n], states, n_wanted=1, is_tree=False)
+        give(session, other.forward(TEXT[:n], n_past=0, taps=(1, 2, 3)).hidden, n)
         assert drafted(session, n) == drafted(other, n)
 
 
@@ -142,10 +140,7 @@ def test_a_head_that_drafts_blocks_follows_a_graph(model: Exported, tmp_path: Pa
     ):
         assert isinstance(ours, OnnxModel)
         other, session, by_hand = theirs.session(100), ours.session(100), ours.session(100)
-        hidden = other.forward(TEXT[:80], n_past=0, taps=(1, 2, 3)).hidden
-        assert by_hand.text is not None
-        states = np.stack([hidden[layer] for layer in (1, 2, 3)])
-        by_hand.text.take(0, TEXT[:80], states, n_wanted=1, is_tree=False)
+        give(by_hand, other.forward(TEXT[:80], n_past=0, taps=(1, 2, 3)).hidden, 80)
         assert head_of(by_hand).chain(80, int(TEXT[80]), RULES) == head_of(other).chain(80, int(TEXT[80]), RULES)
         session.forward(TEXT[:60], n_past=0)
         drafted(session, 60)
@@ -167,10 +162,7 @@ def test_it_reads_what_the_graph_returns(model: Exported, tmp_path: Path) -> Non
         tapped, plain, by_hand = (found.session(200) for _ in range(3))
         hidden = tapped.forward(TEXT[:n], n_past=0, taps=(0, 2)).hidden
         plain.forward(TEXT[:n], n_past=0)
-        hidden = {**hidden, **found.session(200).forward(TEXT[:n], n_past=0, taps=(1, 2, 3)).hidden}
-        assert by_hand.text is not None
-        states = np.stack([hidden[layer] for layer in (1, 2, 3)])
-        by_hand.text.take(0, TEXT[:n], states, n_wanted=1, is_tree=False)
+        give(by_hand, {**hidden, **found.session(200).forward(TEXT[:n], n_past=0, taps=(1, 2, 3)).hidden}, n)
         assert drafted(tapped, n) == drafted(plain, n) == drafted(by_hand, n)
 
 
@@ -178,18 +170,18 @@ def test_a_rejected_draft_and_a_path_that_is_kept_leave_what_stands(model: Expor
     """The head knows the rows that were kept, by the states of the forward that evaluated them."""
     with loaded(model, tmp_path) as found:
         session, by_hand = found.session(200), found.session(200)
-        assert by_hand.text is not None
         hidden = session.forward(TEXT[:20], n_past=0, taps=(1, 2, 3)).hidden
-        states = [np.stack([hidden[layer] for layer in (1, 2, 3)])]
+        states = {layer: [rows.copy()] for layer, rows in hidden.items()}
         drafted(session, 20)
         wrong = np.concatenate([TEXT[20:22], (TEXT[22:24] + 1) % N_VOCAB])
-        hidden = session.forward(wrong, n_past=20, rows="all", taps=(1, 2, 3)).hidden
-        states.append(np.stack([hidden[layer][:2] for layer in (1, 2, 3)]))
+        for layer, rows in session.forward(wrong, n_past=20, rows="all", taps=(1, 2, 3)).hidden.items():
+            states[layer].append(rows[:2].copy())
         tokens, parents = np.array([TEXT[22], 7, TEXT[23]], np.int32), np.array([-1, 0, 0], np.int32)
-        hidden = session.forward(tokens, n_past=22, parents=parents, rows="all", taps=(1, 2, 3)).hidden
-        states.append(np.stack([hidden[layer][[0, 2]] for layer in (1, 2, 3)]))
+        tree = session.forward(tokens, n_past=22, parents=parents, rows="all", taps=(1, 2, 3))
+        for layer, rows in tree.hidden.items():
+            states[layer].append(rows[[0, 2]])
         session.keep(np.array([0, 2], np.int32))
-        by_hand.text.take(0, TEXT[:24], np.concatenate(states, axis=1), n_wanted=1, is_tree=False)
+        give(by_hand, {layer: np.concatenate(rows) for layer, rows in states.items()}, 24)
         assert drafted(session, 24) == drafted(by_hand, 24)
 
 

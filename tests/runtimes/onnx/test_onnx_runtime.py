@@ -1,10 +1,7 @@
 """The onnx runtime keeps the contract of edgedec.model, and its numbers are those of the other runtimes."""
 
 import os
-import select
-import signal
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +12,11 @@ from support.conformance.runtime import check_runtime
 from support.models.onnx_exports import Exporter, copied, load, rewritten
 from support.models.tiny_quantized import EXPORTED
 from support.models.tiny_runs import bits, one_by_one
+from support.processes.forked import in_a_forked_child
 
 import edgedec
 from edgedec.api.options import DraftOptions, Numerics
-from edgedec.errors import (
-    CancelledError,
-    RequestError,
-    RuntimeUnavailableError,
-    SessionError,
-    UnsupportedModelError,
-)
+from edgedec.errors import CancelledError, RequestError, RuntimeUnavailableError, SessionError, UnsupportedModelError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Forward, ForwardItem, LayerSet, Model
 from edgedec.progress import OnProgress
@@ -281,32 +273,20 @@ def test_a_forked_process_loads_its_own(exported: Exporter) -> None:
     folder = exported().folder
     with load(folder, n_threads=2) as model:
         expected = bits(model.session(64).forward(TOKENS[:20], n_past=0).logits)
-        read_end, write_end = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of fork() with threads, which is what is tested
-            pid = os.fork()
-        if pid == 0:
-            try:
-                with pytest.raises(SessionError, match="child process"):
-                    model.session(64)
-                model.close()
-                with load(folder, n_threads=2) as own:
-                    found = bits(own.session(64).forward(TOKENS[:20], n_past=0).logits)
-                os.write(write_end, b"equal" if np.array_equal(found, expected) else b"other")
-            finally:
-                os._exit(0)
-        os.close(write_end)
-        ended, _, _ = select.select([read_end], [], [], 30)
-        if not ended:
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        assert os.read(read_end, 100) == b"equal"
-        os.close(read_end)
+
+        def act() -> str:
+            with pytest.raises(SessionError, match="child process"):
+                model.session(64)
+            model.close()
+            with load(folder, n_threads=2) as own:
+                found = bits(own.session(64).forward(TOKENS[:20], n_past=0).logits)
+            return "equal" if np.array_equal(found, expected) else "other"
+
+        assert in_a_forked_child(act) == "equal"
         assert np.array_equal(bits(model.session(64).forward(TOKENS[:20], n_past=0).logits), expected)
 
 
 def opened_of(model: Model) -> Opened:
-    """Return what a model has opened."""
     assert isinstance(model, OnnxModel)
     return model.handle
 

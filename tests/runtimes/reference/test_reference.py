@@ -48,7 +48,6 @@ def model(path: Path) -> Iterator[Model]:
 
 
 def tokens(n: int, seed: int = 0) -> NDArray[np.int32]:
-    """Return n random token ids."""
     return np.random.default_rng(seed).integers(0, N_VOCAB, n).astype(np.int32)
 
 

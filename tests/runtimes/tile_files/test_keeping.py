@@ -71,7 +71,6 @@ class Fetched:
     """A model that was fetched from a server to a cache of its own."""
 
     def __init__(self, root: Path, data: bytes) -> None:
-        """Fetch it."""
         self.root, self.data, self.options = root, data, ResolveOptions(root)
         with StubServer() as server:
             server.add("/tiny.gguf", data)
@@ -84,7 +83,6 @@ class Fetched:
             return tuple(engine.generate([1, 2, 3], max_tokens=8, temperature=0).token_ids)
 
     def load(self, **options: object) -> edgedec.Engine:
-        """Load the model on the cpu runtime."""
         chosen = {"runtime": "cpu", "n_ctx": 64, "cache_dir": self.root} | options
         return edgedec.load(self.path, **chosen)  # type: ignore[arg-type]  # options of many types
 

@@ -67,33 +67,32 @@ def test_a_token_may_overlap_with_itself(tmp_path: Path) -> None:
     assert tokenizer.encode("=====", add_special=False) == [tokenizer.n_vocab - 2, 61, 61]
 
 
+FEW = bpe(n_merges=5)
+
+
+def ggml(**values: Any) -> dict[str, Any]:
+    """Return metadata of a tokenizer."""
+    return {f"tokenizer.ggml.{name}": value for name, value in values.items()}
+
+
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        (bpe(n_merges=5) | {"tokenizer.ggml.tokens": ["a", "b", "a"]}, "tokens 0 and 2 are both 'a'"),
-        (bpe(n_merges=5) | {"tokenizer.ggml.tokens": ["a", b"\xff"]}, "token 1 is b'\\xff', which is no UTF-8"),
-        (bpe(n_merges=5) | {"tokenizer.ggml.token_type": types([1, 1])}, "it has 2 token types for 265 tokens"),
-        (
-            bpe(n_merges=5) | {"tokenizer.ggml.tokens": 3},
-            "metadata 'tokenizer.ggml.tokens' is 3, expected an array of STRING",
-        ),
-        (spm() | {"tokenizer.ggml.scores": np.zeros(9, np.float32)}, "it has 9 scores for "),
-        (spm() | {"tokenizer.ggml.scores": np.full(9999, np.nan, np.float32)}, "the score of token 0 is no number"),
-        (spm() | {"tokenizer.ggml.tokens": ["<0x0G>"], "tokenizer.ggml.token_type": types([6])}, "byte token 0 is"),
-        (spm() | {"tokenizer.ggml.tokens": [b"\xff"], "tokenizer.ggml.token_type": types([3])}, "special token 0 is"),
+        (FEW | ggml(tokens=["a", "b", "a"]), "tokens 0 and 2 are both 'a'"),
+        (FEW | ggml(tokens=["a", b"\xff"]), "token 1 is b'\\xff', which is no UTF-8"),
+        (FEW | ggml(token_type=types([1, 1])), "it has 2 token types for 265 tokens"),
+        (FEW | ggml(tokens=3), "metadata 'tokenizer.ggml.tokens' is 3, expected an array of STRING"),
+        (spm() | ggml(scores=np.zeros(9, np.float32)), "it has 9 scores for "),
+        (spm() | ggml(scores=np.full(9999, np.nan, np.float32)), "the score of token 0 is no number"),
+        (spm() | ggml(tokens=["<0x0G>"], token_type=types([6])), "byte token 0 is"),
+        (spm() | ggml(tokens=[b"\xff"], token_type=types([3])), "special token 0 is"),
         (
             {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2"},
             "the metadata has no 'tokenizer.ggml.tokens'",
         ),
         ({"general.architecture": "llama"}, "the metadata has no 'tokenizer.ggml.model'"),
-        (
-            bpe(n_merges=5) | {"tokenizer.ggml.tokens": Typed(ValueType.ARRAY, [], ValueType.STRING)},
-            "its vocabulary has no tokens",
-        ),
-        (
-            bpe(n_merges=1, extra={"x": 1}) | {"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.add_bos_token": True},
-            "BOS",
-        ),
+        (FEW | ggml(tokens=Typed(ValueType.ARRAY, [], ValueType.STRING)), "its vocabulary has no tokens"),
+        (bpe(n_merges=1, extra={"x": 1}) | ggml(tokens=["a"], add_bos_token=True), "BOS"),
     ],
 )
 def test_damage_is_named(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:

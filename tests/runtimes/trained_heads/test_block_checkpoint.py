@@ -189,25 +189,21 @@ def test_a_record_says_what_the_format_cannot(tmp_path: Path) -> None:
     assert (card.name, card.target, card.promise) == ("mine", target, promise)
 
 
+SELECTS = {"selector_rank": 6, "sliding_window": 4, "is_causal": None}
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
         ({"selector_rank": 6, "selector_top_k": 4, "markov_rank": 6}, "expected none beside selector_rank"),
-        (
-            {"selector_rank": 6, "layer_types": ["sliding_attention"], "use_sliding_window": True, "sliding_window": 4}
-            | {"is_causal": None},
-            "without is_causal",
-        ),
+        (SELECTS | {"layer_types": ["sliding_attention"], "use_sliding_window": True}, "without is_causal"),
         ({"architectures": ["DFlashLagunaForCausalLM"]}, "Laguna's form"),
         ({"architectures": ["Gemma4DSparkModel"]}, "Gemma 4's form"),
         ({"model_type": "gemma4_text"}, "Gemma 4's form"),
         ({"model_type": "deepseek_v4"}, "DeepSeek-V4's form"),
         ({"architectures": ["Qwen35DSparkModel"]}, "gated queries"),
         ({"architectures": ["SomethingElse"], "sample_from_anchor": None}, "expected one of DFlashDraftModel"),
-        (
-            {"architectures": ["DFlashDraftModel"], "markov_rank": 6, "sample_from_anchor": None},
-            "files mean either order of rows",
-        ),
+        ({"architectures": ["DFlashDraftModel"], "markov_rank": 6, "sample_from_anchor": None}, "either order of rows"),
         ({"projector_type": "domino"}, "Domino has a recurrent network"),
         ({"projector_type": "other"}, "projector_type is other"),
         ({"speculators_model_type": "peagle"}, "speculators_model_type is peagle, expected eagle3"),

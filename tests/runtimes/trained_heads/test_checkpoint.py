@@ -1,16 +1,21 @@
-"""EAGLE-3 checkpoints are read in both dialects, and what edgedec does not run is refused by name."""
+"""EAGLE-3 checkpoints are read in both dialects, and what edgedec does not run is refused by name.
+
+Damaged heads of any form are refused with an EdgedecError, or are heads whose every tensor can be used.
+"""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.heads.head_mutants import mutant, sound_heads
 from support.heads.tiny_heads import KINDS, TinyHead, head_config, head_weights, stored_tensors, write_head
 from support.models.hf_checkpoints import safetensors_bytes
 
-from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
+from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec_runtimes.trained_heads.card import Promise, Target
 from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
@@ -62,24 +67,15 @@ def test_half_floats_keep_their_bytes(tmp_path: Path) -> None:
         ({"eagle_aux_hidden_state_layer_ids": [1, 13, 24]}, (2, 14, 25)),
         ({"eagle_aux_hidden_state_layer_ids": [2, 14, 25]}, (2, 14, 25)),
         (
-            {
-                "eagle_aux_hidden_state_layer_ids": None,
-                "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 13, 24], "use_aux_hidden_state": True},
-            },
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 13, 24], "use_aux_hidden_state": True}},
             (2, 14, 25),
         ),
-        (
-            {
-                "eagle_aux_hidden_state_layer_ids": None,
-                "eagle_config": {"eagle_aux_hidden_state_layer_ids": [24, 30, 36]},
-            },
-            (24, 30, 36),
-        ),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [24, 30, 36]}}, (24, 30, 36)),
     ],
 )
 def test_layer_ids_of_either_convention(tmp_path: Path, config: dict[str, Any], taps: tuple[int, ...]) -> None:
     """Where the first id is 1 the ids are outputs and 1 is added; otherwise they are inputs."""
-    write_head(tmp_path, replace(PLAIN, config=config))
+    write_head(tmp_path, replace(PLAIN, config={"eagle_aux_hidden_state_layer_ids": None} | config))
     assert load_head(tmp_path).card.taps == taps
 
 
@@ -187,9 +183,7 @@ def test_settings_that_contradict_the_tensors_are_named(tmp_path: Path, config: 
 @pytest.mark.parametrize(
     "name",
     [
-        "midlayer.self_attn.q_norm.weight",
-        "midlayer.self_attn.q_proj.bias",
-        "mask_hidden",
+        *("midlayer.self_attn.q_norm.weight", "midlayer.self_attn.q_proj.bias", "mask_hidden"),
         "layers.1.mlp.up_proj.weight",
     ],
 )
@@ -271,3 +265,32 @@ def test_a_wrong_record_is_named(tmp_path: Path, record: dict[str, Any], named: 
     (tmp_path / RECORD_FILE).write_text(json.dumps({"reaches": 1}))
     with pytest.raises(UnsupportedModelError, match="'reaches'"):
         load_head(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_sound_heads_load(tmp_path: Path) -> None:
+    """Else the mutants would be refused for what is wrong with all of them."""
+    for i, files in enumerate(sound_heads()):
+        files.write(tmp_path / str(i))
+        assert load_head(tmp_path / str(i)).card.n_embd == 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_mutants_load_or_are_refused(tmp_path: Path, seed: int) -> None:
+    """250 mutants a seed; some of each must load, or the damage would be too coarse to test anything."""
+    rng, heads, n_loaded = random.Random(seed), sound_heads(), 0
+    refusals: list[str] = []
+    for _ in range(250):
+        mutant(rng, heads).write(tmp_path)
+        try:
+            head = load_head(tmp_path)
+        except EdgedecError as error:
+            refusals.append(str(error))
+            continue
+        n_loaded += 1
+        assert all(tensor.floats().shape == tensor.shape for tensor in head.tensors.values())
+        assert 0 <= head.d2t.min() <= head.d2t.max() < head.card.n_vocab_target
+        assert len(np.unique(head.d2t)) == head.card.n_vocab_draft
+    assert n_loaded > 5
+    assert [text for text in refusals if not text.isprintable()] == [], "a terminal can't show these"

@@ -1,7 +1,9 @@
-"""Run a draft head with llama.cpp's own eagle3 code: the second oracle for files, flags and the order of rows.
+"""Run a draft head with llama.cpp's own code: the second oracle for files, flags and the order of rows.
 
     LlamaHead(head, target)      fuses taps and evaluates pairs that the caller gives it
     LlamaPair(head, target)      evaluates a text with the target, and drafts behind it
+    LlamaBlock(head)             drafts blocks: also an oracle for the order and sight of rows
+    LlamaNextn(model)            gives the states of a model, and what its nextn layer scores
 
 Some functions of the library have no C name (llama_set_embeddings_nextn, llama_get_embeddings_layer_inp, ...); they are
 found by the name that gcc and clang give them, and `LlamaHead.available` says whether they were.
@@ -220,3 +222,140 @@ class LlamaPair(LlamaHead):
         """Free everything."""
         self._api.llama_batch_free(self._target_batch)
         super().close()
+
+
+_WHOLE, _NEXTN = 0, 1  # the types of a context
+
+
+class LlamaBlock(LlamaHead):
+    """A block head in llama.cpp's dflash code with its state for one text.
+
+    The head must have an embedding and an output matrix of its own, so that no target is needed. A Markov head drafts
+    the chain of its most probable tokens inside the graph.
+    """
+
+    def __init__(self, path: Path, *, causal: bool, n_ctx: int = 64) -> None:
+        super().__init__(path, n_ctx=n_ctx)
+        self._set(self._ctx, True, True)
+        self._api.llama_set_causal_attn(self._ctx, causal)
+
+    def absorb(self, taps: F32, position: int) -> None:
+        """Take in float32[n, n_taps * n_embd_target], the taps of the tokens at `position` and after."""
+        self._clear()
+        for i, row in enumerate(np.ascontiguousarray(taps, np.float32)):
+            data = row.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+            at = self._api.llama_batch_ext_add_embd(
+                self._batch, 0, self._api.llama_embd(data=data, n_rows=1, n_embd=len(row))
+            )
+            self._place(at, i, position, scored=False)
+        assert self._api.llama_process(self._ctx, _DECODE, self._batch) == 0
+
+    def block(self, tokens: list[int], position: int) -> tuple[F32, F32]:
+        """Evaluate the rows of a block, which are forgotten again.
+
+        Returns:
+            float32[n, n_vocab], the scores (-inf for tokens that can't be drafted), and float32[n, n_embd]: each row's
+            confidence again and again, or a selector's tokens and scores (where the head has such).
+        """
+        self._clear()
+        for i, token in enumerate(tokens):
+            self._place(self._api.llama_batch_ext_add_token(self._batch, 0, token), i, position, scored=True)
+        assert self._api.llama_process(self._ctx, _DECODE, self._batch) == 0
+        n = len(tokens)
+        scores = np.ctypeslib.as_array(self._api.llama_get_logits(self._ctx), (n, self.n_vocab)).copy()
+        beside = np.ctypeslib.as_array(self._get(self._ctx), (n, self.n_embd)).copy()
+        memory = self._api.llama_get_memory(self._ctx)
+        self._api.llama_memory_seq_rm(memory, 0, position, -1)
+        return scores, beside
+
+    def _clear(self) -> None:
+        self._api.llama_batch_ext_clear(self._batch)
+
+    def _place(self, at: int, i: int, position: int, *, scored: bool) -> None:
+        assert at == i
+        self._api.llama_batch_ext_set_pos(self._batch, at, (ctypes.c_int32 * 4)(position + i, 0, 0, 0))
+        self._api.llama_batch_ext_set_output_logits(self._batch, at, scored)
+
+
+class LlamaNextn:
+    """A model and its nextn layer in llama.cpp, for texts of at most `n_ctx` tokens."""
+
+    def __init__(self, path: Path, n_ctx: int = 128) -> None:
+        self._api: Any = llama()
+        self._n_ctx = n_ctx
+        params = self._api.llama_model_default_params()
+        params.use_extra_bufts = repack_complaint() is None
+        params.load_mtp = True
+        self._model = self._api.llama_model_load_from_file(str(path).encode(), params)
+        assert self._model, f"llama.cpp does not load {path}"
+        self._contexts: list[Any] = []
+        self._target = self._context(_WHOLE, None)
+        self._layer = self._context(_NEXTN, self._target)
+        flags = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]
+        function("llama_set_embeddings_nextn", f"{_CONTEXT}bb", flags, None)(self._target, True, False)
+        floats = ctypes.POINTER(ctypes.c_float)
+        self._state = function(
+            "llama_get_embeddings_nextn_ith", f"{_CONTEXT}i", [ctypes.c_void_p, ctypes.c_int], floats
+        )
+        self._n_embd: int = self._api.llama_model_n_embd(self._model)
+        self._n_vocab: int = self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
+
+    def _context(self, kind: int, other: Any) -> Any:
+        params = self._api.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = self._n_ctx
+        params.n_threads = params.n_threads_batch = 1
+        params.type_k = params.type_v = 0  # F32
+        params.flash_attn_type, params.ctx_type = 0, kind
+        if other is not None:
+            params.ctx_other = other
+        context = self._api.llama_init_from_model(self._model, params)
+        assert context, "llama.cpp makes no context"
+        self._contexts.append(context)
+        return context
+
+    def states(self, tokens: Sequence[int]) -> F32:
+        """Return float32[n, n_embd], the model's states after its last norm, of a text from its start on."""
+        n = len(tokens)
+        batch = self._api.llama_batch_init(n, 0, 1)
+        _fill(batch, range(n))
+        for i, token in enumerate(tokens):
+            batch.token[i] = token
+        assert self._api.llama_decode(self._target, batch) == 0
+        found = [np.ctypeslib.as_array(self._state(self._target, i), (self._n_embd,)).copy() for i in range(n)]
+        self._api.llama_batch_free(batch)
+        return np.stack(found)
+
+    def scores(self, tokens: Sequence[int], states: F32) -> F32:
+        """Return float32[n, n_vocab], what the layer scores for pairs of a token and the state before it."""
+        n = len(tokens)
+        batch = self._api.llama_batch_init(n, self._n_embd, 1)
+        ids = (ctypes.c_int32 * n)(*tokens)
+        batch.token = ctypes.cast(ids, type(batch.token))
+        _fill(batch, range(1, n + 1))
+        np.ctypeslib.as_array(batch.embd, states.shape)[:] = states
+        assert self._api.llama_decode(self._layer, batch) == 0
+        rows = [self._api.llama_get_logits_ith(self._layer, i) for i in range(n)]
+        found = np.stack([np.ctypeslib.as_array(row, (self._n_vocab,)).copy() for row in rows])
+        batch.token = type(batch.token)()
+        self._api.llama_batch_free(batch)
+        return found
+
+    def close(self) -> None:
+        """Free everything."""
+        for context in reversed(self._contexts):
+            self._api.llama_free(context)
+        self._api.llama_model_free(self._model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _fill(batch: Any, positions: Sequence[int]) -> None:
+    """Set the positions of a batch's rows, all of one text, whose logits are wanted."""
+    batch.n_tokens = len(positions)
+    for i, position in enumerate(positions):
+        batch.pos[i], batch.n_seq_id[i], batch.logits[i] = position, 1, 1
+        batch.seq_id[i][0] = 0

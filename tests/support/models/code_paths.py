@@ -2,7 +2,7 @@
 
 The conformance suite, and comparisons with float64, the reference and llama.cpp, run with every architecture. How rows
 are grouped, streamed, stored or shared out to threads is decided by kernels that architectures have in common, so one
-member for each way through them finds what all would. tests/runtimes/architectures/test_code_paths.py fails where an
+member for each way through them finds what all would. tests/runtimes/architectures/test_architectures.py fails where an
 architecture sets a switch, has a mixer or a kind of tensor that no member has.
 """
 

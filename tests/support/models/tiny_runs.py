@@ -1,11 +1,14 @@
 """Several ways to evaluate tokens on a session, all of which must give a row the same bits."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.load_options import LoadOptions
 from edgedec.model import Session
+from edgedec.runtime import Runtime
 
 Tokens = NDArray[np.int32]
 Bits = NDArray[np.uint32]
@@ -43,3 +46,22 @@ def paths(parents: Tokens) -> list[list[int]]:
     for row, parent in enumerate(parents.tolist()):
         found.append([*(found[parent] if parent >= 0 else []), row])
     return found
+
+
+def all_logits(
+    runtime: Runtime, path: Path, kv_type: str = "f16", *, tokens: Tokens, n_threads: int = 1
+) -> NDArray[np.float64]:
+    """Return float64[n, n_vocab], the logits of all rows of a text, read in one forward."""
+    n = max(64, 1 << (len(tokens) - 1).bit_length())
+    with runtime.load(path, LoadOptions(n_ctx=n, n_threads=n_threads, max_rows=n, kv_type=kv_type)) as model:
+        return model.session(n).forward(tokens, n_past=0, rows="all").logits.astype(np.float64)
+
+
+def distance(found: NDArray[np.floating], expected: NDArray[np.floating], n_odd: int = 0) -> float:
+    """Return the root mean square of the differences over that of the expected values around their mean.
+
+    The n_odd rows that are farthest apart do not count.
+    """
+    exact = expected.astype(np.float64)
+    squares = np.sort(np.square(found - exact).mean(-1))
+    return float(np.sqrt(squares[: len(squares) - n_odd].mean() / exact.var()))

@@ -1,4 +1,4 @@
-"""On llama and qwen3 targets the cpu runtime drafts what llama.cpp drafts with the same GGUF files."""
+"""Heads draft on the cpu runtime what llama.cpp drafts: trained ones of the same GGUF files, and nextn layers."""
 
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,15 @@ from edgedec_runtimes.trained_heads.load import load_head
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python, of the extra `llamacpp`, is not installed")
 
-from support.heads.llama_head import LlamaHead, LlamaPair
+from support.heads.llama_head import LlamaHead, LlamaNextn, LlamaPair
+from support.heads.tiny_nextn import OWN, PlainNextn, write_nextn
+from support.models.tiny_quantized import ARCHITECTURES
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not LlamaHead.available(), reason="the library has no names as gcc gives them"),
 ]
+
 
 N_DRAFT = 4
 N_CTX = 128
@@ -123,3 +126,31 @@ def _n_same(ours: tuple[int, ...], theirs: list[int], rows: NDArray[np.float32],
             assert best - second <= close, f"token {i}"
             return i
     return len(theirs)
+
+
+NEXTN_TEXT = np.random.default_rng(5).integers(4, 260, 24).tolist()
+
+
+@pytest.mark.parametrize("own", [OWN[:1], ()], ids=["own norm", "the model's norm"])
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe"])
+def test_scores_are_llama_cpps(name: str, own: tuple[str, ...], tmp_path: Path) -> None:
+    """Of the states that llama.cpp gives, the formulas make its scores; the cpu runtime's head is within 3 %."""
+    tiny = ARCHITECTURES[name]
+    path = write_nextn(tmp_path / "m.gguf", tiny, own)
+    with LlamaNextn(path) as theirs:
+        states = theirs.states(NEXTN_TEXT)
+        expected = theirs.scores(NEXTN_TEXT[1:], states[:-1])
+    assert expected.shape == (len(NEXTN_TEXT) - 1, N_VOCAB)
+    last = tiny.n_layer - 1
+    with Cpu().load(path, LoadOptions(n_ctx=64, draft_head=path)) as model:
+        session = model.session(64)
+        ours = session.forward(np.array(NEXTN_TEXT[:-1], np.int32), n_past=0, taps=(last,)).hidden[last].copy()
+        head = session.draft_head
+        assert head is not None
+        scores = head.begin(len(NEXTN_TEXT) - 1, NEXTN_TEXT[-1])
+        assert scores is not None
+        found = scores.copy()
+    plain = PlainNextn(tmp_path, tiny, own).scores(ours, NEXTN_TEXT, [])[0]
+    spread = np.sqrt(np.square(expected[-1]).mean())
+    assert np.sqrt(np.square(plain - expected[-1]).mean()) < 0.0025 * spread
+    assert np.abs(found - expected[-1]).max() < 0.03 * np.abs(expected[-1]).max()

@@ -1,16 +1,22 @@
 """A head beside another library's target drafts, bit for bit, what it drafts beside the cpu runtime's own.
 
-The hidden states are those of the cpu runtime, whose rows have the same bits in any forward.
+The hidden states are those of the cpu runtime, whose rows have the same bits in any forward. Then, what the native
+interface refuses of a head that drafts blocks.
 """
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.heads.followed import NORMED, TRAINED_FLOATS, TRAINED_INTEGERS
+from support.heads.loaded_blocks import FLOATS, INTEGERS, TEXT, loaded, of_floats, of_integers
+from support.heads.tiny_blocks import tiny_block
 from support.heads.tiny_heads import TinyHead, write_head
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
@@ -22,33 +28,28 @@ from edgedec.load_options import LoadOptions
 from edgedec.logit_ops import NUMPY_ROW_OPS
 from edgedec_export.target_rows import embedding_rows
 from edgedec_runtimes.cpu.draft_head.beside import Borrowed, HeadBeside, TextBeside
+from edgedec_runtimes.cpu.draft_head.memory import require_runnable
+from edgedec_runtimes.cpu.draft_head.parts import native_config
 from edgedec_runtimes.cpu.draft_head.weights import borrowed_rows
+from edgedec_runtimes.cpu.library import INVALID, address, last_error, native
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.load import load_head
-from edgedec_runtimes.trained_heads.target import fit
+from edgedec_runtimes.trained_heads.target import Fitted, fit
 
 pytestmark = pytest.mark.slow
 
-FLOATS = Tiny(n_layer=4, n_embd=48, n_head=4, n_head_kv=2, head_dim=16, n_ff=80)
-INTEGERS = Tiny(n_layer=4, tied=True, types=("Q8_0",))
+
 SCALED = Tiny("gemma3", n_layer=6, n_head=2, n_head_kv=1, head_dim=128, tied=True, types=("Q4_0",))
-OF_FLOATS = TinyHead(
-    n_embd=48, n_embd_target=48, n_ff=80, n_head=3, n_head_kv=1, head_dim=16, taps=(2, 3, 4), n_vocab_target=N_VOCAB
-)
-OF_INTEGERS = TinyHead(
-    n_embd=256, n_embd_target=256, n_ff=128, n_head=4, n_head_kv=2, head_dim=64, taps=(2, 3, 4), n_vocab_target=N_VOCAB
-)
-NORMED = replace(OF_INTEGERS, fc_norm="each", feeds_back_normed=True, speculators=True)
-OWN = replace(OF_FLOATS, own_embedding=True, own_output=True)
 KINDS = {
-    "floats": (FLOATS, OF_FLOATS),
-    "integers": (INTEGERS, OF_INTEGERS),
+    "floats": (FLOATS, TRAINED_FLOATS),
+    "integers": (INTEGERS, TRAINED_INTEGERS),
     "normed": (INTEGERS, NORMED),
-    "scaled embeddings": (SCALED, OF_INTEGERS),
-    "own matrices": (FLOATS, OWN),
+    "scaled embeddings": (SCALED, TRAINED_INTEGERS),
+    "own matrices": (FLOATS, replace(TRAINED_FLOATS, own_embedding=True, own_output=True)),
 }
 N = 90
-TEXT = np.random.default_rng(3).integers(0, N_VOCAB, N + 1, dtype=np.int32)
 RULES = ChainRules(4)
 
 States = NDArray[np.float32]
@@ -86,14 +87,12 @@ def beside(folder: Path, **changes: object) -> HeadBeside:
 
 
 def opened(head: HeadBeside, n_ctx: int = 200) -> TextBeside:
-    """Return an empty text."""
     text = head.text(n_ctx)
     assert text is not None
     return text
 
 
 def state_of(text: TextBeside) -> HeadState:
-    """Return the head's state of a text."""
     return text.state(nullcontext, NUMPY_ROW_OPS)
 
 
@@ -125,7 +124,7 @@ def test_it_drafts_what_the_cpu_runtime_drafts(kind: str, tmp_path: Path) -> Non
 
 def test_how_rows_are_handed_over_changes_nothing(tmp_path: Path) -> None:
     """One by one; with rejected drafts; and with trees of which a path is kept."""
-    with both(tmp_path, INTEGERS, OF_INTEGERS) as (own, states, head):
+    with both(tmp_path, INTEGERS, TRAINED_INTEGERS) as (own, states, head):
         expected = own.chain(N, int(TEXT[N]), RULES)
         slow, drafting, tree = (opened(head) for _ in range(3))
         for i in range(N):
@@ -148,7 +147,7 @@ def test_how_rows_are_handed_over_changes_nothing(tmp_path: Path) -> None:
 
 def test_forks_and_saved_states_carry_it(tmp_path: Path) -> None:
     """So they do after more text, and a fork's parent may be closed first."""
-    with both(tmp_path, INTEGERS, OF_INTEGERS) as (own, states, head):
+    with both(tmp_path, INTEGERS, TRAINED_INTEGERS) as (own, states, head):
         text, other = opened(head), opened(head)
         take(text, states, 0, 40)
         fork = text.fork(40)
@@ -164,7 +163,7 @@ def test_forks_and_saved_states_carry_it(tmp_path: Path) -> None:
 
 def test_it_rests_and_is_freed(tmp_path: Path) -> None:
     """At rest it asks for no layers; freed, it follows no further text."""
-    with both(tmp_path, INTEGERS, OF_INTEGERS) as (_, states, head):
+    with both(tmp_path, INTEGERS, TRAINED_INTEGERS) as (_, states, head):
         text = opened(head)
         take(text, states, 0, 40)
         state_of(text).rest()
@@ -179,7 +178,7 @@ def test_it_rests_and_is_freed(tmp_path: Path) -> None:
 
 def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     """Tokens that do not exist, rows beyond the session, and too few layers: nothing is read or written there."""
-    with both(tmp_path, INTEGERS, OF_INTEGERS) as (_, states, head):
+    with both(tmp_path, INTEGERS, TRAINED_INTEGERS) as (_, states, head):
         text = opened(head, 50)
         for bad, rows, n_past in (
             (TEXT[:51], states[:, :51], 0),
@@ -200,7 +199,7 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [StorageError("the disk is gone"), KeyboardInterrupt()])
 def test_what_keeps_embeddings_from_being_read_is_raised(error: BaseException, tmp_path: Path) -> None:
     """By the draft, Ctrl-C as well; once they can be read again, it is the draft that it would have been."""
-    with both(tmp_path, INTEGERS, OF_INTEGERS) as (own, states, _):
+    with both(tmp_path, INTEGERS, TRAINED_INTEGERS) as (own, states, _):
         works, rows = [False], embedding_rows(read_gguf(tmp_path / "m.gguf"))
 
         def look_up(tokens: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -219,7 +218,128 @@ def test_what_keeps_embeddings_from_being_read_is_raised(error: BaseException, t
 
 def test_what_enters_the_first_layer_is_not_put_out(tmp_path: Path) -> None:
     """A head that taps it is refused by name."""
-    write_head(tmp_path / "head", replace(OF_INTEGERS, taps=(0, 2, 3)))
+    write_head(tmp_path / "head", replace(TRAINED_INTEGERS, taps=(0, 2, 3)))
     write_tiny(tmp_path / "m.gguf", INTEGERS)
     with pytest.raises(UnsupportedModelError, match="reads what enters layer 0"):
         beside(tmp_path)
+
+
+FLOAT_HEAD = tiny_block(of_floats({"markov": "gated", "rank": 6, "mask_token": 5, "embedding_scale": 2.0}))
+SELECTING = tiny_block(
+    of_floats({"shifted": False, "markov": "selector", "rank": 6, "top_k": 4, "conv_length": 2, "conv_group": 8})
+)
+INTEGER_HEAD = tiny_block(of_integers({"markov": "rnn", "rank": 32, "n_layer": 2, "confidence": True}))
+
+
+def block_beside(path: Path, head: Head) -> HeadBeside:
+    """Return a head beside a model whose text another library evaluates."""
+    return HeadBeside(Fitted(head, ()), lent(read_gguf(path)), 2)
+
+
+@pytest.mark.parametrize(("tiny", "head"), [(FLOATS, FLOAT_HEAD), (FLOATS, SELECTING), (INTEGERS, INTEGER_HEAD)])
+def test_blocks_are_those_of_the_cpu_runtime(tiny: Tiny, head: Head, tmp_path: Path) -> None:
+    """Chains and branches are equal, to the last bit, behind rows that were handed over in parts."""
+    with loaded(tmp_path, tiny, head) as model:
+        session = model.session(200)
+        hidden = session.forward(TEXT[:N], n_past=0, taps=(1, 2, 3)).hidden
+        states, own = np.stack([hidden[layer] for layer in (1, 2, 3)]), session.draft_head
+        assert own is not None
+        other = block_beside(tmp_path / "m.gguf", head)
+        text = opened(other)
+        for begin, end in ((0, 60), (60, 61), (61, N)):
+            take(text, states, begin, end)
+        state = state_of(text)
+        assert state.chain(N, int(TEXT[N]), RULES) == own.chain(N, int(TEXT[N]), RULES)
+        rows = []
+        for one in (state, own):
+            assert one.begin(N, int(TEXT[N])) is not None
+            rows.append(one.branches([3, 4], [-1, -1], 2))
+        assert np.array_equal(rows[0], rows[1])  # type: ignore[arg-type]
+        text.close()
+        other.close()
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"size": 129}, "its block's size is 129, expected at most 128"),
+        ({"n_layer": 65}, "its block's n_layer is 65, expected at most 64"),
+        ({"conv_length": 17}, "its block's conv_length is 17, expected at most 16"),
+        ({"rank": 2**14 + 1}, "its block's rank is 16385, expected at most 16384"),
+        ({"embedding_scale": 1e-60}, "embedding_scale is 1e-60, expected a positive number that float32 holds"),
+        ({"logit_scale": 1e60}, "logit_scale is 1e.60, expected a positive number"),
+        ({"softcap": 1e60}, "softcap is 1e.60, expected a positive number"),
+    ],
+)
+def test_blocks_that_the_kernels_do_not_take_are_refused(block: dict[str, float], message: str) -> None:
+    require_runnable(FLOAT_HEAD)
+    assert FLOAT_HEAD.card.block is not None
+    card = replace(FLOAT_HEAD.card, block=replace(FLOAT_HEAD.card.block, **block))  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModelError, match=message):
+        require_runnable(replace(FLOAT_HEAD, card=card))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"block_size": -1},
+        {"block_size": 129},
+        {"block_size": 2**31 - 1},
+        {"n_layer": 0},
+        {"n_layer": 2**31 - 1},
+        {"block_size": 0, "n_layer": 2},
+        {"n_vocab": -1},
+        {"n_embd": 2**30},
+        {"n_head_kv": 0},
+    ],
+)
+def test_the_native_interface_refuses_sizes(changes: dict[str, int], tmp_path: Path) -> None:
+    """Before anything of that size is made."""
+    other = block_beside(write_tiny(tmp_path / "m.gguf", FLOATS), FLOAT_HEAD)
+    config, handle = native_config(FLOAT_HEAD.card), ctypes.c_void_p()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    ids = np.arange(N_VOCAB, dtype=np.int32)
+    code = native().ec_draft_head_create(
+        other._target, ctypes.byref(config), None, address(ids[2:5]), address(ids), None, ctypes.byref(handle)
+    )
+    assert code == INVALID
+    assert last_error()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("markov_w1", "markov_w2", "markov_gate", "markov_gate_bias", "hidden_norm", "layers.0.k", "fc"),
+        *("selector_predecessor", "selector_successor", "selector_hidden"),
+        *("layers.0.attention_conv_base", "layers.0.mlp_conv_proj"),
+    ],
+)
+def test_the_native_interface_refuses_tensors(wrong: str, tmp_path: Path) -> None:
+    """A tensor of another shape, and one that is missing."""
+    head = FLOAT_HEAD if wrong in FLOAT_HEAD.tensors else SELECTING
+    path, tensors = write_tiny(tmp_path / "m.gguf", FLOATS), dict(head.tensors)
+    tensor = tensors.pop(wrong)
+    longer = {wrong: HeadTensor.of(np.concatenate([tensor.floats(), tensor.floats()]))}
+    for found in (tensors, tensors | longer):
+        with pytest.raises(SessionError):
+            block_beside(path, replace(head, tensors=found))
+
+
+def test_the_native_interface_refuses_what_a_head_does_not_use(tmp_path: Path) -> None:
+    """A mask beside a mask token, a confidence of another length, sizes of convolutions, a window below 0."""
+    path = write_tiny(tmp_path / "m.gguf", FLOATS)
+    for name, n in (("mask", 48), ("confidence", 48), ("confidence_bias", 1)):
+        extra = HeadTensor.of(np.ones(n, np.float32))
+        with pytest.raises(SessionError):
+            block_beside(path, replace(FLOAT_HEAD, tensors={**FLOAT_HEAD.tensors, name: extra}))
+    shapes: list[dict[str, Any]] = [{"top_k": 0}, {"conv_group": 7}, {"conv_group": 0}, {"conv_length": -1}]
+    for shape in shapes:
+        assert SELECTING.card.block is not None
+        block = replace(SELECTING.card.block, **shape)
+        with pytest.raises(SessionError):
+            block_beside(path, replace(SELECTING, card=replace(SELECTING.card, block=block)))
+    card: HeadCard = of_floats({"windows": (-1,)})
+    with pytest.raises(SessionError, match="window"):
+        block_beside(path, tiny_block(card))

@@ -47,12 +47,7 @@ class Streamed:
 
     def options(self, **options: Any) -> LoadOptions:
         """Return options that stream."""
-        chosen: dict[str, Any] = {
-            "n_ctx": 1024,
-            "n_parallel": 4,
-            "n_threads": 2,
-            "cache_dir": self.cache_dir,
-        }
+        chosen: dict[str, Any] = {"n_ctx": 1024, "n_parallel": 4, "n_threads": 2, "cache_dir": self.cache_dir}
         return LoadOptions(**(chosen | {"resident_bytes": self.resident_bytes} | options))
 
     def load(self, **options: Any) -> CpuModel:
@@ -70,7 +65,6 @@ class Streamed:
         return plan
 
     def tile_file(self) -> Path:
-        """Return the only tile file."""
         (path,) = self.cache_dir.glob("tiles/*.tiles")
         return path
 
@@ -97,7 +91,6 @@ def model(streamed: Streamed) -> Iterator[CpuModel]:
 
 @pytest.fixture(scope="module")
 def whole(streamed: Streamed) -> Iterator[Model]:
-    """That one, all in memory."""
     with streamed.load(resident_bytes=None) as model:
         yield model
 
@@ -134,15 +127,11 @@ def test_several_sessions_and_skipped_layers(model: CpuModel, whole: Model) -> N
     for each in (whole, model):
         first, second = each.session(64), each.session(64)
         subset = LayerSet.of(6, [0, 2, 5])
-        logits = [
-            bits(forward.logits)
-            for forward in each.forward(
-                [
-                    ForwardItem(first, 0, (RowGroup(TOKENS[:7]),)),
-                    ForwardItem(second, 0, (RowGroup(TOKENS[7:12], span=Span(layers=subset)),)),
-                ]
-            )
+        items = [
+            ForwardItem(first, 0, (RowGroup(TOKENS[:7]),)),
+            ForwardItem(second, 0, (RowGroup(TOKENS[7:12], span=Span(layers=subset)),)),
         ]
+        logits = [bits(forward.logits) for forward in each.forward(items)]
         for i in range(6):
             layers = (None, subset, LayerSet.of(6, []))[i % 3]
             logits.append(bits(first.forward(TOKENS[i : i + 1], n_past=7, layers=layers).logits))
@@ -311,23 +300,17 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_through_the_cache_where_there_is_no_way_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a file system without direct reading the same bits come through the system's cache."""
+@pytest.mark.parametrize("change", ["no way around the cache", "deleted"])
+def test_the_file_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """Through the system's cache where there is no direct reading; and by who had it open when it was deleted."""
     case = make(tmp_path, Tiny())
     with case.load(resident_bytes=None) as model:
         expected = one_by_one(model.session(64), TOKENS[:4])
-    monkeypatch.delattr(os, "O_DIRECT", raising=False)
+    if change == "no way around the cache":
+        monkeypatch.delattr(os, "O_DIRECT", raising=False)
     with case.load() as model:
-        np.testing.assert_array_equal(one_by_one(model.session(64), TOKENS[:4]), expected)
-
-
-@pytest.mark.slow
-def test_a_deleted_file_stays_open(tmp_path: Path) -> None:
-    """Deleting the tile file, as emptying the cache does, changes nothing for those who have it open."""
-    case = make(tmp_path, Tiny())
-    with case.load() as model:
-        expected = one_by_one(model.session(64), TOKENS[:4])
-        case.tile_file().unlink()
+        if change == "deleted":
+            case.tile_file().unlink()
         np.testing.assert_array_equal(one_by_one(model.session(64), TOKENS[:4]), expected)
 
 

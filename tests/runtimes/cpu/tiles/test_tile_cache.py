@@ -1,4 +1,7 @@
-"""The tile cache: made once, known again, never wrong, and done without where the disk does not take it."""
+"""The tile cache: made once, known again, never wrong, and done without where the disk does not take it.
+
+Tiles that a disk lost, without a trace in the file's times: found when logits are not finite, deleted, made anew.
+"""
 
 import errno
 import logging
@@ -14,10 +17,14 @@ from support.models.gguf_writer import write_gguf
 from support.models.tile_maker import LAYOUT, Maker, contents, names, until_seen
 from support.models.tiny_models import tiny_llama
 
+import edgedec
 from edgedec.errors import CancelledError, ModelFormatError, ModelNotFoundError, StorageError
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tile_header import place
+from edgedec.load_options import LoadOptions
 from edgedec.progress import CancelToken, Progress
+from edgedec_runtimes.cpu.model import CpuModel
+from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles.cache import Job, TileTensor, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.file import map_tiles
 from edgedec_runtimes.cpu.tiles.listing import list_tiles
@@ -85,17 +92,6 @@ def test_what_it_takes_is_said_first(maker: Maker, caplog: pytest.LogCaptureFixt
     assert done[-1] == total
     assert known_tile_file(maker.job()) == maker.tile_file()
     assert known_tile_file(maker.job(cache_dir=None)) is None
-
-
-def test_a_touched_model_is_read_once(maker: Maker) -> None:
-    """New times, same bytes: the model is read once to find out, then known."""
-    maker.open().close()
-    os.utime(maker.path, ns=(1, 1))
-    maker.open().close()
-    assert (maker.filled, maker.phases()) == ([], ["verify"])
-    assert maker.reports[-1].done == maker.path.stat().st_size
-    maker.open().close()
-    assert (maker.filled, maker.phases()) == ([], [])
 
 
 def test_a_date_kept_is_no_proof(maker: Maker) -> None:
@@ -180,7 +176,6 @@ def test_other_tensors_are_made_anew(maker: Maker) -> None:
 
 
 def test_all_parts_of_a_split_model_count(tmp_path: Path) -> None:
-    """A change of the second part of a split model is noticed."""
     paths = [tmp_path / f"s-0000{i}-of-00002.gguf" for i in (1, 2)]
     for i, path in enumerate(paths):
         metadata = {"general.architecture": "llama", "split.no": i, "split.count": 2, "split.tensors.count": 2}
@@ -269,14 +264,16 @@ def test_a_tile_that_was_written_to_is_found_at_the_start(maker: Maker, caplog: 
     assert (maker.filled, maker.phases()) == ([], [])
 
 
-def test_a_touched_tile_file_is_read_once(maker: Maker) -> None:
-    """New times, same bytes: the tiles are read once to find out; so they are where it is not known what they were."""
+@pytest.mark.parametrize("touched", ["model", "tiles"])
+def test_what_is_touched_is_read_once(maker: Maker, touched: str) -> None:
+    """New times, same bytes: the model, or the tiles, are read once to find out, then known."""
     maker.open().close()
-    path = maker.tile_file()
+    path = maker.path if touched == "model" else maker.tile_file()
     os.utime(path, ns=(1, 1))
     for phases in (["verify"], []):
         maker.open().close()
         assert (maker.filled, maker.phases()) == ([], phases)
+        assert touched == "tiles" or not phases or maker.reports[-1].done == path.stat().st_size
 
 
 def test_verify_finds_a_changed_tile(maker: Maker) -> None:
@@ -378,3 +375,105 @@ def test_a_model_that_is_gone(maker: Maker) -> None:
     maker.path.unlink()
     with pytest.raises(ModelNotFoundError, match=r"m\.gguf"):
         open_tiles(Job(gguf, [], LAYOUT, lambda name, out, start: None, cache_dir=maker.root))
+
+
+TOKENS = np.arange(3, 40, dtype=np.int32)
+MATRICES = ["blk.0.attn_q.weight", "blk.1.ffn_down.weight", "output.weight"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of float32 weights."""
+    return tiny_llama(tmp_path_factory.mktemp("damaged") / "m.gguf", n_layer=4)
+
+
+def load(path: Path, cache: Path, resident_bytes: int | None = None) -> CpuModel:
+    """Load the model with its tiles in that cache."""
+    options = LoadOptions(n_ctx=64, n_threads=2, cache_dir=cache, resident_bytes=resident_bytes)
+    model = Cpu().load(path, options)
+    assert isinstance(model, CpuModel)
+    return model
+
+
+def tile_files(cache: Path) -> list[Path]:
+    return list(cache.glob("tiles/*.tiles"))
+
+
+def damage(cache: Path, name: str) -> None:
+    """Make a tensor's first weight what is no number; the times of the file stay."""
+    (path,) = tile_files(cache)
+    with map_tiles(path) as tiles:
+        place = tiles.header.places()[name]
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(b"\xff" * 4)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def bits(model: CpuModel) -> bytes:
+    return model.session(64).forward(TOKENS, n_past=0).logits.tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("streamed", [False, True], ids=["mapped", "streamed"])
+def test_damaged_tiles_are_deleted_and_made_anew(path: Path, tmp_path: Path, name: str, streamed: bool) -> None:
+    """One bad weight in whatever matrix: every forward fails and names it; the next load has the same bits again."""
+    with load(path, tmp_path) as model:
+        expected = bits(model)
+    (made,) = tile_files(tmp_path)
+    damage(tmp_path, name)
+    with load(path, tmp_path, made.stat().st_size * 9 // 10 if streamed else None) as model:
+        assert any(term.name == "weights (streamed)" for term in model.memory(64, 1)) is streamed
+        session = model.session(64)
+        messages = set()
+        for n_rows in (1, len(TOKENS)):
+            with pytest.raises(ModelFormatError) as raised:
+                session.forward(TOKENS[:n_rows], n_past=0)
+            messages.add(str(raised.value))
+            assert session.n_cached == 0
+    (message,) = messages
+    assert message.startswith(f"the model's logits are not finite: the tiles of m.gguf are damaged: of '{name}' they")
+    assert message.endswith(
+        "; they are made anew when the model is loaded. Their file was deleted: load the model again"
+    )
+    assert tile_files(tmp_path) == []
+    with load(path, tmp_path) as model:
+        assert bits(model) == expected
+
+
+@pytest.mark.slow
+def test_an_engine_says_it_too(path: Path, tmp_path: Path) -> None:
+    """Whichever forward meets the damage, a measurement or a draft's, the error says what to do, and that helps."""
+    with edgedec.load(path, runtime="cpu", cache_dir=tmp_path, n_ctx=64) as engine:
+        expected = engine.generate("Hello", max_tokens=8, temperature=0).token_ids
+    for draft in ("auto", "off", "suffix"):
+        damage(tmp_path, "blk.1.ffn_down.weight")
+        with (
+            pytest.raises(
+                ModelFormatError,
+                match=r"made anew when the model is loaded. Their file was deleted: load the model again$",
+            ),
+            edgedec.load(path, runtime="cpu", cache_dir=tmp_path, n_ctx=64, draft=draft) as engine,
+        ):
+            engine.generate("Hello", max_tokens=8, temperature=0)
+        with edgedec.load(path, runtime="cpu", cache_dir=tmp_path, n_ctx=64) as engine:
+            assert engine.generate("Hello", max_tokens=8, temperature=0).token_ids == expected
+
+
+@pytest.mark.slow
+def test_a_model_that_is_damaged_itself(path: Path, tmp_path: Path) -> None:
+    """Where the tiles are as they were made, the model's file is to blame, and the tiles stay."""
+    broken = tmp_path / "broken.gguf"
+    shutil.copyfile(path, broken)
+    with broken.open("r+b") as file:
+        file.seek(read_gguf(path).tensors["output.weight"].offset)
+        file.write(b"\xff" * 4)
+    with load(broken, tmp_path) as model:
+        for _ in range(2):
+            with pytest.raises(
+                ModelFormatError, match=r"not finite, and the tiles of broken.gguf are undamaged: .* download it"
+            ):
+                bits(model)
+    assert len(tile_files(tmp_path)) == 1

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.slow
 
 
 def states(maker: Maker) -> list[str]:
-    """Return the states of all entries."""
     return [entry.state for entry in list_tiles(maker.root)]
 
 
@@ -31,6 +30,19 @@ def command(maker: Maker, *arguments: str) -> subprocess.CompletedProcess[bytes]
     env = os.environ | {"EDGEDEC_CACHE": str(maker.root), "TZ": "UTC"}
     line = [sys.executable, "-m", "edgedec_apps.cli", *arguments]
     return subprocess.run(line, capture_output=True, check=False, timeout=120, env=env)
+
+
+def list_as_mine(maker: Maker) -> None:
+    """Move the model to where edgedec lists it, as `mine`."""
+    folder = maker.root / "models"
+    folder.mkdir(parents=True)
+    maker.path = maker.path.replace(folder / "mine.gguf")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-4] ^= 1
+    path.write_bytes(data)
 
 
 def test_an_entry_says_what_the_file_is(maker: Maker) -> None:
@@ -172,10 +184,7 @@ def test_cache_verify(maker: Maker) -> None:
     maker.open().close()
     for flags in ((), ("-q",)):
         assert command(maker, "cache", "verify", *flags).stderr.endswith(b"1 of 1 tile files are sound\n")
-    path = maker.tile_file()
-    data = bytearray(path.read_bytes())
-    data[-4] ^= 1
-    path.write_bytes(data)
+    flip(maker.tile_file())
     stderr = command(maker, "cache", "verify").stderr.decode()
     assert "the tiles of m.gguf are damaged: of 'output.weight' they have the CRC-32 " in stderr
     assert stderr.endswith("20.5 kB freed\n0 of 1 tile files are sound\n")
@@ -184,9 +193,7 @@ def test_cache_verify(maker: Maker) -> None:
 
 def test_rm_removes_the_tiles(maker: Maker) -> None:
     """`edgedec rm` deletes the model with its tiles, and says how much of what it freed they were."""
-    folder = maker.root / "models"
-    folder.mkdir(parents=True)
-    maker.path = maker.path.replace(folder / "mine.gguf")
+    list_as_mine(maker)
     maker.open().close()
     freed = format_bytes(maker.path.stat().st_size + maker.tile_file().stat().st_size)
     result = command(maker, "rm", "mine")
@@ -200,9 +207,7 @@ def test_rm_removes_the_tiles_of_models_that_are_gone(maker: Maker, tmp_path: Pa
     other = Maker(tiny_llama(tmp_path / "other.gguf", seed=5, n_layer=1), maker.root)
     other.open().close()
     other.path.unlink()
-    folder = maker.root / "models"
-    folder.mkdir(parents=True)
-    maker.path.replace(folder / "mine.gguf")
+    list_as_mine(maker)
     assert command(maker, "rm", "mine").stderr.decode().endswith(" freed, 282.9 kB of them tiles\n")
     assert maker.files() == []
 
@@ -230,9 +235,7 @@ def test_list_says_what_tiles_take(maker: Maker) -> None:
     """`edgedec list` has the tiles of each model, and in a line of its own those of models that it does not list."""
     maker.open().close()
     assert b"tiles of other models: 20.5 kB (edgedec cache list shows them)\n" in command(maker, "list").stdout
-    folder = maker.root / "models"
-    folder.mkdir(parents=True)
-    maker.path = maker.path.replace(folder / "mine.gguf")
+    list_as_mine(maker)
     maker.open().close()
     (line,) = [line for line in command(maker, "list").stdout.decode().splitlines() if line.startswith("mine ")]
     assert line.startswith("mine  46.8 kB  ")
@@ -243,15 +246,11 @@ def test_list_says_what_tiles_take(maker: Maker) -> None:
 
 def test_models_are_called_by_their_names(maker: Maker) -> None:
     """What the commands say of tiles has the name that `edgedec list` shows, and never the tile file's own."""
-    folder = maker.root / "models"
-    folder.mkdir(parents=True)
-    maker.path = maker.path.replace(folder / "mine.gguf")
+    list_as_mine(maker)
     maker.open().close()
     path = maker.tile_file()
     shown = [command(maker, "cache", "list").stdout, command(maker, "cache", "verify").stderr]
-    data = bytearray(path.read_bytes())
-    data[-4] ^= 1
-    path.write_bytes(data)
+    flip(path)
     shown.append(command(maker, "cache", "verify").stderr)
     maker.open().close()
     path.write_bytes(b"edgedec")

@@ -1,20 +1,24 @@
-"""The tile cache between processes: building at once, waiting, being killed, and a disk that is full half-way."""
+"""The tile cache where others use it or no disk takes it: waiting, being killed, a full disk, no place at all."""
 
+import errno
+import logging
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
-from support.models.tile_maker import LAYOUT, Maker, contents
+from support.models.tile_maker import LAYOUT, Maker, contents, until_seen
 
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken, Progress
-
-pytestmark = pytest.mark.slow
+from edgedec_runtimes.cpu.tiles import cache as tile_cache
 
 PATIENCE_S = 120.0
 
@@ -110,6 +114,7 @@ def at_the_first_wait(act: Callable[[], None], maker: Maker) -> Callable[[Progre
     return report
 
 
+@pytest.mark.slow
 def test_processes_at_once_make_one_file(maker: Maker, children: Children) -> None:
     """Of three processes one makes the tiles; the others wait, say so, and map the same file."""
     started = [children.start(n_fills=1) for _ in range(3)]
@@ -123,6 +128,7 @@ def test_processes_at_once_make_one_file(maker: Maker, children: Children) -> No
     assert [path.suffix for path in maker.files()] == [".json", ".tiles"]
 
 
+@pytest.mark.slow
 def test_waiting_is_said_and_can_be_cancelled(maker: Maker, children: Children) -> None:
     """While another process makes the tiles, the phase is "wait"; cancelling ends the wait, not the other's work."""
     child = children.start(n_fills=2)
@@ -138,6 +144,7 @@ def test_waiting_is_said_and_can_be_cancelled(maker: Maker, children: Children) 
     assert children.notes()[-1] == "right mapped tiles"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="kill -9 is POSIX's")
 def test_a_killed_process_blocks_nobody(maker: Maker, children: Children) -> None:
     """After kill -9 in the middle of the work its lock is free, and the next start makes the whole file."""
@@ -153,6 +160,7 @@ def test_a_killed_process_blocks_nobody(maker: Maker, children: Children) -> Non
     assert [path.suffix for path in maker.files()] == [".json", ".tiles"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="kill -9 is POSIX's")
 def test_who_waits_for_a_killed_process_takes_over(maker: Maker, children: Children) -> None:
     """A process that waits makes the tiles itself when the one that it waits for is killed."""
@@ -163,6 +171,7 @@ def test_who_waits_for_a_killed_process_takes_over(maker: Maker, children: Child
     assert maker.phases() == ["wait", "tiles"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="the limit is POSIX's")
 @pytest.mark.parametrize("n_file_bytes", [1000, 5000, 20_000])
 def test_a_disk_that_is_full_half_way(maker: Maker, children: Children, n_file_bytes: int) -> None:
@@ -177,3 +186,95 @@ def test_a_disk_that_is_full_half_way(maker: Maker, children: Children, n_file_b
     assert b"[Errno 27] File too large; make room" in stderr
     assert stderr.count(b"\n") == 1
     assert maker.files() == []
+
+
+def in_memory_after(maker: Maker, caplog: pytest.LogCaptureFixture, *words: str) -> None:
+    """Assert that the tiles are made in memory, with one warning that says why, and leave no file."""
+    caplog.clear()
+    with maker.open() as tiles:
+        assert not tiles.mapped
+        assert tiles.path is None
+        assert contents(tiles) == maker.expected()
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    for word in ("m.gguf: ", *words, "in memory, at each start"):
+        assert word in record.getMessage()
+    assert maker.files() == []
+
+
+def test_without_a_cache(maker: Maker, caplog: pytest.LogCaptureFixture) -> None:
+    """No folder means memory, without a warning and without a file."""
+    with maker.open(cache_dir=None) as tiles:
+        assert not tiles.mapped
+        assert contents(tiles) == maker.expected()
+    assert {report.detail for report in maker.reports} == {"m.gguf, in memory"}
+    assert caplog.records == []
+    assert not maker.root.exists()
+
+
+def test_too_little_space_is_seen_before(
+    maker: Maker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk without room for the tiles gets not a byte of them."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 9, 1000))
+    in_memory_after(maker, caplog, "20.5 kB for tiles are needed in ", "1.0 kB are free")
+
+
+class Refusal(NamedTuple):
+    """A system call that fails, and what is said then."""
+
+    module: Any
+    call: str
+    number: int
+    word: str
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refusal(os, "fsync", errno.ENOSPC, "make room"),
+        Refusal(os, "replace", errno.EIO, "Input/output error"),
+        Refusal(Path, "mkdir", errno.EROFS, "Read-only file system"),
+        Refusal(os, "listdir", errno.EACCES, "Permission denied"),
+        Refusal(tile_cache, "try_lock", errno.ENOLCK, "No locks available"),
+    ],
+    ids=lambda refusal: refusal.call,
+)
+def test_a_disk_that_refuses(
+    maker: Maker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    """A disk that turns out full, read-only or without locks at any point leads to memory and leaves nothing."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(refusal.number, os.strerror(refusal.number))
+
+    monkeypatch.setattr(refusal.module, refusal.call, refuse)
+    in_memory_after(maker, caplog, refusal.word)
+
+
+@pytest.mark.parametrize("where", ["root", "tiles"])
+def test_a_file_in_the_place_of_the_folder(maker: Maker, caplog: pytest.LogCaptureFixture, where: str) -> None:
+    """A cache folder that can't be made leads to memory."""
+    obstacle = maker.root if where == "root" else maker.root / "tiles"
+    obstacle.parent.mkdir(exist_ok=True)
+    obstacle.write_text("mine", encoding="utf-8")
+    with maker.open() as tiles:
+        assert not tiles.mapped
+        assert contents(tiles) == maker.expected()
+    assert len(caplog.records) == 1
+    assert obstacle.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_read_only_cache_is_used(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles in a folder that can't be written to are mapped, for a copy of the model, too."""
+    maker.open().close()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for module, call in ((os, "utime"), (os, "replace"), (tile_cache, "try_lock"), (Path, "write_text")):
+        monkeypatch.setattr(module, call, refuse)
+    for phases in ([], ["verify"], ["verify"]):
+        with maker.open() as tiles:
+            assert tiles.mapped
+        assert (maker.filled, maker.phases()) == ([], phases)
+        until_seen(maker.path, lambda: maker.path.chmod(stat.S_IRUSR))  # a new time of the status

@@ -1,4 +1,7 @@
-"""Tiles hold a matrix's bits and nothing else: packed and unpacked again, they are the GGUF's bytes."""
+"""Tiles hold a matrix's bits and nothing else: packed and unpacked again, they are the GGUF's bytes.
+
+As floats, weights of types with codes and look-up grids are what other code makes of them.
+"""
 
 from pathlib import Path
 
@@ -6,13 +9,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.models.coded_tiles import BYTES, canonical, rebuilt
-from support.models.tiny_quantized import FILE_SIZED, TILE_TYPES, WIDER
+from support.models.gguf_writer import RawTensor, write_gguf
+from support.models.plain_values import plain_values
+from support.models.random_blocks import random_blocks
+from support.models.tiny_models import N_VOCAB
+from support.models.tiny_quantized import FILE_SIZED, TILE_TYPES, WIDER, Tiny, tiny_metadata, tiny_tensors
 
 from edgedec.gguf.file import read_gguf
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
+from edgedec.model import LayerSet
 from edgedec_runtimes.cpu.library import INVALID, OK, address, native
 from edgedec_runtimes.cpu.network import read_network
+from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.tiles.cache import open_tiles
 from edgedec_runtimes.cpu.weights import tile_job
 
@@ -177,24 +186,14 @@ def test_types_and_shapes_without_tiles_have_no_size(kind: int, n_rows: int, n_c
 
 
 @pytest.mark.parametrize(
-    ("begin", "end", "reason"),
-    [
-        (-16, 16, "the rows to pack are out of range"),
-        (0, 0, "the rows to pack are out of range"),
-        (16, 0, "the rows to pack are out of range"),
-        (8, 16, "the rows to pack are out of range"),
-        (0, 8, "the rows to pack are out of range"),
-        (0, 41, "the rows to pack are out of range"),
-        (48, 64, "the rows to pack are out of range"),
-        (2**62, 2**63 - 1, "the rows to pack are out of range"),
-        (16, 40, "the rows have another size"),
-    ],
+    ("begin", "end"), [(-16, 16), (0, 0), (16, 0), (8, 16), (0, 8), (0, 41), (48, 64), (2**62, 2**63 - 1), (16, 40)]
 )
-def test_ranges_that_do_not_fit_are_refused(begin: int, end: int, reason: str) -> None:
+def test_ranges_that_do_not_fit_are_refused(begin: int, end: int) -> None:
     """A matrix of 40 rows is packed from a multiple of 16 to one, or to its end, and with as many bytes."""
     data, tiles = np.zeros(16 * 34, np.uint8), np.zeros(48 * 34, np.uint8)
     shape = (GGMLType.Q8_0, 40, 32, begin, end)
     assert native().ec_tile_pack(*shape, address(data), len(data), address(tiles), len(tiles)) == INVALID
+    reason = "the rows have another size" if (begin, end) == (16, 40) else "the rows to pack are out of range"
     assert native().ec_last_error().decode() == reason
     assert not tiles.any()
 
@@ -224,3 +223,37 @@ def test_the_tiles_of_a_real_model_are_its_bytes(smollm_path: Path) -> None:
         assert n_file <= n_tiles <= 1.02 * n_file
     finally:
         tiles.close()
+
+
+CODED = (
+    *("IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K", "TQ2_0", "TQ1_0", "Q2_0", "Q1_0"),
+    *("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
+)
+N_EMBD = 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CODED)
+def test_embeddings_are_what_other_code_makes_of_them(tmp_path: Path, name: str) -> None:
+    """A forward through no layer returns rows of the embedding matrix, whose random bytes use all entries of a grid."""
+    data = random_blocks(name, N_VOCAB, N_EMBD, np.random.default_rng(0))
+    if name == "MXFP4":
+        data = every_exponent(data)
+    tiny = Tiny(n_layer=1, n_embd=N_EMBD)
+    tensors = tiny_tensors(tiny) | {"token_embd.weight": RawTensor(GGMLType[name], (N_EMBD, N_VOCAB), data)}
+    path = write_gguf(tmp_path / "m.gguf", tiny_metadata(tiny), tensors)
+    with Cpu().load(path, LoadOptions(n_ctx=N_VOCAB, max_rows=256)) as model:
+        session = model.session(N_VOCAB)
+        none = LayerSet.of(1, [])
+        tokens = np.arange(N_VOCAB, dtype=np.int32)
+        found = session.forward(tokens, n_past=0, layers=none, taps=(0,)).hidden[0].copy()
+    rows = np.frombuffer(data, np.uint8).reshape(N_VOCAB, -1)
+    expected = plain_values(GGMLType[name], rows)
+    np.testing.assert_array_equal(found, expected.reshape(N_VOCAB, N_EMBD))
+
+
+def every_exponent(data: bytes) -> bytes:
+    """Return blocks of MXFP4 with all exponents that leave squares of weights below a float's limit."""
+    blocks = np.frombuffer(data, np.uint8).reshape(-1, 17).copy()
+    blocks[:, 0] = np.arange(len(blocks)) % 180
+    return blocks.tobytes()
