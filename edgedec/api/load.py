@@ -246,7 +246,7 @@ def _slots(
     row_bytes = 4 * first.model.card.n_vocab
     few_rows = _FEW_ROWS_BYTES // row_bytes
     kv_bytes = sum(term.n_bytes for term in plan.memory.terms if term.name == "KV cache")
-    n_pages_each = n_pages(0, first.n_ctx)
+    n_pages_each = n_pages(0, first.room(0))
     prefixes = None
     if share and len(sessions) > 1 and first.model.capabilities.fork and first.model.capabilities.prefill_chunk == 1:
         from edgedec.decoding.shared_prefix import SharedPrefixes
@@ -326,7 +326,7 @@ def _sessions(model: Model, options: LoadOptions, around: Sequence[Companion]) -
         sessions = [batcher.session(n_ctx) for _ in range(options.n_parallel)]
     if any(scales := tuple(scale for _, scale in options.adapters)):
         for session in sessions:
-            session.adapt(scales)
+            session.scales = scales
     for method in around:
         sessions = [method.session(session, None) for session in sessions]
     if len(sessions) == options.n_parallel:
@@ -359,7 +359,7 @@ def _with_companion(session: Session, plan: LoadPlan, undo: ExitStack) -> tuple[
     with stage(plan.options.on_progress, "load", path.name):
         companion = open_companion(path, session.model, plan.options, method)
     undo.callback(companion.close)
-    return method.session(session, companion.session(session.n_ctx)), companion
+    return method.session(session, companion.session(session.room(0))), companion
 
 
 def _template(model: Model, file: str, given: str | None) -> SaidTemplate | None:
@@ -498,9 +498,9 @@ def _draft_limit(model: Model, n_draft_max: int, *, loose: bool) -> int:
 
 def _curves(sessions: Sequence[Session], curve: CostCurve) -> tuple[CostCurve, ...]:
     """Return the measured curve for each session; sessions of one batcher measure joined forwards together."""
-    if all(one.shared is None for one in sessions):
-        return (curve,) * len(sessions)
+    if len(sessions) == 1:
+        return (curve,)
     from edgedec.scheduler.shared_cost_curve import JoinedCurve
 
     lock = Lock()
-    return tuple(curve if one.shared is None else JoinedCurve(curve, one, lock) for one in sessions)
+    return tuple(JoinedCurve(curve, lock) for _ in sessions)

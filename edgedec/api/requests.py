@@ -229,7 +229,7 @@ class Requests:
     @property
     def n_prompt_max(self) -> int:
         """Most tokens of a prompt: those of a text, of which a model that writes needs the last one."""
-        return self._slot.session.n_text_max - writes_texts(self._model)
+        return self._slot.session.n_ctx - writes_texts(self._model)
 
     def sampling(self, options: SamplingOptions) -> SamplingParams:
         """Return sampling parameters: the options given, then the model's own defaults, then edgedec's.
@@ -250,7 +250,7 @@ class Requests:
         defaults: dict[str, float] = {}
         for name, value in methods.items():
             defaults |= self._grammars.method(name).draw(value)
-        predicted = predicted_ids(self._tokenizer, options.pop("prediction", None), self._slot.session.n_ctx)
+        predicted = predicted_ids(self._tokenizer, options.pop("prediction", None), self._slot.session.room(0))
         begun_ids, pictures = as_token_ids(options.pop("resume", ()), "resume"), options.pop("pictures", {})
         lora = options.pop("lora", None)
         request = self.plain(prompt, cast(SamplingOptions, {**defaults, **options}))
@@ -296,7 +296,7 @@ class Requests:
 
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
-        most, last = self._slot.session.n_ctx, self._tokenizer.encode("")[-1:]
+        most, last = self._slot.session.room(0), self._tokenizer.encode("")[-1:]
         ends = last if last == self._tokenizer.encode("a")[-1:] else []
         ids = self._tokenizer.encode(text, most=most)
         return tuple(ids) if len(ids) <= most else (*ids[: most - len(ends)], *ends)
@@ -305,7 +305,7 @@ class Requests:
         """Return a prompt's token ids; Engine.prompt_ids says what the options are, and what is raised."""
         if isinstance(prompt, str):
             is_continued = continued and writes_texts(self._model)
-            n_most, cut = (self.n_prompt_max, "") if is_continued else (self._slot.session.n_ctx, CUT_TEXT)
+            n_most, cut = (self.n_prompt_max, "") if is_continued else (self._slot.session.room(0), CUT_TEXT)
             n_trained = self._model.card.n_ctx_train
             return tuple(encode_prompt(self._tokenizer, prompt, n_most, n_trained, cut=cut, parse_special=not as_said))
         return as_token_ids(prompt)

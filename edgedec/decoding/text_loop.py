@@ -123,7 +123,7 @@ class TextRun:
             for sentence in decoder.policy.unused():
                 stats.add_reason(sentence)
             self.drafting.end(decoder.policy)
-        decoder.session.count_text(stats, self.text.n_generated)
+        stats.n_generated_tokens = self.text.n_generated
 
 
 def generation_of(text: TextState, outputs: list[TokenOutput]) -> Generation:

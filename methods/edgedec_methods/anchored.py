@@ -138,11 +138,17 @@ class AnchoredSession(PairSession):
         return min(session.n_cached for session in self.sessions)
 
     @contextmanager
-    def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
+    def generating(
+        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0, stats: DecodeStats | None = None
+    ) -> Iterator[None]:
         """Begin a text whose first `n_prompt` tokens are its prompt; it ends with the block."""
         self._first = n_prompt - 1
         self.spent = []
-        yield
+        try:
+            yield
+        finally:
+            if stats is not None:
+                self._count(stats)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
@@ -170,9 +176,9 @@ class AnchoredSession(PairSession):
         self.spent = spent
         return Forward(np.array(rows, np.float32).reshape(len(rows), self.model.card.n_vocab), {}, both[0].ops)
 
-    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
+    def _count(self, stats: DecodeStats) -> None:
         """Put into the statistics how far the text went from the safe model."""
-        spent: Sequence[float] = self.spent[:n_generated]
+        spent: Sequence[float] = self.spent[: stats.n_generated_tokens]
         if spent:
             name = name_of(self.sessions[1])
             stats.add_note(f"lossy: the text stays within {self.nats:g} nats a token of {name}")

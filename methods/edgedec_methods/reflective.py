@@ -136,12 +136,18 @@ class ReflectiveSession(PairSession):
         return len(self._ids)
 
     @contextmanager
-    def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
+    def generating(
+        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0, stats: DecodeStats | None = None
+    ) -> Iterator[None]:
         """Begin a text whose first `n_prompt` tokens are its prompt; it ends with the block."""
         self._first = n_prompt - 1
         self._go_back(min(len(self._ids), self._first))
         self._starts, self._at = [], -1
-        yield
+        try:
+            yield
+        finally:
+            if stats is not None:
+                self._count(stats)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
@@ -216,8 +222,9 @@ class ReflectiveSession(PairSession):
         self._n_small = min(start + 1, n_past)
         return draft
 
-    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
+    def _count(self, stats: DecodeStats) -> None:
         """Put into the statistics that the text is not the target's own, and how many tokens a forward gave."""
+        n_generated = stats.n_generated_tokens
         n_reads = sum(start < self._first + n_generated for start in self._starts)
         if n_generated and n_reads:
             if self.weight:

@@ -126,7 +126,7 @@ class OwnLayersDrafter:
         Raises:
             EdgedecError: As Session.forward, but for CancelledError: a cancelled forward ends the draft.
         """
-        n_levels = min(n_levels or n_max, n_max, self.context.target.n_ctx - len(self.ids))
+        n_levels = min(n_levels or n_max, n_max, self.context.target.room(len(self.ids)))
         if n_levels < 1 or not self.is_ready(deadline_s):
             return EMPTY_DRAFT
         nodes, floor = DraftBuilder(n_max), self.context.floor.path_probability

@@ -145,10 +145,16 @@ class SwitchingSession(PairSession):
         self.written = []
 
     @contextmanager
-    def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
+    def generating(
+        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0, stats: DecodeStats | None = None
+    ) -> Iterator[None]:
         """Begin a text that ends with the block; see begin()."""
         self.begin(n_prompt)
-        yield
+        try:
+            yield
+        finally:
+            if stats is not None:
+                self._count(stats)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
@@ -200,9 +206,9 @@ class SwitchingSession(PairSession):
                     return n
         return len(places)
 
-    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
+    def _count(self, stats: DecodeStats) -> None:
         """Put into the statistics which of the two models wrote how many of a text's tokens."""
-        written = self.written[:n_generated]
+        written = self.written[: stats.n_generated_tokens]
         if not written:
             return
         n_small = sum(token.writer == SMALL for token in written)

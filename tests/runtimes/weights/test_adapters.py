@@ -122,7 +122,7 @@ def test_damaged_files(base: Path, tmp_path: Path) -> None:
         try:
             with Cpu().load(base, LoadOptions(n_ctx=64, n_threads=1, adapters=((path, 1.0),))) as model:
                 session = model.session(64)
-                session.adapt((1.0,))
+                session.scales = (1.0,)
                 session.forward(np.array([5, 6], np.int32), n_past=0)
                 n_loaded += 1
         except EdgedecError:

@@ -52,7 +52,7 @@ def logits(model: Path, adapter: Path) -> NDArray[np.float32]:
     """Return the logits that the cpu runtime computes with an adapter."""
     with Cpu().load(model, LoadOptions(n_ctx=64, adapters=((adapter, 1.0),))) as loaded:
         session = loaded.session(64)
-        session.adapt((1.0,))
+        session.scales = (1.0,)
         return session.forward(np.array(IDS, np.int32), n_past=0, rows="all").logits.copy()
 
 
