@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Any
 
 from edgedec.api.engine import Engine
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
@@ -21,7 +20,7 @@ from edgedec.companion import Companion, companion_of
 from edgedec.control_tokens import SaidTemplate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.session_pool import SessionSlot
-from edgedec.drafter import DrafterFactory
+from edgedec.drafter import DrafterFactory, Store
 from edgedec.drafter_traits import Opening, demands_of
 from edgedec.errors import CancelledError, EdgedecError, TemplateError
 from edgedec.gguf.file import last_header_held
@@ -405,13 +404,13 @@ def _open_drafters(
 
         budget_bytes = sum(term.n_bytes for term in drafter_terms(plan.with_options(n_ctx=first.n_ctx)))
         share_bytes = min(budget_bytes, share_bytes)
-    store, of_store, file = dict[str, Any](), list[str](), None
+    store, of_store, file = Store(share_bytes, plan.options.cache_dir), list[str](), None
     keeps_file = any(demands_of(factory).store_file for factory in plan.drafters.values())
     if n_max >= 1 and keeps_file and (path := draft_store(options)) is not None:
         from edgedec.drafters.suffix.store_file import DraftStore
 
         file = DraftStore(path, model, model.card.variant)
-        note = file.fill(store, share_bytes, plan.options)
+        note = file.fill(store, plan.options)
         of_store += [] if note is None else [note]
     factories, why = _opened(plan, first) if n_max >= 1 else (plan.drafters, [])
     drafting = Drafting(
@@ -419,12 +418,10 @@ def _open_drafters(
         n_max,
         always=plan.pinned,
         budget_bytes=budget_bytes,
-        share_bytes=share_bytes,
         store=store,
         file=file,
         notes=of_store,
         promised={} if plan.pinned else promised_gains(model, plan.options.cache_dir),
-        cache_dir=plan.options.cache_dir,
         strict=options.drafting.numerics != "loose",
         tree=options.drafting.shape,
         reasons=(*notes, *why),

@@ -81,7 +81,7 @@ class OwnLayersDrafter:
 
         self.context = context
         self.ids: list[int] = []
-        with context.lock:
+        with context.store.lock:
             self.parts: PartTimes = context.store.setdefault(_STORED, PartTimes())
         self._levels = LevelMaker(context, context.target.model.card.n_vocab, label)
 

@@ -23,7 +23,6 @@ from edgedec.logit_ops import NUMPY_ROW_OPS
 from edgedec.model import Session
 from edgedec.model_card import Capabilities
 from edgedec.sampling import Distribution, Noise, SamplingParams
-from edgedec.tokenizer import Tokenizer
 from edgedec.verification.rules import rule_names
 
 N_VOCAB = 3
@@ -86,7 +85,7 @@ def drafter(head: Block, params: SamplingParams = SAMPLED, **context: Any) -> He
     """Return the drafter of a text of three tokens that the block follows."""
     model = SimpleNamespace(card=SimpleNamespace(n_vocab=N_VOCAB), capabilities=Capabilities(trees=True))
     session = cast(Session, SimpleNamespace(model=model, draft_head=head, room=lambda n: 99))
-    made = HeadDrafter(DraftContext(session, cast(Tokenizer, None), params, Noise(1), **context))
+    made = HeadDrafter(DraftContext(session, params, Noise(1), **context))
     made.begin(TEXT)
     return made
 

@@ -264,7 +264,7 @@ def test_a_stream_that_is_dropped_leaves_no_thread(target: Path, equal: Model) -
 
 def context_for(model: Model, *, coupled: bool = True, **options: Any) -> DraftContext:
     """Return the context of a generation on a model."""
-    return DraftContext(model.session(512), model.tokenizer, SamplingParams(**options), Noise(3), coupled=coupled)
+    return DraftContext(model.session(512), SamplingParams(**options), Noise(3), coupled=coupled)
 
 
 def test_a_smaller_window_waits_for_the_thread(equal: Model) -> None:
