@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import ONE_CHAIN, Draft, TreeShape, Verification
+from edgedec.draft import Draft, Drawing, Verification
 from edgedec.draft_constants import MOST_P
 from edgedec.errors import PluginError
 from edgedec.model import LayerSet, Session
@@ -175,12 +175,12 @@ class DraftContext:
         noise: The random numbers of this generation; a drafter that samples draws with the same numbers.
         store: What drafters keep between requests, each under its own name.
         floor: The path probability below which a node does not pay now, for a drafter that takes time for every node.
-        coupled: Whether the verification rule is the coupled one: a drafter that samples then draws with `noise` at the
-            absolute position. Otherwise it draws with numbers of its own, new ones in every step, and gives its q.
+        drawing: How drafts are made of a model's distributions, where the request or the user asks for a guest's way:
+            they are drawn with numbers of their own, and come with their q, or they are trees. None under the coupled
+            rule: a drafter draws with `noise` at the absolute position.
         recorder: Notes the forwards that the drafter makes, while drafts are recorded; else None.
         constraint: The grammar that the text keeps to, or None. A drafter may ask it for the tokens that are allowed,
             in propose() and in no other thread; nodes that it rules out are removed from every draft in any case.
-        shape: How a drafter that evaluates a model branches, so that the rule verifies its drafts exactly.
         predicted: Tokens that the request expects the text to have; they may be wrong.
         curve: What forwards of the target take.
         correction: What the drafter's own estimates were worth so far.
@@ -193,10 +193,9 @@ class DraftContext:
     noise: Noise
     store: Store = field(default_factory=Store)
     floor: Floor = field(default_factory=Floor)
-    coupled: bool = True
+    drawing: Drawing | None = None
     recorder: ForwardLog | None = None
     constraint: Constraint | None = None
-    shape: TreeShape = ONE_CHAIN
     predicted: tuple[int, ...] = ()
     curve: CostCurve = field(default_factory=CostCurve)
     correction: Correction = field(default_factory=Correction)

@@ -423,7 +423,7 @@ def _open_drafters(
         notes=of_store,
         promised={} if plan.pinned else promised_gains(model, plan.options.cache_dir),
         strict=options.drafting.numerics != "loose",
-        tree=options.drafting.shape,
+        tree=options.drafting.tree,
         reasons=(*notes, *why),
     )
     return plan, curves, drafting

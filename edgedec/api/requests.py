@@ -59,8 +59,8 @@ class RequestOptions(SamplingOptions, total=False):
         reuse: How much of the KV cache of earlier requests is used: "exact" (the default) only what has the bits of a
             cold start, "longest" all that the prompts share. A chat's default is "longest".
         draft: Whether drafts may be verified (the default); the text is the same either way.
-        verify: The rule by which drafts are verified: "coupled" (the default) keeps the text; "tokenwise", "block",
-            "recursive", "kseq" and "multipath" give a text of the same distribution.
+        verify: The rule by which drafts are verified: "coupled" (the default) keeps the text; those of guests give a
+            text of the same distribution.
         grammar: What the text keeps to; the text ends where the grammar's does. Needs the extra `grammar`.
         json_schema: The same as grammar=Grammar.json_schema(...): an object, or the text of one.
         json_close: Keep the last of max_tokens, or of the context, to complete the JSON (or the text of any grammar).

@@ -280,12 +280,10 @@ def _verify(text: TextState, decoder: Decoder, draft: Draft, forward: Forward) -
         if best and decoder.takes_best:
             return verify_coupled(draft, lambda row, accepted: best[row])
         return verify_coupled(draft, partial(_choose_token, text, decoder, forward))
-    from edgedec.verification.rule_tools import uniform_source
     from edgedec.verification.rules import find_rule
 
-    q = draft.q if draft.q is not None else (None,) * len(draft.tokens)
-    uniform = uniform_source(decoder.noise, len(text.token_ids))
-    return find_rule(rule).verify(draft, q, partial(_law, text, decoder, forward), uniform)
+    target = partial(_law, text, decoder, forward)
+    return find_rule(rule).verified(draft, target, decoder.noise, len(text.token_ids))
 
 
 def _choose_token(text: TextState, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import CHAIN, ONE_CHAIN, TreeShape
+from edgedec.draft import Drawing
 from edgedec.draft_constants import GAIN
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, ModelFactory, Store
 from edgedec.drafter_traits import Declaring, DrafterTraits, Following, FollowingFactory, shedding_of
@@ -21,7 +21,7 @@ from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_factories import PromisedGain, drafter_factory
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
-from edgedec.sequence import COUPLED, TextState
+from edgedec.sequence import COUPLED, Request, TextState
 
 if TYPE_CHECKING:
     from edgedec.drafters.suffix.store_file import DraftStore
@@ -62,7 +62,7 @@ class Drafting:
     promised: Mapping[str, PromisedGain] = field(default_factory=dict)
     strict: bool = True
     reasons: tuple[str, ...] = ()
-    tree: TreeShape | None = None
+    tree: str | None = None
 
     def switch_off(self, name: str, reason: str) -> None:
         """Stop asking a drafter, in the texts that are being written and in later ones, until forget()."""
@@ -123,18 +123,16 @@ def open_policy(
         stuck = "drafting off: this model's state can't go back on this runtime"
         stats.add_reason(exact if capabilities.rollback else stuck)
         return None
-    greedy = request.sampling.greedy
     trees = capabilities.trees and (capabilities.exact_trees or not drafting.strict)
-    shape, notes = _shape(request.rule, drafting.tree, trees=trees, greedy=greedy)
+    drawing = _drawing(request, drafting.tree, noise, trees=trees)
     context = DraftContext(
         session,
         request.sampling,
         noise,
         drafting.store,
-        coupled=request.rule == COUPLED,
+        drawing=drawing,
         recorder=request.record,
         constraint=constraint,
-        shape=shape,
         predicted=request.predicted_ids,
         curve=curve,
         note=stats.add_reason,
@@ -142,26 +140,22 @@ def open_policy(
     drafters = _open_all(drafting, context, sequence)
     if not drafters:
         return None
-    if request.rule != COUPLED or shape.kind != CHAIN:
-        from edgedec.verification.rules import rule_notes
-
-        draws = [_traits(active.drafter).draws for active in drafters]
-        notes = (*notes, *rule_notes(request.rule, shape, draws, greedy=greedy))
-    for note in notes:
+    for note in () if drawing is None else drawing.notes({_traits(active.drafter).draws for active in drafters}):
         stats.add_reason(note)
-    options = PolicyOptions(drafting.n_max, always=drafting.always, coupled=context.coupled, trees=trees)
+    options = PolicyOptions(drafting.n_max, always=drafting.always, coupled=request.rule == COUPLED, trees=trees)
     policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, request.record)
     drafting.policies.append(policy)
     return policy
 
 
-def _shape(rule: str, wish: TreeShape | None, *, trees: bool, greedy: bool) -> tuple[TreeShape, tuple[str, ...]]:
-    """Return the shape of drafts, and a sentence where it is not what the options say, as shape_for does."""
-    if wish is None and (greedy or rule == COUPLED):
-        return ONE_CHAIN, ()
-    from edgedec.drafters.drawn_trees import shape_for
+def _drawing(request: Request, tree: str | None, noise: Noise, *, trees: bool) -> Drawing | None:
+    """Return how drafts are made, where a guest's rule or a shape of trees says that."""
+    if request.rule == COUPLED and tree is None:
+        return None
+    from edgedec.verification.rules import any_rule, find_rule
 
-    return shape_for(rule, wish, trees=trees, greedy=greedy)
+    rule = any_rule() if request.rule == COUPLED else find_rule(request.rule)
+    return rule.drawing(request.rule, tree, request.sampling, noise, trees=trees)
 
 
 def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) -> list[ActiveDrafter]:

@@ -11,14 +11,13 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Draws, Verification
 from edgedec.draft_constants import SURE
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, DraftLateError
 from edgedec.drafter_traits import (
     Declaring,
     Demands,
     DrafterTraits,
-    Draws,
     Following,
     FollowingFactory,
     Opening,

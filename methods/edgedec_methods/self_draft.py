@@ -14,10 +14,10 @@ from time import monotonic, perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Draws, Verification
 from edgedec.draft_constants import ODD, SAMPLES
 from edgedec.drafter import DraftContext
-from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
+from edgedec.drafter_traits import DraftCost, DrafterTraits
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.errors import CancelledError
 from edgedec.model import Forward, LayerSet

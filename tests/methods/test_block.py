@@ -4,7 +4,7 @@ import pytest
 from support.decoding.exact_distributions import integrate, paths
 from support.decoding.rule_checks import EVERY_RULE, RULES_OF_CHAINS, Check, block_length, models
 
-from edgedec.verification.rules import find_rule
+from edgedec_methods.drawn.rules import find_rule
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from support.decoding.rule_checks import check_exact, models
 from support.decoding.tree_draws import Evaluated, check_chances
 
 from edgedec.draft import Draft
-from edgedec.drafters.drawn_trees import TreePlace, draw_tree, drawn_without_replacement, parse_shape
-from edgedec.drafters.levels import agreement
 from edgedec.sampling import Distribution, Noise
+from edgedec_methods.drawn.drawn_trees import TreePlace, draw_tree, drawn_without_replacement, parse_shape
+from edgedec_methods.drawn.rules import agreement
 
 Nodes = tuple[tuple[int, ...], tuple[int, ...]]
 

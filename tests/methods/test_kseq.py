@@ -7,7 +7,7 @@ from support.decoding.rule_checks import EVERY_RULE, RULES_OF_PATHS, Check, chec
 
 from edgedec.draft import Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.rules import find_rule
+from edgedec_methods.drawn.rules import find_rule
 
 
 @pytest.mark.slow

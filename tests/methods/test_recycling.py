@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from edgedec.draft import Candidates, Draft, Verification
 from edgedec.drafter import DraftContext, Drafter, DrafterNeeds, Store
 from edgedec.sampling import Noise, gumbel_of
-from edgedec.verification.rule_tools import children_of
 from edgedec_methods.candidate_table import CandidateTable, context_key
+from edgedec_methods.drawn.rule_tools import children_of
 from edgedec_methods.recycling import RecyclingDrafter
 
 MakeContext = Callable[..., DraftContext]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.decoding.draft_models import SETTINGS, TEXT, Recorded, depth
+from support.decoding.drawings import drawn
 from support.models.real_models import real_model
 from support.models.tiny_models import BOS, byte_ids, tiny_llama
 from support.processes.installed import with_plugin
@@ -74,7 +75,7 @@ def drafter_for(model: Model, layers: LayerSet, params: SamplingParams = GREEDY,
     """Return a drafter whose session holds the prompt but for its last token."""
     session = model.session(256)
     session.forward(np.array(PROMPT[:-1], np.int32), n_past=0)
-    context = DraftContext(session, params, Noise(3), **options)
+    context = DraftContext(session, params, Noise(3), **drawn(params, Noise(3), **options))
     drafter = SkipDrafter(context, tuned(layers))
     drafter.begin(PROMPT)
     return drafter

@@ -5,7 +5,7 @@ import pytest
 from support.decoding.exact_distributions import integrate, joint_of, paths
 from support.decoding.rule_checks import EVERY_RULE, RULES_OF_CHAINS, Check, models
 
-from edgedec.verification.rules import find_rule
+from edgedec_methods.drawn.rules import find_rule
 
 
 @pytest.mark.slow

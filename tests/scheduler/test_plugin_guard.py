@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from support.decoding.simulation import GREEDY, a_text, decode, fake_session
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, Verification
+from edgedec.draft import Draft, Draws, Verification
 from edgedec.draft_price import DraftPrice
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, DraftLateError
-from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
+from edgedec.drafter_traits import DraftCost, DrafterTraits
 from edgedec.errors import PluginError
 from edgedec.model import Session
 from edgedec.sampling import Noise

@@ -8,9 +8,9 @@ from typing import TypeVar
 import numpy as np
 
 from edgedec.draft import Draft
-from edgedec.drafters.drawn_trees import TreePlace, draw_tree, drawn_without_replacement, parse_shape
-from edgedec.drafters.levels import agreement
 from edgedec.sampling import Distribution, Noise
+from edgedec_methods.drawn.drawn_trees import TreePlace, draw_tree, drawn_without_replacement, parse_shape
+from edgedec_methods.drawn.rules import agreement
 from support.decoding.exact_distributions import Drawing, Law, sparse, text_of
 from support.decoding.rule_checks import check_exact, models
 
@@ -36,7 +36,7 @@ def each_way(make: Callable[[Drawn], T]) -> list[tuple[float, T]]:
     """Return what `make` returns for every way in which it may draw tokens without replacement, with the probability.
 
     Args:
-        make: Gets what stands for drawn_without_replacement of edgedec.drafters.drawn_trees.
+        make: Gets what stands for drawn_without_replacement of edgedec_methods.drawn.drawn_trees.
     """
     waiting: list[tuple[int, ...]] = [()]
     ways: list[tuple[float, T]] = []

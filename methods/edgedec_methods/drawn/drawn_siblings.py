@@ -12,7 +12,7 @@ Status: study
 
 from itertools import islice
 
-from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, TreePlace
+from edgedec_methods.drawn.drawn_trees import DrawnLevel, DrawnShape, TreePlace
 
 _MOST_LEVELS = 64  # that branch
 

@@ -15,7 +15,7 @@ from heapq import merge
 from itertools import islice
 from math import log
 
-from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, TreePlace, mass_of
+from edgedec_methods.drawn.drawn_trees import DrawnLevel, DrawnShape, TreePlace, mass_of
 
 
 def _add(level: DrawnLevel) -> list[TreePlace]:

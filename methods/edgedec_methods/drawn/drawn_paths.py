@@ -10,7 +10,7 @@ Measured: 54.6 tokens/s at best with a head at temperature 1, where `coupled` ha
 Status: study
 """
 
-from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, TreePlace
+from edgedec_methods.drawn.drawn_trees import DrawnLevel, DrawnShape, TreePlace
 
 
 def _add(level: DrawnLevel) -> list[TreePlace]:
