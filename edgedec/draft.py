@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import PluginError
-from edgedec.sampling import Distribution, SamplingParams
+from edgedec.sampling import Distribution, Noise, SamplingParams
 
 _NUMBER = (float, int)
 
@@ -172,13 +172,9 @@ class DraftNumbers(Protocol):
         """Return a token that is drawn from a distribution, and the chance that it is accepted."""
 
     def tree(self, rows: RowsAfter, n_max: int, least_path: float, corrected: Callable[[float], float]) -> Draft:
-        """Return a tree of at most `n_max` nodes, drawn or of the most probable tokens.
+        """Return a tree of at most `n_max` nodes, drawn or of the most probable tokens; `rows` is called once a level.
 
-        Args:
-            rows: Evaluates the drafter's model; called once a level.
-            n_max: Most nodes.
-            least_path: The path probability below which a node's forward does not pay.
-            corrected: P that the drafter gives to a token -> P by which the path probability goes.
+        Nodes below the path probability `least_path`, in which tokens count with their corrected P, have no children.
         """
 
 
@@ -193,7 +189,7 @@ class Drawing(Protocol):
     def is_tree(self) -> bool:
         """Whether drafts are trees, and no chains."""
 
-    def numbers(self, label: int) -> DraftNumbers:
+    def numbers(self, noise: Noise, label: int) -> DraftNumbers:
         """Return what makes the drafts of the drafter with this label, which no position of a text is as large as."""
 
     def notes(self, draws: Iterable[Draws]) -> Sequence[str]:

@@ -38,7 +38,7 @@ class LevelMaker:
         drawing, params = context.drawing, None if context.drawing is None else context.drawing.params
         self.draws, self.is_tree = params is not None, drawing is not None and drawing.is_tree
         self._params = context.sampling if params is None else params
-        self._numbers = None if drawing is None else drawing.numbers(label)
+        self._numbers = None if drawing is None else drawing.numbers(context.noise, label)
         self._noise = context.noise
         self._n_vocab, self._listed = n_vocab, listed
         self._width = _WIDTH if context.target.model.capabilities.trees else 1

@@ -124,7 +124,7 @@ def open_policy(
         stats.add_reason(exact if capabilities.rollback else stuck)
         return None
     trees = capabilities.trees and (capabilities.exact_trees or not drafting.strict)
-    drawing = _drawing(request, drafting.tree, noise, trees=trees)
+    drawing = _drawing(request, drafting.tree, trees=trees)
     context = DraftContext(
         session,
         request.sampling,
@@ -148,14 +148,14 @@ def open_policy(
     return policy
 
 
-def _drawing(request: Request, tree: str | None, noise: Noise, *, trees: bool) -> Drawing | None:
+def _drawing(request: Request, tree: str | None, *, trees: bool) -> Drawing | None:
     """Return how drafts are made, where a guest's rule or a shape of trees says that."""
     if request.rule == COUPLED and tree is None:
         return None
     from edgedec.verification.rules import any_rule, find_rule
 
     rule = any_rule() if request.rule == COUPLED else find_rule(request.rule)
-    return rule.drawing(request.rule, tree, request.sampling, noise, trees=trees)
+    return rule.drawing(request.rule, tree, request.sampling, trees=trees)
 
 
 def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) -> list[ActiveDrafter]:

@@ -24,14 +24,13 @@ class Rule(Protocol):
         that may be drawn, and all random numbers, the text must have the target's distribution.
         """
 
-    def drawing(self, name: str, tree: str | None, sampling: SamplingParams, noise: Noise, *, trees: bool) -> Drawing:
+    def drawing(self, name: str, tree: str | None, sampling: SamplingParams, *, trees: bool) -> Drawing:
         """Return how the drafts of a generation are made of a model's distributions.
 
         Args:
             name: The rule of verification; "coupled" for trees of the most probable tokens.
             tree: The shape of trees that the user named, or None.
             sampling: How the text's tokens are drawn.
-            noise: The random numbers of the generation.
             trees: Whether trees may be verified.
 
         Raises:

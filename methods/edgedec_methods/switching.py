@@ -18,8 +18,7 @@ Status: opt-in
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -31,7 +30,6 @@ from edgedec.errors import RequestError, SessionError, argument, counted
 from edgedec.logit_ops import entropy_of
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
-from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
 from edgedec_methods.pair_session import PairSession, name_of
 
@@ -143,18 +141,6 @@ class SwitchingSession(PairSession):
         self._first = n_prompt - 1
         del self._ids[self._first :]
         self.written = []
-
-    @contextmanager
-    def generating(
-        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0, stats: DecodeStats | None = None
-    ) -> Iterator[None]:
-        """Begin a text that ends with the block; see begin()."""
-        self.begin(n_prompt)
-        try:
-            yield
-        finally:
-            if stats is not None:
-                self._count(stats)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.

@@ -86,7 +86,7 @@ def drafter(head: Block, params: SamplingParams = SAMPLED, **context: Any) -> He
     """Return the drafter of a text of three tokens that the block follows."""
     model = SimpleNamespace(card=SimpleNamespace(n_vocab=N_VOCAB), capabilities=Capabilities(trees=True))
     session = cast(Session, SimpleNamespace(model=model, draft_head=head, room=lambda n: 99))
-    made = HeadDrafter(DraftContext(session, params, Noise(1), **drawn(params, Noise(1), **context)))
+    made = HeadDrafter(DraftContext(session, params, Noise(1), **drawn(params, **context)))
     made.begin(TEXT)
     return made
 

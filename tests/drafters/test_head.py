@@ -89,7 +89,7 @@ def drafter(model: Model, params: SamplingParams = GREEDY, **context: object) ->
     """Return a drafter that has begun TEXT, whose session holds all but the last token."""
     session = model.session(100)
     session.forward(np.array(TEXT[:-1], np.int32), n_past=0)
-    made = HeadDrafter(DraftContext(session, params, Noise(1), **drawn(params, Noise(1), **context)))  # type: ignore[arg-type]
+    made = HeadDrafter(DraftContext(session, params, Noise(1), **drawn(params, **context)))  # type: ignore[arg-type]
     made.begin(TEXT)
     return made
 

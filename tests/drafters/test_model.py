@@ -44,7 +44,7 @@ def equal(target: Path) -> Iterator[DraftModel]:
 
 def context_for(model: Model, params: SamplingParams = GREEDY, **options: Any) -> DraftContext:
     """Return the context of a generation on a model."""
-    return DraftContext(model.session(512), params, Noise(3), **drawn(params, Noise(3), **options))
+    return DraftContext(model.session(512), params, Noise(3), **drawn(params, **options))
 
 
 @pytest.mark.slow

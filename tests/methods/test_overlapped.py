@@ -266,7 +266,7 @@ def test_a_stream_that_is_dropped_leaves_no_thread(target: Path, equal: Model) -
 def context_for(model: Model, *, coupled: bool = True, **options: Any) -> DraftContext:
     """Return the context of a generation on a model."""
     params = SamplingParams(**options)
-    return DraftContext(model.session(512), params, Noise(3), **drawn(params, Noise(3), coupled=coupled))
+    return DraftContext(model.session(512), params, Noise(3), **drawn(params, coupled=coupled))
 
 
 def test_a_smaller_window_waits_for_the_thread(equal: Model) -> None:

@@ -75,7 +75,7 @@ def drafter_for(model: Model, layers: LayerSet, params: SamplingParams = GREEDY,
     """Return a drafter whose session holds the prompt but for its last token."""
     session = model.session(256)
     session.forward(np.array(PROMPT[:-1], np.int32), n_past=0)
-    context = DraftContext(session, params, Noise(3), **drawn(params, Noise(3), **options))
+    context = DraftContext(session, params, Noise(3), **drawn(params, **options))
     drafter = SkipDrafter(context, tuned(layers))
     drafter.begin(PROMPT)
     return drafter

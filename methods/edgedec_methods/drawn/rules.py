@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from edgedec.draft import Draft, Draws, RowsAfter, Verification
 from edgedec.errors import PluginError
@@ -27,15 +26,10 @@ _TREES = 0x547265654B657973  # sets the keys of trees apart from the numbers of 
 _MOST_DRAWN = 1024  # tokens of a q that is drawn from: it is kept until it was verified
 
 
-class Verify(Protocol):
-    """Verifies a draft: a pure function of its arguments, which calls `target` at most once for a row.
+Verify = Callable[[Draft, Sequence[Distribution | None], TargetRow, Uniform], Verification]
+"""(draft, q, target, uniform) -> a path of the draft, root first, with its tokens and one more token, drawn from p.
 
-    It returns a path of the draft, root first, with the tokens of that path and one more token, drawn from p.
-    """
-
-    def __call__(
-        self, draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform, /
-    ) -> Verification: ...
+A pure function, which calls `target` at most once for a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +62,11 @@ class Rule:
         parse_shape(tree)
 
     @staticmethod
-    def drawing(name: str, tree: str | None, sampling: SamplingParams, noise: Noise, *, trees: bool) -> "Drawing":
+    def drawing(name: str, tree: str | None, sampling: SamplingParams, *, trees: bool) -> "Drawing":
         """Return how the drafts of a generation are drawn; see edgedec.verification.rules.Rule."""
-        return opened(name, tree, sampling, noise, trees=trees)
+        wish, greedy = None if tree is None else parse_shape(tree), sampling.greedy
+        shape, why = shape_for(name, wish, trees=trees, greedy=greedy)
+        return Drawing(name, shape, None if greedy or name == COUPLED else cut(sampling), why)
 
 
 def find_rule(name: str) -> Rule:
@@ -141,13 +137,6 @@ def rule_notes(rule: str, shape: TreeShape, draws: Iterable[Draws], *, greedy: b
     return [] if shape.kind == CHAIN else [f"the shape {shape} has no effect: {who}"]
 
 
-def opened(name: str, tree: str | None, sampling: SamplingParams, noise: Noise, *, trees: bool) -> "Drawing":
-    """Return how the drafts of a generation are made; see edgedec.verification.rules.Rule."""
-    wish, greedy = None if tree is None else parse_shape(tree), sampling.greedy
-    shape, why = shape_for(name, wish, trees=trees, greedy=greedy)
-    return Drawing(name, shape, noise, None if greedy or name == COUPLED else cut(sampling), greedy, why)
-
-
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """Implements edgedec.draft.Drawing.
@@ -155,31 +144,27 @@ class Drawing:
     Attributes:
         rule: The rule of verification.
         shape: The shape of drafts.
-        noise: The random numbers of the generation.
         params: What q is made with; None where drafts are the most probable tokens.
-        greedy: Whether the text's tokens are drawn at temperature 0.
         why: A sentence where the shape is not what the options say.
     """
 
     rule: str
     shape: TreeShape
-    noise: Noise
     params: SamplingParams | None
-    greedy: bool
-    why: tuple[str, ...]
+    why: tuple[str, ...] = ()
 
     @property
     def is_tree(self) -> bool:
         """Whether drafts are trees of a shape, and no chains."""
         return self.shape.kind != CHAIN
 
-    def numbers(self, label: int) -> "Numbers":
+    def numbers(self, noise: Noise, label: int) -> "Numbers":
         """Return what draws the tokens of the drafter with this label."""
-        return Numbers(self, label)
+        return Numbers(self, noise, label)
 
     def notes(self, draws: Iterable[Draws]) -> list[str]:
         """Return sentences on what the rule and the shape do not do for drafters that draw so."""
-        return [*self.why, *rule_notes(self.rule, self.shape, draws, greedy=self.greedy)]
+        return [*self.why, *rule_notes(self.rule, self.shape, draws, greedy=self.params is None)]
 
 
 class Numbers:
@@ -188,10 +173,10 @@ class Numbers:
     That is what the rules are exact for: a node is drawn from its q given the nodes before it.
     """
 
-    def __init__(self, drawing: Drawing, label: int) -> None:
+    def __init__(self, drawing: Drawing, noise: Noise, label: int) -> None:
         self._shape, self._draws = drawing.shape, drawing.params is not None
-        self._uniform = rule_tools.uniform_source(drawing.noise, label)
-        self._keys = Noise(drawing.noise.key(label) ^ _TREES)
+        self._uniform = rule_tools.uniform_source(noise, label)
+        self._keys = Noise(noise.key(label) ^ _TREES)
         self._n_drawn = 0
 
     def begin(self) -> None:
@@ -202,13 +187,13 @@ class Numbers:
         """Return a token that is drawn from q, and the chance that it is accepted."""
         token = rule_tools.sample(law, self._uniform(self._n_drawn))
         self._n_drawn += 1  # a position that is drafted again gets another number
-        return token, agreement(law)
+        return token, drawn_trees.agreement(law)
 
     def tree(self, rows: RowsAfter, n_max: int, least_path: float, corrected: Callable[[float], float]) -> Draft:
         """Return a tree of the shape, drawn or of the most probable tokens."""
         if not self._draws:
             return drawn_trees.grow_ranked(rows, n_max, least_path, corrected)
-        return drawn_trees.draw_tree(self._shape, rows, self._without_replacement, n_max, least_path, agreement)
+        return drawn_trees.draw_tree(self._shape, rows, self._without_replacement, n_max, least_path)
 
     def _without_replacement(self, law: Distribution, place: TreePlace) -> Iterator[tuple[int, float]]:
         """Yield tokens drawn from q without replacement, by numbers that nothing else used, and their keys."""
@@ -223,16 +208,3 @@ def cut(params: SamplingParams) -> SamplingParams:
     for 1.5B, temperature 1, 98 tokens of prose and code).
     """
     return replace(params, top_k=min(params.top_k or _MOST_DRAWN, _MOST_DRAWN))
-
-
-def agreement(q: Distribution) -> float:
-    """Return an estimate of the sum of min(p, q), the chance that a token drawn from q is accepted, from q alone.
-
-    It is (1 + sum of q^2) / 2. Where the log-probabilities of two models differ by about s, the distributions are about
-    0.4 s (1 - sum of q^2) apart: the surer the drafter, the less room there is to differ. The estimate does not look at
-    the token that was drawn, so what is decided by it is decided without looking at the node.
-
-    >>> agreement(Distribution(np.array([3, 4]), np.array([0.5, 0.5])))
-    0.75
-    """
-    return (1.0 + float(q.probs @ q.probs)) / 2
