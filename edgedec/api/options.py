@@ -16,6 +16,8 @@ from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory_plan import Size, parse_size
 from edgedec.progress import CancelToken, OnProgress
+from edgedec.sampling import SamplingParams
+from edgedec.sequence import COUPLED
 from edgedec.storage.cache_files import cache_folder
 
 ModelName = str | os.PathLike[str]
@@ -61,9 +63,9 @@ class DraftOptions:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.tree is not None:
-            from edgedec.verification.rules import any_rule
+            from edgedec.verification.rules import find_rule
 
-            any_rule().check_tree(self.tree)
+            find_rule(COUPLED).drawing(COUPLED, self.tree, SamplingParams(), trees=True)  # refuses what is no shape
 
     __repr__ = one_line
 

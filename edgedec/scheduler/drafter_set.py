@@ -152,10 +152,9 @@ def _drawing(request: Request, tree: str | None, *, trees: bool) -> Drawing | No
     """Return how drafts are made, where a guest's rule or a shape of trees says that."""
     if request.rule == COUPLED and tree is None:
         return None
-    from edgedec.verification.rules import any_rule, find_rule
+    from edgedec.verification.rules import find_rule
 
-    rule = any_rule() if request.rule == COUPLED else find_rule(request.rule)
-    return rule.drawing(request.rule, tree, request.sampling, trees=trees)
+    return find_rule(request.rule).drawing(request.rule, tree, request.sampling, trees=trees)
 
 
 def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) -> list[ActiveDrafter]:

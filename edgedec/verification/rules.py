@@ -34,11 +34,9 @@ class Rule(Protocol):
             trees: Whether trees may be verified.
 
         Raises:
-            PluginError: The rule is not installed, or the shape that the user named is not.
+            OptionError: `tree` names no shape that is installed.
+            PluginError: The rule is not installed, or the shape does not import.
         """
-
-    def check_tree(self, tree: str) -> None:
-        """Raise OptionError unless a text names a shape of trees that is installed."""
 
 
 def rule_names() -> list[str]:
@@ -47,17 +45,13 @@ def rule_names() -> list[str]:
 
 
 def find_rule(name: str) -> Rule:
-    """Return the rule of a guest of that name.
+    """Return the rule of a guest of that name; for "coupled" the first one: each of them knows how trees are made.
 
     Raises:
         PluginError: No such rule is installed, it does not import, or it is no Rule.
     """
+    name = next(iter(plugins.plugins(plugins.RULES)), name) if name == COUPLED else name
     rule = plugins.load_plugin(plugins.RULES, name)
     if not isinstance(rule, Rule):
         raise PluginError(f"the rule {name!r} is a {type(rule).__name__}, not a Rule; remove its package")
     return rule
-
-
-def any_rule() -> Rule:
-    """Return the first rule of a guest: each of them knows how trees are made (PluginError: none is installed)."""
-    return find_rule(next(iter(plugins.plugins(plugins.RULES)), "of a guest"))

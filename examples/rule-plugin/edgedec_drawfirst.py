@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec_methods.drawn.rule_tools import TargetRow, Uniform, in_turn, sample, walk
+from edgedec.verification.rules import TargetRow
+from edgedec_methods.drawn.rule_tools import Uniform, in_turn, sample, walk
 from edgedec_methods.drawn.rules import Rule
 
 

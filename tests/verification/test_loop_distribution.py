@@ -39,8 +39,8 @@ from edgedec.plugins import RULES
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler import estimator
 from edgedec.scheduler.drafter_record import DrafterRecord
-from edgedec.verification.rules import rule_names
-from edgedec_methods.drawn.rule_tools import TargetRow, Uniform, sample
+from edgedec.verification.rules import TargetRow, rule_names
+from edgedec_methods.drawn.rule_tools import Uniform, sample
 from edgedec_methods.drawn.rules import Rule
 from edgedec_runtimes.cpu.runtime import Cpu
 

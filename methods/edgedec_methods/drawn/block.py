@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
+from edgedec.verification.rules import TargetRow
 from edgedec_methods.drawn.recursive import verify_recursive
 from edgedec_methods.drawn.rule_tools import (
-    TargetRow,
     Uniform,
     excess,
     in_turn,

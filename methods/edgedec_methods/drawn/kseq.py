@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
+from edgedec.verification.rules import TargetRow
 from edgedec_methods.drawn.rule_tools import (
-    TargetRow,
     Uniform,
     in_turn,
     laws_of,

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from edgedec.draft import Draft, Verification
 from edgedec.errors import PluginError
 from edgedec.sampling import Distribution
+from edgedec.verification.rules import TargetRow
 from edgedec_methods.drawn.rule_tools import (
-    TargetRow,
     Uniform,
     in_turn,
     laws_of,

@@ -13,9 +13,6 @@ from edgedec.sampling import Distribution, Noise
 
 _DOMAIN = 0x5665726966696572  # sets these numbers apart from the Gumbel noise of the same seed and position
 
-TargetRow = Callable[[int, tuple[int, ...]], Distribution]
-"""`(row, drafted tokens up to it)` -> p after that row: row 0 is the last token before the draft, i + 1 is node i."""
-
 Uniform = Callable[[int], float]
 """`k` -> the k-th random number of this step, above 0 and below 1."""
 

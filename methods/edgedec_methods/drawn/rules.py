@@ -8,6 +8,7 @@ from edgedec.errors import PluginError
 from edgedec.sampling import Distribution, Noise, SamplingParams
 from edgedec.sequence import COUPLED
 from edgedec.verification import rules
+from edgedec.verification.rules import TargetRow
 from edgedec_methods.drawn import drawn_trees, rule_tools
 from edgedec_methods.drawn.drawn_trees import (
     CHAIN,
@@ -20,7 +21,7 @@ from edgedec_methods.drawn.drawn_trees import (
     installed,
     parse_shape,
 )
-from edgedec_methods.drawn.rule_tools import TargetRow, Uniform
+from edgedec_methods.drawn.rule_tools import Uniform
 
 _TREES = 0x547265654B657973  # sets the keys of trees apart from the numbers of chains
 _MOST_DRAWN = 1024  # tokens of a q that is drawn from: it is kept until it was verified
@@ -55,11 +56,6 @@ class Rule:
         """Verify the draft of the step whose first new token is at `position` (raises what `verify` raises)."""
         q = draft.q if draft.q is not None else (None,) * len(draft)
         return self.verify(draft, q, target, rule_tools.uniform_source(noise, position))
-
-    @staticmethod
-    def check_tree(tree: str) -> None:
-        """Raise OptionError unless a text names a shape that is installed."""
-        parse_shape(tree)
 
     @staticmethod
     def drawing(name: str, tree: str | None, sampling: SamplingParams, *, trees: bool) -> "Drawing":
