@@ -190,7 +190,7 @@ def open_plan(plan: LoadPlan, options: EngineOptions) -> Engine:
         around = _around(options.lossy, model.card)
         sessions, of_sessions = _sessions(model, plan.options, around)
         sessions[0], companion = _with_companion(sessions[0], plan, undo)
-        of_models = _notes(plan, sessions[0].n_ctx, model, options)
+        of_models = _notes(plan, sessions[0].room(0), model, options)
         for note in (*of_sessions, *of_models):
             logger.warning("%s", note)
         plan, curves, drafting = _open_drafters(model, sessions, plan, options, undo)
@@ -199,7 +199,7 @@ def open_plan(plan: LoadPlan, options: EngineOptions) -> Engine:
         slots = _slots(sessions, curves, drafting, plan, notes, processes, share=not around)
         if plan.memory.devices and isinstance(plan.runtime, HasDevices):  # what their own accounts say
             plan = replace(plan, memory=plan.runtime.account(plan.memory, plan.options))
-        n_tokens = len(slots) * sessions[0].n_ctx
+        n_tokens = len(slots) * sessions[0].room(0)
         held = plan.memory if is_planned else MemoryPlan(model.memory(n_tokens, plan.options.max_rows))
         engine = Engine(
             model=model,
@@ -402,7 +402,7 @@ def _open_drafters(
     if plan.memory.terms:
         from edgedec.memory.terms import drafter_terms
 
-        budget_bytes = sum(term.n_bytes for term in drafter_terms(plan.with_options(n_ctx=first.n_ctx)))
+        budget_bytes = sum(term.n_bytes for term in drafter_terms(plan.with_options(n_ctx=first.room(0))))
         share_bytes = min(budget_bytes, share_bytes)
     store, of_store, file = Store(share_bytes, plan.options.cache_dir), list[str](), None
     keeps_file = any(demands_of(factory).store_file for factory in plan.drafters.values())
