@@ -241,6 +241,7 @@ class CostCurve:
         others: Tokens that other requests gain by the same forward, where forwards are shared.
         n_texts: Texts that share the forward of the present step.
         joined: The latest forward that was noted of those that several sessions had rows in; None before.
+        shared: The latest forward of the session whose curve this is, where several sessions may have had rows in it.
         latest_s: Seconds of the latest forward, of keeping a branch of it, and of what a step takes beside; cut where
             they are out of all proportion. None before the first forward, and until the next one when it was set to
             None.
@@ -262,6 +263,7 @@ class CostCurve:
         self.n_texts = 1
         self.beside_s = [0.0, 0.0]
         self.joined: SharedForward | None = None
+        self.shared: SharedForward | None = None
         self.latest_s: float | None = None
         self.trials = Trials()
         self.resuming = Resuming(resume_share if resume_share > NOTICED else 0.0)

@@ -1,23 +1,20 @@
-"""Drafts, their shapes, and the outcome of verifying one.
+"""Drafts, how they are drawn, and the outcome of verifying one.
 
 p is the target's distribution and q the drafter's, as in Leviathan et al. 2023 (arXiv:2211.17192).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from enum import Enum
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import PluginError
-from edgedec.sampling import Distribution
+from edgedec.sampling import Distribution, Noise, SamplingParams
 
 _NUMBER = (float, int)
-CHAIN, GROW = "chain", "grow"
-
-Siblings = Literal["independent", "without replacement"]
-"""How the children of a node are drawn from its distribution: it decides which rules verify a tree exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class Draft:
             parent stands before its children.
         p_accept: By node, the drafter's estimate of P(node accepted | parent accepted).
         q: By node, the distribution that the node was drawn from, None for a node that was looked up. None instead of
-            the tuple where no node was drawn. Only the opt-in rules of edgedec.verification look at q.
+            the tuple where no node was drawn. Only rules of guests look at q.
 
     A chain of three, and a root with two children:
 
@@ -151,23 +148,49 @@ class Verification:
         return self.token_ids[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class TreeShape:
-    """How a drafter that evaluates a model branches.
+class Draws(Enum):
+    """What a drafter draws from distributions of its own, under a rule or for a shape that looks at these."""
 
-    Attributes:
-        kind: "chain": one token after the other, under the coupled rule with the next best tokens as leaves. Any other
-            kind is a plug-in, such as "grow": nodes wherever the path probability is
-            above a threshold (DySpec, arXiv:2410.11744).
-        widths: The numbers behind a kind's name, such as that of paths, or of children by level; none for a kind that
-            takes no number.
-    """
-
-    kind: str = CHAIN
-    widths: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return ":".join([self.kind, *(["-".join(map(str, self.widths))] if self.widths else [])])
+    UNKNOWN = "the drafter does not say"
+    NOTHING = "its tokens are looked up, or the most probable ones"
+    CHAINS = "chains"
+    SHAPES = "trees of every shape"
 
 
-ONE_CHAIN = TreeShape()
+RowsAfter = Callable[[Sequence[tuple[int, ...]]], Sequence[Any]]
+"""Drafted paths, all of one length -> what a model says after each, one object for equal paths: its distribution or,
+where nothing is drawn, its most probable tokens (Level). None where nothing can follow."""
+
+
+class DraftNumbers(Protocol):
+    """Makes one drafter's drafts of a model's distributions, with random numbers that nothing else uses."""
+
+    def begin(self) -> None:
+        """Start a text: the numbers begin anew."""
+
+    def draw(self, law: Distribution) -> tuple[int, float]:
+        """Return a token that is drawn from a distribution, and the chance that it is accepted."""
+
+    def tree(self, rows: RowsAfter, n_max: int, least_path: float, corrected: Callable[[float], float]) -> Draft:
+        """Return a tree of at most `n_max` nodes, drawn or of the most probable tokens; `rows` is called once a level.
+
+        Nodes below the path probability `least_path`, in which tokens count with their corrected P, have no children.
+        """
+
+
+class Drawing(Protocol):
+    """How the drafts of a generation are made of a model's distributions, where a guest's rule or shape says that."""
+
+    @property
+    def params(self) -> SamplingParams | None:
+        """What the distributions are made with that tokens are drawn from; None where none are drawn."""
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether drafts are trees, and no chains."""
+
+    def numbers(self, noise: Noise, label: int) -> DraftNumbers:
+        """Return what makes the drafts of the drafter with this label, which no position of a text is as large as."""
+
+    def notes(self, draws: Iterable[Draws]) -> Sequence[str]:
+        """Return sentences on what this does not do for drafters that draw so."""

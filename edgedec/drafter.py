@@ -13,24 +13,57 @@ from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve, SharedForward
-from edgedec.draft import ONE_CHAIN, Draft, TreeShape, Verification
+from edgedec.draft import Draft, Drawing, Verification
 from edgedec.draft_constants import MOST_P
 from edgedec.errors import PluginError
 from edgedec.model import LayerSet, Session
 from edgedec.sampling import Noise, SamplingParams
-from edgedec.tokenizer import Tokenizer
 
 STORE_BYTES = 32_000_000
 """Most bytes that a drafter keeps between requests where memory is ample."""
 
 
-def store_limit(budget_bytes: int | None) -> int:
-    """Return the most bytes that a drafter keeps between requests: at most half of its budget, where it has one."""
-    return STORE_BYTES if budget_bytes is None else min(STORE_BYTES, budget_bytes // 2)
+class Store(dict[str, Any]):
+    """What drafters keep between requests, each under its own name; Engine.forget() empties it.
+
+    Attributes:
+        budget_bytes: Most memory that each drafter may hold, or None.
+        cache_dir: Where is kept what was measured of the model, as in LoadOptions; None for nowhere.
+        lock: Held while the store or what it holds is read or changed, as several texts may be written at a time.
+    """
+
+    def __init__(self, budget_bytes: int | None = None, cache_dir: Path | None = None) -> None:
+        super().__init__()
+        self.budget_bytes, self.cache_dir = budget_bytes, cache_dir
+        self.lock: AbstractContextManager[object] = RLock()
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that a drafter keeps between requests: at most half of its budget, where it has one."""
+        return STORE_BYTES if self.budget_bytes is None else min(STORE_BYTES, self.budget_bytes // 2)
+
+    def half(self, name: str) -> "Store":
+        """Return the store of a drafter within the drafter `name`, which has half of that one's budget."""
+        made = Store(None if self.budget_bytes is None else self.budget_bytes // 2, self.cache_dir)
+        store = self.setdefault(name, made)
+        assert isinstance(store, Store), "the store's entry of this name is ours"
+        return store
 
 
 class DrafterRestsError(PluginError):
     """A drafter draws the conclusion that it is of no use here; generations go on without it."""
+
+
+class DraftLateError(PluginError):
+    """A draft did not come by its deadline; the step goes on without it.
+
+    Attributes:
+        is_last: Whether so many were late that the drafter is not asked again.
+    """
+
+    def __init__(self, message: str, *, is_last: bool = False) -> None:
+        super().__init__(message)
+        self.is_last = is_last
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,47 +171,36 @@ class DraftContext:
 
     Attributes:
         target: The target's session, with its model and its KV cache.
-        tokenizer: The target's tokenizer.
         sampling: How the target's tokens will be drawn.
         noise: The random numbers of this generation; a drafter that samples draws with the same numbers.
-        budget_bytes: Most memory that the drafter may hold, or None.
-        store: What drafters keep between requests, each under its own name; Engine.forget() empties it.
+        store: What drafters keep between requests, each under its own name.
         floor: The path probability below which a node does not pay now, for a drafter that takes time for every node.
-        coupled: Whether the verification rule is the coupled one: a drafter that samples then draws with `noise` at the
-            absolute position. Otherwise it draws with numbers of its own, new ones in every step, and gives its q.
+        drawing: How drafts are made of a model's distributions, where the request or the user asks for a guest's way:
+            they are drawn with numbers of their own, and come with their q, or they are trees. None under the coupled
+            rule: a drafter draws with `noise` at the absolute position.
         recorder: Notes the forwards that the drafter makes, while drafts are recorded; else None.
-        lock: Held while `store` or what it holds is read or changed, as several texts may be written at the same time.
         constraint: The grammar that the text keeps to, or None. A drafter may ask it for the tokens that are allowed,
             in propose() and in no other thread; nodes that it rules out are removed from every draft in any case.
-        shape: How a drafter that evaluates a model branches, so that the rule verifies its drafts exactly.
         predicted: Tokens that the request expects the text to have; they may be wrong.
         curve: What forwards of the target take.
         correction: What the drafter's own estimates were worth so far.
         note_ahead: `(tokens drafted while the target verified, those of use)` notes these sums so far.
-        note_late: Notes a draft that did not come by its deadline.
         note: Adds a sentence for a person to the statistics of the text.
-        cache_dir: Where is kept what was measured of the model, as in LoadOptions; None for nowhere.
     """
 
     target: Session
-    tokenizer: Tokenizer
     sampling: SamplingParams
     noise: Noise
-    budget_bytes: int | None = None
-    store: dict[str, Any] = field(default_factory=dict)
+    store: Store = field(default_factory=Store)
     floor: Floor = field(default_factory=Floor)
-    coupled: bool = True
+    drawing: Drawing | None = None
     recorder: ForwardLog | None = None
     constraint: Constraint | None = None
-    shape: TreeShape = ONE_CHAIN
     predicted: tuple[int, ...] = ()
-    lock: AbstractContextManager[object] = field(default_factory=RLock)
     curve: CostCurve = field(default_factory=CostCurve)
     correction: Correction = field(default_factory=Correction)
     note_ahead: Callable[[int, int], None] = lambda n_ahead, n_used: None
-    note_late: Callable[[], None] = lambda: None
     note: Callable[[str], None] = lambda sentence: None
-    cache_dir: Path | None = None
 
 
 class Drafter(Protocol):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
+from edgedec.draft import Draws
 from edgedec.drafter import DrafterFactory, ModelFactory
 from edgedec.load_plan import LoadPlan
 from edgedec.memory_plan import MemoryTerm
@@ -18,15 +19,6 @@ class DraftCost(Enum):
     CALLS = "a call of a model that has read the text along with the target"
     MODEL = "a forward of a model that first has to read what it missed of the text"
     TARGET = "a forward of the target itself, through a part of its weights"
-
-
-class Draws(Enum):
-    """What a drafter draws from distributions of its own, under a rule or for a shape that looks at these."""
-
-    UNKNOWN = "the drafter does not say"
-    NOTHING = "its tokens are looked up, or the most probable ones"
-    CHAINS = "chains"
-    SHAPES = "trees of every shape"
 
 
 @dataclass(frozen=True, slots=True)

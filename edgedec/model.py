@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,7 @@ class Forward:
             to the caller to look for it.
         mass: f32[n_layers, n_heads, n_past + n], what `ForwardItem.mass` asked for; 0 where a layer has no such head.
         is_own: Whether the arrays belong to this result, and stay valid.
+        shared: The forward with the rows of all sessions in it, where several may have had some; else None.
     """
 
     logits: NDArray[np.float32]
@@ -74,8 +75,22 @@ class Forward:
     best: list[int] = field(default_factory=list)
     mass: NDArray[np.float32] | None = None
     is_own: bool = False
+    shared: SharedForward | None = None
 
     __repr__ = one_line
+
+
+class ExactRows(NamedTuple):
+    """How many rows of a forward have the bits of single steps.
+
+    Attributes:
+        sure: So many rows have them.
+        possible: So many may have them, as far as is known. None where no two rows have them, neither at this n_past
+            nor in a longer context.
+    """
+
+    sure: int
+    possible: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,21 +217,11 @@ class Session(Protocol):
 
     @property
     def n_ctx(self) -> int:
-        """Most tokens that the session can hold."""
+        """Most tokens of a text on this session; room(0) is how many the KV cache holds at a time."""
 
     @property
     def n_cached(self) -> int:
         """Tokens in the KV cache, counted along the prefix (branches of a tree not included)."""
-
-    @property
-    def n_text_max(self) -> int:
-        """Most tokens of a text on this session: n_ctx, or more where the context slides."""
-        return self.n_ctx
-
-    @property
-    def shared(self) -> SharedForward | None:
-        """The latest forward, where forwards are shared with other sessions; None where they never are."""
-        return None
 
     @property
     def draft_head(self) -> HeadState | None:
@@ -225,11 +230,14 @@ class Session(Protocol):
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """What the part of each of ModelCard.adapters is multiplied by; 0 leaves an adapter out."""
+        """What the part of each of ModelCard.adapters is multiplied by; 0 leaves an adapter out.
+
+        To set it empties the session (CapabilityError: the session has no adapters).
+        """
         return ()
 
-    def adapt(self, scales: tuple[float, ...]) -> None:
-        """Set other scales of the adapters; the session holds no token then."""
+    @scales.setter
+    def scales(self, scales: tuple[float, ...]) -> None:
         raise CapabilityError(f"no adapters can be used here; leave {argument('lora')} out")
 
     def room(self, n_tokens: int) -> int:
@@ -237,17 +245,14 @@ class Session(Protocol):
         return self.n_ctx - n_tokens
 
     def generating(
-        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0
+        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0, stats: DecodeStats | None = None
     ) -> AbstractContextManager[None]:
         """Begin a text whose first `n_prompt` tokens are its prompt; the text ends with the block.
 
-        `sampling` and `seed` say how its tokens are drawn; None where none are.
+        `sampling` and `seed` say how its tokens are drawn; None where none are. At the end of the block, the session
+        adds to `stats` what it knows of the prompt and of the first `stats.n_generated_tokens` tokens behind it.
         """
         return nullcontext()
-
-    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
-        """Add to the statistics what the session knows of the latest text's first `n_generated` generated tokens."""
-        return
 
     def forward(
         self,
@@ -289,23 +294,16 @@ class Session(Protocol):
         n_rows = sum(call.n_rows for _, call in calls)
         return [SharedForward(perf_counter() - begun, n_rows, len(calls))] * len(calls)
 
-    def exact_rows(self, n_past: int) -> int | None:
-        """Return how many rows of a forward at `n_past` may have the bits of single steps, as far as is known.
+    def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:
+        """Return how many rows of a forward at `n_past`, and steps after them, have the bits of single steps.
 
-        None where no two rows have them, neither at `n_past` nor in a longer context. Evaluates nothing. By default it
-        is what the model says for contexts of any length.
+        By default it is what the model says for contexts of any length. Where `measure` rows may have them, a runtime
+        that does not know it measures it, once for contexts of about this length, with forwards of its own at `n_past`
+        (raises what they raise).
         """
         claim, most = self.model.batch_invariant, self.model.capabilities.max_rows
         exact = most if claim is True else min(claim, most)
-        return exact if exact > 1 else None
-
-    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
-        """Return whether `n_rows` rows of a forward at `n_past`, and steps after them, have the bits of single steps.
-
-        A runtime that has to measure this does so here, once for contexts of about this length, with forwards of its
-        own at `n_past` (raises what they raise). With `measure` False, what is not known yet is False.
-        """
-        return n_rows <= (self.exact_rows(n_past) or 1)
+        return ExactRows(exact, exact if exact > 1 else None)
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree (a root first, each row the parent of the next); drop its other rows.
@@ -317,10 +315,6 @@ class Session(Protocol):
 
     def fork(self) -> "Session":
         """Open a second session that shares this one's cached prefix (CapabilityError where that can't be done)."""
-
-    def recall(self, token_ids: Sequence[int], n_held: int) -> int:
-        """Load what is kept of a prompt behind `n_held` tokens, with the bits of reading it; return n_cached then."""
-        return n_held
 
     def save(self) -> bytes:
         """Return the cached KV as bytes, which only the same model, runtime version and options can load."""
@@ -350,6 +344,14 @@ class EncoderSession(Session, Protocol):
             SessionError: The session is closed.
             CancelledError: cancel() was called.
         """
+
+
+@runtime_checkable
+class RecallingSession(Protocol):
+    """A session that takes back what its runtime keeps of earlier prompts elsewhere, such as on the disk."""
+
+    def recall(self, token_ids: Sequence[int], n_held: int) -> int:
+        """Load what is kept of a prompt behind `n_held` tokens, with the bits of reading it; return n_cached then."""
 
 
 class Model(Closeable, Protocol):

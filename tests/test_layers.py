@@ -135,6 +135,17 @@ def test_a_room_above_the_scheduler_names_no_drafter(room: str) -> None:
         assert not (wrong := names & (strings(path) | imported)), f"{path} names {wrong}"
 
 
+def test_the_core_names_no_rule_or_shape_of_a_guest() -> None:
+    """A rule is opened by the name that a request has, and says how drafts are drawn: the core has `coupled` alone."""
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    guests: dict[str, str] = entries.pop("edgedec.rules") | entries.pop("edgedec.tree_shapes")
+    names = {*guests, *map(str.upper, guests)}.difference(*entries.values())  # a beam is a search, too
+    names |= {target.partition(":")[0] for target in guests.values()}
+    for path in sorted((ROOT / "edgedec").rglob("*.py")):
+        imported = {each for module, taken in import_statements(path) for each in (module, *taken)}
+        assert not (wrong := names & (strings(path) | imported)), f"{path} names {wrong}"
+
+
 def test_the_core_imports_few_libraries() -> None:
     """Others would be a part of each start, and of each package that is built on the core."""
     for path in sorted((ROOT / "edgedec").rglob("*.py")):

@@ -20,8 +20,7 @@ from itertools import product
 from math import inf
 from pathlib import Path
 from threading import Lock
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -33,7 +32,6 @@ from edgedec.draft_price import DraftPrice
 from edgedec.drafter import Correction, DrafterNeeds, Floor
 from edgedec.drafter_traits import DraftCost, DrafterTraits
 from edgedec.drafters.draft_builder import DraftBuilder, Level, path_of
-from edgedec.model import Session
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_record import DrafterRecord
@@ -151,7 +149,6 @@ class Text:
     n_prompt: int
     drafters: list[Replayed]
     curve: CostCurve
-    session: SimpleNamespace
     policy: Policy | None
     n: int = 1
     times: list[float] = field(default_factory=lambda: [0.0])
@@ -201,8 +198,9 @@ def opened(  # what one text shares with the others is named one by one
     make: Callable[..., Any] | None,
 ) -> Text:
     """Return a text with its drafters, as drafter_set opens them."""
-    session = SimpleNamespace(shared=SharedForward(1.0, case.n_together, case.n_together))
-    curve = common if case.n_together == 1 else JoinedCurve(common, cast(Session, session), lock)
+    curve = common if case.n_together == 1 else JoinedCurve(common, lock)
+    if case.n_together > 1:
+        curve.shared = SharedForward(1.0, case.n_together, case.n_together)
     drafters = [Replayed(name, recorded["drafts"][name], case.machine, clock, looks) for name in case.names]
     floor, active = Floor(), []
     for each in drafters if make is not None else ():
@@ -216,7 +214,7 @@ def opened(  # what one text shares with the others is named one by one
         one = ActiveDrafter(each.name, each, record, traits.cost, case.greedy)
         active.append(one)
     policy = None if make is None else make(active, 50_000, curve, PolicyOptions(N_MAX), floor, None)
-    text = Text(recorded["tokens"], recorded["n_prompt"], drafters, curve, session, policy)
+    text = Text(recorded["tokens"], recorded["n_prompt"], drafters, curve, policy)
     if policy is not None:
         policy.learn(DecodeStats(), Draft.chain([]), Verification((), (text.tokens[0],)), {})
     return text
@@ -253,7 +251,7 @@ def step(live: Sequence[Text], machine: Machine, clock: Clock, looks: list[int],
         came = tuple(text.tokens[text.n : text.n + len(path) + 1])
         clock.now += STEP_S
         if policy is not None:
-            text.session.shared = SharedForward(seconds, rows, len(live))
+            text.curve.shared = SharedForward(seconds, rows, len(live))
             skips = policy.skips and not len(draft)
             if not skips:
                 text.curve.observe(1 + len(draft), seconds, n_past, None if draft.is_chain else KEEP_S)

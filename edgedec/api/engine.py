@@ -301,7 +301,7 @@ class Engine(Closeable):
     @property
     def n_ctx(self) -> int:
         """Tokens of the context of a generation."""
-        return self._slot.session.n_ctx
+        return self._slot.session.room(0)
 
     def forget(self) -> None:
         """Forget what the drafters keep between requests, and what was measured of their acceptance.
@@ -318,7 +318,7 @@ class Engine(Closeable):
         """Open a session of `n_ctx` tokens, the engine's by default, for forwards without sampling; you close it."""
         session = self._slot.session.model.session(self.n_ctx if n_ctx is None else n_ctx)
         if any(self.lora):
-            session.adapt(self.lora)
+            session.scales = self.lora
         return session
 
     def close(self) -> None:

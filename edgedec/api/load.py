@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Any
 
 from edgedec.api.engine import Engine
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
@@ -21,7 +20,7 @@ from edgedec.companion import Companion, companion_of
 from edgedec.control_tokens import SaidTemplate
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.session_pool import SessionSlot
-from edgedec.drafter import DrafterFactory
+from edgedec.drafter import DrafterFactory, Store
 from edgedec.drafter_traits import Opening, demands_of
 from edgedec.errors import CancelledError, EdgedecError, TemplateError
 from edgedec.gguf.file import last_header_held
@@ -191,7 +190,7 @@ def open_plan(plan: LoadPlan, options: EngineOptions) -> Engine:
         around = _around(options.lossy, model.card)
         sessions, of_sessions = _sessions(model, plan.options, around)
         sessions[0], companion = _with_companion(sessions[0], plan, undo)
-        of_models = _notes(plan, sessions[0].n_ctx, model, options)
+        of_models = _notes(plan, sessions[0].room(0), model, options)
         for note in (*of_sessions, *of_models):
             logger.warning("%s", note)
         plan, curves, drafting = _open_drafters(model, sessions, plan, options, undo)
@@ -200,7 +199,7 @@ def open_plan(plan: LoadPlan, options: EngineOptions) -> Engine:
         slots = _slots(sessions, curves, drafting, plan, notes, processes, share=not around)
         if plan.memory.devices and isinstance(plan.runtime, HasDevices):  # what their own accounts say
             plan = replace(plan, memory=plan.runtime.account(plan.memory, plan.options))
-        n_tokens = len(slots) * sessions[0].n_ctx
+        n_tokens = len(slots) * sessions[0].room(0)
         held = plan.memory if is_planned else MemoryPlan(model.memory(n_tokens, plan.options.max_rows))
         engine = Engine(
             model=model,
@@ -245,7 +244,7 @@ def _slots(
     row_bytes = 4 * first.model.card.n_vocab
     few_rows = _FEW_ROWS_BYTES // row_bytes
     kv_bytes = sum(term.n_bytes for term in plan.memory.terms if term.name == "KV cache")
-    n_pages_each = n_pages(0, first.n_ctx)
+    n_pages_each = n_pages(0, first.room(0))
     prefixes = None
     if share and len(sessions) > 1 and first.model.capabilities.fork and first.model.capabilities.prefill_chunk == 1:
         from edgedec.decoding.shared_prefix import SharedPrefixes
@@ -325,7 +324,7 @@ def _sessions(model: Model, options: LoadOptions, around: Sequence[Companion]) -
         sessions = [batcher.session(n_ctx) for _ in range(options.n_parallel)]
     if any(scales := tuple(scale for _, scale in options.adapters)):
         for session in sessions:
-            session.adapt(scales)
+            session.scales = scales
     for method in around:
         sessions = [method.session(session, None) for session in sessions]
     if len(sessions) == options.n_parallel:
@@ -358,7 +357,7 @@ def _with_companion(session: Session, plan: LoadPlan, undo: ExitStack) -> tuple[
     with stage(plan.options.on_progress, "load", path.name):
         companion = open_companion(path, session.model, plan.options, method)
     undo.callback(companion.close)
-    return method.session(session, companion.session(session.n_ctx)), companion
+    return method.session(session, companion.session(session.room(0))), companion
 
 
 def _template(model: Model, file: str, given: str | None) -> SaidTemplate | None:
@@ -402,15 +401,15 @@ def _open_drafters(
     if plan.memory.terms:
         from edgedec.memory.terms import drafter_terms
 
-        budget_bytes = sum(term.n_bytes for term in drafter_terms(plan.with_options(n_ctx=first.n_ctx)))
+        budget_bytes = sum(term.n_bytes for term in drafter_terms(plan.with_options(n_ctx=first.room(0))))
         share_bytes = min(budget_bytes, share_bytes)
-    store, of_store, file = dict[str, Any](), list[str](), None
+    store, of_store, file = Store(share_bytes, plan.options.cache_dir), list[str](), None
     keeps_file = any(demands_of(factory).store_file for factory in plan.drafters.values())
     if n_max >= 1 and keeps_file and (path := draft_store(options)) is not None:
         from edgedec.drafters.suffix.store_file import DraftStore
 
         file = DraftStore(path, model, model.card.variant)
-        note = file.fill(store, share_bytes, plan.options)
+        note = file.fill(store, plan.options)
         of_store += [] if note is None else [note]
     factories, why = _opened(plan, first) if n_max >= 1 else (plan.drafters, [])
     drafting = Drafting(
@@ -418,14 +417,12 @@ def _open_drafters(
         n_max,
         always=plan.pinned,
         budget_bytes=budget_bytes,
-        share_bytes=share_bytes,
         store=store,
         file=file,
         notes=of_store,
         promised={} if plan.pinned else promised_gains(model, plan.options.cache_dir),
-        cache_dir=plan.options.cache_dir,
         strict=options.drafting.numerics != "loose",
-        tree=options.drafting.shape,
+        tree=options.drafting.tree,
         reasons=(*notes, *why),
     )
     return plan, curves, drafting
@@ -497,9 +494,9 @@ def _draft_limit(model: Model, n_draft_max: int, *, loose: bool) -> int:
 
 def _curves(sessions: Sequence[Session], curve: CostCurve) -> tuple[CostCurve, ...]:
     """Return the measured curve for each session; sessions of one batcher measure joined forwards together."""
-    if all(one.shared is None for one in sessions):
-        return (curve,) * len(sessions)
+    if len(sessions) == 1:
+        return (curve,)
     from edgedec.scheduler.shared_cost_curve import JoinedCurve
 
     lock = Lock()
-    return tuple(curve if one.shared is None else JoinedCurve(curve, one, lock) for one in sessions)
+    return tuple(JoinedCurve(curve, lock) for _ in sessions)

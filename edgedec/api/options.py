@@ -10,13 +10,14 @@ import numpy as np
 
 from edgedec.callers import check_fields, one_line
 from edgedec.companion import companion_of
-from edgedec.draft import TreeShape
 from edgedec.drafter import STORE_BYTES, DrafterFactory
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory_plan import Size, parse_size
 from edgedec.progress import CancelToken, OnProgress
+from edgedec.sampling import SamplingParams
+from edgedec.sequence import COUPLED
 from edgedec.storage.cache_files import cache_folder
 
 ModelName = str | os.PathLike[str]
@@ -36,12 +37,11 @@ class DraftOptions:
 
     Attributes:
         overlap: Let the draft model go on drafting on the CPU while the target verifies, for a target on an NPU,
-            on a GPU or on other machines (edgedec_methods.overlapped). No effect with verify="tokenwise" and the other
-            rules than "coupled", and with a `tree` other than "chain".
-        tree: How a draft model or a draft head branches. None for what the rule of each request verifies:
-            "chain" under coupled, tokenwise and block, "grow" under recursive, "paths:2" under kseq and
-            multipath. Also "grow" under coupled, "siblings:2" and "beam:2" under recursive; the numbers are branches.
-            Where a shape does not fit the rule, the rule's own is taken, and the statistics say so.
+            on a GPU or on other machines (edgedec_methods.overlapped). No effect with other rules than
+            "coupled", and with a `tree`.
+        tree: How a draft model or a draft head branches: "chain", or a shape that a guest brings, with its numbers
+            of branches. None for what the rule of each request verifies. Where a shape does not fit the rule, the
+            rule's own is taken, and the statistics say so.
         numerics: "strict" verifies only drafts whose rows have the bits of single steps on this runtime. "padded"
             gives every step the few rows that longer forwards share their bits with, where a runtime has such
             (edgedec_methods.padded_steps): drafts change no bit there either, but the text is that of padded steps.
@@ -62,16 +62,10 @@ class DraftOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _ = self.shape
+        if self.tree is not None:
+            from edgedec.verification.rules import find_rule
 
-    @property
-    def shape(self) -> TreeShape | None:
-        """The shape that `tree` names, or None (RequestError where it names none)."""
-        if self.tree is None:
-            return None
-        from edgedec.drafters.drawn_trees import parse_shape
-
-        return parse_shape(self.tree)
+            find_rule(COUPLED).drawing(COUPLED, self.tree, SamplingParams(), trees=True)  # refuses what is no shape
 
     __repr__ = one_line
 

@@ -69,8 +69,8 @@ class RequestOptions(SamplingOptions, total=False):
         reuse: How much of the KV cache of earlier requests is used: "exact" (the default) only what has the bits of a
             cold start, "longest" all that the prompts share. A chat's default is "longest".
         draft: Whether drafts may be verified (the default); the text is the same either way.
-        verify: The rule by which drafts are verified: "coupled" (the default) keeps the text; "tokenwise", "block",
-            "recursive", "kseq" and "multipath" give a text of the same distribution.
+        verify: The rule by which drafts are verified: "coupled" (the default) keeps the text; those of guests give a
+            text of the same distribution.
         grammar: What the text keeps to; the text ends where the grammar's does. Needs the extra `grammar`.
         json_schema: The same as grammar=Grammar.json_schema(...): an object, or the text of one.
         json_close: Keep the last of max_tokens, or of the context, to complete the JSON (or the text of any grammar).
@@ -176,7 +176,7 @@ class Requests:
     @property
     def n_prompt_max(self) -> int:
         """Most tokens of a prompt: those of a text, of which a model that writes needs the last one."""
-        return self._slot.session.n_text_max - writes_texts(self._model)
+        return self._slot.session.n_ctx - writes_texts(self._model)
 
     @checks_arguments
     def sampling(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
@@ -198,7 +198,7 @@ class Requests:
         defaults: dict[str, float] = {}
         for name, value in methods.items():
             defaults |= self._grammars.method(name).draw(value)
-        predicted = predicted_ids(self._tokenizer, options.pop("prediction", None), self._slot.session.n_ctx)
+        predicted = predicted_ids(self._tokenizer, options.pop("prediction", None), self._slot.session.room(0))
         begun_ids, pictures = as_token_ids(options.pop("resume", ()), "resume"), options.pop("pictures", {})
         lora = options.pop("lora", None)
         request = self.plain(prompt, cast(SamplingOptions, {**defaults, **options}))
@@ -245,7 +245,7 @@ class Requests:
     @checks_arguments
     def cut_ids(self, text: str) -> tuple[int, ...]:
         """Return a text's token ids, cut to what fits the context; a token that ends every text stays the last one."""
-        most, last = self._slot.session.n_ctx, self._tokenizer.encode("")[-1:]
+        most, last = self._slot.session.room(0), self._tokenizer.encode("")[-1:]
         ends = last if last == self._tokenizer.encode("a")[-1:] else []
         ids = self._tokenizer.encode(text, most=most)
         return tuple(ids) if len(ids) <= most else (*ids[: most - len(ends)], *ends)
@@ -254,7 +254,7 @@ class Requests:
         """Return a prompt's token ids; Engine.prompt_ids says what the options are, and what is raised."""
         if isinstance(prompt, str):
             is_continued = continued and writes_texts(self._model)
-            n_most, cut = (self.n_prompt_max, "") if is_continued else (self._slot.session.n_ctx, CUT_TEXT)
+            n_most, cut = (self.n_prompt_max, "") if is_continued else (self._slot.session.room(0), CUT_TEXT)
             n_trained = self._model.card.n_ctx_train
             return tuple(encode_prompt(self._tokenizer, prompt, n_most, n_trained, cut=cut, parse_special=not as_said))
         return as_token_ids(prompt)

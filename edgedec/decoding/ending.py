@@ -172,7 +172,7 @@ class TextEnd:
     def of(cls, request: Request, session: Session, constraint: Constraint | None) -> "TextEnd":
         """Return what decides about the text of a request on a session."""
         is_end = _never if request.sampling.ignore_end else session.model.tokenizer.is_end
-        temperature, n_most = request.sampling.temperature or 1.0, session.n_text_max
+        temperature, n_most = request.sampling.temperature or 1.0, session.n_ctx
         if request.sampling.max_tokens is not None:
             n_most = min(n_most, len(request.prompt_ids) + request.sampling.max_tokens)
         text, piece = TextStream(request.sampling.stop), cache(session.model.tokenizer.piece)

@@ -148,7 +148,7 @@ class TextRun:
             for sentence in decoder.policy.unused():
                 stats.add_reason(sentence)
             self.drafting.end(decoder.policy)
-        decoder.session.count_text(stats, self.text.n_generated)
+        stats.n_generated_tokens = self.text.n_generated
 
 
 def generation_of(text: TextState, outputs: list[TokenOutput]) -> Generation:
@@ -288,7 +288,7 @@ def finished(stream: TokenStream) -> Generation:
 def begun(request: Request, slot: SessionSlot, constraint: Constraint | None) -> TextState:
     """Return the state of a text before its first token, and tell its grammar how long the text may be."""
     if constraint is not None:
-        room, max_tokens = slot.session.n_text_max - len(request.prompt_ids), request.sampling.max_tokens
+        room, max_tokens = slot.session.n_ctx - len(request.prompt_ids), request.sampling.max_tokens
         constraint.begin(room if max_tokens is None else min(room, max_tokens))
     card = slot.session.model.card
     stats = DecodeStats(card.runtime, slot.runtime_reason, request.seed, card.lossy)
@@ -317,7 +317,7 @@ def check_request(request: Request, session: Session, constraint: Constraint | N
                 raise RequestError(
                     f"a grammar decides where the text ends, so {argument(name)} can't be kept: leave one of them out"
                 )
-    if n_prompt >= (most := session.n_text_max):
+    if n_prompt >= (most := session.n_ctx):
         raise too_long(n_prompt, most - 1, session.model.card.n_ctx_train)
     if n_prompt + (n_begun := len(request.begun_ids)) > most:
         raise RequestError(f"the prompt's {n_prompt} tokens and the {n_begun} to resume are over the context of {most}")
@@ -354,7 +354,7 @@ def decoded(
         if slot.prefixes is not None and not text.request.begun_ids:  # those come before the prompt is read
             slot.prefixes.begin(slot, text.request.prompt_ids, cancel)
         request = text.request
-        with slot.session.generating(len(request.prompt_ids), request.sampling, request.seed):
+        with slot.session.generating(len(request.prompt_ids), request.sampling, request.seed, text.stats):
             reuse_prefix(slot, text)
             if slot.prefixes is not None:
                 on_progress = slot.prefixes.noting(slot, text.request.prompt_ids, on_progress)

@@ -10,7 +10,7 @@ import numpy as np
 from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.decoding.step import evaluate
 from edgedec.errors import CancelledError, RequestError
-from edgedec.model import Forward, ForwardItem, RowGroup, Session
+from edgedec.model import Forward, ForwardItem, RecallingSession, RowGroup, Session
 from edgedec.pictures import placed
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Request, TextState, n_common
@@ -87,8 +87,8 @@ def reread(text: TextState, session: Session, on_progress: OnProgress | None) ->
         if n_past < n_prompt:
             read(text, session, n_prompt, on_progress)
         else:
-            n = min(session.exact_rows(n_past) or 1, n_all - n_past)
-            read(text, session, n_past + (n if n > 1 and session.has_exact_rows(n_past, n) else 1))
+            n = min(session.exact_rows(n_past).possible or 1, n_all - n_past)
+            read(text, session, n_past + (n if n > 1 and session.exact_rows(n_past, measure=n).sure >= n else 1))
 
 
 def reuse_prefix(slot: SessionSlot, text: TextState) -> None:
@@ -110,7 +110,9 @@ def reuse_prefix(slot: SessionSlot, text: TextState) -> None:
         n = 0
     is_exact = n <= slot.n_exact
     slot.cached_ids, slot.n_exact = list(prompt[:n]), min(slot.n_exact, n)
-    text.n_cached = text.stats.n_reused_tokens = n = slot.session.recall(prompt, n)
+    if isinstance(slot.session, RecallingSession):
+        n = slot.session.recall(prompt, n)
+    text.n_cached = text.stats.n_reused_tokens = n
     slot.cached_ids, slot.n_exact = list(prompt[:n]), n if is_exact else min(slot.n_exact, n)
 
 

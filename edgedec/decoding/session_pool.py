@@ -218,7 +218,7 @@ class SessionSlot:
         """Let the session have these scales of adapters; what it holds with others counts as dropped."""
         if scales != self.session.scales:
             self.cached_ids, self.n_exact = [], 0  # first, as other slots may look at them
-            self.session.adapt(scales)
+            self.session.scales = scales
 
 
 @contextmanager

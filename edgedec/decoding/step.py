@@ -206,6 +206,8 @@ def take(prepared: Prepared, forward: Forward, forward_s: float) -> Verification
     begun, thread_s = perf_counter(), thread_time()  # of this thread, as others' steps go on meanwhile
     skips = decoder.policy is not None and decoder.policy.skips and not draft.tokens
     curve = None if skips else decoder.curve  # a step that is not looked at is not timed, either
+    if decoder.curve is not None:
+        decoder.curve.shared = forward.shared
     verification, keep_s = _accept(text, decoder, draft, forward)
     accepted, times = perf_counter(), None
     if not n_generated:
@@ -256,7 +258,7 @@ def _propose(text: TextState, decoder: Decoder, n_generated: int) -> Draft:
     if max_tokens is not None:
         room = min(room, max_tokens - n_generated - 1)
     if decoder.strict and room >= 1:
-        exact = session.exact_rows(n_past)
+        exact = session.exact_rows(n_past).possible
         if exact is None:
             text.stats.add_reason(_INEXACT.format(runtime=session.model.card.runtime))
         room = min(room, (exact or 1) - 1)
@@ -266,9 +268,9 @@ def _propose(text: TextState, decoder: Decoder, n_generated: int) -> Draft:
     if decoder.forced is not None:
         draft = decoder.forced.add_to(draft, text.stats, n_past, room)
     n = len(draft.tokens)
-    if decoder.strict and n and not session.has_exact_rows(n_past, 1 + n, measure=False):
+    if decoder.strict and n and session.exact_rows(n_past).sure < 1 + n:
         seconds = 0.0 if decoder.curve is None else measuring_s(1 + n, decoder.curve.cost(n_past))
-        measured = policy.pays_to_measure(seconds) and session.has_exact_rows(n_past, 1 + n)
+        measured = policy.pays_to_measure(seconds) and session.exact_rows(n_past, measure=1 + n).sure > n
         return draft if measured else EMPTY_DRAFT
     return draft
 
@@ -313,12 +315,10 @@ def _verify(text: TextState, decoder: Decoder, draft: Draft, forward: Forward) -
         if best and decoder.takes_best:
             return verify_coupled(draft, lambda row, accepted: best[row])
         return verify_coupled(draft, partial(_choose_token, text, decoder, forward))
-    from edgedec.verification.rule_tools import uniform_source
     from edgedec.verification.rules import find_rule
 
-    q = draft.q if draft.q is not None else (None,) * len(draft.tokens)
-    uniform = uniform_source(decoder.noise, len(text.token_ids))
-    return find_rule(rule).verify(draft, q, partial(_law, text, decoder, forward), uniform)
+    target = partial(_law, text, decoder, forward)
+    return find_rule(rule).verified(draft, target, decoder.noise, len(text.token_ids))
 
 
 def _choose_token(text: TextState, decoder: Decoder, forward: Forward, row: int, accepted: tuple[int, ...]) -> int:

@@ -96,7 +96,7 @@ class TextBatch(TextLoop):
             text, constraint = self._begun(request.text(k))
             text.n_cached = n_read
             text.stats.n_reused_tokens = n_read if k else n_reused
-            self._open(text, self.forks.fork(slot.session), constraint)
+            self._open(text, self.forks.fork(slot.session, text.stats), constraint)
 
     def _begun(self, request: Request) -> tuple[TextState, Constraint | None]:
         constraint = self._open_constraint()
@@ -104,7 +104,7 @@ class TextBatch(TextLoop):
 
     def _open(self, text: TextState, session: ForkedSession, constraint: Constraint | None) -> TextRun:
         """Begin to write a text on a fork."""
-        run = open_run(self._slot, text, session, curve_of_fork(self._slot.curve, session), constraint)
+        run = open_run(self._slot, text, session, curve_of_fork(self._slot.curve), constraint)
         run.number = len(self._texts)
         self.live.append(run)
         self._texts.append(text)
@@ -150,9 +150,9 @@ class TextBatch(TextLoop):
             RequestError: The text isn't being written, or there are too many.
         """
         source = self._run(number)
-        session = self.forks.fork(source.decoder.session)
+        text, constraint = self._begun(self._request.text(len(self._texts)))
+        session = self.forks.fork(source.decoder.session, text.stats)
         try:
-            text, constraint = self._begun(self._request.text(len(self._texts)))
             n_prompt, old = len(text.request.prompt_ids), source.text
             text.token_ids, text.n_cached = [*old.token_ids], old.n_cached
             text.logprob_sum = old.logprob_sum
@@ -235,7 +235,6 @@ class TextBatch(TextLoop):
         finally:
             run.decoder.session.close()
             run.text.stats.total_s = perf_counter() - self._started
-            run.text.stats.n_generated_tokens = run.text.n_generated
 
     def close(self) -> None:
         """Let all texts go; calling it again does nothing."""

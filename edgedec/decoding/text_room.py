@@ -25,7 +25,7 @@ def text_end(slot: SessionSlot, n_prompt: int, max_tokens: int | None) -> int:
 
     The last token of a text is never evaluated, but a draft may take its place.
     """
-    n_ctx = slot.session.n_ctx
+    n_ctx = slot.session.room(0)
     return n_ctx if max_tokens is None else min(n_ctx, n_prompt + max_tokens - 1)
 
 
@@ -55,7 +55,7 @@ def require_room(slot: SessionSlot, n: int, n_prompt: int, max_tokens: int | Non
     if fits(n, n_each):
         return
     n_fitting = max((few for few in range(1, n) if fits(few, n_each)), default=0)
-    n_most = min(slot.session.n_ctx - n_prompt, end - n_held)
+    n_most = min(slot.session.room(n_prompt), end - n_held)
     pages = max((few for few in range(n_each // PAGE_TOKENS) if fits(n, few * PAGE_TOKENS)), default=0)
     n_longest = (n_held // PAGE_TOKENS + pages) * PAGE_TOKENS - n_held
     shorter = f", {n} of at most {counted(n_longest, 'token')} ({argument('max_tokens')})" if n_longest > 0 else ""

@@ -4,8 +4,8 @@ Any kind of head (edgedec.head_kinds) that a runtime loads with the target and a
 Greedily, one call drafts the whole chain, which ends where the policy's floor says that one more token no longer pays,
 by the head's own probabilities as far as they proved right (SpecDec++, Huang et al. 2024, arXiv:2405.19715, trains such
 a stop). Otherwise each token is chosen as edgedec.drafters.levels says, from the head's scores with the target's own
-transforms and noise. A token that a grammar rules out is replaced by the best one that the grammar allows. Other shapes
-than a chain are grown level by level in edgedec.drafters.drawn_trees, with one call of the head for a level.
+transforms and noise. A token that a grammar rules out is replaced by the best one that the grammar allows. Where drafts
+are trees, the head is called once for a level.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Draws, Verification
 from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds, DrafterRestsError
-from edgedec.drafter_traits import Demands, DraftCost, DrafterTraits, Draws, Place, Shedding
+from edgedec.drafter_traits import Demands, DraftCost, DrafterTraits, Place, Shedding
 from edgedec.drafters.draft_builder import DraftBuilder, Level
-from edgedec.drafters.levels import LevelMaker, agreement
+from edgedec.drafters.levels import LevelMaker
 from edgedec.errors import CapabilityError, RequestError, argument
 from edgedec.head_state import ChainRules, DraftedChain, HeadState
 from edgedec.load_plan import LoadPlan
@@ -144,7 +144,7 @@ class HeadDrafter:
             return EMPTY_DRAFT
         known, least_path = self._context.correction, self._context.floor.path_probability
         rules = ChainRules(n_max, least_path, known.edges, tuple(known.factors), left_s)
-        draft = self._chain(rules) if self._context.shape.kind == CHAIN else self._tree(rules)
+        draft = self._tree(rules) if self._levels.is_tree else self._chain(rules)
         self._first = draft.tokens[0] if draft.tokens else None
         self.own_s += perf_counter() - begun
         return draft
@@ -165,15 +165,11 @@ class HeadDrafter:
         return nodes.build()
 
     def _tree(self, rules: ChainRules) -> Draft:
-        """Return a tree of the context's shape, whose levels are a call of the head each."""
-        from edgedec.drafters.drawn_trees import draw_tree, grow_ranked  # here, as most texts have chains
-
+        """Return a tree, whose levels are a call of the head each."""
         known: list[Path] = []  # the paths to the nodes that were scored
-        if not self._levels.draws:
-            levels = partial(self._scored, known, self._allowed.level)
-            return grow_ranked(levels, rules.n_max, rules.least_path, self._context.correction.corrected)
-        laws = partial(self._scored, known, self._allowed.law)
-        return draw_tree(self._context.shape, laws, self._levels.drawn, rules.n_max, rules.least_path, agreement)
+        made: Made[Distribution | Level] = self._allowed.law if self._levels.draws else self._allowed.level
+        rows, correction = partial(self._scored, known, made), self._context.correction
+        return self._levels.tree(rows, rules.n_max, rules.least_path, correction.corrected)
 
     def _scored(self, known: list[Path], made: Made[T], paths: Sequence[Path]) -> list[T | None]:
         """Return what `made` makes of the scores after each path, one for equal paths; None where there are none.

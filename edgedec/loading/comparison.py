@@ -308,7 +308,7 @@ def _rows_exact(model: Model, token: CancelToken, *, may_probe: bool) -> int:
     try:
         with token.calling(session.cancel):
             session.forward(np.arange(_N_LONG, dtype=np.int32) % model.card.n_vocab, n_past=0)
-            return max((n for n in ROWS if session.has_exact_rows(_N_LONG, n)), default=1)
+            return max((n for n in ROWS if session.exact_rows(_N_LONG, measure=n).sure >= n), default=1)
     finally:
         session.close()
 

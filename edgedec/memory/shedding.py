@@ -258,7 +258,7 @@ def _spared(drafting: Drafting, what: str, names: Sequence[str]) -> Shedder:
         return [part for part in within if isinstance(part, Sheddable)]
 
     def shed() -> None:
-        with drafting.lock:
+        with drafting.store.lock:
             for store in stores():
                 store.shed()
 

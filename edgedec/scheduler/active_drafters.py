@@ -9,7 +9,7 @@ from time import monotonic, perf_counter
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.draft_constants import LOOKED_UP_SHARE, NEWEST, ODD, TRIAL_SHARE
-from edgedec.drafter import Closing, Drafter, DrafterNeeds, DrafterRestsError, JointDrafter, ProposalLog
+from edgedec.drafter import Closing, Drafter, DrafterNeeds, DrafterRestsError, DraftLateError, JointDrafter, ProposalLog
 from edgedec.drafter_traits import DraftCost, Following
 from edgedec.errors import PluginError
 from edgedec.scheduler.draft_tree import DraftTree, Gain, PolicyOptions
@@ -267,8 +267,12 @@ class ActiveDrafters:
                 draft = draft.truncated(n_max)
             draft.check(self._n_vocab)
         except Exception as error:  # a drafter never ends the text
-            self.drop(stats, active, error)
-            return perf_counter() - started
+            if isinstance(error, DraftLateError):
+                note_late(stats, active.name)
+            if not isinstance(error, DraftLateError) or error.is_last:
+                self.drop(stats, active, error)
+                return perf_counter() - started
+            draft = EMPTY_DRAFT
         active.draft = draft
         n = len(draft.tokens)
         if n:

@@ -1,29 +1,27 @@
 """The drafters of an engine, and the policy of one generation that is made of them."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral
-from pathlib import Path
-from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import CHAIN, ONE_CHAIN, TreeShape
+from edgedec.draft import Drawing
 from edgedec.draft_constants import GAIN
-from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, ModelFactory
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, ModelFactory, Store
 from edgedec.drafter_traits import Declaring, DrafterTraits, Following, FollowingFactory, shedding_of
 from edgedec.errors import MemoryCapError, PluginError
 from edgedec.model import Session
 from edgedec.sampling import Noise
-from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter, note_failure, note_late
+from edgedec.scheduler.active_drafters import ActiveDrafter, close_drafter, note_failure
 from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_factories import PromisedGain, drafter_factory
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
-from edgedec.sequence import COUPLED, TextState
+from edgedec.sequence import COUPLED, Request, TextState
 
 if TYPE_CHECKING:
     from edgedec.drafters.suffix.store_file import DraftStore
@@ -38,8 +36,7 @@ class Drafting:
         n_max: Most nodes of a draft; 0 where no draft can be verified with the bits of single steps.
         always: Whether to verify what is proposed, whatever it costs: the drafters are pinned.
         budget_bytes: Most memory that the drafters may hold together, or None.
-        share_bytes: Most memory that each of them may hold, its store included, or None.
-        store: What drafters keep between requests.
+        store: What drafters keep between requests, and most memory that each of them may hold, its store included.
         records: What is known of the acceptance and the cost of each drafter.
         file: Where the suffix drafter's part of `store` outlives the process, or None.
         notes: Sentences for the statistics of the next generation only.
@@ -47,30 +44,25 @@ class Drafting:
         off: Drafters that are no longer asked, as their memory was needed, each with a sentence that says so.
         promised: Further drafters, which were prepared for this model, each with the gain that it promises. They draft
             for the texts where that is enough.
-        cache_dir: Where is kept what was measured of the model; None for nowhere.
         strict: Whether to verify only what has the bits of single steps: no trees where the runtime's are not exact.
         reasons: Sentences for the statistics of every generation: what it drafts without, and why.
         tree: The shape of drafts that the user named, or None for the rule's.
-        lock: Held while the store is used, as several texts may be written at the same time.
     """
 
     factories: Mapping[str, DrafterFactory]
     n_max: int
     always: bool = False
     budget_bytes: int | None = None
-    share_bytes: int | None = None
-    store: dict[str, Any] = field(default_factory=dict)
+    store: Store = field(default_factory=Store)
     records: dict[str, DrafterRecord] = field(default_factory=dict)
     file: "DraftStore | None" = None
     notes: list[str] = field(default_factory=list)
     policies: list[Policy] = field(default_factory=list)
     off: dict[str, str] = field(default_factory=dict)
     promised: Mapping[str, PromisedGain] = field(default_factory=dict)
-    cache_dir: Path | None = None
     strict: bool = True
     reasons: tuple[str, ...] = ()
-    tree: TreeShape | None = None
-    lock: AbstractContextManager[object] = field(default_factory=RLock)
+    tree: str | None = None
 
     def switch_off(self, name: str, reason: str) -> None:
         """Stop asking a drafter, in the texts that are being written and in later ones, until forget()."""
@@ -131,49 +123,38 @@ def open_policy(
         stuck = "drafting off: this model's state can't go back on this runtime"
         stats.add_reason(exact if capabilities.rollback else stuck)
         return None
-    greedy = request.sampling.greedy
     trees = capabilities.trees and (capabilities.exact_trees or not drafting.strict)
-    shape, notes = _shape(request.rule, drafting.tree, trees=trees, greedy=greedy)
+    drawing = _drawing(request, drafting.tree, trees=trees)
     context = DraftContext(
         session,
-        session.model.tokenizer,
         request.sampling,
         noise,
-        drafting.share_bytes,
         drafting.store,
-        coupled=request.rule == COUPLED,
+        drawing=drawing,
         recorder=request.record,
         constraint=constraint,
-        shape=shape,
         predicted=request.predicted_ids,
-        lock=drafting.lock,
         curve=curve,
         note=stats.add_reason,
-        cache_dir=drafting.cache_dir,
     )
     drafters = _open_all(drafting, context, sequence)
     if not drafters:
         return None
-    if request.rule != COUPLED or shape.kind != CHAIN:
-        from edgedec.verification.rules import rule_notes
-
-        draws = [_traits(active.drafter).draws for active in drafters]
-        notes = (*notes, *rule_notes(request.rule, shape, draws, greedy=greedy))
-    for note in notes:
+    for note in () if drawing is None else drawing.notes({_traits(active.drafter).draws for active in drafters}):
         stats.add_reason(note)
-    options = PolicyOptions(drafting.n_max, always=drafting.always, coupled=context.coupled, trees=trees)
+    options = PolicyOptions(drafting.n_max, always=drafting.always, coupled=request.rule == COUPLED, trees=trees)
     policy = Policy(drafters, session.model.card.n_vocab, curve, options, context.floor, request.record)
     drafting.policies.append(policy)
     return policy
 
 
-def _shape(rule: str, wish: TreeShape | None, *, trees: bool, greedy: bool) -> tuple[TreeShape, tuple[str, ...]]:
-    """Return the shape of drafts, and a sentence where it is not what the options say, as shape_for does."""
-    if wish is None and (greedy or rule == COUPLED):
-        return ONE_CHAIN, ()
-    from edgedec.drafters.drawn_trees import shape_for
+def _drawing(request: Request, tree: str | None, *, trees: bool) -> Drawing | None:
+    """Return how drafts are made, where a guest's rule or a shape of trees says that."""
+    if request.rule == COUPLED and tree is None:
+        return None
+    from edgedec.verification.rules import find_rule
 
-    return shape_for(rule, wish, trees=trees, greedy=greedy)
+    return find_rule(request.rule).drawing(request.rule, tree, request.sampling, trees=trees)
 
 
 def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) -> list[ActiveDrafter]:
@@ -189,7 +170,6 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
             context,
             correction=record.calibration[greedy],
             note_ahead=partial(stats.note_ahead, name),
-            note_late=partial(note_late, stats, name),
         )
         try:
             drafter = factory(own)

@@ -6,19 +6,18 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Draws, Verification
 from edgedec.draft_constants import SURE
-from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, DraftLateError
 from edgedec.drafter_traits import (
     Declaring,
     Demands,
     DrafterTraits,
-    Draws,
     Following,
     FollowingFactory,
     Opening,
@@ -41,7 +40,6 @@ class Guarded:
 
     Args:
         make: Makes the drafter, in the worker thread too.
-        note_late: Called for each draft that had not come by its deadline.
 
     Attributes:
         needs: What the drafter said that it needs of the target, when it was made.
@@ -54,8 +52,7 @@ class Guarded:
         Exception: What making it raised.
     """
 
-    def __init__(self, make: Callable[[], Drafter], note_late: Callable[[], None] = lambda: None) -> None:
-        self._note_late = note_late
+    def __init__(self, make: Callable[[], Drafter]) -> None:
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # number of the question, answer or error
         self._n_asked = self._misses = self.n_late = 0
@@ -90,10 +87,10 @@ class Guarded:
         self._work.put(lambda: self._drafter.begin(prompt))
 
     def propose(self, n_max: int, deadline_s: float) -> Draft:
-        """Return the draft if it comes in time, else an empty one.
+        """Return the draft if it comes in time.
 
         Raises:
-            PluginError: It is the third in a row that did not come in time.
+            DraftLateError: It does not; the third in a row is the last.
             Exception: What the drafter raised, now or before.
         """
 
@@ -103,7 +100,7 @@ class Guarded:
         try:
             draft: Draft = self._answer(drafted, deadline_s)
         except Empty:
-            return self._missed()
+            self._missed()
         self._misses = 0
         return draft
 
@@ -121,15 +118,15 @@ class Guarded:
             if number == asked:
                 return answer
 
-    def _missed(self) -> Draft:
+    def _missed(self) -> NoReturn:
         if self._failure is not None:
             raise self._failure
         self.n_late += 1
-        self._note_late()
         self._misses += 1
         if self._misses >= SURE:
-            raise PluginError(f"{SURE} drafts in a row came after their deadline; it must return sooner")
-        return EMPTY_DRAFT
+            why = f"{SURE} drafts in a row came after their deadline; it must return sooner"
+            raise DraftLateError(why, is_last=True)
+        raise DraftLateError("the draft came after its deadline")
 
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Pass the outcome of a step on; the arrays are copied, as they are valid only until the next forward."""
@@ -208,7 +205,7 @@ class GuardedFactory:
             with self._making:
                 return self.factory(context)
 
-        return Guarded(made, context.note_late)
+        return Guarded(made)
 
     def opened(self, session: Session, plan: LoadPlan) -> DrafterFactory | None:
         """Return the factory with what it makes of a loaded target, guarded too (PluginError where it fails)."""

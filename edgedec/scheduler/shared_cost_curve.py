@@ -4,7 +4,6 @@ from threading import Lock
 
 from edgedec.cost_curve import Cost, CostCurve, SharedForward, StepSeconds
 from edgedec.draft_constants import NEWEST
-from edgedec.model import Session
 
 
 class JoinedCurve(CostCurve):
@@ -22,22 +21,22 @@ class JoinedCurve(CostCurve):
             one; what it gains by its drafts pays for these.
     """
 
-    def __init__(self, common: CostCurve, session: Session, lock: Lock) -> None:
+    def __init__(self, common: CostCurve, lock: Lock) -> None:
         super().__init__()
         self.trials = common.trials
         self._common = common
-        self._session = session
         self._lock = lock
         self._n_others = 0
         self._drafted = self._drafted_by_others = 1.0  # mean rows of drafts in a forward: own ones, each other's
 
-    def beside(self, session: Session) -> "JoinedCurve":
+    def beside(self) -> "JoinedCurve":
         """Return the curve of another session, whose forwards are shared with this one's."""
-        return JoinedCurve(self._common, session, self._lock)
+        return JoinedCurve(self._common, self._lock)
 
     def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
-        """Take a step with `n_rows` own rows; the rows and seconds of the whole forward are read from the session."""
-        shared = self._look()
+        """Take a step with `n_rows` own rows; the rows and seconds of the whole forward are those of `shared`."""
+        shared = self.shared or SharedForward(seconds, n_rows)
+        self._look()
         if self._n_others:
             n_drafted = max(0, shared.n_rows - n_rows - self._n_others) / self._n_others
             self._drafted += NEWEST * (n_rows - 1 - self._drafted)
@@ -50,13 +49,11 @@ class JoinedCurve(CostCurve):
             self.latest_s = self._common.latest_s + self._all_beside_s(n_rows - 1)
             self.keep_s = self._common.keep_s
 
-    def _look(self) -> SharedForward:
-        """Return the latest forward of the session, and count who else was in it."""
-        shared = self._session.shared
-        assert shared is not None, "a joined curve is made for sessions whose forwards are shared"
-        self.n_texts, self._n_others = shared.n_items, shared.n_items - 1
+    def _look(self) -> None:
+        """Count who else was in the session's latest forward."""
+        self.n_texts = 1 if self.shared is None else self.shared.n_items
+        self._n_others = self.n_texts - 1
         self.others = float(self._n_others)
-        return shared
 
     def cost(self, n_past: int = 0) -> Cost:
         """Return the seconds of a step by the nodes of the session's own draft; see CostCurve.cost."""
@@ -101,11 +98,9 @@ class JoinedCurve(CostCurve):
             return self._common.table()
 
 
-def curve_of_fork(curve: CostCurve, session: Session) -> JoinedCurve:
-    """Return the curve of a session whose rows are in one forward with those of other forks of one session.
+def curve_of_fork(curve: CostCurve) -> JoinedCurve:
+    """Return the curve of a fork of one session, whose rows are in one forward with those of other forks.
 
-    Args:
-        curve: That of the session that was forked, which may share forwards itself.
-        session: The fork.
+    `curve` is that of the session that was forked, which may share forwards itself.
     """
-    return curve.beside(session) if isinstance(curve, JoinedCurve) else JoinedCurve(curve, session, Lock())
+    return curve.beside() if isinstance(curve, JoinedCurve) else JoinedCurve(curve, Lock())

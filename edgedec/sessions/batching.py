@@ -20,11 +20,12 @@ from typing import Any
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import CancelledError, SessionError
 from edgedec.head_state import DraftCall, HeadState
-from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.model import Forward, ForwardItem, Model, RecallingSession, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.sampling import SamplingParams
 from edgedec.sessions.joined_work import Result, Work, cut, evaluated, groups
 from edgedec.sessions.outer_session import OuterModel, OuterSession
+from edgedec.stats import DecodeStats
 
 PIECE_ROWS = 32
 """Rows of a prompt that one joined forward reads."""
@@ -130,9 +131,9 @@ class Batcher(OuterModel):
             self._wait_for_all(tickets)
             forwards = []
             for ticket in tickets:
-                ticket.session.shared = ticket.shared or ticket.session.shared
                 forward = _result_of(ticket)
                 assert isinstance(forward, Forward), "the result of an item is a forward"
+                forward.shared = ticket.shared
                 forwards.append(forward)
             if any(ticket.cancelled and not item.is_tree for ticket, item in zip(tickets, items, strict=True)):
                 raise CancelledError("a forward was cancelled")  # of a tree, rows are still to be chosen, or dropped
@@ -292,7 +293,6 @@ class BatchedSession(OuterSession):
 
     Attributes:
         model: Joins the session's forwards with others'.
-        shared: The latest forward; others may have had rows in it.
         changed: Wakes the thread that waits for a result.
         taking_part: Whether a generation is running on the session.
         ticket: The forward that the session waits for, or None.
@@ -301,7 +301,6 @@ class BatchedSession(OuterSession):
     """
 
     model: Batcher
-    shared = SharedForward()
 
     def __init__(self, inner: Session, model: Batcher) -> None:
         super().__init__(inner, model)
@@ -327,7 +326,9 @@ class BatchedSession(OuterSession):
         return self.model.answer([(session, call) for session, call in calls if isinstance(session, BatchedSession)])
 
     @contextmanager
-    def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
+    def generating(
+        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0, stats: DecodeStats | None = None
+    ) -> Iterator[None]:
         """Let other sessions wait for this session's forwards inside the block."""
         self.taking_part = True
         try:
@@ -335,6 +336,8 @@ class BatchedSession(OuterSession):
                 yield
         finally:
             self.taking_part = False
+            with self.inner.generating(n_prompt, sampling, seed, stats):  # only now, as take_prefix() replaces it
+                pass
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item, together with other sessions' items where they come at the same time."""
@@ -380,8 +383,9 @@ class BatchedSession(OuterSession):
         return True
 
     def recall(self, token_ids: Sequence[int], n_held: int) -> int:
-        """Let the session inside take back what is kept of a prompt."""
-        self.n_valid = n = self.inner.recall(token_ids, n_held)
+        """Let the session inside take back what is kept of a prompt, where it can."""
+        inner = self.inner
+        self.n_valid = n = inner.recall(token_ids, n_held) if isinstance(inner, RecallingSession) else n_held
         return n
 
     def save(self) -> bytes:

@@ -80,7 +80,7 @@ def _measure(
     session: Session, limit_s: float, options: LoadOptions, most_rows: int
 ) -> tuple[dict[int, float], float | None]:
     """Return the seconds by number of rows, and those of one row in a streak; None where there was no time for it."""
-    most = min(session.model.capabilities.max_rows, session.n_ctx - 1, most_rows)
+    most = min(session.model.capabilities.max_rows, session.room(1), most_rows)
     rng, n_vocab = np.random.default_rng(0), session.model.card.n_vocab
     measured: dict[int, float] = {}
     streak_s: float | None = None
@@ -128,10 +128,10 @@ def _fill(session: Session, tokens: NDArray[np.int32], limit_s: float, most: int
     started = monotonic()
     session.forward(tokens[:1], n_past=0)
     token_s = monotonic() - started
-    n = min(_N_PAST, session.n_ctx - max(most, 1), int(limit_s / (8 * token_s + 1e-9)))
+    n = min(_N_PAST, session.room(max(most, 1)), int(limit_s / (8 * token_s + 1e-9)))
     if n > 1:
         session.forward(tokens[1:n], n_past=1)
-    return max(n, 1) if session.n_ctx > 1 else 0
+    return max(n, 1) if session.room(0) > 1 else 0
 
 
 def _order(most: int) -> list[int]:
@@ -141,7 +141,7 @@ def _order(most: int) -> list[int]:
 
 
 def measuring_s(n_rows: int, cost: Cost) -> float:
-    """Return the seconds that Session.has_exact_rows takes to measure `n_rows` rows."""
+    """Return the seconds that Session.exact_rows takes to measure `n_rows` rows."""
     n = min(N_MAX, 1 << (n_rows - 1).bit_length())
     n_steps = max(LEAST_COMPARED, n) + 1
     seconds = 4 * cost(0) + cost(2) + cost(1) + n_steps * cost(0) + cost(n_steps - 1)

@@ -15,6 +15,7 @@ from edgedec.progress import OnProgress
 from edgedec.sessions.joined_work import JointCalls, groups
 from edgedec.sessions.outer_session import OuterSession, UnsavedSession
 from edgedec.sessions.text_pages import MOST_FORKS, PAGE_TOKENS, n_pages
+from edgedec.stats import DecodeStats
 
 
 def require_forks(model: Model) -> None:
@@ -55,8 +56,10 @@ class SessionForks:
     def __len__(self) -> int:
         return len(self._held)
 
-    def fork(self, session: Session) -> "ForkedSession":
+    def fork(self, session: Session, stats: DecodeStats | None = None) -> "ForkedSession":
         """Open a session that shares the pages of another one's cached prefix, until one of the two writes there.
+
+        Once it is closed, `stats` has what the session knows of its text.
 
         Raises:
             RequestError: There are `most` forks already.
@@ -67,7 +70,7 @@ class SessionForks:
         with ExitStack() as undo:
             inner = session.inner.fork() if isinstance(session, ForkedSession) else session.fork()
             undo.callback(inner.close)
-            undo.enter_context(inner.generating(inner.n_cached))
+            undo.enter_context(inner.generating(inner.n_cached, stats=stats))
             pages = session.pages if isinstance(session, ForkedSession) else {}
             fork = ForkedSession(self, inner, pages)
             self._held[fork] = undo.pop_all()
@@ -97,11 +100,11 @@ class SessionForks:
         for group in self.groups(items):
             begun = perf_counter()
             inner = [replace(item, session=cast(ForkedSession, item.session).inner) for item in group]
-            found += inner[0].session.model.forward(inner)
+            results = inner[0].session.model.forward(inner)
             shared = SharedForward(perf_counter() - begun, sum(item.n_rows for item in group), len(group))
-            for item, its in zip(group, inner, strict=True):
-                if isinstance(item.session, ForkedSession):
-                    item.session.shared = its.session.shared or shared
+            for result in results:
+                result.shared = result.shared or shared
+            found += results
         return found
 
     def groups(self, items: Sequence[ForwardItem]) -> list[list[ForwardItem]]:
@@ -163,12 +166,9 @@ class ForkedSession(OuterSession):
 
     Attributes:
         inner: The session of the runtime, or one whose forwards are joined with other requests'.
-        shared: The latest forward, with the rows of all forks in it.
         pages: The pages that it holds beside those of the session that was forked first, by their index. Each
             stands for one of the KV cache's, which forks may share.
     """
-
-    shared = SharedForward()
 
     def __init__(self, forks: SessionForks, inner: Session, pages: Mapping[int, object]) -> None:
         super().__init__(inner)

@@ -13,7 +13,7 @@ from edgedec.cost_curve import SharedForward
 from edgedec.errors import CapabilityError, ModelFormatError, argument
 from edgedec.head_state import DraftCall, HeadState
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.model import ExactRows, Forward, ForwardItem, Model, Session
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec.runtime import processes_of
@@ -44,18 +44,13 @@ class OuterSession(Session):
 
     @property
     def n_ctx(self) -> int:
-        """Most tokens that the KV cache holds."""
+        """Most tokens of a text."""
         return self.inner.n_ctx
 
     @property
     def n_cached(self) -> int:
         """Tokens in the KV cache, counted along the prefix."""
         return self.inner.n_cached
-
-    @property
-    def shared(self) -> SharedForward | None:
-        """The latest forward, where it may have been shared with other sessions."""
-        return self.inner.shared
 
     @property
     def draft_head(self) -> HeadState | None:
@@ -76,27 +71,23 @@ class OuterSession(Session):
         """The scales of adapters of the session inside."""
         return self.inner.scales
 
-    def adapt(self, scales: tuple[float, ...]) -> None:
-        """Let the session inside have other scales of adapters."""
-        self.inner.adapt(scales)
+    @scales.setter
+    def scales(self, scales: tuple[float, ...]) -> None:
+        self.inner.scales = scales
+        self._emptied()
 
-    def exact_rows(self, n_past: int) -> int | None:
+    def _emptied(self) -> None:
+        """Note that the session inside holds no token any more."""
+
+    def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:
         """Return what the session inside says."""
-        return self.inner.exact_rows(n_past)
-
-    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
-        """Tell what the session inside says."""
-        return self.inner.has_exact_rows(n_past, n_rows, measure=measure)
+        return self.inner.exact_rows(n_past, measure)
 
     def generating(
-        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0
+        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0, stats: DecodeStats | None = None
     ) -> AbstractContextManager[None]:
         """Begin a text that ends with the block; see edgedec.model.Session."""
-        return self.inner.generating(n_prompt, sampling, seed)
-
-    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
-        """Let the session inside add what it knows of the text."""
-        self.inner.count_text(stats, n_generated)
+        return self.inner.generating(n_prompt, sampling, seed, stats)
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree and drop its other rows."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step
 from edgedec.draft import Draft, Verification
-from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, Floor, Store
 from edgedec.model import Model, Session
 from edgedec.sampling import Noise, SamplingParams
 from edgedec.scheduler.active_drafters import ActiveDrafter
@@ -140,7 +140,7 @@ class DrafterSubject(HeldSessions):
         longest = max(len(prompt) for prompt in self.prompts())
         session = self.adopt(self.model.session(longest + self.n_tokens + 1))
         noise = Noise(SEED)
-        drafter = self.factory(DraftContext(session, self.model.tokenizer, params, noise, self.budget_bytes))
+        drafter = self.factory(DraftContext(session, params, noise, Store(self.budget_bytes)))
         for capability, needed in (("taps", bool(drafter.needs.taps)), ("layers", drafter.needs.layers)):
             if needed and not getattr(self.model.capabilities, capability):
                 raise NotApplicableError(f"the drafter needs {capability!r}, which the model does not declare")

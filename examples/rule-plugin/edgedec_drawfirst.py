@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.rule_tools import in_turn, sample, walk
-from edgedec.verification.rules import Rule, TargetRow, Uniform
+from edgedec.verification.rules import TargetRow
+from edgedec_methods.drawn.rule_tools import Uniform, in_turn, sample, walk
+from edgedec_methods.drawn.rules import Rule
 
 
 def verify(draft: Draft, q: Sequence[Distribution | None], target: TargetRow, uniform: Uniform) -> Verification:

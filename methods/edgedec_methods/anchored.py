@@ -13,8 +13,7 @@ Status: study
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +23,6 @@ from numpy.typing import NDArray
 from edgedec.errors import RequestError, argument
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
-from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
 from edgedec_methods.pair_session import PairSession, name_of
 
@@ -137,12 +135,10 @@ class AnchoredSession(PairSession):
         """How many tokens of the text both models have evaluated."""
         return min(session.n_cached for session in self.sessions)
 
-    @contextmanager
-    def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
-        """Begin a text whose first `n_prompt` tokens are its prompt; it ends with the block."""
+    def begin(self, n_prompt: int) -> None:
+        """Begin a text whose first `n_prompt` tokens are its prompt."""
         self._first = n_prompt - 1
         self.spent = []
-        yield
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
@@ -170,9 +166,9 @@ class AnchoredSession(PairSession):
         self.spent = spent
         return Forward(np.array(rows, np.float32).reshape(len(rows), self.model.card.n_vocab), {}, both[0].ops)
 
-    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
+    def _count(self, stats: DecodeStats) -> None:
         """Put into the statistics how far the text went from the safe model."""
-        spent: Sequence[float] = self.spent[:n_generated]
+        spent: Sequence[float] = self.spent[: stats.n_generated_tokens]
         if spent:
             name = name_of(self.sessions[1])
             stats.add_note(f"lossy: the text stays within {self.nats:g} nats a token of {name}")

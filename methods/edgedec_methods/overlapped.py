@@ -26,7 +26,7 @@ from threading import Event, Thread
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.drafter import DraftContext
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.draft_model.model import DraftModel, ModelDrafter
@@ -68,7 +68,9 @@ class OverlappedModel(DraftModel):
         Under another rule than the coupled one, in another shape than a chain, and while drafts are recorded, it drafts
         without overlap.
         """
-        overlaps = context.coupled and context.recorder is None and context.shape.kind == CHAIN
+        drawing = context.drawing
+        is_plain = drawing is None or (drawing.params is None and not drawing.is_tree)
+        overlaps = is_plain and context.recorder is None
         return OverlappedDrafter(self, context) if overlaps else ModelDrafter(self, context)
 
     def start(self, user: object, step: Callable[[], bool]) -> None:

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from edgedec.errors import ModelFormatError, RequestError, SessionError
-from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.model import ExactRows, Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.joined_work import own
 from edgedec.sessions.outer_session import OuterModel, OuterSession
 from edgedec_methods.sliding_window import with_tokens
-from edgedec_runtimes.shared.invariance import N_PREFIX, RANGE_TOKENS, ExactRows, measured_invariance
+from edgedec_runtimes.shared.invariance import N_PREFIX, RANGE_TOKENS, MeasuredRows, measured_invariance
 
 LEAST_ROWS = (2, 3, 4, 5, 8)
 """The least numbers of rows that are tried; libraries change kernels there."""
@@ -68,9 +68,9 @@ class PaddedModel(OuterModel):
         return measured_invariance(self, self._cache_dir, n_prefix=n_prefix, n_room=self.n_least)
 
     @cached_property
-    def exact(self) -> ExactRows:
+    def exact(self) -> MeasuredRows:
         """What is known of bit-equal rows in longer contexts."""
-        return ExactRows(self, self._cache_dir)
+        return MeasuredRows(self, self._cache_dir)
 
     def session(self, n_ctx: int) -> "PaddedSession":
         """Open an empty session of that many tokens (raises what Model.session raises)."""
@@ -98,21 +98,14 @@ class PaddedSession(OuterSession):
         """Tokens in the KV cache, without those that padded the latest forward."""
         return self._n_cached
 
-    def adapt(self, scales: tuple[float, ...]) -> None:
-        """Let the session inside have other scales of adapters; it holds no token then."""
-        super().adapt(scales)
+    def _emptied(self) -> None:
         self._n_cached = 0
 
-    def exact_rows(self, n_past: int) -> int | None:
-        """Return how many rows may be bit-equal to padded steps; see edgedec.model.Session."""
-        limit = self.model.exact.limit(n_past)
-        return None if limit is None else max(1, min(limit, self._n_alike(n_past)))
-
-    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
-        """Tell whether so many rows are bit-equal to padded steps; see edgedec.model.Session."""
-        if n_rows > self._n_alike(n_past):
-            return n_rows == 1
-        return self.model.exact.holds(self, n_past, n_rows, measure=measure)
+    def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:
+        """Return how many rows are bit-equal to padded steps; see edgedec.model.Session."""
+        n_alike = max(1, self._n_alike(n_past))
+        sure, possible = self.model.exact.at(self, n_past, measure if measure <= n_alike else 0)
+        return ExactRows(min(sure, n_alike), None if possible is None else min(possible, n_alike))
 
     def _n_alike(self, n_past: int) -> int:
         """Return how many positions follow whose padded steps end in the same range of positions and the context."""

@@ -1,5 +1,7 @@
 """Two models of one vocabulary on whose sessions a text is written: what every such session has."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import numpy as np
@@ -7,7 +9,9 @@ from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, SessionError, argument
 from edgedec.model import ForwardItem, Model, Session
+from edgedec.sampling import SamplingParams
 from edgedec.sessions.outer_session import UnsavedSession
+from edgedec.stats import DecodeStats
 
 
 class PairSession(UnsavedSession):
@@ -47,6 +51,26 @@ class PairSession(UnsavedSession):
     def n_ctx(self) -> int:
         """Most tokens that both models can hold."""
         return min(session.n_ctx for session in self.sessions)
+
+    @contextmanager
+    def generating(
+        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0, stats: DecodeStats | None = None
+    ) -> Iterator[None]:
+        """Begin a text whose first `n_prompt` tokens are its prompt; it ends with the block."""
+        self.begin(n_prompt)
+        try:
+            yield
+        finally:
+            if stats is not None:
+                self._count(stats)
+
+    def begin(self, n_prompt: int) -> None:
+        """Begin a text whose first `n_prompt` tokens are its prompt."""
+        raise NotImplementedError
+
+    def _count(self, stats: DecodeStats) -> None:
+        """Put into the statistics how a text was written."""
+        raise NotImplementedError
 
     def chain_of(self, item: ForwardItem) -> NDArray[np.int32]:
         """Return the tokens of an item (CapabilityError where it is more than a chain of tokens)."""

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, ContextFullError, OptionError, SessionError, argument, counted
 from edgedec.head_state import HeadState
-from edgedec.model import Forward, ForwardItem, RowGroup, Session, Span
+from edgedec.model import ExactRows, Forward, ForwardItem, RowGroup, Session, Span
 from edgedec.progress import OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import n_common
@@ -91,7 +91,7 @@ class PromptKeep:
         """
         assert self.keep is not None, "it is checked"
         target.model.capabilities.require("rollback", target.model.card.runtime)
-        if target.n_text_max != target.n_ctx:
+        if target.room(0) != target.n_ctx:
             raise CapabilityError(f"a context that slides can't be read in part; leave {argument('slide')} out")
         return KeptSession(target, Reader(target if companion is None else companion, own=companion is None), self.keep)
 
@@ -200,29 +200,27 @@ class KeptSession(UnsavedSession, OuterSession):
             return int(np.searchsorted(self._kept, n_past))
         return len(self._kept) + n_past - self._n_cut
 
-    def exact_rows(self, n_past: int) -> int | None:
+    def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:
         """Return what the session inside says."""
-        return self.inner.exact_rows(self._place(n_past))
+        return self.inner.exact_rows(self._place(n_past), measure)
 
-    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
-        """Tell what the session inside says."""
-        return self.inner.has_exact_rows(self._place(n_past), n_rows, measure=measure)
-
-    def adapt(self, scales: tuple[float, ...]) -> None:
-        """Let the session inside have other scales of adapters; nothing is held then."""
-        super().adapt(scales)
+    def _emptied(self) -> None:
         self._chosen = [], _NONE
         self._forget()
 
     @contextmanager
-    def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
+    def generating(
+        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0, stats: DecodeStats | None = None
+    ) -> Iterator[None]:
         """Begin a text, whose first `n_prompt` tokens may be read in part."""
         self._n_prompt = n_prompt
         try:
-            with self.inner.generating(n_prompt, sampling, seed):
+            with self.inner.generating(n_prompt, sampling, seed, stats):
                 yield
         finally:
             self._n_prompt = 0
+            if stats is not None:
+                self._count(stats)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item, whose n_past counts the text's tokens; see Session.forward.
@@ -332,9 +330,8 @@ class KeptSession(UnsavedSession, OuterSession):
             self._ids.extend(tokens[rows].tolist())
         self._branched = None
 
-    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
+    def _count(self, stats: DecodeStats) -> None:
         """Add how much of the prompt was read."""
-        super().count_text(stats, n_generated)
         if not self._reader.own:
             stats.explanation.append("drafting off beside a reading model")
         if len(self._kept) == self._n_cut:

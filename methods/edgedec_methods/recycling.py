@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import Candidates, Draft, Verification
-from edgedec.drafter import DraftContext, DrafterNeeds, store_limit
+from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_builder import Child, grow_tree, path_of
 from edgedec.sampling import gumbel_of
@@ -117,8 +117,8 @@ class NgramDrafter:
     shedding = Shedding(20, "the table of {name}", keeps_store=True)
 
     def __init__(self, context: DraftContext, name: str, rankings: Mapping[int, Ranking], least_rate: float) -> None:
-        limit_bytes = store_limit(context.budget_bytes)
-        self._lock = context.lock
+        limit_bytes = context.store.most_bytes
+        self._lock = context.store.lock
         with self._lock:
             table = context.store.setdefault(name, CandidateTable(limit_bytes, least_rate))
             assert isinstance(table, CandidateTable), "the store's entry of this name is ours"

@@ -17,8 +17,7 @@ Status: study
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,7 +28,6 @@ from edgedec.errors import RequestError, SessionError, argument
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
-from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
 from edgedec_methods.anchored import log_law
 from edgedec_methods.pair_session import PairSession, name_of
@@ -135,13 +133,11 @@ class ReflectiveSession(PairSession):
         """How many tokens of the text the target has evaluated."""
         return len(self._ids)
 
-    @contextmanager
-    def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
-        """Begin a text whose first `n_prompt` tokens are its prompt; it ends with the block."""
+    def begin(self, n_prompt: int) -> None:
+        """Begin a text whose first `n_prompt` tokens are its prompt."""
         self._first = n_prompt - 1
         self._go_back(min(len(self._ids), self._first))
         self._starts, self._at = [], -1
-        yield
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
@@ -216,8 +212,9 @@ class ReflectiveSession(PairSession):
         self._n_small = min(start + 1, n_past)
         return draft
 
-    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
+    def _count(self, stats: DecodeStats) -> None:
         """Put into the statistics that the text is not the target's own, and how many tokens a forward gave."""
+        n_generated = stats.n_generated_tokens
         n_reads = sum(start < self._first + n_generated for start in self._starts)
         if n_generated and n_reads:
             if self.weight:

@@ -14,10 +14,10 @@ from time import monotonic, perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft import EMPTY_DRAFT, Draft, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Draws, Verification
 from edgedec.draft_constants import ODD, SAMPLES
 from edgedec.drafter import DraftContext
-from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
+from edgedec.drafter_traits import DraftCost, DrafterTraits
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.errors import CancelledError
 from edgedec.model import Forward, LayerSet
@@ -81,7 +81,7 @@ class OwnLayersDrafter:
 
         self.context = context
         self.ids: list[int] = []
-        with context.lock:
+        with context.store.lock:
             self.parts: PartTimes = context.store.setdefault(_STORED, PartTimes())
         self._levels = LevelMaker(context, context.target.model.card.n_vocab, label)
 
@@ -126,7 +126,7 @@ class OwnLayersDrafter:
         Raises:
             EdgedecError: As Session.forward, but for CancelledError: a cancelled forward ends the draft.
         """
-        n_levels = min(n_levels or n_max, n_max, self.context.target.n_ctx - len(self.ids))
+        n_levels = min(n_levels or n_max, n_max, self.context.target.room(len(self.ids)))
         if n_levels < 1 or not self.is_ready(deadline_s):
             return EMPTY_DRAFT
         nodes, floor = DraftBuilder(n_max), self.context.floor.path_probability

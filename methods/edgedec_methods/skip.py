@@ -58,7 +58,7 @@ class SkipDrafter(OwnLayersDrafter):
         capabilities.require("layers", card.runtime)
         super().__init__(context, _DRAWS)
         if tuned is None:
-            tuned = tuned_set(context.cache_dir, card)
+            tuned = tuned_set(context.store.cache_dir, card)
         if tuned is None:
             context.note("skip leaves out every fourth layer; edgedec tune-skip finds a better set for this model")
             layers = evenly_spaced(card.n_layer, card.n_layer // _LEFT_OUT)

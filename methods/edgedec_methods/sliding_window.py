@@ -52,9 +52,8 @@ class Sliding:
 class SlidingSession(UnsavedSession, OuterSession):
     """Implements edgedec.model.Session for texts longer than the KV cache.
 
-    n_past and n_cached count the tokens of the text; n_ctx is what the KV cache holds. All rows of one forward see the
-    same window: a chain is cut where the window moves, and a tree across that place is refused (`room` says how many
-    rows come before it).
+    n_past and n_cached count the tokens of the text. All rows of one forward see the same window: a chain is cut where
+    the window moves, and a tree across that place is refused (`room` says how many rows come before it).
 
     Args:
         inner: Holds the window. Its rows must not depend on how a prefill is cut (Capabilities.prefill_chunk is 1), as
@@ -89,7 +88,7 @@ class SlidingSession(UnsavedSession, OuterSession):
         return len(self._ids)
 
     @property
-    def n_text_max(self) -> int:
+    def n_ctx(self) -> int:
         """Most tokens of a text: the KV cache holds a window of it."""
         return MOST_TOKENS
 
@@ -102,16 +101,14 @@ class SlidingSession(UnsavedSession, OuterSession):
     def _in_window(self, n_past: int) -> int:
         """Return the n_past of the session inside, -1 where it holds another window."""
         n_held = _n_held(n_past, self._begin)
-        return n_held if _begin(n_past, self.n_ctx) == self._begin and n_held <= self._n_valid else -1
+        return n_held if _begin(n_past, self.inner.n_ctx) == self._begin and n_held <= self._n_valid else -1
 
-    def adapt(self, scales: tuple[float, ...]) -> None:
-        """Let the session inside have other scales of adapters; nothing of the window is held then."""
-        super().adapt(scales)
+    def _emptied(self) -> None:
         self._ids, self._begin, self._n_valid, self._branched = [], 0, 0, None
 
     def room(self, n_tokens: int) -> int:
         """Return how many rows after a text of `n_tokens` tokens see the same window as the text's last token."""
-        return _next_move(n_tokens - 1, self.n_ctx) - n_tokens
+        return _next_move(n_tokens - 1, self.inner.n_ctx) - n_tokens
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item, whose n_past counts the text's tokens; see Session.forward.
@@ -126,8 +123,8 @@ class SlidingSession(UnsavedSession, OuterSession):
         n_text = item.n_past + len(tokens)
         if n_text > MOST_TOKENS:
             raise ContextFullError(f"{n_text} tokens are more than a text may have, {MOST_TOKENS}")
-        begin = _begin(n_text - 1, self.n_ctx)
-        if _begin(item.n_past, self.n_ctx) != begin:
+        begin = _begin(n_text - 1, self.inner.n_ctx)
+        if _begin(item.n_past, self.inner.n_ctx) != begin:
             return self._across(item, tokens, begin, on_progress)
         if begin != self._begin or self._n_valid < _n_held(item.n_past, begin):
             self._move(begin, self._ids[: item.n_past], on_progress)
@@ -144,7 +141,7 @@ class SlidingSession(UnsavedSession, OuterSession):
             text = [*self._ids[:n_past], *tokens.tolist()]
             self._move(begin, text[:-1], on_progress)
             return self._within(replace(item, n_past=len(text) - 1), tokens[-1:], None)
-        n_first, wanted = _next_move(n_past, self.n_ctx) - n_past, item.wanted
+        n_first, wanted = _next_move(n_past, self.inner.n_ctx) - n_past, item.wanted
         earlier = replace(with_tokens(item, tokens[:n_first]), rows=wanted[wanted < n_first])
         first = own(self.evaluate(earlier))
         later = wanted[wanted >= n_first] - np.int32(n_first)
@@ -153,6 +150,7 @@ class SlidingSession(UnsavedSession, OuterSession):
             np.concatenate([first.logits, second.logits]),
             {layer: np.concatenate([first.hidden[layer], states]) for layer, states in second.hidden.items()},
             second.ops,
+            shared=second.shared,
         )
 
     def _move(self, begin: int, text: list[int], on_progress: OnProgress | None) -> None:

@@ -18,8 +18,7 @@ Status: opt-in
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -31,7 +30,6 @@ from edgedec.errors import RequestError, SessionError, argument, counted
 from edgedec.logit_ops import entropy_of
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
-from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
 from edgedec_methods.pair_session import PairSession, name_of
 
@@ -144,12 +142,6 @@ class SwitchingSession(PairSession):
         del self._ids[self._first :]
         self.written = []
 
-    @contextmanager
-    def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
-        """Begin a text that ends with the block; see begin()."""
-        self.begin(n_prompt)
-        yield
-
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
 
@@ -200,9 +192,9 @@ class SwitchingSession(PairSession):
                     return n
         return len(places)
 
-    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
+    def _count(self, stats: DecodeStats) -> None:
         """Put into the statistics which of the two models wrote how many of a text's tokens."""
-        written = self.written[:n_generated]
+        written = self.written[: stats.n_generated_tokens]
         if not written:
             return
         n_small = sum(token.writer == SMALL for token in written)

@@ -97,7 +97,7 @@ class UniversalDrafter:
         self._source = drafts.source
         self._context = context
         self._first = drafts.first
-        self._target = context.tokenizer
+        self._target = context.target.model.tokenizer
         self._n_vocab = context.target.model.card.n_vocab
         self._params = _of_any_vocabulary(context.sampling)
         self._floor = context.floor

@@ -358,7 +358,7 @@ class RandomDrafter:
 
     def __init__(self, context: DraftContext) -> None:
         self._rng = np.random.default_rng(context.noise.seed % 2**32)
-        self._n_vocab = context.tokenizer.n_vocab
+        self._n_vocab = context.target.model.tokenizer.n_vocab
         self._history: list[int] = []
         self._trees = context.target.model.capabilities.trees
 

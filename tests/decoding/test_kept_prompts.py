@@ -23,6 +23,7 @@ from edgedec.api.options import Lossy
 from edgedec.decoding.reading import prompt_read
 from edgedec.errors import RequestError
 from edgedec.load_options import LoadOptions
+from edgedec.model import RecallingSession
 from edgedec.pictures import Block, PictureRows
 from edgedec.progress import CancelToken
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -137,6 +138,7 @@ def test_a_trained_head_knows_what_is_kept(tmp_path: Path, kind: str) -> None:
     def scores(cache: Path, n_bytes: int, n_files: int) -> tuple[int, list[float]]:
         options = LoadOptions(n_ctx=N_CTX, draft_head=head, prompt_cache_bytes=n_bytes, cache_dir=cache, n_threads=1)
         with Cpu().load(model, options) as loaded, closing(loaded.session(N_CTX)) as session:
+            assert isinstance(session, RecallingSession)
             n = session.recall(FIRST, 0)
             session.forward(ids[n:], n_past=n)
             assert session.draft_head is not None

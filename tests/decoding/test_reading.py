@@ -14,17 +14,13 @@ HELD = tuple(range(10))
 
 
 def slot_of(n_held: int, n_exact: int, *, chunk: int = 1, rollback: bool = True) -> SessionSlot:
-    """Return a slot whose session holds tokens of HELD, and brings none back from the disk."""
+    """Return a slot whose session holds tokens of HELD."""
 
     class Held:
         n_cached = n_held
 
         class model:
             capabilities = Capabilities(prefill_chunk=chunk, rollback=rollback)
-
-        @staticmethod
-        def recall(prompt: tuple[int, ...], n: int) -> int:
-            return n
 
     session: Any = Held()
     return SessionSlot(session, list(HELD[:n_held]), n_exact)

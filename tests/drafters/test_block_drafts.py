@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.decoding.drawings import drawn
 from support.decoding.exact_distributions import Drawing, text_of
 from support.decoding.rule_checks import check_exact, models
 from support.decoding.tree_draws import Drawn, each_way
@@ -16,15 +17,14 @@ from edgedec.cost_curve import SharedForward
 from edgedec.draft import Draft
 from edgedec.draft_price import DraftPrice
 from edgedec.drafter import DraftContext, Floor
-from edgedec.drafters.drawn_trees import TreePlace, parse_shape
 from edgedec.drafters.head import HeadDrafter
 from edgedec.head_state import ChainRules, DraftedChain
 from edgedec.logit_ops import NUMPY_ROW_OPS
 from edgedec.model import Session
 from edgedec.model_card import Capabilities
 from edgedec.sampling import Distribution, Noise, SamplingParams
-from edgedec.tokenizer import Tokenizer
 from edgedec.verification.rules import rule_names
+from edgedec_methods.drawn.drawn_trees import TreePlace, parse_shape
 
 N_VOCAB = 3
 TEXT = (0, 2)
@@ -86,7 +86,7 @@ def drafter(head: Block, params: SamplingParams = SAMPLED, **context: Any) -> He
     """Return the drafter of a text of three tokens that the block follows."""
     model = SimpleNamespace(card=SimpleNamespace(n_vocab=N_VOCAB), capabilities=Capabilities(trees=True))
     session = cast(Session, SimpleNamespace(model=model, draft_head=head, room=lambda n: 99))
-    made = HeadDrafter(DraftContext(session, cast(Tokenizer, None), params, Noise(1), **context))
+    made = HeadDrafter(DraftContext(session, params, Noise(1), **drawn(params, **context)))
     made.begin(TEXT)
     return made
 
@@ -100,8 +100,8 @@ def all_drafts(propose: Callable[[], Draft]) -> list[Drawing]:
 
     def make(drawn: Drawn) -> Draft:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("edgedec.drafters.drawn_trees.drawn_without_replacement", drawn)
-            patch.setattr("edgedec.verification.rule_tools.sample", partial(_first_of, drawn))
+            patch.setattr("edgedec_methods.drawn.drawn_trees.drawn_without_replacement", drawn)
+            patch.setattr("edgedec_methods.drawn.rule_tools.sample", partial(_first_of, drawn))
             return propose()
 
     drawings: list[Drawing] = []

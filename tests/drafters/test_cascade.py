@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.decoding.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
+from support.decoding.drawings import drawn
 from support.models.real_models import real_model
 from support.models.tiny_models import BOS, byte_ids
 
@@ -89,7 +90,7 @@ def test_a_drawn_chain_is_the_same_whatever_the_cheap_tokens_are(target: Path) -
             text = [*prompt, *(list(drafts[0][0].tokens) if known is None else known)]
             cascade = CascadeModel(source, lambda context, text=text: Knowing(text, 0))
             params = SamplingParams(temperature=1.0, top_p=1.0)
-            drafter = cascade(DraftContext(model.session(64), model.tokenizer, params, Noise(4), coupled=False))
+            drafter = cascade(DraftContext(model.session(64), params, Noise(4), **drawn(params, coupled=False)))
             drafter.begin(prompt)
             drafts.append([drafter.propose(6, 1e18) for _ in range(3)])
             n_forwards.append(session.n_forwards)

@@ -10,8 +10,8 @@ import pytest
 from support.decoding.tree_draws import check_drawn_tree
 
 from edgedec.drafters.draft_builder import Level
-from edgedec.drafters.drawn_trees import TreePlace, drawn_without_replacement, grow_ranked
 from edgedec.sampling import Distribution, Noise
+from edgedec_methods.drawn.drawn_trees import TreePlace, drawn_without_replacement, grow_ranked
 
 pytestmark = pytest.mark.slow
 

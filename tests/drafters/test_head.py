@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.decoding.decoding_loop import exact, generated, p_value
+from support.decoding.drawings import drawn
 from support.heads.loaded_blocks import of_floats
 from support.heads.tiny_blocks import tiny_block, write_block
 from support.heads.tiny_heads import TinyHead, head_weights, stored_tensors, write_head
@@ -26,7 +27,6 @@ from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.draft import Verification
 from edgedec.drafter import DraftContext, DrafterRestsError
-from edgedec.drafters.drawn_trees import parse_shape
 from edgedec.drafters.head import HeadDrafter, Tally
 from edgedec.errors import CapabilityError, EdgedecError, RequestError
 from edgedec.gguf.layer_bytes import layer_bytes
@@ -42,6 +42,7 @@ from edgedec.testing import check_drafter, raise_failures
 from edgedec.verification.rules import rule_names
 from edgedec_apps.bench.recorder import Evaluated, Recorder, record_text
 from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
+from edgedec_methods.drawn.drawn_trees import parse_shape
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.trained_heads import nextn
@@ -94,7 +95,7 @@ def drafter(model: Model, params: SamplingParams = GREEDY, **context: object) ->
     """Return a drafter that has begun TEXT, whose session holds all but the last token."""
     session = model.session(100)
     session.forward(np.array(TEXT[:-1], np.int32), n_past=0)
-    made = HeadDrafter(DraftContext(session, model.tokenizer, params, Noise(1), **context))  # type: ignore[arg-type]
+    made = HeadDrafter(DraftContext(session, params, Noise(1), **drawn(params, **context)))  # type: ignore[arg-type]
     made.begin(TEXT)
     return made
 
@@ -351,7 +352,7 @@ def test_drawn_trees_keep_the_distribution(rule: str, shape: str, n_max: int, fi
             n_tokens=2,
             seeds=range(200),
             n_draft=n_max,
-            tree=parse_shape(shape),
+            tree=shape,
         )
     assert p_value(found.texts, law) > 1e-4
     assert 0.05 < found.n_accepted / found.n_drafted < 0.9

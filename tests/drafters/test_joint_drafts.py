@@ -59,7 +59,7 @@ def small(tiny_path: Path) -> Iterator[Counted]:
 
 def drafted(factory: Any, session: Session, text: Sequence[int], **options: Any) -> list[Draft]:
     """Return drafts of growing lengths behind a text, none of which is verified."""
-    context = DraftContext(session, session.model.tokenizer, SamplingParams(**options), Noise(3))
+    context = DraftContext(session, SamplingParams(**options), Noise(3))
     drafter = factory(context)
     drafter.begin(text)
     try:

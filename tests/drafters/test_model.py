@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.decoding.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
+from support.decoding.drawings import drawn
 from support.models.tiny_models import BOS, byte_ids
 
 from edgedec.draft import Verification
@@ -19,7 +20,6 @@ from edgedec.drafters.draft_model import model as model_drafter
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.draft_text import window_of
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.levels import cut
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError, SessionError
 from edgedec.model import Model
@@ -27,6 +27,7 @@ from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams, distribution
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.testing import check_drafter
+from edgedec_methods.drawn.rules import cut
 from edgedec_methods.overlapped import OverlappedModel
 from edgedec_methods.universal import UniversalDraftModel
 
@@ -44,7 +45,7 @@ def equal(target: Path) -> Iterator[DraftModel]:
 
 def context_for(model: Model, params: SamplingParams = GREEDY, **options: Any) -> DraftContext:
     """Return the context of a generation on a model."""
-    return DraftContext(model.session(512), model.tokenizer, params, Noise(3), **options)
+    return DraftContext(model.session(512), params, Noise(3), **drawn(params, **options))
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from support.processes.rights import as_anybody
 import edgedec
 from edgedec.api.engine import save_draft_store
 from edgedec.api.options import DraftOptions
+from edgedec.drafter import Store
 from edgedec.drafters.suffix.matching import Match
 from edgedec.drafters.suffix.store_file import (
     DraftStore,
@@ -68,8 +69,8 @@ def said(*outputs: Sequence[int], store: dict[str, Any] | None = None) -> dict[s
 
 def filled(path: Path, budget: int | None = None, model: Model | None = None) -> tuple[SuffixStore, str | None]:
     """Return what a new process takes from a file, and what it says of it."""
-    store: dict[str, Any] = {}
-    note = DraftStore(path, model or a_model()).fill(store, budget, LoadOptions())
+    store = Store(budget)
+    note = DraftStore(path, model or a_model()).fill(store, LoadOptions())
     return store["suffix"], note
 
 
@@ -245,7 +246,7 @@ def test_loading_a_store_can_be_cancelled(tmp_path: Path) -> None:
     DraftStore(path, a_model()).save(said([1, 2]))
     cancel.cancel()
     with pytest.raises(CancelledError):
-        DraftStore(path, a_model()).fill({}, None, LoadOptions(cancel=cancel))
+        DraftStore(path, a_model()).fill(Store(), LoadOptions(cancel=cancel))
 
 
 def test_places_that_cannot_be_written_are_refused_before_loading(tmp_path: Path) -> None:

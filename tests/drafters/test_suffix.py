@@ -12,6 +12,7 @@ from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.draft import Draft, Verification
+from edgedec.drafter import Store
 from edgedec.drafters.suffix.automaton import SuffixAutomaton
 from edgedec.drafters.suffix.matching import Match
 from edgedec.drafters.suffix.suffix import SuffixDrafter, SuffixStore
@@ -97,11 +98,9 @@ def test_a_monotonous_text_takes_two_states_a_token_at_most() -> None:
         assert len(automaton_of(text).next) <= 2 * len(text)
 
 
-def drafter_of(
-    prompt: Sequence[int], store: dict[str, object] | None = None, budget: int | None = None
-) -> SuffixDrafter:
+def drafter_of(prompt: Sequence[int], store: Store | None = None) -> SuffixDrafter:
     """Open a drafter on a prompt."""
-    drafter = SuffixDrafter(context(store, budget))
+    drafter = SuffixDrafter(context(store))
     drafter.begin(prompt)
     return drafter
 
@@ -164,7 +163,7 @@ def test_every_proposal_is_a_draft_of_texts_seen(prompt: Text, said: list[Text],
 
 def test_later_requests_find_what_earlier_ones_said() -> None:
     """What was generated, not what was asked, and no text runs into another; until it is forgotten."""
-    store: dict[str, object] = {}
+    store = Store()
     write(drafter_of([8, 9], store), [1, 2, 3, 4, 5])
     write(drafter_of([9], store), [14, 15, 16])
     assert list(drafter_of([7, 1, 2, 3], store).propose(2, 0).tokens) == [4, 5]
@@ -178,7 +177,7 @@ def test_later_requests_find_what_earlier_ones_said() -> None:
 def test_tokens_that_came_without_a_draft_are_read_at_the_next_one(n: int) -> None:
     """The first tokens are those of a drafter that was asked before each one; a text is not found at its own end."""
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3] * 30
-    lazy, eager = drafter_of(text[:12], {}), drafter_of(text[:12], {})
+    lazy, eager = drafter_of(text[:12], Store()), drafter_of(text[:12], Store())
     lazy.learn(Verification((), tuple(text[12 : 12 + n])), {})
     for token in text[12 : 12 + n]:
         eager.propose(8, 0)
@@ -188,7 +187,7 @@ def test_tokens_that_came_without_a_draft_are_read_at_the_next_one(n: int) -> No
 
 def test_of_very_many_unread_tokens_the_last_ones_are_read() -> None:
     """The text goes on with them, and what is drafted follows them."""
-    drafter, end = drafter_of(a_text(20), {}), [1, 2, 3, 4, 5, 1, 2, 3]
+    drafter, end = drafter_of(a_text(20), Store()), [1, 2, 3, 4, 5, 1, 2, 3]
     drafter.learn(Verification((), (*a_text(3000, 1), *end)), {})
     assert drafter.propose(2, 0).tokens == (4, 5)
     assert drafter.memory_bytes() < 20 * 420 * 2 + 300 * 420 * 4
@@ -196,23 +195,23 @@ def test_of_very_many_unread_tokens_the_last_ones_are_read() -> None:
 
 def test_the_store_keeps_to_its_bytes_and_drops_the_oldest() -> None:
     """Two generations of texts, of which the older goes when the younger is half of the limit."""
-    store: dict[str, object] = {}
     budget = 400_000
+    store = Store(budget)
     said = [a_text(120, seed) for seed in range(30)]
     one = SuffixAutomaton.memory_bytes(automaton_of(said[0]))
     for text in said:
-        write(drafter_of([0], store, budget), text)
+        write(drafter_of([0], store), text)
         kept = store["suffix"]
         assert isinstance(kept, SuffixStore)
         assert kept.memory_bytes() <= budget // 2 + 2 * one
-    assert list(drafter_of(said[-1][:5], store, budget).propose(3, 0).tokens) == said[-1][5:8]
-    assert len(drafter_of(said[0][:5], store, budget).propose(3, 0)) == 0
+    assert list(drafter_of(said[-1][:5], store).propose(3, 0).tokens) == said[-1][5:8]
+    assert len(drafter_of(said[0][:5], store).propose(3, 0)) == 0
 
 
 @pytest.mark.parametrize("budget", [0, 100_000])
 def test_a_long_prompt_keeps_to_the_budget(budget: int) -> None:
     """The text begins anew where it would hold more than its half; proposals go on."""
-    drafter = drafter_of([*a_text(5000), 1, 2, 3, 1, 2], None, budget)
+    drafter = drafter_of([*a_text(5000), 1, 2, 3, 1, 2], Store(budget))
     assert drafter.memory_bytes() <= budget + 10_000
     if budget:
         assert list(drafter.propose(1, 0).tokens) == [3]
@@ -220,9 +219,9 @@ def test_a_long_prompt_keeps_to_the_budget(budget: int) -> None:
 
 def waiting(said: Sequence[Text], budget: int | None = None) -> list[Text]:
     """Return the texts that a store has for a file after these were written, which it gives once."""
-    store: dict[str, object] = {}
+    store = Store(budget)
     for text in said:
-        write(drafter_of([8, 9], store, budget), text)
+        write(drafter_of([8, 9], store), text)
     kept = store["suffix"]
     assert isinstance(kept, SuffixStore)
     outputs = [text.tolist() for text in kept.take_outputs()]
@@ -285,7 +284,7 @@ def test_a_prediction_is_looked_up(tmp_path: Path) -> None:
 def test_a_prediction_keeps_to_the_budget() -> None:
     """Of a long prediction only the beginning is learned, and the memory that it takes is told."""
     text = a_text(50_000, seed=3)
-    drafter = SuffixDrafter(replace(context(budget_bytes=1_000_000), predicted=tuple(text)))
+    drafter = SuffixDrafter(replace(context(Store(1_000_000)), predicted=tuple(text)))
     empty = drafter.memory_bytes()
     drafter.begin([1, 2, 3])
     assert empty < drafter.memory_bytes() <= 1_000_000

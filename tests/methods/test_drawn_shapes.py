@@ -12,9 +12,8 @@ from support.decoding.rule_checks import check_exact, models
 from support.decoding.tree_draws import Evaluated, check_chances, check_drawn_tree
 
 from edgedec.draft import Draft
-from edgedec.drafters.drawn_trees import TreePlace, draw_tree, drawn_without_replacement, parse_shape
-from edgedec.drafters.levels import agreement
 from edgedec.sampling import Distribution, Noise
+from edgedec_methods.drawn.drawn_trees import TreePlace, draw_tree, drawn_without_replacement, parse_shape
 
 Nodes = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -82,7 +81,7 @@ def test_beams_come_as_often_as_they_should(n_vocab: int, depth: int, width: int
             return drawn_without_replacement(law, place, Noise(seed).key(next(numbers)))
 
         laws = Evaluated(q)
-        draft = draw_tree(parse_shape(f"beam:{width}"), laws, drawn, n_max, 0.0, agreement)
+        draft = draw_tree(parse_shape(f"beam:{width}"), laws, drawn, n_max, 0.0)
         assert laws.n_levels == depth
         found[draft.tokens, draft.parents] += 1
     assert set(found) <= set(expected)

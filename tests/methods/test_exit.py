@@ -71,9 +71,8 @@ def agreeing(model: Model, rates: dict[int, float], curve: CostCurve) -> ExitDra
     agreement = Agreement(exits_of(model.card.n_layer), model.card.n_layer)
     for i in range(100):
         agreement.observe([(i * rates.get(layer, 0.0)) % 1 + rates.get(layer, 0.0) >= 1 for layer in agreement.exits])
-    context = DraftContext(
-        model.session(256), model.tokenizer, GREEDY, Noise(0), store={"exit": agreement}, curve=curve
-    )
+    context = DraftContext(model.session(256), GREEDY, Noise(0), curve=curve)
+    context.store["exit"] = agreement
     drafter = ExitDrafter(context)
     context.target.forward(np.array(PROMPT[:-1], np.int32), n_past=0)
     drafter.begin(PROMPT)
@@ -110,7 +109,7 @@ def test_the_judged_exits_are_those_that_would_have_drafted_the_token(model: Mod
     The first eight positions are judged, then one in 16, and where no exit pays, as here, fewer and fewer; at the
     others nothing is tapped.
     """
-    context = DraftContext(model.session(256), model.tokenizer, GREEDY, Noise(0))
+    context = DraftContext(model.session(256), GREEDY, Noise(0))
     drafter = ExitDrafter(context)
     drafter.begin(PROMPT)
     session, text = context.target, list(PROMPT)
@@ -179,4 +178,4 @@ def test_what_it_needs_is_required(model: Model, monkeypatch: pytest.MonkeyPatch
     """A runtime that can't go on from hidden states is refused by the capability's name."""
     monkeypatch.setattr(model, "capabilities", Capabilities(layers=True, taps=True))
     with pytest.raises(CapabilityError, match="'hidden_input'"):
-        ExitDrafter(DraftContext(model.session(8), model.tokenizer, GREEDY, Noise(0)))
+        ExitDrafter(DraftContext(model.session(8), GREEDY, Noise(0)))

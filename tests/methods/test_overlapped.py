@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.decoding.draft_models import SETTINGS, TEXT, Recorded, counted, depth, generate, loaded
+from support.decoding.drawings import drawn
 from support.models.tiny_models import BOS, byte_ids
 
 import edgedec
@@ -263,7 +264,8 @@ def test_a_stream_that_is_dropped_leaves_no_thread(target: Path, equal: Model) -
 
 def context_for(model: Model, *, coupled: bool = True, **options: Any) -> DraftContext:
     """Return the context of a generation on a model."""
-    return DraftContext(model.session(512), model.tokenizer, SamplingParams(**options), Noise(3), coupled=coupled)
+    params = SamplingParams(**options)
+    return DraftContext(model.session(512), params, Noise(3), **drawn(params, coupled=coupled))
 
 
 def test_a_smaller_window_waits_for_the_thread(equal: Model) -> None:

@@ -14,7 +14,7 @@ import edgedec
 from edgedec.api.options import DraftOptions
 from edgedec.errors import CapabilityError, ModelFormatError, RequestError, SessionError
 from edgedec.load_options import LoadOptions
-from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.model import ExactRows, Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.outer_session import OuterModel, OuterSession
 from edgedec_methods.padded_steps import PaddedModel, with_padded_steps
@@ -57,13 +57,9 @@ class KernelSession(OuterSession):
 
     model: KernelModel
 
-    def exact_rows(self, n_past: int) -> int | None:
+    def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:
         """As measured in a short context."""
         return Session.exact_rows(self, n_past)
-
-    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
-        """As measured in a short context."""
-        return Session.has_exact_rows(self, n_past, n_rows)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Add what the kernel for so many rows adds."""
@@ -204,10 +200,16 @@ def test_no_row_is_called_exact_where_padding_has_no_room(model: KernelModel) ->
     """At the end of the context, and where another range of positions begins."""
     session = PaddedModel(model, 3, None).session(N_CTX)
     session.forward(np.zeros(N_CTX - 20, np.int32) + 5, n_past=0)
-    assert session.exact_rows(100) == 5
-    assert [session.exact_rows(n) for n in (N_CTX - 7, N_CTX - 6, N_CTX - 4, N_CTX - 3, N_CTX - 2)] == [5, 4, 2, 1, 1]
-    assert not session.has_exact_rows(N_CTX - 4, 3)
-    assert session.has_exact_rows(N_CTX - 2, 1)
+    assert session.exact_rows(100).possible == 5
+    assert [session.exact_rows(n).possible for n in (N_CTX - 7, N_CTX - 6, N_CTX - 4, N_CTX - 3, N_CTX - 2)] == [
+        5,
+        4,
+        2,
+        1,
+        1,
+    ]
+    assert session.exact_rows(N_CTX - 4, measure=3).sure == 2
+    assert session.exact_rows(N_CTX - 2, measure=1).sure == 1
     session.close()
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgedec.draft import Candidates, Draft, Verification
-from edgedec.drafter import DraftContext, Drafter
+from edgedec.drafter import DraftContext, Drafter, Store
 from edgedec.sampling import Noise, gumbel_of
-from edgedec.verification.rule_tools import children_of
 from edgedec_methods.candidate_table import CandidateTable, context_key
+from edgedec_methods.drawn.rule_tools import children_of
 from edgedec_methods.recycling import RecyclingDrafter
 
 MakeContext = Callable[..., DraftContext]
@@ -76,7 +76,7 @@ def test_without_candidates_the_text_teaches(make_context: MakeContext) -> None:
 
 def test_the_table_outlives_a_request(make_context: MakeContext, candidates: MakeCandidates) -> None:
     """The next drafter on the same store knows the rows; one on another store doesn't; begin() starts a new text."""
-    store: dict[str, object] = {}
+    store = Store()
     drafter = RecyclingDrafter(make_context(store=store))
     drafter.begin([1])
     drafter.learn(Verification((), (2,), candidates([(1, {2: 0.9})])), {})

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.decoding.draft_models import SETTINGS, TEXT, Recorded, depth
+from support.decoding.drawings import drawn
 from support.models.real_models import real_model
 from support.models.tiny_models import BOS, byte_ids, tiny_llama
 from support.processes.installed import with_plugin
@@ -16,7 +17,7 @@ from support.processes.installed import with_plugin
 import edgedec
 from edgedec import plugins
 from edgedec.cost_curve import CostCurve
-from edgedec.drafter import DraftContext, DrafterFactory, Floor
+from edgedec.drafter import DraftContext, DrafterFactory, Floor, Store
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import CancelledError, CapabilityError
 from edgedec.load_options import LoadOptions
@@ -68,7 +69,7 @@ def drafter_for(model: Model, layers: LayerSet, params: SamplingParams = GREEDY,
     """Return a drafter whose session holds the prompt but for its last token."""
     session = model.session(256)
     session.forward(np.array(PROMPT[:-1], np.int32), n_past=0)
-    context = DraftContext(session, model.tokenizer, params, Noise(3), **options)
+    context = DraftContext(session, params, Noise(3), **drawn(params, **options))
     drafter = SkipDrafter(context, tuned(layers))
     drafter.begin(PROMPT)
     return drafter
@@ -118,7 +119,7 @@ def test_after_a_draft_the_session_gives_the_bits_of_one_that_never_drafted(fold
         for n_past in (57, 60, 120):
             held = min(n_past - 1, session.n_cached)
             session.forward(ids[held:n_past], n_past=held)
-            context = DraftContext(session, model.tokenizer, GREEDY, Noise(0))
+            context = DraftContext(session, GREEDY, Noise(0))
             drafter = SkipDrafter(context, tuned(HALF, share=1e-9, cost=1e-9))
             drafter.begin(ids[: n_past + 1].tolist())
             assert len(drafter.propose(12, 1e18)) > 4
@@ -206,7 +207,7 @@ def test_a_runtime_that_runs_all_layers_is_refused(model: Model, monkeypatch: py
     """By the capability's name."""
     monkeypatch.setattr(model, "capabilities", Capabilities())
     with pytest.raises(CapabilityError, match="'layers'"):
-        SkipDrafter(DraftContext(model.session(8), model.tokenizer, GREEDY, Noise(0)))
+        SkipDrafter(DraftContext(model.session(8), GREEDY, Noise(0)))
 
 
 # The policy
@@ -225,7 +226,8 @@ def policy_for(model: Model, drafting: Drafting, curve: CostCurve = FLAT) -> tup
 
 def auto(model: Model, cache_dir: Path) -> Drafting:
     """Return what `auto` drafts with."""
-    return Drafting({"suffix": SuffixDrafter}, 8, promised=promised_gains(model, cache_dir), cache_dir=cache_dir)
+    gains = promised_gains(model, cache_dir)
+    return Drafting({"suffix": SuffixDrafter}, 8, promised=gains, store=Store(None, cache_dir))
 
 
 def test_auto_takes_a_tuned_set_only_where_it_promises_to_pay(model: Model, tmp_path: Path) -> None:
@@ -265,7 +267,7 @@ def test_auto_takes_what_another_package_has_prepared(
 
 def test_by_name_the_tuned_set_is_taken_whatever_it_costs(model: Model, tmp_path: Path) -> None:
     """Without one a sentence says what is left out instead."""
-    drafting = Drafting({"skip": SkipDrafter}, 8, always=True, cache_dir=tmp_path)
+    drafting = Drafting({"skip": SkipDrafter}, 8, always=True, store=Store(None, tmp_path))
     policy, sequence = policy_for(model, drafting)
     assert sequence.stats.reasons == [
         "skip leaves out every fourth layer; edgedec tune-skip finds a better set for this model"
@@ -322,5 +324,5 @@ def test_the_default_set_leaves_out_every_fourth_layer(folder: Path) -> None:
     """Of two layers none: the first and the last always run."""
     for n_layer, share in ((2, 1.0), (4, 0.75), (8, 0.75)):
         with opened(tiny_llama(folder / f"{n_layer}.gguf", n_layer=n_layer)) as model:
-            drafter = SkipDrafter(DraftContext(model.session(8), model.tokenizer, GREEDY, Noise(0)))
+            drafter = SkipDrafter(DraftContext(model.session(8), GREEDY, Noise(0)))
             assert (drafter.share, drafter.needs.layers, drafter.needs.taps) == (share, True, ())

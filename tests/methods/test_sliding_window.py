@@ -164,6 +164,8 @@ def texts(path: Path, **options: Any) -> list[tuple[int, ...]]:
         path, runtime="cpu", n_ctx=N_CTX, lossy=Lossy(slide=True), n_threads=1, offline=True, **options
     ) as engine:
         found = [engine.generate(PROMPT, max_tokens=150, ignore_end=True, **way) for way in WAYS]
+        assert engine.n_ctx == N_CTX
+        assert not any("longer than" in note for note in found[0].stats.notes)  # that is the window's, not the text's
         assert all(len(generation.token_ids) == 150 for generation in found)
         assert options["draft"] in ("off", "auto") or any(generation.stats.n_drafts for generation in found)
         again = engine.generate([*PROMPT, *found[0].token_ids[:70]], max_tokens=80, ignore_end=True, temperature=0)

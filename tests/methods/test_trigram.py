@@ -8,8 +8,8 @@ import pytest
 from edgedec.draft import Candidates, Verification
 from edgedec.drafter import DraftContext
 from edgedec.sampling import Noise
-from edgedec.verification.rule_tools import children_of
 from edgedec_methods.candidate_table import context_key
+from edgedec_methods.drawn.rule_tools import children_of
 from edgedec_methods.trigram import TrigramDrafter
 
 MakeContext = Callable[..., DraftContext]

@@ -16,7 +16,7 @@ from support.decoding.rule_checks import (
 
 from edgedec.draft import Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.rules import find_rule
+from edgedec_methods.drawn.rules import find_rule
 
 RULES = {"block": RULES_OF_CHAINS, "tokenwise": RULES_OF_CHAINS, "multipath": RULES_OF_PATHS, "kseq": RULES_OF_PATHS}
 

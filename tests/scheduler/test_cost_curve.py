@@ -13,7 +13,7 @@ from support.decoding.simulation import Clock, Oracle, a_text, member, policy_of
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.step import Decoder, step
 from edgedec.draft import Draft
-from edgedec.model import Forward, ForwardItem, Session
+from edgedec.model import ExactRows, Forward, ForwardItem, Session
 from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
 from edgedec.sequence import Request, TextState
@@ -152,13 +152,9 @@ class Slow:
         """Say how many rows fit."""
         return self.n_ctx - n_tokens
 
-    def exact_rows(self, n_past: int) -> int:
+    def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:
         """Call rows of any number exact."""
-        return 16
-
-    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
-        """Call them so without a proof."""
-        return True
+        return ExactRows(16, 16)
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Evaluate something again."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -25,7 +24,6 @@ from edgedec.sampling import Distribution
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
-from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
 from edgedec_apps.bench.recorder import Recorder
 
@@ -135,8 +133,7 @@ def simulate(case: Case, clock: Clock) -> Run:
 def shared(n: int) -> list[int]:
     """Return the nodes that `n` requests of one batch verified in each step."""
     common, lock = CostCurve({rows: CURVES["steep"](rows) for rows in (1, 2, 4, 8)}), Lock()
-    sessions = [cast(BatchedSession, SimpleNamespace(shared=SharedForward())) for _ in range(n)]
-    curves = [JoinedCurve(common, session, lock) for session in sessions]
+    curves = [JoinedCurve(common, lock) for _ in range(n)]
     policies = []
     for i, curve in enumerate(curves):
         oracle = Oracle(a_text(9999, i), 0.8, rng=np.random.default_rng(i))
@@ -147,7 +144,7 @@ def shared(n: int) -> list[int]:
         drafted += lengths
         rows = sum(lengths) + n
         for i, (policy, oracle) in enumerate(policies):
-            sessions[i].shared = SharedForward(CURVES["flat"](rows), rows, n)
+            curves[i].shared = SharedForward(CURVES["flat"](rows), rows, n)
             curves[i].observe(1 + lengths[i], CURVES["flat"](rows))
             n_right = min(lengths[i], oracle.position % 3)
             came = tuple(oracle.text[oracle.position : oracle.position + n_right + 1])

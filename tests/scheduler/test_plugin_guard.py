@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from support.decoding.simulation import GREEDY, a_text, decode, fake_session
 
 from edgedec.cost_curve import CostCurve
-from edgedec.draft import Draft, Verification
+from edgedec.draft import Draft, Draws, Verification
 from edgedec.draft_price import DraftPrice
-from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
-from edgedec.drafter_traits import DraftCost, DrafterTraits, Draws
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, DraftLateError
+from edgedec.drafter_traits import DraftCost, DrafterTraits
 from edgedec.errors import PluginError
 from edgedec.model import Session
 from edgedec.sampling import Noise
@@ -169,7 +169,9 @@ def test_a_late_draft_is_left_out_and_the_third_in_a_row_is_the_last() -> None:
     gate = Event()
     drafter = running(held(gate))
     drafter.begin([1])
-    assert [len(drafter.propose(n, monotonic())) for n in (1, 2)] == [0, 0]
+    for n in (1, 2):
+        with pytest.raises(DraftLateError):
+            drafter.propose(n, monotonic())
     with pytest.raises(PluginError, match="3 drafts in a row came after their deadline"):
         drafter.propose(3, monotonic())
     gate.set()
@@ -185,8 +187,9 @@ def test_misses_count_only_in_a_row() -> None:
     for _ in range(3):
         gate.clear()
         drafter.begin([1])
-        drafter.propose(1, monotonic())
-        drafter.propose(1, monotonic())
+        for _ in range(2):
+            with pytest.raises(DraftLateError):
+                drafter.propose(1, monotonic())
         gate.set()
         assert len(drafter.propose(1, monotonic() + SECONDS)) == 1
     assert drafter.n_late == 6
@@ -203,7 +206,7 @@ def test_a_drafter_that_never_answers_costs_three_deadlines(monkeypatch: pytest.
     assert (counts["late"], counts["failed"]) == (3, 1)
     assert [reason.split(";")[0] for reason in reasons] == [
         "foreign: drafts came after their deadline and were left out",
-        "foreign off: the drafter failed (PluginError: 3 drafts in a row came after their deadline",
+        "foreign off: the drafter failed (DraftLateError: 3 drafts in a row came after their deadline",
     ]
 
 

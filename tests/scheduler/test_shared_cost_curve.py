@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 from threading import Lock
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from support.decoding.simulation import Oracle, a_text, member, policy_of
 
 from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
-from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
 from edgedec.verification.coupled import verify_coupled
 
@@ -39,8 +36,7 @@ def nearly_flat(n: int) -> float:
 def gain(n: int, p: float, seconds: Seconds, measured: Seconds, n_steps: int = 600) -> float:
     """Return how much faster than plainly n requests decode in lockstep, each with an oracle of its own."""
     common, lock = CostCurve({rows: measured(rows) for rows in MEASURED}), Lock()
-    sessions = [cast(BatchedSession, SimpleNamespace(shared=SharedForward())) for _ in range(n)]
-    curves = [JoinedCurve(common, session, lock) for session in sessions]
+    curves = [JoinedCurve(common, lock) for _ in range(n)]
     texts = [a_text(n_steps * 16, seed) for seed in range(n)]
     oracles = [Oracle(text, p, rng=np.random.default_rng(i)) for i, text in enumerate(texts)]
     policies = [policy_of([member(oracle)], curve) for oracle, curve in zip(oracles, curves, strict=True)]
@@ -50,7 +46,7 @@ def gain(n: int, p: float, seconds: Seconds, measured: Seconds, n_steps: int = 6
         n_rows = sum(1 + len(draft) for draft in drafts)
         total_s += seconds(n_rows)
         for i, draft in enumerate(drafts):
-            sessions[i].shared = SharedForward(seconds(n_rows), n_rows, n)
+            curves[i].shared = SharedForward(seconds(n_rows), n_rows, n)
             curves[i].observe(1 + len(draft), seconds(n_rows))
             start, text = done[i], texts[i]
             verified = verify_coupled(draft, lambda row, accepted, start=start, text=text: text[start + len(accepted)])  # type: ignore[misc]
@@ -95,8 +91,9 @@ def test_four_requests_share_the_few_rows_that_are_free() -> None:
 
 def test_a_session_pays_its_part_of_what_all_drafts_cost() -> None:
     """Others draft like this session as far as they did lately; forwards are noted with all rows."""
-    common, session = CostCurve({1: 0.010, 4: 0.020, 8: 0.030}), SimpleNamespace(shared=SharedForward(0.032, 10, 4))
-    curve = JoinedCurve(common, cast(BatchedSession, session), Lock())
+    common = CostCurve({1: 0.010, 4: 0.020, 8: 0.030})
+    curve = JoinedCurve(common, Lock())
+    curve.shared = SharedForward(0.032, 10, 4)
     assert curve.seconds(1) == common.seconds(4)  # four had rows in the prompt's last forward
     curve.observe(3, 0.9)
     assert curve.others == 3
@@ -109,7 +106,7 @@ def test_a_session_pays_its_part_of_what_all_drafts_cost() -> None:
     assert curve.up_to(4) == pytest.approx([all_rows[3] + part for part in parts])
     assert curve.seconds(3) == pytest.approx(all_rows[3] + parts[2])
     for _ in range(200):  # only this session drafts: it pays for all of its rows
-        session.shared = SharedForward(0.032, 6, 4)
+        curve.shared = SharedForward(0.032, 6, 4)
         curve.observe(3, 0.9)
     assert curve.up_to(5) == pytest.approx(common.up_to(8)[3:])
     assert [curve.is_unknown(n) for n in (7, 8)] == [False, True]

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.drafter_record import DrafterRecord, Followed, Worth
 from edgedec.scheduler.policy import Policy
 from edgedec.scheduler.shared_cost_curve import JoinedCurve
-from edgedec.sessions.batching import BatchedSession
 from edgedec.stats import DecodeStats
 
 STEP_S = 0.010
@@ -53,7 +50,6 @@ class Text:
     policy: Policy
     curve: CostCurve
     drafter: Timed
-    session: SimpleNamespace
     n_tokens: int = 0
 
 
@@ -63,11 +59,11 @@ def texts_of(
     """Return n texts in one forward; it takes a tenth longer for each row more than they are."""
     common, lock, found = CostCurve({rows: STEP_S * max(1.0, 1 + (rows - n) / 10) for rows in range(1, 33)}), Lock(), []
     for _ in range(n):
-        session = SimpleNamespace(shared=SharedForward(STEP_S, n, n))
-        curve = JoinedCurve(common, cast(BatchedSession, session), lock)
+        curve = JoinedCurve(common, lock)
+        curve.shared = SharedForward(STEP_S, n, n)
         drafter = Timed(TEXT, 0.0, clock=clock, right_from=right_from, ask_s=ask_s)
         active = ActiveDrafter("one", drafter, record, DraftCost.CALLS if head else DraftCost.NOTHING)
-        found.append(Text(policy_of([active], curve), curve, drafter, session))
+        found.append(Text(policy_of([active], curve), curve, drafter))
     return found
 
 
@@ -81,7 +77,7 @@ def write(texts: list[Text], n_steps: int, clock: Clock) -> None:
         clock.now += spent_s
         shared = SharedForward(spent_s, rows, n)
         for text, draft in zip(texts, drafts, strict=True):
-            text.session.shared = shared
+            text.curve.shared = shared
             right = [token for token in draft.tokens if token == 1]
             if not text.policy.skips:
                 text.curve.observe(1 + len(draft), spent_s)
@@ -260,7 +256,7 @@ def test_a_token_is_worth_less_where_more_texts_wait() -> None:
 def test_a_forward_that_several_sessions_shared_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them reports it, with the same rows and seconds."""
     common, shared, lock = CostCurve(), SharedForward(0.020, 2, 2), Lock()
-    curves = [JoinedCurve(common, cast(BatchedSession, SimpleNamespace(shared=shared)), lock) for _ in range(2)]
+    curves = [JoinedCurve(common, lock) for _ in range(2)]
     noted, observe = list[int](), common.observe
 
     def note(n_rows: int, seconds: float, n_past: int, keep_s: float | None) -> None:
@@ -269,6 +265,7 @@ def test_a_forward_that_several_sessions_shared_is_noted_once(monkeypatch: pytes
 
     monkeypatch.setattr(common, "observe", note)
     for curve in curves:
+        curve.shared = shared
         curve.observe(1, 0.020)
         assert curve.latest_s == pytest.approx(0.020)
     assert noted == [2]

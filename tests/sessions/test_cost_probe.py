@@ -43,6 +43,10 @@ class Timed:
         self._clock = clock
         self._seconds = seconds
 
+    def room(self, n_tokens: int) -> int:
+        """Say how many rows fit."""
+        return self.n_ctx - n_tokens
+
     def forward(self, tokens: NDArray[np.int32], *, n_past: int, rows: str = "last") -> None:
         """Let the time pass."""
         assert len(tokens) >= 1

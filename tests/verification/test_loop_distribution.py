@@ -32,7 +32,6 @@ from edgedec.draft_price import DraftPrice
 from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.drawn_trees import parse_shape
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model, Session
@@ -40,8 +39,9 @@ from edgedec.plugins import RULES
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler import estimator
 from edgedec.scheduler.drafter_record import DrafterRecord
-from edgedec.verification.rule_tools import sample
-from edgedec.verification.rules import Rule, TargetRow, Uniform, rule_names
+from edgedec.verification.rules import TargetRow, rule_names
+from edgedec_methods.drawn.rule_tools import Uniform, sample
+from edgedec_methods.drawn.rules import Rule
 from edgedec_runtimes.cpu.runtime import Cpu
 
 BOUND = 1e-4
@@ -149,7 +149,7 @@ def test_trees_of_a_draft_model_keep_the_distribution(
 ) -> None:
     """Trees that the draft model grows level by level, each verified by a rule that it is made for."""
     rule, shape = drawn
-    drafters, tree = {"model": Hotter(source)}, parse_shape(shape)
+    drafters, tree = {"model": Hotter(source)}, shape
     found = generated(session, PROMPT, SETTINGS[setting], rule, drafters, n_tokens=N_TOKENS, seeds=SEEDS, tree=tree)
     assert p_value(found.texts, laws[setting]) > BOUND
     assert 0.05 < found.n_accepted / found.n_drafted < 0.9

@@ -22,12 +22,12 @@ from support.processes.installed import with_plugin
 import edgedec
 from edgedec.api.options import DraftOptions
 from edgedec.api.requests import require_rule
-from edgedec.draft import TreeShape
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, TreePlace, parse_shape, shape_for
 from edgedec.errors import OptionError, PluginError
 from edgedec.plugins import RULES, TREE_SHAPES
-from edgedec.verification.rules import find_rule, rule_names
+from edgedec.verification.rules import rule_names
+from edgedec_methods.drawn.drawn_trees import DrawnLevel, DrawnShape, TreePlace, TreeShape, agreement, parse_shape
+from edgedec_methods.drawn.rules import find_rule, shape_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rule-plugin"
 
@@ -84,7 +84,7 @@ def _one_child(level: DrawnLevel) -> list[TreePlace]:
         children: Callable[[], tuple[int, float]] = level.drawn(law, place).__next__
         for _ in range(min(level.widths[0], len(law.token_ids))):
             if level.nodes.n_left:
-                token, chance = children()[0], level.agreement(law)
+                token, chance = children()[0], agreement(law)
                 found.append(place.behind(level.nodes.add(token, place.node, chance, law), token, chance))
     return found
 

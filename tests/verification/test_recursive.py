@@ -18,7 +18,7 @@ from support.decoding.rule_checks import (
 
 from edgedec.errors import PluginError
 from edgedec.sampling import Distribution
-from edgedec.verification.rules import find_rule
+from edgedec_methods.drawn.rules import find_rule
 
 
 @pytest.mark.slow

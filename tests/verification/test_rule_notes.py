@@ -7,11 +7,11 @@ from support.decoding.draft_models import loaded, tiny
 
 import edgedec
 from edgedec.api.options import DraftOptions
-from edgedec.draft import CHAIN, TreeShape
 from edgedec.drafters.draft_model.model import DraftModel
-from edgedec.drafters.drawn_trees import parse_shape, shape_for
 from edgedec.errors import OptionError
 from edgedec.scheduler import plugin_guard
+from edgedec_methods.drawn.drawn_trees import CHAIN, TreeShape, parse_shape
+from edgedec_methods.drawn.rules import shape_for
 
 PROMPT = "the cat sat on the mat, the cat sat on the "
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from edgedec.sampling import Noise
-from edgedec.verification.rule_tools import uniform_source
+from edgedec_methods.drawn.rule_tools import uniform_source
 
 
 def test_the_random_numbers_are_uniform_keyed_and_apart_from_the_noise() -> None:

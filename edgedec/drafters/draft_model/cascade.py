@@ -61,11 +61,8 @@ class CascadeDrafter:
 
     def __init__(self, source: DraftModel, cheap: DrafterFactory, context: DraftContext) -> None:
         # A store of its own: a cheap drafter of the same kind may be at work beside this one.
-        store = context.store.setdefault("cascade", {})
-        assert isinstance(store, dict), "the store's entry of this name is ours"
-        budget = None if context.budget_bytes is None else context.budget_bytes // 2
         self.own_s = 0.0
-        self._cheap = cheap(replace(context, store=store, budget_bytes=budget))
+        self._cheap = cheap(replace(context, store=context.store.half("cascade")))
         self._model = ModelDrafter(source, context, self._ahead, label=_DRAWS)
         self.traits: DrafterTraits = self._model.traits
         self._tree = EMPTY_DRAFT

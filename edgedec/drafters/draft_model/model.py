@@ -3,8 +3,7 @@
 Speculative sampling with a draft model (Leviathan et al. 2023, arXiv:2211.17192), whose tokens are chosen as
 edgedec.drafters.levels says. The chain goes on while its path probability pays for a forward of the draft model. Leaves
 cost no forward. Whether the chain goes on is decided by the nodes that are there, before the next one is drawn, as the
-opt-in verification rules need it. Other shapes (edgedec.plugins.TREE_SHAPES) are grown level by level in
-edgedec.drafters.drawn_trees, with one forward for all nodes of a level.
+rules of guests need it. Trees take one forward for all nodes of a level (edgedec.draft.Drawing).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
-from edgedec.draft import CHAIN, EMPTY_DRAFT, Draft, Verification
+from edgedec.draft import EMPTY_DRAFT, Draft, Draws, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds, ModelFactory
-from edgedec.drafter_traits import Demands, DraftCost, DrafterTraits, Draws, Place
+from edgedec.drafter_traits import Demands, DraftCost, DrafterTraits, Place
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.draft_model.draft_text import DraftForward, DraftText, n_common, window_of
-from edgedec.drafters.levels import LevelMaker, agreement
+from edgedec.drafters.levels import LevelMaker
 from edgedec.drafters.suffix.suffix import index_terms
 from edgedec.errors import MemoryCapError
 from edgedec.memory_plan import format_bytes
@@ -294,7 +293,6 @@ class ModelDrafter:
         self._context = context
         self._n_vocab = min(context.target.model.card.n_vocab, source.model.card.n_vocab)
         self._levels = LevelMaker(context, self._n_vocab, label)
-        self._shape = context.shape
         self._floor = context.floor
         self._ahead = ahead
         self.traits = DrafterTraits(DraftCost.MODEL, Draws.SHAPES, level_s=source.token_s, about=source.summary)
@@ -316,7 +314,7 @@ class ModelDrafter:
             return EMPTY_DRAFT
         begun, text, window = perf_counter(), self._text, self._window_for(n_max)
         text.begin_draft()
-        draft = self._tree(window, n_max) if self._shape.kind != CHAIN else self._chain(window, n_max, deadline_s)
+        draft = self._tree(window, n_max) if self._levels.is_tree else self._chain(window, n_max, deadline_s)
         self.calls, self.own_s = text.calls, perf_counter() - begun - text.called_s
         return draft
 
@@ -328,14 +326,9 @@ class ModelDrafter:
         return nodes.build()
 
     def _tree(self, window: Sequence[int], n_max: int) -> Draft:
-        """Return a tree of the context's shape, whose levels are a forward each."""
-        from edgedec.drafters.drawn_trees import draw_tree, grow_ranked
-
-        floor = self._floor.path_probability
-        if not self._levels.draws:
-            return grow_ranked(partial(self._evaluated, window, made=self._levels.level), n_max, floor)
-        laws = partial(self._evaluated, window, made=self._levels.law)
-        return draw_tree(self._shape, laws, self._levels.drawn, n_max, floor, agreement)
+        """Return a tree, whose levels are a forward each."""
+        made = self._levels.law if self._levels.draws else self._levels.level
+        return self._levels.tree(partial(self._evaluated, window, made=made), n_max, self._floor.path_probability)
 
     def _evaluated(
         self,

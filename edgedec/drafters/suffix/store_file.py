@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edgedec.drafter import store_limit
+from edgedec.drafter import Store
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.drafters.suffix.suffix import MOST_TOKENS, SuffixStore, Text
 from edgedec.errors import ModelFormatError, StorageError, argument
@@ -52,7 +52,7 @@ class DraftStore:
         self._n_vocab = model.card.n_vocab
         self._forgotten = False
 
-    def fill(self, store: MutableMapping[str, Any], budget_bytes: int | None, options: LoadOptions) -> str | None:
+    def fill(self, store: Store, options: LoadOptions) -> str | None:
         """Teach the suffix drafter the newest texts of the file that its budget has room for.
 
         Returns a note for a person where the file is damaged, else None: a damaged file is begun anew, as nothing
@@ -60,7 +60,6 @@ class DraftStore:
 
         Args:
             store: What the drafters keep between requests.
-            budget_bytes: The drafter's budget; None for no limit.
             options: The load's, for progress and cancelling.
 
         Raises:
@@ -70,7 +69,7 @@ class DraftStore:
         """
         data = _read(self.path)
         texts = parse(data, self._vocabulary, self._n_vocab, self.path)
-        limit = store_limit(budget_bytes)
+        limit = store.most_bytes
         learned = store["suffix"] = SuffixStore()
         for text in reported(
             newest(texts or [], limit // STATE_BYTES), "the draft store", options.on_progress, options.cancel

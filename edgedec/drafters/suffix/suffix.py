@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.draft import Draft, Verification
-from edgedec.drafter import STORE_BYTES, DraftContext, DrafterNeeds, store_limit
+from edgedec.drafter import STORE_BYTES, DraftContext, DrafterNeeds
 from edgedec.drafter_traits import Demands, Shedding
 from edgedec.drafters.suffix.automaton import STATE_BYTES, SuffixAutomaton
 from edgedec.drafters.suffix.matching import Match, MatchRates
@@ -94,11 +94,11 @@ class SuffixDrafter:
     shedding = Shedding(90, "the suffix drafter", keeps_store=True, spared=STORE)
 
     def __init__(self, context: DraftContext) -> None:
-        self._lock = context.lock
+        self._lock = context.store.lock
         store = context.store.setdefault("suffix", SuffixStore())
         assert isinstance(store, SuffixStore), "the store's entry of this name is ours"
         self._store = store
-        self._limit = store_limit(context.budget_bytes)
+        self._limit = context.store.most_bytes
         self._most_states = self._limit // STATE_BYTES
         self._text = SuffixAutomaton()
         self._predicted = SuffixAutomaton()

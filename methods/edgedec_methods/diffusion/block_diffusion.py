@@ -122,7 +122,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
             raise CapabilityError(
                 f"rows can't see each other here; leave {argument('layer_skip')} out, or use the cpu runtime"
             )
-        if inner.n_text_max != inner.n_ctx:
+        if inner.room(0) != inner.n_ctx:
             raise CapabilityError("a diffusion language model can't write in a context that slides; leave that out")
         super().__init__(inner, DiffusionModel(inner.model, options, facts))
         self._facts, self._options, self._tokenizer = facts, options, inner.model.tokenizer
@@ -153,9 +153,11 @@ class DiffusionSession(UnsavedSession, OuterSession):
         return len(self._ids)
 
     @contextmanager
-    def generating(self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0) -> Iterator[None]:
+    def generating(
+        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0, stats: DecodeStats | None = None
+    ) -> Iterator[None]:
         """Begin a text that ends with the block; `sampling` and `seed` draw the tokens that passes look at."""
-        with self.inner.generating(n_prompt):
+        with self.inner.generating(n_prompt, stats=stats):
             self._leave()
             self._n_prompt = n_prompt
             self._forwards.begin()
@@ -167,6 +169,8 @@ class DiffusionSession(UnsavedSession, OuterSession):
             finally:
                 self._leave()
                 self._n_prompt = None
+                if stats is not None:
+                    self._count(stats)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Take tokens of the text, and return the row that the next one is drawn from; see Session.forward.
@@ -204,9 +208,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
         twin._forwards.go_on_from(self._forwards)
         return twin
 
-    def adapt(self, scales: tuple[float, ...]) -> None:
-        """Let the session inside have other scales of adapters; nothing of the text is held then."""
-        super().adapt(scales)
+    def _emptied(self) -> None:
         self._leave()
         self._ids = []
         self._forwards.forget_all()
@@ -280,9 +282,9 @@ class DiffusionSession(UnsavedSession, OuterSession):
             row[token] = row[token] if token == tokens[i] else 0.0
             opened.rows[start + place] = row
 
-    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
+    def _count(self, stats: DecodeStats) -> None:
         """Say in the explanation how many passes the text took, and how many tokens of each would pay."""
-        self.inner.count_text(stats, n_generated)
+        n_generated = stats.n_generated_tokens
         n_passes, n_rows = self._forwards.n_passes, self._forwards.n_rows
         if not n_passes:
             return

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgedec.errors import CancelledError, EdgedecError, RuntimeUnavailableError
 from edgedec.load_options import LoadOptions
 from edgedec.memory.system import return_free_memory
-from edgedec.model import EncoderSession, Forward, ForwardItem, Model, Session
+from edgedec.model import EncoderSession, ExactRows, Forward, ForwardItem, Model, Session
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec_runtimes.child.messages import LOAD, Answer, Ask, Cancel, Channel, GoOn, Message, Report
@@ -55,7 +55,7 @@ class Result:
     logits: NDArray[np.float32] | None
     hidden: dict[int, NDArray[np.float32]]
     best: list[int]
-    exact: dict[int, int | None]
+    exact: dict[int, ExactRows]
 
 
 Sent = tuple[int, ForwardItem, bool]
@@ -160,7 +160,7 @@ class Calls:
         exact = [_exact(item) if wants_exact else {} for item, (_, _, wants_exact) in zip(made, items, strict=True)]
         return self._results(forwards, exact)
 
-    def _results(self, forwards: list[Forward], exact: list[dict[int, int | None]]) -> list[Result]:
+    def _results(self, forwards: list[Forward], exact: list[dict[int, ExactRows]]) -> list[Result]:
         results, n = [], 0
         for forward, known in zip(forwards, exact, strict=True):
             rows = forward.logits
@@ -176,13 +176,9 @@ class Calls:
         """Return the final states of a text's tokens."""
         return np.array(cast(EncoderSession, self.sessions[number]).final_states(tokens, n_first))
 
-    def exact_rows(self, number: int, n_past: int) -> int | None:
-        """Return how many rows of a forward may have the bits of single steps."""
-        return self.sessions[number].exact_rows(n_past)
-
-    def has_exact_rows(self, number: int, n_past: int, n_rows: int, measure: bool) -> bool:
-        """Return whether so many rows have the bits of single steps."""
-        return self.sessions[number].has_exact_rows(n_past, n_rows, measure=measure)
+    def exact_rows(self, number: int, n_past: int, measure: int) -> ExactRows:
+        """Return how many rows of a forward have the bits of single steps."""
+        return self.sessions[number].exact_rows(n_past, measure)
 
     def keep(self, number: int, rows: NDArray[np.int32]) -> None:
         """Keep a path of the last tree."""
@@ -202,7 +198,7 @@ class Calls:
             self._model.close()
 
 
-def _exact(item: ForwardItem) -> dict[int, int | None]:
+def _exact(item: ForwardItem) -> dict[int, ExactRows]:
     """Return what the session says of exact rows at each n_past that may follow the item."""
     stop = item.n_past + item.n_rows
     return {n_past: item.session.exact_rows(n_past) for n_past in range(max(item.n_past + 1, stop - _AHEAD), stop + 1)}

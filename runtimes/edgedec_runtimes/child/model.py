@@ -17,7 +17,7 @@ from edgedec.closeable import Closeable
 from edgedec.errors import EdgedecError, RuntimeLostError, RuntimeUnavailableError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Forward, ForwardItem, Session
+from edgedec.model import ExactRows, Forward, ForwardItem, Session
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec_runtimes.child.host import Opened, Result
@@ -44,7 +44,7 @@ class ChildSession(Session):
         self.number = number
         self.child = child
         self.is_closed = False
-        self.exact: dict[int, int | None] = {}
+        self.exact: dict[int, ExactRows] = {}
 
     @property
     def model(self) -> "ChildModel":
@@ -75,18 +75,13 @@ class ChildSession(Session):
         states: NDArray[np.float32] = self._model.ask("final_states", self, tokens, n_first)
         return states
 
-    def exact_rows(self, n_past: int) -> int | None:
+    def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:
         """Return what the session in the child says."""
-        if n_past not in self.exact:
-            self.exact[n_past] = self._model.ask("exact_rows", self, n_past)
-        return self.exact[n_past]
-
-    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
-        """Tell what the session in the child says."""
-        found = bool(self._model.ask("has_exact_rows", self, n_past, n_rows, measure))
-        if measure:  # it may have been measured just now
+        if measure:  # which may change what it says elsewhere
             self.exact.clear()
-        return found
+        if n_past not in self.exact:
+            self.exact[n_past] = self._model.ask("exact_rows", self, n_past, measure)
+        return self.exact[n_past]
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree and drop its other rows; see edgedec.model.Session."""

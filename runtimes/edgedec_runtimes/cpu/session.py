@@ -5,8 +5,8 @@ import os
 import struct
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.logit_ops import LogitOps
+from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
 from edgedec_runtimes.cpu.adapters import set_scales
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
@@ -138,12 +139,23 @@ class CpuSession(OwnSession):
         if not is_fork:
             self.follower.reset()
 
-    def count_text(self, stats: DecodeStats, n_generated: int) -> None:
-        """Add to the explanation what came from the disk, and how many experts forwards went through and read."""
-        stats.explanation += self._model.recalled(self)
-        with suppress(EdgedecError), self.using():  # of a closed session nothing is told
-            stats.explanation += described(touched_experts(self._model.handle, self._model.tree_rows))
-            stats.explanation += expert_reads(self._model.handle).described()
+    @contextmanager
+    def generating(
+        self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0, stats: DecodeStats | None = None
+    ) -> Iterator[None]:
+        """In the end, explain what came from the disk, and how many experts forwards went through and read."""
+        try:
+            yield
+        finally:
+            if stats is not None:
+                stats.explanation += self._model.recalled(self)
+                with suppress(EdgedecError), self.using():  # of a closed session nothing is told
+                    stats.explanation += described(touched_experts(self._model.handle, self._model.tree_rows))
+                    stats.explanation += expert_reads(self._model.handle).described()
+
+    def recall(self, token_ids: Sequence[int], n_held: int) -> int:
+        """Begin to read a prompt; see edgedec.model.RecallingSession."""
+        return self._model.recall(self, token_ids, n_held)
 
     def _adapt(self) -> None:
         set_scales(self.handle, self._scales)

@@ -14,7 +14,7 @@ from edgedec.errors import CapabilityError, OptionError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_text
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Forward, ForwardItem, RowGroup
+from edgedec.model import ExactRows, Forward, ForwardItem, RowGroup
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec_runtimes.llamacpp.context import Context, ContextOptions
@@ -108,13 +108,9 @@ class EncoderSession(OwnSession):
             f"{self._model.card.name!r} is an embedding model, which has no logits; use embed(), or load another model"
         )
 
-    def exact_rows(self, n_past: int) -> None:
-        """Return None: the model has no steps."""
-        return
-
-    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> Literal[False]:
-        """Return False: the model has no steps."""
-        return False
+    def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:
+        """Return that no two rows are exact: the model has no steps."""
+        return ExactRows(1, None)
 
     def _fork(self) -> NoReturn:
         self._model.capabilities.require("fork", self._model.card.runtime)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ContextFullError
-from edgedec.model import Model, Session
+from edgedec.model import ExactRows, Model, Session
 from edgedec.sessions.cost_probe import LEAST_COMPARED, N_MAX
 from edgedec.storage import probe_cache
 
@@ -51,7 +51,7 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
     session = model.session(n_tokens + n_room)
     try:
         if model.card.adapters:  # a forward with adapters has what one without them has, and more
-            session.adapt((1.0,) * len(model.card.adapters))
+            session.scales = (1.0,) * len(model.card.adapters)
         if all(_step_s(session, tokens) > SLOWEST_STEP_S for _ in range(2)):  # a first one may compile kernels
             return 1
         session.forward(tokens[:n_prefix], n_past=0)
@@ -68,7 +68,7 @@ def will_probe(fingerprint: str, max_rows: int, cache_dir: Path | None) -> bool:
     return n_max > 1 and _known(fingerprint, n_max, cache_dir, N_PREFIX) is None
 
 
-class ExactRows:
+class MeasuredRows:
     """How many rows of a forward are bit-equal to single steps, by the length of the context.
 
     Measured numbers are kept in `cache_dir` by the model's fingerprint. Kernels are assumed to agree less, never more,
@@ -82,38 +82,39 @@ class ExactRows:
         self._key = f"{model.card.fingerprint} {min(N_MAX, model.capabilities.max_rows)} by range"
         self._found = _remembered_ranges(probe_cache.get(cache_dir, KIND, self._key))
 
-    def limit(self, n_past: int) -> int | None:
-        """Return how many rows after `n_past` cached tokens may be exact as far as is known; None where no two are.
+    def at(self, session: Session, n_past: int, measure: int = 0) -> ExactRows:
+        """Return how many rows after `n_past` cached tokens of a session are exact, and how many may be.
 
-        The number ends with the range that `n_past` lies in, so it is 1 at the range's last position.
-        """
-        most = self._ceiling(n_past // RANGE_TOKENS)
-        return None if most < 2 else min(most, RANGE_TOKENS - n_past % RANGE_TOKENS)
-
-    def holds(self, session: Session, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
-        """Return whether `n_rows` rows after `n_past` cached tokens of a session are exact.
-
-        Where that is unknown, it is measured by forwards of the session itself at `n_past`, which leave no more behind
-        than a rejected draft does. Where too little is left of the range or the session to measure, and
-        without `measure`, it is False.
+        Both end with the range that `n_past` lies in, so they are 1 at the range's last position. Where it is unknown
+        whether `measure` rows are, it is measured by forwards of the session itself at `n_past`, which leave no more
+        behind than a rejected draft does, unless too little is left of the range or the session.
 
         Raises:
             What Session.forward raises.
         """
-        limit = self.limit(n_past)
-        if limit is None or n_rows > limit:
-            return n_rows == 1
+        place, n_left = n_past // RANGE_TOKENS, RANGE_TOKENS - n_past % RANGE_TOKENS
+        for is_last in (False, True):
+            most = self._ceiling(place)
+            if most < 2:
+                return ExactRows(1, None)
+            proven = self._model_rows if place == 0 else self._proven(place)
+            if is_last or not proven < measure <= min(most, n_left):
+                break
+            self._measure(session, n_past, measure)
+        return ExactRows(min(proven, most, n_left), min(most, n_left))
+
+    def _proven(self, place: int) -> int:
+        """Return how many rows were measured to be exact in a range."""
+        return self._found.get(place, (1, 0))[0]
+
+    def _measure(self, session: Session, n_past: int, n_rows: int) -> None:
+        """Measure whether `n_rows` rows of a session are exact at `n_past`, where there is room for it."""
         place = n_past // RANGE_TOKENS
-        proven = self._model_rows if place == 0 else self._found.get(place, (1, 0))[0]
-        if n_rows <= proven:
-            return True
-        if not measure:
-            return False
-        ceiling = self._ceiling(place)
+        proven, ceiling = self._proven(place), self._ceiling(place)
         n = min(ceiling, 1 << (n_rows - 1).bit_length())  # in powers of two: each larger draft is not measured anew
         n_compared = max(LEAST_COMPARED, n)
         if n_compared + 1 > min(RANGE_TOKENS - n_past % RANGE_TOKENS, session.n_ctx - n_past):
-            return False
+            return
         tokens = _some_tokens(self._model, n_compared + 1)
         try:
             if proven < 2 and _largest_equal(session, n_past, tokens[:3], (2,)) < 2:  # most models differ here already
@@ -121,10 +122,9 @@ class ExactRows:
             else:
                 equal = _largest_equal(session, n_past, tokens, sorted({2, max(2, proven), n_rows, n}))
         except ContextFullError:  # other sessions have taken the cells
-            return False
+            return
         self._found[place] = (equal, ceiling if equal == n else equal)
         probe_cache.put(self._cache_dir, KIND, self._key, {str(at): list(found) for at, found in self._found.items()})
-        return n_rows <= equal
 
     @property
     def _model_rows(self) -> int:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import Session
+from edgedec.model import ExactRows, Session
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.shared.invariance import ExactRows, measured_invariance
+from edgedec_runtimes.shared.invariance import MeasuredRows, measured_invariance
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.own_session import OwnSession
 
@@ -42,9 +42,9 @@ class MeasuredModel(LibraryModel[H, S]):
         return measured_invariance(self, self._cache_dir)
 
     @cached_property
-    def exact(self) -> ExactRows:
+    def exact(self) -> MeasuredRows:
         """What is known of bit-equal rows in longer contexts."""
-        return ExactRows(self, self._cache_dir)
+        return MeasuredRows(self, self._cache_dir)
 
 
 class MeasuredSession(OwnSession):
@@ -52,10 +52,6 @@ class MeasuredSession(OwnSession):
 
     _model: MeasuredModel[Any, Any]
 
-    def exact_rows(self, n_past: int) -> int | None:
-        """Return how many rows may be bit-equal to single steps; see edgedec.model.Session."""
-        return self._model.exact.limit(n_past)
-
-    def has_exact_rows(self, n_past: int, n_rows: int, *, measure: bool = True) -> bool:
-        """Tell whether so many rows are bit-equal to single steps; see edgedec.model.Session."""
-        return self._model.exact.holds(self, n_past, n_rows, measure=measure)
+    def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:
+        """Return how many rows are bit-equal to single steps; see edgedec.model.Session."""
+        return self._model.exact.at(self, n_past, measure)

@@ -91,8 +91,8 @@ class OwnSession(Session):
         """What the part of each of the model's adapters is multiplied by."""
         return self._scales
 
-    def adapt(self, scales: tuple[float, ...]) -> None:
-        """Set other scales of the adapters; the session holds no token then."""
+    @scales.setter
+    def scales(self, scales: tuple[float, ...]) -> None:
         with self._model.lock:
             self.state.check_open()
             if len(scales) != len(self._scales):
@@ -243,7 +243,3 @@ class OwnSession(Session):
         if any(self._scales):
             mark = sha256(mark + np.array(self._scales, "<f4").tobytes()).hexdigest().encode()
         return mark
-
-    def recall(self, token_ids: Sequence[int], n_held: int) -> int:
-        """Begin to read a prompt; see edgedec.model.Session."""
-        return self._model.recall(self, token_ids, n_held)

@@ -54,7 +54,7 @@ def model(folder: Path) -> Iterator[Model]:
 def opened(model: Model, scales: tuple[float, ...]) -> Session:
     """Return a session with these scales."""
     session = model.session(128)
-    session.adapt(scales)
+    session.scales = scales
     return session
 
 
@@ -166,11 +166,11 @@ def test_other_scales_empty_a_session(model: Model) -> None:
     """After adapt() a session holds no token; going on from one is refused, and a new text has the new bits."""
     session = opened(model, (1.0, 0.0))
     session.forward(IDS, n_past=0)
-    session.adapt((0.0, 0.5))
+    session.scales = (0.0, 0.5)
     assert session.n_cached == 0
     np.testing.assert_array_equal(logits(session), logits(opened(model, (0.0, 0.5))))
     with pytest.raises(RequestError, match=r"there are 1 scales of 2 adapters"):
-        session.adapt((1.0,))
+        session.scales = (1.0,)
 
 
 def test_a_saved_state_belongs_to_its_adapters(model: Model) -> None:

@@ -58,11 +58,13 @@ def test_the_explanation_has_the_experts(tmp_path: Path) -> None:
             assert isinstance(session, CpuSession)
             session.forward(TOKENS[:1], n_past=0)
             stats = DecodeStats()
-            session.count_text(stats, 1)
+            with session.generating(1, stats=stats):
+                assert not stats.explanation
             assert len(stats.explanation) == n_sentences
             assert all("went through, since the model was loaded: 1: 4.0" in text for text in stats.explanation)
             session.close()
-            session.count_text(stats, 1)
+            with session.generating(1, stats=stats):
+                pass
             assert len(stats.explanation) == n_sentences
 
 

@@ -44,7 +44,7 @@ def model(folder: Path) -> Iterator[Model]:
 def opened(model: Model, scales: tuple[float, ...]) -> Session:
     """Return a session with these scales."""
     session = model.session(64)
-    session.adapt(scales)
+    session.scales = scales
     return session
 
 
@@ -99,7 +99,7 @@ def test_a_saved_state_belongs_to_its_adapters(model: Model) -> None:
         assert saved.startswith(b"edgedec: adapters ") == any(scales)
         session.load(saved, 30)
         assert session.n_cached == 30
-        session.adapt(other := SETS[SETS.index(scales) - 1])
+        session.scales = other = SETS[SETS.index(scales) - 1]
         assert session.n_cached == 0
         with pytest.raises(ModelFormatError):
             session.load(saved, 30)

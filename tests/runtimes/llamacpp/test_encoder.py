@@ -137,7 +137,7 @@ def test_the_runtime_alone(model: Path) -> None:
             session.forward(np.array([2], np.int32), n_past=0)
         with pytest.raises(CapabilityError):
             session.fork()
-        assert (session.exact_rows(0), session.has_exact_rows(0, 2), session.n_cached) == (None, False, 0)
+        assert (session.exact_rows(0, measure=2), session.n_cached) == ((1, None), 0)
 
 
 def test_the_plan_holds_what_the_longest_text_takes(model: Path) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgedec.model import Forward, Model
 from edgedec.model_card import Capabilities
 from edgedec.sessions.cost_probe import measuring_s
-from edgedec_runtimes.shared.invariance import RANGE_TOKENS, ExactRows, measured_invariance
+from edgedec_runtimes.shared.invariance import RANGE_TOKENS, MeasuredRows, measured_invariance
 
 N_VOCAB = 7
 Logits = Callable[[list[int], int, set[int]], float]
@@ -116,9 +116,9 @@ class Ranged:
         self.capabilities = Capabilities(max_rows=64)
         self.batch_invariant = exact[0]
         self.session = Session(logits)
-        self.rows = ExactRows(cast(Model, self), cache_dir)
+        self.rows = MeasuredRows(cast(Model, self), cache_dir)
 
-    def at(self, n_past: int) -> ExactRows:
+    def at(self, n_past: int) -> MeasuredRows:
         """Let the session hold a text of that length."""
         if len(self.session._cells) < n_past:
             self.session.forward(np.arange(n_past, dtype=np.int32), n_past=0)
@@ -127,7 +127,11 @@ class Ranged:
 
     def holds(self, n_past: int, n_rows: int) -> bool:
         """Ask of rows after a text of that length."""
-        return self.at(n_past).holds(cast(Any, self.session), n_past, n_rows)
+        return self.at(n_past).at(cast(Any, self.session), n_past, n_rows).sure >= n_rows
+
+    def possible(self, n_past: int) -> int | None:
+        """Return how many rows after a text of that length may be exact; evaluates nothing."""
+        return self.rows.at(cast(Any, self.session), n_past).possible
 
 
 def test_short_contexts_have_what_the_model_says() -> None:
@@ -135,7 +139,7 @@ def test_short_contexts_have_what_the_model_says() -> None:
     model = Ranged([5])
     assert [model.holds(100, n) for n in (1, 2, 5, 6)] == [True, True, True, False]
     assert model.session.n_forwards == 0
-    assert model.rows.limit(100) == 5
+    assert model.possible(100) == 5
 
 
 def test_a_range_is_measured_before_rows_are_used_in_it() -> None:
@@ -148,7 +152,7 @@ def test_a_range_is_measured_before_rows_are_used_in_it() -> None:
     assert model.holds(310, 4)
     assert model.session.n_forwards == 0
     assert not model.holds(320, 5)  # eight are tried
-    assert model.rows.limit(320) == 4
+    assert model.possible(320) == 4
     assert not model.holds(330, 5)
     assert model.session.n_forwards == 0
 
@@ -157,11 +161,11 @@ def test_a_range_is_measured_before_rows_are_used_in_it() -> None:
 def test_what_measuring_will_take_is_known_before(n_rows: int) -> None:
     """Each forward counts once; without leave to measure there is none, and nothing is found."""
     model = Ranged([16, 16])
-    assert not model.at(300).holds(cast(Any, model.session), 300, n_rows, measure=False)
+    assert model.at(300).at(cast(Any, model.session), 300).sure < n_rows
     assert model.session.n_forwards == 0
     assert model.holds(300, n_rows)
     assert model.session.n_forwards == measuring_s(n_rows, lambda n_nodes: 1.0)
-    assert model.at(300).holds(cast(Any, model.session), 300, n_rows, measure=False)
+    assert model.at(300).at(cast(Any, model.session), 300).sure >= n_rows
 
 
 def test_what_was_proven_and_is_disproven_later_is_used_no_more() -> None:
@@ -170,7 +174,7 @@ def test_what_was_proven_and_is_disproven_later_is_used_no_more() -> None:
     assert model.holds(300, 4)
     model.exact[1] = 1
     assert not model.holds(320, 5)
-    assert model.rows.limit(330) is None
+    assert model.possible(330) is None
 
 
 @pytest.mark.slow
@@ -179,7 +183,7 @@ def test_where_rows_differ_they_are_not_used_in_longer_contexts_either(n_past: i
     """Nothing is measured there any more; a shorter context keeps what it has."""
     model = Ranged([16, 1, 16])
     assert not model.holds(256, 2)
-    assert model.rows.limit(n_past) is None
+    assert model.possible(n_past) is None
     assert not model.holds(n_past, 2)
     assert model.session.n_forwards == 0
     assert model.holds(200, 16)
@@ -188,7 +192,7 @@ def test_where_rows_differ_they_are_not_used_in_longer_contexts_either(n_past: i
 def test_rows_stay_in_their_range() -> None:
     """A row behind the border would be another kernel's in a single step than the rows before it."""
     model = Ranged([16, 16])
-    assert [model.rows.limit(n) for n in (0, 240, 250, 255, 256)] == [16, 16, 6, 1, 16]
+    assert [model.possible(n) for n in (0, 240, 250, 255, 256)] == [16, 16, 6, 1, 16]
     assert [model.holds(250, n) for n in (6, 7)] == [True, False]
 
 
@@ -199,7 +203,7 @@ def test_too_near_to_the_end_of_a_range_or_a_session_nothing_is_measured() -> No
     model.session.n_ctx = 305
     assert not model.holds(300, 2)
     assert model.session.n_forwards == 0
-    assert model.rows.limit(300) == 16
+    assert model.possible(300) == 16
 
 
 def test_what_was_found_of_a_range_is_kept(tmp_path: Path) -> None:
@@ -209,7 +213,7 @@ def test_what_was_found_of_a_range_is_kept(tmp_path: Path) -> None:
     again = Ranged([16, 3], tmp_path)
     assert again.holds(300, 3)
     assert again.session.n_forwards == 0
-    assert Ranged([16, 16], tmp_path / "other").rows.limit(300) is None
+    assert Ranged([16, 16], tmp_path / "other").possible(300) is None
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_damaged_files(base: Path, tmp_path: Path) -> None:
         try:
             with Cpu().load(base, LoadOptions(n_ctx=64, n_threads=1, adapters=((path, 1.0),))) as model:
                 session = model.session(64)
-                session.adapt((1.0,))
+                session.scales = (1.0,)
                 session.forward(np.array([5, 6], np.int32), n_past=0)
                 n_loaded += 1
         except EdgedecError:
@@ -169,7 +169,7 @@ def logits(model: Path, adapter: Path) -> NDArray[np.float32]:
     """Return the logits that the cpu runtime computes with an adapter."""
     with Cpu().load(model, LoadOptions(n_ctx=64, adapters=((adapter, 1.0),))) as loaded:
         session = loaded.session(64)
-        session.adapt((1.0,))
+        session.scales = (1.0,)
         return session.forward(np.array(IDS, np.int32), n_past=0, rows="all").logits.copy()
 
 

@@ -181,8 +181,8 @@ def exact_rows_hold(subject: Subject) -> None:
     n_past = subject.n_ctx - most - 1
     session = subject.session()
     session.forward(subject.tokens(n_past), n_past=0)
-    limit = session.exact_rows(n_past)
-    sizes = [n for n in range(2, most + 1) if session.has_exact_rows(n_past, n)]
+    limit = session.exact_rows(n_past).possible
+    sizes = [n for n in range(2, most + 1) if session.exact_rows(n_past, measure=n).sure >= n]
     if not sizes:
         raise NotApplicableError(f"no rows after {n_past} tokens are exact; the most that may be: {limit}")
     require(limit is not None and limit >= sizes[-1], f"{sizes[-1]} rows are exact, and exact_rows says {limit}")

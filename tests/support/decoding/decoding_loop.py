@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
-from edgedec.draft import Draft, TreeShape, Verification
+from edgedec.draft import Draft, Verification
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, LoadedDraftModel, ModelFactory
 from edgedec.model import Session
 from edgedec.sampling import Distribution, SamplingParams, distribution
@@ -67,7 +67,7 @@ def generated(
     n_draft: int = 8,
     curve: CostCurve | None = None,
     records: Mapping[str, DrafterRecord] | None = None,
-    tree: TreeShape | None = None,
+    tree: str | None = None,
 ) -> Sample:
     """Generate once a seed and count the first `n_tokens` tokens.
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgedec.draft import Candidates, Draft, Verification
-from edgedec.drafter import DraftContext, Drafter, DrafterFactory
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, Store
 from edgedec.sampling import Noise, SamplingParams
 
 N_VOCAB = 262_144
@@ -22,12 +22,10 @@ Rows = Sequence[tuple[int, dict[int, float]]]
 def make_context() -> MakeContext:
     """Make a context; these drafters never touch the target or its tokenizer."""
 
-    def make(
-        temperature: float = 0, budget_bytes: int | None = None, store: dict[str, Any] | None = None
-    ) -> DraftContext:
+    def make(temperature: float = 0, budget_bytes: int | None = None, store: Store | None = None) -> DraftContext:
         nothing: Any = None
         params = SamplingParams(temperature=temperature, seed=7)
-        return DraftContext(nothing, nothing, params, Noise(7), budget_bytes, {} if store is None else store)
+        return DraftContext(nothing, params, Noise(7), Store(budget_bytes) if store is None else store)
 
     return make
 
@@ -88,7 +86,9 @@ def budget_holds(make_context: MakeContext) -> Callable[[DrafterFactory, str], N
         assert list(drafter.propose(1, 1e18).tokens) == [1991]
         drafter.begin([5])
         assert len(drafter.propose(1, 1e18)) == 0
-        assert factory(make_context(budget_bytes=100, store=context.store)).memory_bytes() < 10_000
+        small = Store(100)
+        small.update(context.store)
+        assert factory(make_context(store=small)).memory_bytes() < 10_000
 
     return check
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.rules import Verify
+from edgedec_methods.drawn.rules import Verify
 
 Law = Callable[[tuple[int, ...]], NDArray[np.float64]]
 """A model: text -> f64[n_vocab], the probabilities of the next token."""

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.errors import PluginError
 from edgedec.sampling import Distribution, Noise
-from edgedec.verification.rule_tools import uniform_source
-from edgedec.verification.rules import find_rule
+from edgedec_methods.drawn.rule_tools import uniform_source
+from edgedec_methods.drawn.rules import find_rule
 from support.decoding.exact_distributions import (
     Drawing,
     Law,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, Verification
-from edgedec.drafter import DraftContext, DrafterNeeds, Floor, ProposalLog
+from edgedec.drafter import DraftContext, DrafterNeeds, Floor, ProposalLog, Store
 from edgedec.drafter_traits import DraftCost
 from edgedec.model import Session
 from edgedec.model_card import Capabilities
@@ -20,7 +20,6 @@ from edgedec.scheduler.draft_tree import PolicyOptions
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.stats import DecodeStats
-from edgedec.tokenizer import Tokenizer
 from edgedec.verification.coupled import verify_coupled
 
 N_VOCAB = 1000
@@ -47,16 +46,9 @@ def fake_session(*, trees: bool = True, n_vocab: int = N_VOCAB, taps: bool = Fal
     return cast(Session, SimpleNamespace(model=model, n_ctx=4096))
 
 
-def context(store: dict[str, object] | None = None, budget_bytes: int | None = None) -> DraftContext:
+def context(store: Store | None = None) -> DraftContext:
     """Return what a drafter is opened with."""
-    return DraftContext(
-        fake_session(),
-        cast(Tokenizer, None),
-        GREEDY,
-        Noise(0),
-        budget_bytes,
-        store if store is not None else {},
-    )
+    return DraftContext(fake_session(), GREEDY, Noise(0), Store() if store is None else store)
 
 
 @dataclass(slots=True)

@@ -8,9 +8,8 @@ from typing import TypeVar
 import numpy as np
 
 from edgedec.draft import Draft
-from edgedec.drafters.drawn_trees import TreePlace, draw_tree, drawn_without_replacement, parse_shape
-from edgedec.drafters.levels import agreement
 from edgedec.sampling import Distribution, Noise
+from edgedec_methods.drawn.drawn_trees import TreePlace, agreement, draw_tree, drawn_without_replacement, parse_shape
 from support.decoding.exact_distributions import Drawing, Law, sparse, text_of
 from support.decoding.rule_checks import check_exact, models
 
@@ -36,7 +35,7 @@ def each_way(make: Callable[[Drawn], T]) -> list[tuple[float, T]]:
     """Return what `make` returns for every way in which it may draw tokens without replacement, with the probability.
 
     Args:
-        make: Gets what stands for drawn_without_replacement of edgedec.drafters.drawn_trees.
+        make: Gets what stands for drawn_without_replacement of edgedec_methods.drawn.drawn_trees.
     """
     waiting: list[tuple[int, ...]] = [()]
     ways: list[tuple[float, T]] = []
@@ -70,7 +69,7 @@ def all_draws(shape: str, q: Law, n_max: int, least_path: float = 0.0) -> list[D
     """Return every tree that a shape may draw, with its probability: each draw is made in every way."""
 
     def make(drawn: Drawn) -> Draft:
-        draft = draw_tree(parse_shape(shape), Evaluated(q), drawn, n_max, least_path, agreement)
+        draft = draw_tree(parse_shape(shape), Evaluated(q), drawn, n_max, least_path)
         assert len(draft) <= n_max
         return draft
 
@@ -98,7 +97,7 @@ def check_chances(shape: str, n_max: int, n_nodes: Sequence[int]) -> None:
         return drawn_without_replacement(law, place, next(keys))
 
     for _ in range(5):
-        draft = draw_tree(parse_shape(shape), Evaluated(q), drawn, n_max, 0.0, agreement)
+        draft = draw_tree(parse_shape(shape), Evaluated(q), drawn, n_max, 0.0)
         assert list(Counter(draft.depths()).values()) == list(n_nodes)
         before = [text_of(draft, int(parent)) for parent in draft.parents]
         for node, p in enumerate(draft.p_accept):

@@ -87,7 +87,7 @@ class _Session:
 def spelled_context(target: Spelled, n_vocab: int | None = None) -> DraftContext:
     """Return a greedy context for a target with that tokenizer, whose logits may be of fewer tokens."""
     card = SimpleNamespace(n_vocab=n_vocab or target.n_vocab)
-    model = SimpleNamespace(card=card, capabilities=Capabilities(trees=True))
+    model = SimpleNamespace(card=card, capabilities=Capabilities(trees=True), tokenizer=target)
     session: Any = SimpleNamespace(model=model)
     session.answer = partial(Session.answer, session)
-    return DraftContext(session, target, SamplingParams(temperature=0), Noise(1))
+    return DraftContext(session, SamplingParams(temperature=0), Noise(1))

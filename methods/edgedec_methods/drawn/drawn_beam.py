@@ -15,7 +15,7 @@ from heapq import merge
 from itertools import islice
 from math import log
 
-from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, TreePlace, mass_of
+from edgedec_methods.drawn.drawn_trees import DrawnLevel, DrawnShape, TreePlace, agreement, mass_of
 
 
 def _add(level: DrawnLevel) -> list[TreePlace]:
@@ -30,7 +30,7 @@ def _add(level: DrawnLevel) -> list[TreePlace]:
     width = min(level.widths[0], level.nodes.n_left)
     for negative, family, token in islice(merge(*map(keyed, range(len(level.known)))), width):
         place, law = level.known[family]
-        p = level.agreement(law)
+        p = agreement(law)
         chance = p * (1 - p) ** n_tried[family]
         n_tried[family] += 1
         node = level.nodes.add(token, place.node, chance, law)

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.rule_tools import children_of, in_turn, laws_of, probabilities
-from edgedec.verification.rules import Rule, TargetRow, Uniform
-from edgedec_methods.block import Drawn, verify_block, verify_path
-from edgedec_methods.kseq import geometric, same, verify_kseq
+from edgedec.verification.rules import TargetRow
+from edgedec_methods.drawn.block import Drawn, verify_block, verify_path
+from edgedec_methods.drawn.kseq import geometric, same, verify_kseq
+from edgedec_methods.drawn.rule_tools import Uniform, children_of, in_turn, laws_of, probabilities
+from edgedec_methods.drawn.rules import Rule
 
 
 def verify_multipath(

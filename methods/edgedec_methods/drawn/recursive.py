@@ -1,15 +1,32 @@
-"""Recursive rejection over siblings drawn without replacement (RSD, Jeon et al. 2024, arXiv:2402.14160).
+"""Recursive rejection: siblings that were drawn without replacement are tested in turn.
 
 On a chain this is token-wise rejection (Leviathan et al. 2023, arXiv:2211.17192).
+
+Paper: RSD, Jeon et al. 2024, arXiv:2402.14160
+Option: `--draft-option rule=recursive`
+For: comparing rules that keep the distribution, not the text
+Measured: 60.5 tokens/s with a head at temperature 1, where `coupled` has 61.5 with its trees (`studies/drawn_trees`,
+    program at 67b59fb8)
+Status: study
 """
 
 from collections.abc import Sequence
 
-from edgedec.draft import GROW, Draft, Verification
+from edgedec.draft import Draft, Verification
 from edgedec.errors import PluginError
 from edgedec.sampling import Distribution
-from edgedec.verification.rule_tools import in_turn, laws_of, probability, residual, sample, walk, without
-from edgedec.verification.rules import Rule, TargetRow, Uniform
+from edgedec.verification.rules import TargetRow
+from edgedec_methods.drawn.rule_tools import (
+    Uniform,
+    in_turn,
+    laws_of,
+    probability,
+    residual,
+    sample,
+    walk,
+    without,
+)
+from edgedec_methods.drawn.rules import Rule
 
 
 def verify_recursive(
@@ -54,4 +71,4 @@ def verify_recursive(
     return walk(draft, draw_token)
 
 
-RULE = Rule(verify_recursive, siblings="without replacement", shape=GROW, on_chains="tokenwise")
+RULE = Rule(verify_recursive, siblings="without replacement", shape="grow", on_chains="tokenwise")

@@ -10,7 +10,7 @@ Measured: 54.6 tokens/s at best with a head at temperature 1, where `coupled` ha
 Status: study
 """
 
-from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, TreePlace
+from edgedec_methods.drawn.drawn_trees import DrawnLevel, DrawnShape, TreePlace, agreement
 
 
 def _add(level: DrawnLevel) -> list[TreePlace]:
@@ -20,7 +20,7 @@ def _add(level: DrawnLevel) -> list[TreePlace]:
     n_tried: dict[tuple[int, ...], int] = {}
     for place, law in known[: level.nodes.n_left]:
         token, _ = next(level.drawn(law, place))
-        p, nth = level.agreement(law), n_tried.get(place.tokens, 0)
+        p, nth = agreement(law), n_tried.get(place.tokens, 0)
         n_tried[place.tokens] = nth + 1
         node = level.nodes.add(token, place.node, p * (1 - p) ** nth, law)
         found.append(place.behind(node, token, p))

@@ -13,9 +13,19 @@ from dataclasses import dataclass
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.recursive import verify_recursive
-from edgedec.verification.rule_tools import excess, in_turn, laws_of, path_to, probability, residual, sample
-from edgedec.verification.rules import Rule, TargetRow, Uniform
+from edgedec.verification.rules import TargetRow
+from edgedec_methods.drawn.recursive import verify_recursive
+from edgedec_methods.drawn.rule_tools import (
+    Uniform,
+    excess,
+    in_turn,
+    laws_of,
+    path_to,
+    probability,
+    residual,
+    sample,
+)
+from edgedec_methods.drawn.rules import Rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from edgedec.draft import Draft, Verification
 from edgedec.errors import PluginError
 from edgedec.sampling import Distribution, Noise
-from edgedec.verification.rules import Uniform
 
 _DOMAIN = 0x5665726966696572  # sets these numbers apart from the Gumbel noise of the same seed and position
+
+Uniform = Callable[[int], float]
+"""`k` -> the k-th random number of this step, above 0 and below 1."""
 
 DrawToken = Callable[[int, tuple[int, ...], Sequence[int]], int]
 

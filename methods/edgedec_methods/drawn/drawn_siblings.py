@@ -12,7 +12,7 @@ Status: study
 
 from itertools import islice
 
-from edgedec.drafters.drawn_trees import DrawnLevel, DrawnShape, TreePlace
+from edgedec_methods.drawn.drawn_trees import DrawnLevel, DrawnShape, TreePlace, agreement
 
 _MOST_LEVELS = 64  # that branch
 
@@ -22,7 +22,7 @@ def _add(level: DrawnLevel) -> list[TreePlace]:
     width = level.widths[level.depth] if level.depth < len(level.widths) else 1
     found = []
     for place, law in level.known:
-        p = level.agreement(law)
+        p = agreement(law)
         for nth, (token, _) in enumerate(islice(level.drawn(law, place), min(width, level.nodes.n_left))):
             chance = p * (1 - p) ** nth
             found.append(place.behind(level.nodes.add(token, place.node, chance, law), token, chance))

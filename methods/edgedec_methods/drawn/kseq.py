@@ -17,8 +17,18 @@ from numpy.typing import NDArray
 
 from edgedec.draft import Draft, Verification
 from edgedec.sampling import Distribution
-from edgedec.verification.rule_tools import in_turn, laws_of, probabilities, probability, rescaled, sample, walk
-from edgedec.verification.rules import Rule, TargetRow, Uniform
+from edgedec.verification.rules import TargetRow
+from edgedec_methods.drawn.rule_tools import (
+    Uniform,
+    in_turn,
+    laws_of,
+    probabilities,
+    probability,
+    rescaled,
+    sample,
+    walk,
+)
+from edgedec_methods.drawn.rules import Rule
 
 _N_HALVINGS = 30
 

@@ -1,0 +1,1 @@
+"""Drafts that are drawn from distributions, the shapes of their trees, and the rules that verify them."""
