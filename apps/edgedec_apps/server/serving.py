@@ -16,7 +16,7 @@ from edgedec_apps.server.app import build_app
 from edgedec_apps.server.connections import Connection
 from edgedec_apps.server.core.service import OfferedTools, Service
 from edgedec_apps.server.core.settings import Settings
-from edgedec_apps.server.shelf.models import Prepare
+from edgedec_apps.server.registry.models import Prepare
 
 _GRACE_S = 5
 _BACKLOG = 128
@@ -98,7 +98,7 @@ def serve(
     finally:
         cancel.cancel()
         listener.close()
-        service.shelf.close()
+        service.registry.close()
     if service.failure is not None and not isinstance(service.failure, CancelledError):
         raise service.failure
 
@@ -116,7 +116,7 @@ async def _run(
         create = partial(loop.create_server, ssl_handshake_timeout=service.settings.header_timeout_s)
         loop.create_server = create  # type: ignore[method-assign]
     running = asyncio.create_task(server.serve(sockets=[listener]))
-    beside = [asyncio.create_task(_start(service, on_ready)), asyncio.create_task(service.shelf.expire())]
+    beside = [asyncio.create_task(_start(service, on_ready)), asyncio.create_task(service.registry.expire())]
     while not cancel.cancelled and service.failure is None and not running.done():
         await asyncio.wait({running}, timeout=_POLL_S)
     service.stop()
@@ -132,12 +132,12 @@ async def _start(service: Service, on_ready: Callable[[Service], None]) -> None:
     begun = perf_counter()
     try:
         for named in service.names.served:
-            await service.shelf.preload(named.recipe, n_ctx=named.n_ctx, keep_s=named.keep_s)
+            await service.registry.preload(named.recipe, n_ctx=named.n_ctx, keep_s=named.keep_s)
     except Exception as error:  # becomes the error of the command
         if service.closing:
             return
         what = f"the model could not be loaded: {type(error).__name__}: {error}"
-        service.fail(error if isinstance(error, EdgedecError) else EdgedecError(what))
+        service.stop(error if isinstance(error, EdgedecError) else EdgedecError(what))
         return
     service.load_s = perf_counter() - begun
     service.starting = False

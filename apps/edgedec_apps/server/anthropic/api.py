@@ -1,56 +1,40 @@
 """Anthropic's interface: /v1/messages and /v1/messages/count_tokens."""
 
-from typing import Any, cast
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from edgedec_apps.server.anthropic.forms import MessageForm
 from edgedec_apps.server.anthropic.requests import read_message
+from edgedec_apps.server.core.answer import Answer, Job, read_named
 from edgedec_apps.server.core.generation import TextRequest
-from edgedec_apps.server.core.lent import Computed, Lending, read_wanted
 from edgedec_apps.server.core.prompts import read_prompts
-from edgedec_apps.server.core.reply import Dialect, Reply
-from edgedec_apps.server.core.service import Service, endpoint
-from edgedec_apps.server.shelf.shelf import Lease
+from edgedec_apps.server.core.reply import Dialect, written
+from edgedec_apps.server.core.service import Service
 
 
-def routes() -> list[BaseRoute]:
-    """Return the routes of /v1/messages."""
-    return [
-        Route("/v1/messages", endpoint(create), methods=["POST"]),
-        Route("/v1/messages/count_tokens", endpoint(count_tokens), methods=["POST"]),
-    ]
-
-
-async def create(request: Request, service: Service) -> Response:
+async def create(request: Request, service: Service) -> Answer:
     """Answer a chat."""
-    fields, wanted = await read_wanted(request, service)
+    fields, named = await read_named(request, service)
 
-    def read(lease: Lease) -> tuple[TextRequest, Dialect]:
-        engine = lease.loaded.engine
+    def read(job: Job) -> tuple[TextRequest, Dialect]:
+        engine = job.engine
         texts, streams = read_message(fields, engine)
-        return texts, MessageForm(wanted.named.name, texts.splitter(engine), streams=streams)
+        return texts, MessageForm(named.name, texts.splitter(engine), streams=streams)
 
-    return cast(Response, Reply(service, wanted, fields, read))
+    return written(service, named, fields, read)
 
 
-async def count_tokens(request: Request, service: Service) -> Response:
+async def count_tokens(request: Request, service: Service) -> Answer:
     """Count the tokens of a chat's prompt."""
-    fields, wanted = await read_wanted(request, service)
+    fields, named = await read_named(request, service)
 
-    async def compute(lending: Lending) -> dict[str, Any]:
-        engine = lending.lease.loaded.engine
+    async def compute(job: Job) -> dict[str, Any]:
+        engine = job.engine
         texts, _ = read_message(fields, engine)
-        with lending.queue.preparing():
-            (prompt,) = await read_prompts(
-                engine,
-                wanted.named.completed(texts),
-                lending.share,
-                lending.cancel,
-                service.settings.image_hosts,
-            )
+        with job.queue.preparing():
+            hosts = service.settings.image_hosts
+            (prompt,) = await read_prompts(engine, named.completed(texts), job.memory, job.cancel, hosts)
         return {"input_tokens": len(prompt.token_ids)}
 
-    return cast(Response, Computed(service, wanted, fields, compute))
+    return Answer(service, named, fields, compute)

@@ -12,6 +12,7 @@ from edgedec_apps.server.core.errors import problem_of
 from edgedec_apps.server.core.generation import Begun, Finished, Piece
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.reply import Dialect
+from edgedec_apps.server.core.sender import sse
 from edgedec_apps.server.openai.forms import report
 
 _REASONS = {"length": "max_tokens"}
@@ -27,14 +28,12 @@ class MessageForm(Dialect):
     """
 
     def __init__(self, model: str, splitter: Splitter, *, streams: bool) -> None:
-        self.streams = streams
-        self._splitter = splitter
+        super().__init__(streams=streams, splitter=splitter)
         self._blocks = Blocks()
         self._head = {"id": f"msg_{token_hex(12)}", "type": "message", "role": "assistant", "model": model}
 
     def begun(self, begun: Begun) -> Iterator[bytes]:
         """Return the events that begin the stream."""
-        self._splitter.begin(begun.opened)
         usage = {"input_tokens": begun.n_prompt_tokens, "output_tokens": 0}
         ends = {"stop_reason": None, "stop_sequence": None, "usage": usage}
         message: dict[str, Any] = self._head | {"content": []} | ends
@@ -46,12 +45,12 @@ class MessageForm(Dialect):
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a token adds to the answer."""
-        for change in self._blocks.take(self._splitter.feed(0, piece.output)):
+        for change in self._blocks.take(self.splitter.feed(0, piece.output)):
             yield _changed(change)
 
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
         """Yield the rest of the answer, why it ended, and the counts."""
-        for change in (*self._blocks.take(self._splitter.finish(0)), *self._blocks.close()):
+        for change in (*self._blocks.take(self.splitter.finish(0)), *self._blocks.close()):
             yield _changed(change)
         generation = finished.generation
         delta = self._end(generation)
@@ -66,7 +65,7 @@ class MessageForm(Dialect):
     def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
         """Return the answer in one piece."""
         (generation,) = generations
-        content = [_shown(block) for block in blocks_of(self._splitter.whole(0, generation))]
+        content = [_shown(block) for block in blocks_of(self.splitter.whole(0, generation))]
         ends = self._end(generation) | {"usage": _usage(generation)}
         return self._head | {"content": content} | ends | report(generations, queued_s)
 
@@ -75,7 +74,7 @@ class MessageForm(Dialect):
         reason = _REASONS.get(generation.finish_reason, "end_turn")
         if generation.stop_string is not None:
             reason = "stop_sequence"
-        elif reason == "end_turn" and self._splitter.count(0):
+        elif reason == "end_turn" and self.splitter.count(0):
             reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": generation.stop_string}
 
@@ -115,4 +114,4 @@ def _changed(change: Change) -> bytes:
 
 
 def _event(kind: str, **values: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind} | values)}\n\n".encode()
+    return sse({"type": kind} | values, kind)

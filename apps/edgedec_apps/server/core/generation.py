@@ -97,21 +97,14 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """Counts of a text so far: tokens generated, tokens of verified drafts, and accepted tokens of these."""
-
-    n_generated: int
-    n_drafted: int
-    n_accepted: int
-
-
-@dataclass(frozen=True, slots=True)
 class Piece:
-    """One token of text `index`, and the counts of the text so far."""
+    """One token of text `index`, and of the text so far: its tokens, those of verified drafts, and accepted ones."""
 
     index: int
     output: TokenOutput
-    counts: Counts
+    n_generated: int
+    n_drafted: int
+    n_accepted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +126,6 @@ class Begun:
 
     n_prompt_tokens: int
     opened: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The request left the queue, in which it waited for `queued_s` seconds."""
-
-    queued_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +154,7 @@ class Reading:
     left_s: float | None
 
 
-Event = Begun | Turn | Opened | Reading | Piece | Finished
+Event = Begun | Opened | Reading | Piece | Finished
 Tell = Callable[[Event], None]
 _CHECKED_EARLY = {*SamplingParams.names(), "lora"}  # options whose check takes neither time nor memory
 
@@ -256,7 +242,7 @@ def _several(
             k = found.text
             n_read[k] += 1
             stats = stream.stats(k)
-            yield Piece(first + k, found.output, Counts(n_read[k], stats.n_draft_tokens, stats.n_accepted_tokens))
+            yield Piece(first + k, found.output, n_read[k], stats.n_draft_tokens, stats.n_accepted_tokens)
             for k in [k for k in open_texts if stream.has_ended(k)]:
                 open_texts.remove(k)
                 yield Finished(first + k, stream.generations[k])
@@ -323,7 +309,7 @@ def _one(engine: Engine, request: TextRequest, prompt: Encoded, index: int, opti
     try:
         yield Opened()
         for n, output in enumerate(stream, 1):
-            yield Piece(index, output, Counts(n, stats.n_draft_tokens, stats.n_accepted_tokens))
+            yield Piece(index, output, n, stats.n_draft_tokens, stats.n_accepted_tokens)
     finally:
         stream.close()
     yield Finished(index, stream.generation)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgedec.progress import CancelToken
+from edgedec_apps.server.core.budget import RequestMemory
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fetching import MOST_BYTES, fetch, host_of
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.room import Share
 
 MOST_PICTURES = 8
 """Most pictures of one request, those of its earlier messages included."""
@@ -92,14 +92,14 @@ def content_of(parts: Sequence[Part], separator: str) -> str | list[Part]:
 
 
 async def with_fetched(
-    messages: list[dict[str, Any]], hosts: Sequence[str], share: Share, cancel: CancelToken
+    messages: list[dict[str, Any]], hosts: Sequence[str], memory: RequestMemory, cancel: CancelToken
 ) -> list[dict[str, Any]]:
     """Return messages whose pictures are all there; those that are addresses are fetched, one after the other.
 
     Args:
         messages: The messages of a chat.
         hosts: The hosts from which pictures may be fetched.
-        share: The memory of the request, which grows by what is fetched.
+        memory: The memory of the request, which grows by what is fetched.
         cancel: Ends the fetching.
 
     Raises:
@@ -119,9 +119,9 @@ async def with_fetched(
         host_of(url, hosts)
     fetched: dict[str, bytes] = {}
     for url in dict.fromkeys(remote):
-        async with share.more(MOST_BYTES):
+        async with memory.more(MOST_BYTES):
             fetched[url] = await asyncio.to_thread(fetch, url, hosts, cancel)
-        await share.grow(len(fetched[url]))
+        await memory.grow(len(fetched[url]))
     return [_completed(message, fetched) for message in messages] if fetched else messages
 
 

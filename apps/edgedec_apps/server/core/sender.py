@@ -1,8 +1,8 @@
 """Sends an answer to its client: one JSON object, or a stream, or an error in the place of either."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from starlette.types import Send
 
@@ -14,27 +14,19 @@ STREAM_HEADERS = {"cache-control": "no-store, no-transform", "x-accel-buffering"
 """Headers of every stream: no proxy may hold it back, or compress it."""
 
 
-class StreamForm(Protocol):
-    """What a sender needs to know of the form of a stream."""
-
-    media_type: str
-    """Media type of the stream."""
-
-    def failed(self, error: BaseException) -> bytes:
-        """Return the last part of a stream that an error ends."""
-
-
 class Sender:
     """Sends to the client: the headers with the first bytes, so that an early error has its own status.
 
     An answer names in a header the fields of the request that were ignored.
 
     Attributes:
-        dialect: The form of a stream or an error in it; None until the request's fields are read.
+        media_type: Media type of a stream, which is known when the request's fields are read.
+        failed: Returns the last part of a stream that an error ends.
     """
 
     def __init__(self, path: str, send: Send, fields: Fields) -> None:
-        self.dialect: StreamForm | None = None
+        self.media_type = ""
+        self.failed: Callable[[BaseException], bytes] | None = None
         self._path = path
         self._send = send
         self._fields = fields
@@ -43,9 +35,8 @@ class Sender:
 
     async def begin(self) -> None:
         """Send the header of a stream, unless that was done before."""
-        assert self.dialect is not None, "a stream begins when its form is known"
         if not self._started:
-            await self._start(200, {"content-type": self.dialect.media_type} | STREAM_HEADERS)
+            await self._start(200, {"content-type": self.media_type} | STREAM_HEADERS)
             self._sent_s = asyncio.get_running_loop().time()
 
     def quiet_left_s(self, quiet_s: float) -> float | None:
@@ -76,8 +67,8 @@ class Sender:
 
     async def fail(self, error: BaseException) -> None:
         """Send an error, as the answer or as the last part of the stream."""
-        if self._started and self.dialect is not None:
-            await self._send({"type": "http.response.body", "body": self.dialect.failed(error), "more_body": False})
+        if self._started and self.failed is not None:
+            await self._send({"type": "http.response.body", "body": self.failed(error), "more_body": False})
             return
         problem = problem_of(error)
         await self.whole(problem.status, problem.document(self._path), problem.headers)
@@ -98,11 +89,12 @@ def json_line(document: Mapping[str, Any]) -> bytes:
     return dumps(document).encode() + b"\n"
 
 
-def sse(document: Mapping[str, Any] | str) -> bytes:
-    """Return an object, or a bare word, as a server-sent event.
+def sse(document: Mapping[str, Any] | str, kind: str = "") -> bytes:
+    """Return an object, or a bare word, as a server-sent event, whose kind may be named.
 
-    >>> sse({"n": 1}), sse("[DONE]")
-    (b'data: {"n": 1}\\n\\n', b'data: [DONE]\\n\\n')
+    >>> sse({"n": 1}), sse("[DONE]"), sse({}, "ping")
+    (b'data: {"n": 1}\\n\\n', b'data: [DONE]\\n\\n', b'event: ping\\ndata: {}\\n\\n')
     """
     data = document if isinstance(document, str) else dumps(document)
-    return f"data: {data}\n\n".encode()
+    named = f"event: {kind}\n" if kind else ""
+    return f"{named}data: {data}\n\n".encode()

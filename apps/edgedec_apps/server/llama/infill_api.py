@@ -1,21 +1,19 @@
 """llama-server's /infill: what belongs between two texts, in its form."""
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from edgedec.api.engine import Engine
 from edgedec.sequence import Generation
 from edgedec_apps.infill import Gap
+from edgedec_apps.server.core.answer import Answer, Job, read_named
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import Finished, Piece, Reading, TextRequest
-from edgedec_apps.server.core.lent import read_wanted
-from edgedec_apps.server.core.reply import Dialect, Reply
+from edgedec_apps.server.core.reply import Dialect, written
 from edgedec_apps.server.core.sender import sse
-from edgedec_apps.server.core.service import Service, endpoint
+from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.core.structured import structured_options, with_close
 from edgedec_apps.server.llama.fields import prompt_progress
 from edgedec_apps.server.openai.forms import report
@@ -26,24 +24,18 @@ from edgedec_apps.server.openai.requests import (
     read_speculative,
     require_gaps,
 )
-from edgedec_apps.server.shelf.shelf import Lease
 
 
-def routes() -> list[BaseRoute]:
-    """Return the route."""
-    return [Route("/infill", endpoint(infill), methods=["POST"])]
-
-
-async def infill(request: Request, service: Service) -> Response:
+async def infill(request: Request, service: Service) -> Answer:
     """Write what belongs into a gap."""
-    fields, wanted = await read_wanted(request, service)
+    fields, named = await read_named(request, service)
 
-    def read(lease: Lease) -> tuple[TextRequest, Dialect]:
+    def read(job: Job) -> tuple[TextRequest, Dialect]:
         tells = fields.flag("return_progress")
-        texts, stream, warms_up = read_infill(fields, lease.loaded.engine)
-        return texts, InfillForm(wanted.named.name, streams=stream, warms_up=warms_up, tells_reading=tells)
+        texts, stream, warms_up = read_infill(fields, job.engine)
+        return texts, InfillForm(named.name, streams=stream, warms_up=warms_up, tells_reading=tells)
 
-    return cast(Response, Reply(service, wanted, fields, read))
+    return written(service, named, fields, read)
 
 
 def read_infill(fields: Fields, engine: Engine) -> tuple[TextRequest, bool, bool]:
@@ -85,7 +77,7 @@ class InfillForm(Dialect):
     """
 
     def __init__(self, model: str, *, streams: bool, warms_up: bool, tells_reading: bool = False) -> None:
-        self.streams, self.tells_reading = streams, tells_reading
+        super().__init__(streams=streams, tells_reading=tells_reading)
         self._model = model
         self._warms_up = warms_up
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
 
 from edgedec.errors import EdgedecError
 from edgedec.head_kinds import OFF, require_fit
@@ -24,10 +23,10 @@ from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError, problem_of
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.sender import STREAM_HEADERS, json_line
-from edgedec_apps.server.core.service import Service, endpoint
+from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.ollama.requests import read_options
-from edgedec_apps.server.shelf.names import Named, installed_file
-from edgedec_apps.server.shelf.shelf import ShelfPlace
+from edgedec_apps.server.registry.names import Named, installed_file
+from edgedec_apps.server.registry.registry import ModelEntry
 from edgedec_models.cache import remove
 from edgedec_models.folders import is_plain
 from edgedec_models.presets import has_preset, save_preset
@@ -36,16 +35,6 @@ from edgedec_models.resolve import pull
 _EVERY_BYTES = 1 << 20
 _REPEAT_S = 1.0  # without news, after which the last line is sent again: a client that is gone is noticed by a send
 _OF_FILES = ("files", "adapters", "quantize", "quantization", "modelfile", "path", "messages")
-
-
-def routes() -> list[BaseRoute]:
-    """Return the routes that change models."""
-    return [
-        Route("/api/pull", endpoint(pull_model), methods=["POST"]),
-        Route("/api/create", endpoint(create), methods=["POST"]),
-        Route("/api/copy", endpoint(copy), methods=["POST"]),
-        Route("/api/delete", endpoint(delete), methods=["DELETE"]),
-    ]
 
 
 async def create(request: Request, service: Service) -> Response:
@@ -100,10 +89,10 @@ async def delete(request: Request, service: Service) -> Response:
         raise ApiError(f"{name!r:.200} is served by this server's command line; end the server first", param="model")
     path = None if has_preset(name) else (await asyncio.to_thread(service.names.find, name)).recipe.model
 
-    def is_of_it(place: ShelfPlace) -> bool:
-        return place.loaded is not None and str(place.loaded.file.path) == path
+    def is_of_it(entry: ModelEntry) -> bool:
+        return entry.loaded is not None and str(entry.loaded.file.path) == path
 
-    await service.shelf.unload(is_of_it, lambda: remove(name))
+    await service.registry.unload(is_of_it, lambda: remove(name))
     return Response(status_code=200)
 
 
@@ -180,7 +169,7 @@ class _Pulling:
                 put({"status": "success"})
             except Exception as error:  # sent to the client
                 self.error = error
-                put({"error": str(error) if isinstance(error, EdgedecError) else problem_of(error).message})
+                put({"error": str(error) if isinstance(error, EdgedecError) else str(problem_of(error))})
             put(None)
 
         with self.service.running(cancel):

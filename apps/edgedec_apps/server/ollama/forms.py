@@ -41,20 +41,18 @@ class OllamaForm(Dialect):
         model: str,
         delivery: OllamaDelivery,
         tokenizer: Tokenizer,
-        splitter: Splitter,
+        splitter: Splitter | None,
         load_s: float = 0.0,
     ) -> None:
+        super().__init__(streams=delivery.stream, splitter=splitter)
         self._kind = kind
         self._load_s = load_s
         self._model = model
         self._delivery = delivery
         self._tokenizer = tokenizer
-        self._splitter = splitter
-        self.streams = delivery.stream
 
     def begun(self, begun: Begun) -> Iterable[bytes]:
-        """Take whether the text begins within what the model thinks; return nothing, as NDJSON has no comments."""
-        self._splitter.begin(begun.opened)
+        """Return nothing, as NDJSON has no comments."""
         return ()
 
     def quiet(self) -> bytes:
@@ -64,13 +62,13 @@ class OllamaForm(Dialect):
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a token adds to the text."""
         logprobs = self._logprobs([piece.output])
-        parts = self._splitter.feed(piece.index, piece.output)
+        parts = self.splitter.feed(piece.index, piece.output)
         if parts or logprobs:
             yield json_line(self._document(parts, done=False) | logprobs)
 
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
         """Yield the rest of the text with the counts and times."""
-        rest = self._splitter.finish(finished.index)
+        rest = self.splitter.finish(finished.index)
         yield json_line(self._document(rest, done=True) | self._report(finished.generation, queued_s))
 
     def failed(self, error: BaseException) -> bytes:
@@ -82,7 +80,7 @@ class OllamaForm(Dialect):
         if not generations:
             return empty_answer(self._kind, self._model, "load")
         (generation,) = generations
-        document = self._document(self._splitter.whole(0, generation), done=True)
+        document = self._document(self.splitter.whole(0, generation), done=True)
         return document | self._logprobs(generation.outputs) | self._report(generation, queued_s)
 
     def _document(self, parts: Parts, *, done: bool) -> dict[str, Any]:

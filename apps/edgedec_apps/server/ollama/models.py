@@ -8,7 +8,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
 
 import edgedec
 from edgedec.chat import may_think
@@ -18,12 +17,11 @@ from edgedec.gguf.places import standing
 from edgedec.sampling import SamplingParams
 from edgedec_apps.infill import can_infill
 from edgedec_apps.server.core.bodies import read_fields
-from edgedec_apps.server.core.service import Service, endpoint
+from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.ollama.forms import timestamp
-from edgedec_apps.server.shelf.model_files import with_files
-from edgedec_apps.server.shelf.models import Loaded, ModelFile
-from edgedec_apps.server.shelf.names import Named
-from edgedec_apps.server.shelf.shelf import ShelfPlace
+from edgedec_apps.server.registry.models import Loaded, ModelFile
+from edgedec_apps.server.registry.names import Named, with_files
+from edgedec_apps.server.registry.registry import ModelEntry
 from edgedec_models.cache import entry_of
 from edgedec_runtimes.pictures.finding import find_projector
 from edgedec_runtimes.tile_files.record import read_record
@@ -32,16 +30,6 @@ _OLLAMAS_VERSION = "0.14.0"  # its first with all interfaces of ours; Codex asks
 _FOREVER = "9999-12-31T23:59:59Z"
 _OLLAMAS = {"repetition_penalty": "repeat_penalty", "penalty_last_n": "repeat_last_n", "max_tokens": "num_predict"}
 _SHOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "penalty_last_n")
-
-
-def routes() -> list[BaseRoute]:
-    """Return the routes that describe models."""
-    return [
-        Route("/api/version", endpoint(version)),
-        Route("/api/tags", endpoint(tags)),
-        Route("/api/ps", endpoint(ps)),
-        Route("/api/show", endpoint(show), methods=["POST"]),
-    ]
 
 
 async def version(request: Request, service: Service) -> Response:
@@ -57,26 +45,26 @@ async def tags(request: Request, service: Service) -> Response:
 
 async def ps(request: Request, service: Service) -> Response:
     """List the models that are loaded, the most recently used first, with the most memory that each may hold."""
-    places = {place.recipe: place for place in reversed(service.shelf.loaded)}
+    entries = {entry.recipe: entry for entry in reversed(service.registry.loaded)}
     found = await asyncio.to_thread(lambda: with_files(service.names.all()))
     names = {named.recipe: named for named, _ in found if named.base}
     names |= {named.recipe: named for named, _ in found if not named.base}  # a model's own name counts more
     rows = []
-    for recipe, place in places.items():
-        if place.loaded is not None:
-            named = names.get(recipe) or Named(place.loaded.file.path.stem, recipe, 0.0)
-            rows.append(_listed(named, place.loaded.file) | _running(place, place.loaded))
+    for recipe, entry in entries.items():
+        if entry.loaded is not None:
+            named = names.get(recipe) or Named(entry.loaded.file.path.stem, recipe, 0.0)
+            rows.append(_listed(named, entry.loaded.file) | _running(entry, entry.loaded))
     return JSONResponse({"models": rows})
 
 
-def _running(place: ShelfPlace, loaded: Loaded) -> dict[str, Any]:
-    engine, expires = loaded.engine, place.expires_at
+def _running(entry: ModelEntry, loaded: Loaded) -> dict[str, Any]:
+    engine, expires = loaded.engine, entry.expires_at
     return {
-        "size": place.n_bytes,
+        "size": loaded.n_bytes,
         "size_vram": 0,
         "expires_at": _FOREVER if isinf(expires) else timestamp(expires),
         "context_length": engine.n_ctx,
-        "edgedec": {"runtime": engine.card.runtime, "requests": place.n_users, "leaving": place.leaving},
+        "edgedec": {"runtime": engine.card.runtime, "requests": entry.n_references, "leaving": entry.leaving},
     }
 
 
@@ -87,7 +75,7 @@ async def show(request: Request, service: Service) -> Response:
     fields.skip("verbose", "system", "template", "options", "name")
     fields.end()
     ((named, file),) = await asyncio.to_thread(lambda: with_files([service.names.find(name)]))
-    loaded = service.shelf.place(named.recipe).loaded
+    loaded = service.registry.entry(named.recipe).loaded
     file = file if loaded is None else loaded.file
     if file is None:
         raise ModelNotFoundError(f"the file of the model {name!r:.200} is not on this machine")

@@ -5,31 +5,18 @@ from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
 
+from edgedec_apps.server.core.answer import Answer, Job, read_named
 from edgedec_apps.server.core.generation import TextRequest
-from edgedec_apps.server.core.lent import read_wanted
 from edgedec_apps.server.core.refining import read_refine, with_refine
-from edgedec_apps.server.core.reply import Dialect, Reply
-from edgedec_apps.server.core.service import Service, endpoint
+from edgedec_apps.server.core.reply import Dialect, written
+from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.ollama.forms import timestamp
 from edgedec_apps.server.ollama.models import capabilities
 from edgedec_apps.server.openai.forms import ChatForm, CompletionForm
 from edgedec_apps.server.openai.requests import read_chat, read_completion
-from edgedec_apps.server.shelf.model_files import with_files
-from edgedec_apps.server.shelf.models import ModelFile
-from edgedec_apps.server.shelf.names import Named
-from edgedec_apps.server.shelf.shelf import Lease
-
-
-def routes() -> list[BaseRoute]:
-    """Return the routes below /v1."""
-    return [
-        Route("/v1/models", endpoint(models)),
-        Route("/v1/models/{name:path}", endpoint(model)),
-        Route("/v1/chat/completions", endpoint(chat_completions), methods=["POST"]),
-        Route("/v1/completions", endpoint(completions), methods=["POST"]),
-    ]
+from edgedec_apps.server.registry.models import ModelFile
+from edgedec_apps.server.registry.names import Named, with_files
 
 
 async def models(request: Request, service: Service) -> Response:
@@ -47,38 +34,38 @@ async def model(request: Request, service: Service) -> Response:
     return JSONResponse(_card(service, named, file))
 
 
-async def chat_completions(request: Request, service: Service) -> Response:
+async def chat_completions(request: Request, service: Service) -> Answer:
     """Answer a chat."""
-    fields, wanted = await read_wanted(request, service)
+    fields, named = await read_named(request, service)
 
-    def read(lease: Lease) -> tuple[TextRequest, Dialect]:
-        engine = lease.loaded.engine
+    def read(job: Job) -> tuple[TextRequest, Dialect]:
+        engine = job.engine
         how = read_refine(fields, service.settings.checks)
         texts, delivery = read_chat(fields, engine)
         texts = with_refine(fields, texts, how, streams=delivery.stream)
-        return texts, ChatForm(wanted.named.name, delivery, engine.tokenizer, texts.n, texts.splitter(engine))
+        return texts, ChatForm(named.name, delivery, engine.tokenizer, texts.n, splitter=texts.splitter(engine))
 
-    return cast(Response, Reply(service, wanted, fields, read))
+    return written(service, named, fields, read)
 
 
-async def completions(request: Request, service: Service) -> Response:
+async def completions(request: Request, service: Service) -> Answer:
     """Continue texts."""
-    fields, wanted = await read_wanted(request, service)
+    fields, named = await read_named(request, service)
 
-    def read(lease: Lease) -> tuple[TextRequest, Dialect]:
-        tokenizer = lease.loaded.engine.tokenizer
-        texts, delivery = read_completion(fields, lease.loaded.engine)
+    def read(job: Job) -> tuple[TextRequest, Dialect]:
+        tokenizer = job.engine.tokenizer
+        texts, delivery = read_completion(fields, job.engine)
         echoed = [
             prompt if isinstance(prompt, str) else tokenizer.decode(cast(tuple[int, ...], prompt))
             for prompt in (texts.prompts if delivery.echo else ())
         ]
-        return texts, CompletionForm(wanted.named.name, delivery, tokenizer, texts.n, echoed)
+        return texts, CompletionForm(named.name, delivery, tokenizer, texts.n, prompts=echoed)
 
-    return cast(Response, Reply(service, wanted, fields, read))
+    return written(service, named, fields, read)
 
 
 def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, Any]:
-    loaded = service.shelf.place(named.recipe).loaded
+    loaded = service.registry.entry(named.recipe).loaded
     card: dict[str, Any] = {
         "id": named.name,
         "object": "model",

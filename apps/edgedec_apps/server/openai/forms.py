@@ -26,6 +26,8 @@ class _Form(Dialect):
         delivery: How the answer is sent.
         tokenizer: The model's tokenizer.
         n: Number of texts for each prompt.
+        splitter: Splits the texts into their parts, where they have any.
+        prompts: What stands before the texts where the request wants an echo.
     """
 
     _prefix: str
@@ -35,12 +37,23 @@ class _Form(Dialect):
     _part: str
     """The type of a part of a stream."""
 
-    def __init__(self, model: str, delivery: Delivery, tokenizer: Tokenizer, n: int = 1) -> None:
+    def __init__(
+        self,
+        model: str,
+        delivery: Delivery,
+        tokenizer: Tokenizer,
+        n: int = 1,
+        *,
+        splitter: Splitter | None = None,
+        prompts: Sequence[str] = (),
+    ) -> None:
+        super().__init__(streams=delivery.stream, splitter=splitter, tells_reading=delivery.progress)
         self._head = {"id": f"{self._prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._delivery = delivery
         self._tokenizer = tokenizer
         self._n = n
-        self.streams, self.tells_reading = delivery.stream, delivery.progress
+        self._prompts = prompts
+        self._lengths: dict[int, int] = {}  # of the texts of /v1/completions so far
 
     @abstractmethod
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
@@ -81,38 +94,25 @@ class _Form(Dialect):
         """Return the counts so far, where the request wants them in every part; else an empty dict."""
         if not self._delivery.live:
             return {}
-        done = piece.counts
-        counts = {"predicted_n": done.n_generated, "draft_n": done.n_drafted, "draft_n_accepted": done.n_accepted}
+        counts = {"predicted_n": piece.n_generated, "draft_n": piece.n_drafted, "draft_n_accepted": piece.n_accepted}
         return {"timings": counts}
 
 
 class ChatForm(_Form):
-    """The answers of /v1/chat/completions; `splitter` splits the texts into their parts."""
+    """The answers of /v1/chat/completions."""
 
     _prefix, _whole, _part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(
-        self,
-        model: str,
-        delivery: Delivery,
-        tokenizer: Tokenizer,
-        n: int,
-        splitter: Splitter,
-    ) -> None:
-        super().__init__(model, delivery, tokenizer, n)
-        self._splitter = splitter
-
     def begun(self, begun: Begun) -> Iterable[bytes]:
-        """Take which texts begin within what the model thinks; return the role of each text."""
-        self._splitter.begin(begun.opened)
+        """Return the role of each text."""
         role = {"role": "assistant", "content": ""}
         return [self._event(_chunk(index, role)) for index in range(len(begun.opened))]
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a token adds to its text."""
         entries = self._logprobs([piece.output])
-        n_before = self._splitter.count(piece.index)
-        parts = self._splitter.feed(piece.index, piece.output)
+        n_before = self.splitter.count(piece.index)
+        parts = self.splitter.feed(piece.index, piece.output)
         if parts or entries:
             delta = _delta(parts, n_before)
             yield self._event(_chunk(piece.index, delta, entries), self._live_counts(piece))
@@ -120,18 +120,18 @@ class ChatForm(_Form):
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
         """Yield the rest of a text, why it ended, and the report on it."""
         index, generation = finished.index, finished.generation
-        n_before = self._splitter.count(index)
-        parts = self._splitter.finish(index)
+        n_before = self.splitter.count(index)
+        parts = self.splitter.finish(index)
         if parts:
             yield self._event(_chunk(index, _delta(parts, n_before)))
-        reason = _reason(generation, self._splitter.count(index))
+        reason = _reason(generation, self.splitter.count(index))
         yield self._event(_chunk(index, {}, reason=reason), report([generation], queued_s))
 
     def _nothing(self, index: int) -> dict[str, Any]:
         return _chunk(index, {"role": "assistant", "content": None})
 
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
-        parts = self._splitter.whole(index, generation)
+        parts = self.splitter.whole(index, generation)
         text = parts.text or (None if parts.calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if parts.thinking:
@@ -147,8 +147,8 @@ class ChatForm(_Form):
 
     def _usage(self, generations: list[Generation]) -> dict[str, Any]:
         counts = super()._usage(generations)
-        if self._splitter.thinks:
-            counts["completion_tokens_details"] = {"reasoning_tokens": self._splitter.n_thinking}
+        if self.splitter.thinks:
+            counts["completion_tokens_details"] = {"reasoning_tokens": self.splitter.n_thinking}
         return counts
 
     def _logprobs(self, outputs: Sequence[TokenOutput]) -> dict[str, Any] | None:
@@ -175,16 +175,9 @@ def _reason(generation: Generation, n_calls: int) -> str:
 
 
 class CompletionForm(_Form):
-    """The answers of /v1/completions; `prompts` stand before the texts where the request wants an echo."""
+    """The answers of /v1/completions."""
 
     _prefix, _whole, _part = "cmpl", "text_completion", "text_completion"
-
-    def __init__(
-        self, model: str, delivery: Delivery, tokenizer: Tokenizer, n: int = 1, prompts: Sequence[str] = ()
-    ) -> None:
-        super().__init__(model, delivery, tokenizer, n)
-        self._prompts = prompts
-        self._lengths: dict[int, int] = {}
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
         """Yield what a token adds to its text, with the echoed prompt before the first token."""

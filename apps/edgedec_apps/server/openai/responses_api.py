@@ -1,41 +1,28 @@
 """OpenAI's /v1/responses: answers, and those that are kept."""
 
-from typing import cast
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
 
+from edgedec_apps.server.core.answer import Answer, Job, read_named
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.generation import TextRequest
-from edgedec_apps.server.core.lent import read_wanted
-from edgedec_apps.server.core.reply import Dialect, Reply
-from edgedec_apps.server.core.service import Service, endpoint
+from edgedec_apps.server.core.reply import Dialect, written
+from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.openai.responses_forms import ResponseForm
 from edgedec_apps.server.openai.responses_requests import read_response
-from edgedec_apps.server.shelf.shelf import Lease
 
 
-def routes() -> list[BaseRoute]:
-    """Return the routes below /v1/responses."""
-    return [
-        Route("/v1/responses", endpoint(create), methods=["POST"]),
-        Route("/v1/responses/{id}", endpoint(retrieve), methods=["GET"]),
-        Route("/v1/responses/{id}", endpoint(delete), methods=["DELETE"]),
-    ]
-
-
-async def create(request: Request, service: Service) -> Response:
+async def create(request: Request, service: Service) -> Answer:
     """Answer a conversation."""
-    fields, wanted = await read_wanted(request, service)
+    fields, named = await read_named(request, service)
 
-    def read(lease: Lease) -> tuple[TextRequest, Dialect]:
-        engine = lease.loaded.engine
+    def read(job: Job) -> tuple[TextRequest, Dialect]:
+        engine = job.engine
         texts, asked = read_response(fields, engine, service.responses)
-        form = ResponseForm(wanted.named.name, asked, engine.tokenizer, texts.splitter(engine), service.responses.put)
+        form = ResponseForm(named.name, asked, engine.tokenizer, texts.splitter(engine), service.responses.put)
         return texts, form
 
-    return cast(Response, Reply(service, wanted, fields, read))
+    return written(service, named, fields, read)
 
 
 async def retrieve(request: Request, service: Service) -> Response:

@@ -1,6 +1,5 @@
 """Answers of /v1/responses, in one piece or as server-sent events."""
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from secrets import token_hex
@@ -15,6 +14,7 @@ from edgedec_apps.server.core.generation import Begun, Finished, Piece
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.reply import Dialect
 from edgedec_apps.server.core.reports import chat_entries
+from edgedec_apps.server.core.sender import sse
 from edgedec_apps.server.openai.forms import report, usage
 from edgedec_apps.server.openai.responses_requests import Asked
 
@@ -36,10 +36,9 @@ class ResponseForm(Dialect):
     """
 
     def __init__(self, model: str, asked: Asked, tokenizer: Tokenizer, splitter: Splitter, keep: Keep) -> None:
-        self.streams = asked.stream
+        super().__init__(streams=asked.stream, splitter=splitter)
         self._asked = asked
         self._tokenizer = tokenizer
-        self._splitter = splitter
         self._keep = keep
         self._blocks = Blocks()
         self._n_sent = 0
@@ -54,7 +53,6 @@ class ResponseForm(Dialect):
 
     def begun(self, begun: Begun) -> Iterator[bytes]:
         """Return the events that begin the stream."""
-        self._splitter.begin(begun.opened)
         document = self._document("in_progress", [])
         return (self._event(kind, response=document) for kind in ("response.created", "response.in_progress"))
 
@@ -62,11 +60,11 @@ class ResponseForm(Dialect):
         """Yield what a token adds to the answer."""
         entries = self._entries([piece.output])
         self._logprobs += entries
-        yield from self._changed(self._splitter.feed(0, piece.output), entries)
+        yield from self._changed(self.splitter.feed(0, piece.output), entries)
 
     def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
         """Yield the rest of the answer, and the whole response."""
-        yield from self._changed(self._splitter.finish(0), [])
+        yield from self._changed(self.splitter.finish(0), [])
         if not self._blocks.all:
             yield from self._of(self._blocks.take_empty(), [])
         for change in self._blocks.close():
@@ -79,15 +77,15 @@ class ResponseForm(Dialect):
         problem = problem_of(error)
         code = problem.code or "server_error"
         document = self._document("failed", self._blocks.all)
-        document["error"] = {"code": "server_error", "message": problem.message}
-        told = self._event("error", code=code, message=problem.message, param=problem.param)
+        document["error"] = {"code": "server_error", "message": str(problem)}
+        told = self._event("error", code=code, message=str(problem), param=problem.param)
         return told + self._event("response.failed", response=document)
 
     def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
         """Return the answer in one piece."""
         (generation,) = generations
         self._logprobs = self._entries(generation.outputs)
-        blocks = blocks_of(self._splitter.whole(0, generation)) or [Block(0, "text")]
+        blocks = blocks_of(self.splitter.whole(0, generation)) or [Block(0, "text")]
         return self._complete(blocks, generation, queued_s)
 
     def _changed(self, parts: Parts, entries: list[dict[str, Any]]) -> Iterator[bytes]:
@@ -170,7 +168,7 @@ class ResponseForm(Dialect):
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": counts["prompt_tokens_details"] | {"cache_write_tokens": 0},
             "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self._splitter.n_thinking},
+            "output_tokens_details": {"reasoning_tokens": self.splitter.n_thinking},
             "total_tokens": counts["total_tokens"],
         }
         if self._asked.keep:
@@ -178,9 +176,8 @@ class ResponseForm(Dialect):
         return document | report([generation], queued_s)
 
     def _event(self, kind: str, **values: Any) -> bytes:
-        data = {"type": kind, "sequence_number": self._n_sent} | values
         self._n_sent += 1
-        return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+        return sse({"type": kind, "sequence_number": self._n_sent - 1} | values, kind)
 
 
 def _item_id(block: Block) -> str:

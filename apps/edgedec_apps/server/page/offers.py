@@ -6,18 +6,12 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
 
 from edgedec.load_options import ResolveOptions
-from edgedec_apps.server.core.service import Service, endpoint
+from edgedec_apps.server.core.service import Service
 from edgedec_models.cache import list_models
 from edgedec_models.catalogue import load_catalogue
 from edgedec_models.fetching.offline import offline_reason
-
-
-def routes() -> list[BaseRoute]:
-    """Return the route of the models that can be fetched."""
-    return [Route("/page/models", endpoint(offered))]
 
 
 async def offered(request: Request, service: Service) -> Response:

@@ -1,30 +1,22 @@
 """Files of the web chat that are longer than the context: `POST /page/passages` returns what of them is to be read."""
 
-import asyncio
-from typing import Any, cast
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from edgedec_apps.documents.asking import Asking
 from edgedec_apps.documents.files import Document
 from edgedec_apps.documents.pdf_text import PAGE_BREAK
+from edgedec_apps.server.core.answer import Answer, Job, read_named
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.lent import Computed, Lending, read_wanted, until_done
 from edgedec_apps.server.core.messages import read_messages
 from edgedec_apps.server.core.prompts import tokenizer_bytes
-from edgedec_apps.server.core.service import Service, endpoint
+from edgedec_apps.server.core.service import Service
 
 _CHARACTER_BYTES = 16  # of what a search holds of a text: passages, and prompts of them
 
 
-def routes() -> list[BaseRoute]:
-    """Return the route."""
-    return [Route("/page/passages", endpoint(passages), methods=["POST"])]
-
-
-async def passages(request: Request, service: Service) -> Response:
+async def passages(request: Request, service: Service) -> Answer:
     """Return "content", the message about files with the passages that match it best, and "note", which says so.
 
     Both are null where the files fit the context whole, behind the earlier `messages`.
@@ -33,25 +25,24 @@ async def passages(request: Request, service: Service) -> Response:
         ApiError: The request is malformed (400).
         PromptTooLongError: The files are too long, and nothing in them matches the question.
     """
-    fields, wanted = await read_wanted(request, service)
+    fields, named = await read_named(request, service)
     earlier = fields.each("messages")
     before = read_messages(earlier) if earlier else []
     documents = [_document(file) for file in fields.each("files")]
     question = fields.text("question") or None
     fields.end()
 
-    async def compute(lending: Lending) -> dict[str, Any]:
-        engine, texts = lending.lease.loaded.engine, [document.text for document in documents]
+    async def compute(job: Job) -> dict[str, Any]:
+        engine, texts = job.engine, [document.text for document in documents]
         asking = Asking(engine, before=before, n_answer=engine.n_ctx // 2, named=True)  # half is for what follows
         n_bytes = await tokenizer_bytes([*texts, question or ""]) + _CHARACTER_BYTES * sum(map(len, texts))
-        async with lending.share.more(n_bytes):
-            work = asyncio.to_thread(asking.about, documents, question, lending.cancel)
-            content, found = await until_done(work, lending)
+        async with job.memory.more(n_bytes):
+            content, found = await job.in_thread(asking.about, documents, question)
         if found is None:
             return {"content": None, "note": None}
         return {"content": content, "note": found.line(", ".join(each.name for each in documents), engine.n_ctx)}
 
-    return cast(Response, Computed(service, wanted, fields, compute))
+    return Answer(service, named, fields, compute)
 
 
 def _document(file: Fields) -> Document:

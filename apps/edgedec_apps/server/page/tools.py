@@ -5,31 +5,21 @@ They run in the server's process, and only where its operator gave tool servers 
 
 import asyncio
 from contextlib import suppress
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
 
 from edgedec.progress import CancelToken
+from edgedec_apps.server.core.answer import wait_with_client
 from edgedec_apps.server.core.bodies import read_fields
+from edgedec_apps.server.core.budget import MEMORY, RequestMemory
 from edgedec_apps.server.core.errors import ApiError, closing_error
-from edgedec_apps.server.core.lent import wait_until_gone
-from edgedec_apps.server.core.room import SHARE, Share
-from edgedec_apps.server.core.service import Service, endpoint
+from edgedec_apps.server.core.service import Service
 from edgedec_apps.tools.offered import is_allowed
 from edgedec_apps.tools.results import ToolResult
 
 _CALL_BYTES = 32_000_000  # of memory: an answer as it comes, and its parts
 _MOST_CALLS = 8  # at once
-
-
-def routes() -> list[BaseRoute]:
-    """Return the routes of the web chat's tools."""
-    return [
-        Route("/page/tools", endpoint(list_tools), methods=["GET"]),
-        Route("/page/tools", endpoint(call_tool), methods=["POST"]),
-    ]
 
 
 async def list_tools(request: Request, service: Service) -> Response:
@@ -63,10 +53,10 @@ async def call_tool(request: Request, service: Service) -> Response:
         raise fields.refusal("name", "must be the name of a tool")
     if offer.n_running >= _MOST_CALLS:
         raise ApiError("too many tools run at once; try again later", status=429, code="busy", retry_after_s=5)
-    share: Share = request.scope[SHARE]
+    memory: RequestMemory = request.scope[MEMORY]
     offer.n_running += 1
     try:
-        async with share.more(_CALL_BYTES):
+        async with memory.more(_CALL_BYTES):
             result = await _run(request, service, name, arguments)
     finally:
         offer.n_running -= 1
@@ -78,17 +68,14 @@ async def _run(request: Request, service: Service, name: str, arguments: str) ->
     assert service.tools is not None
     cancel, loop = CancelToken(), asyncio.get_running_loop()
     call = asyncio.wrap_future(service.tools.servers.start_call(name, arguments))
-    gone = asyncio.create_task(wait_until_gone(request.receive))
-    waits: list[asyncio.Future[Any]] = [call, gone]
 
     def stop() -> None:
         loop.call_soon_threadsafe(call.cancel)
 
     with service.running(cancel), cancel.calling(stop):
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await wait_with_client(request.receive, call)
         finally:
-            gone.cancel()
             call.cancel()
     with suppress(asyncio.CancelledError):
         return await call

@@ -5,23 +5,17 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
 
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken
 from edgedec_apps.documents.files import LEAST_READER_BYTES, READER_BYTES, Limits, is_pdf, missing_reader, read_pdf
 from edgedec_apps.server.core.bodies import read_body
+from edgedec_apps.server.core.budget import MEMORY, RequestMemory
 from edgedec_apps.server.core.errors import ApiError
-from edgedec_apps.server.core.room import SHARE, Share
-from edgedec_apps.server.core.service import Service, endpoint
+from edgedec_apps.server.core.service import Service
 
 _PATIENCE_S = 20.0
 _MOST_CHARACTERS = 1_000_000  # which the page keeps of the files of a message
-
-
-def routes() -> list[BaseRoute]:
-    """Return the route of the web chat's files."""
-    return [Route("/page/pdf", endpoint(pdf), methods=["POST"])]
 
 
 async def pdf(request: Request, service: Service) -> Response:
@@ -37,9 +31,9 @@ async def pdf(request: Request, service: Service) -> Response:
     data = await read_body(request, service.settings)
     if not is_pdf(data):
         raise ApiError("the file is not a PDF: it does not begin with %PDF-", code="invalid_pdf")
-    share: Share = request.scope[SHARE]
-    n_bytes = _memory(service, share)
-    async with share.more(n_bytes):
+    memory: RequestMemory = request.scope[MEMORY]
+    n_bytes = _memory(memory)
+    async with memory.more(n_bytes):
         found = await _read(bytes(data), n_bytes, service)
     if "error" in found:
         raise ApiError(f"the PDF can't be read: {found['error']}", code="invalid_pdf")
@@ -52,9 +46,9 @@ def _require_reader() -> None:
         raise ApiError(f"{why}; attach the text itself", status=501, code="not_supported")
 
 
-def _memory(service: Service, share: Share) -> int:
+def _memory(memory: RequestMemory) -> int:
     """Return the bytes that the process may hold: as many as this request may still have, up to the most."""
-    free = service.room.n_most - share.n_bytes
+    free = memory.budget.n_most - memory.n_bytes
     if free < LEAST_READER_BYTES:
         raise ApiError(
             f"reading a PDF takes at least {format_bytes(LEAST_READER_BYTES)} of memory, and this request may use "

@@ -15,19 +15,17 @@ import pytest
 from support.processes.running_server import ENDLESS, PATIENCE_S, Running, messages, metric, started, wait_until
 
 from edgedec.progress import CancelToken
+from edgedec_apps.server.core.answer import Job
+from edgedec_apps.server.core.budget import MEMORY, RequestMemory, RequestQueue
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import TextRequest, run_in_thread
-from edgedec_apps.server.core.lent import WantedModel
-from edgedec_apps.server.core.reply import Reply
-from edgedec_apps.server.core.room import SHARE, Share
+from edgedec_apps.server.core.reply import written
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.core.settings import Settings
 from edgedec_apps.server.openai.forms import ChatForm
 from edgedec_apps.server.openai.requests import Delivery
-from edgedec_apps.server.shelf.models import Prepared
-from edgedec_apps.server.shelf.request_queue import RequestQueue
-from edgedec_apps.server.shelf.shelf import Lease
+from edgedec_apps.server.registry.models import Prepared
 
 
 def begun(stream: httpx.Response) -> Iterator[str]:
@@ -51,8 +49,8 @@ def test_slots_are_passed_on_in_order() -> None:
         tasks = {name: asyncio.create_task(request(name)) for name in "abcd"}
         await asyncio.sleep(0)
         assert (queue.n_running, queue.n_waiting) == (1, 3)
-        with pytest.raises(ApiError, match="1 request is running and 3 are waiting, ") as refused:
-            queue.require_room()
+        with pytest.raises(ApiError, match="1 request is running and 3 are waiting, ") as refused, queue.preparing():
+            pass
         assert (refused.value.status, refused.value.retry_after_s) == (429, 4)
         tasks["b"].cancel()
         for name in "acd":
@@ -159,16 +157,16 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
     """A text is generated to its end, place and model free, even if the client reads nothing of the stream."""
     delivery = Delivery(stream=True)
     texts = TextRequest((messages("x"),), {"max_tokens": 30, "ignore_end": True})
-    wanted = WantedModel(server.service.names.served[0])
-    loaded = server.place.loaded
+    named = server.service.names.served[0]
+    loaded = server.entry.loaded
     assert loaded is not None
 
-    def read(lease: Lease) -> tuple[TextRequest, ChatForm]:
-        engine = lease.loaded.engine
-        return texts, ChatForm("tiny", delivery, engine.tokenizer, 1, texts.splitter(engine))
+    def read(job: Job) -> tuple[TextRequest, ChatForm]:
+        splitter = texts.splitter(job.engine)
+        return texts, ChatForm("tiny", delivery, job.engine.tokenizer, 1, splitter=splitter)
 
     def prepare(*_given: Any) -> Prepared:
-        return Prepared(0, 0, 512, 512, lambda: loaded)
+        return Prepared(True, 512, 512, lambda: loaded)
 
     async def scene() -> tuple[int, bytes]:
         service, reads, sent = Service(Settings(), prepare), asyncio.Event(), list[Any]()
@@ -181,10 +179,10 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
         async def receive() -> Any:
             await asyncio.Event().wait()
 
-        scope = {"path": "/", SHARE: Share(service.room, PATIENCE_S)}
-        reply = asyncio.create_task(Reply(service, wanted, Fields({}), read)(scope, receive, send))
-        place = service.shelf.place(wanted.named.recipe)
-        while len(sent) < 2 or place.queue.n_running or place.n_users:
+        scope = {"path": "/", MEMORY: RequestMemory(service.memory, PATIENCE_S)}
+        reply = asyncio.create_task(written(service, named, Fields({}), read)(scope, receive, send))
+        entry = service.registry.entry(named.recipe)
+        while len(sent) < 2 or entry.queue.n_running or entry.n_references:
             await asyncio.sleep(0.01)
         n_sent = len(sent)
         reads.set()

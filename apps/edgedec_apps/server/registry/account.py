@@ -15,7 +15,7 @@ _MOST_PLANNING_BYTES = 80_000_000  # measured with 262,144 tokens: 65 MB
 
 @dataclass(slots=True)
 class Account:
-    """Whose memory is whose. Used under the turn of a shelf: by one thread at a time.
+    """Whose memory is whose. Used under the turn of a registry: by one thread at a time.
 
     A model that was unloaded leaves something behind: modules that were imported for it, blocks that the heap can't
     give back. Each plan keeps LEFT_BYTES for that from the first on, so that no plan depends on what was loaded before.

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from edgedec_apps.server.shelf import account
-from edgedec_apps.server.shelf.account import Account, planning_need
+from edgedec_apps.server.registry import account
+from edgedec_apps.server.registry.account import Account, planning_need
 
 MB = 1_000_000
 

@@ -26,8 +26,8 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.base_memory import LEFT_BYTES, base_bytes
 from edgedec_apps.fit_first import require_fit
 from edgedec_apps.machine_speed import keep_speed
-from edgedec_apps.server.shelf.account import Account, planning_need
-from edgedec_apps.server.shelf.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
+from edgedec_apps.server.registry.account import Account, planning_need
+from edgedec_apps.server.registry.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
 from edgedec_apps.texts import adapter
 
 _USABLE = 0.9  # of the memory that the system has free when the server starts
@@ -37,7 +37,7 @@ _ANY_PEAK = 1 << 62  # other models are loaded: what the process held at its pea
 
 @dataclass(frozen=True)
 class Opener:
-    """Plans and loads models; its method `prepare` is a shelf's Prepare.
+    """Plans and loads models; its method `prepare` is a registry's Prepare.
 
     Without `options.memory`, nine tenths of what the system had free at the first call are for the models.
 
@@ -114,10 +114,9 @@ class Opener:
                 self._require(plan.memory, recipe, n_ctx, path)
         if "context" not in plan.given_up:  # so that it does not depend on what else is loaded by then
             options = replace(options, n_ctx=plan.options.n_ctx)
-        shared = sum(term.n_bytes for term in plan.memory.terms if term.name in _OF_ALL)
+        own_bytes = beside_bytes + account.planned_bytes + plan.memory.own_bytes  # and what all models share
         return Prepared(
-            n_bytes=plan.memory.own_bytes - shared,
-            budget_bytes=(1 << 62) if cap.n_bytes is None else cap.n_bytes - beside_bytes - shared,
+            fits=not account.others or cap.n_bytes is None or own_bytes <= cap.n_bytes,
             n_ctx=plan.options.n_ctx or 0,
             n_ctx_train=trained_context(chosen.path),
             open=lambda: self._open(chosen, options, application),
@@ -165,9 +164,9 @@ class Opener:
         if engine.plan.given_up:
             cap = engine.plan.caps
             self.tell(f"{path.stem}: to keep within {cap}: {', '.join(engine.plan.given_up)}")
-        planned = [term.n_bytes for term in engine.plan.terms if term.name == REQUESTS]
-        shared = sum(term.n_bytes for term in engine.plan.terms if term.name in _OF_ALL)
-        self._account.open(model, engine.plan.own_bytes - shared, before_bytes)
+        shared = {term.name: term.n_bytes for term in engine.plan.terms if term.name in _OF_ALL}
+        n_bytes = engine.plan.own_bytes - sum(shared.values())
+        self._account.open(model, n_bytes, before_bytes)
 
         def close() -> None:
             try:
@@ -175,7 +174,7 @@ class Opener:
             finally:
                 self._account.close(model)
 
-        return Loaded(engine, file, close, planned[0] if planned else None)
+        return Loaded(engine, file, close, n_bytes, shared.get(REQUESTS))
 
     def _close(self, path: Path, engine: Engine) -> None:
         """Save the draft store and the model's speed, and free the model; a failure to save is only reported."""

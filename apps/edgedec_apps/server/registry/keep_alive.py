@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 from edgedec.errors import RequestError
-from edgedec_apps.server.shelf.shelf import FOREVER_S
+from edgedec_apps.server.registry.registry import FOREVER_S
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|\u00b5s|ms|s|m|h)")

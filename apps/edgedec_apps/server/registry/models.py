@@ -54,30 +54,29 @@ class Loaded:
         engine: The engine of the model.
         file: The model's file.
         close: Frees the model, after saving what is to be kept.
-        room_bytes: Memory that the plan keeps for requests; None without a plan.
+        n_bytes: The most bytes that the model may hold, without what all models of a server share.
+        request_bytes: Memory that the plan keeps for requests; None without a plan.
     """
 
     engine: Engine
     file: ModelFile
     close: Callable[[], None]
-    room_bytes: int | None = None
+    n_bytes: int = 0
+    request_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model that can be loaded, with the memory that it will take.
+    """A model that can be loaded.
 
     Attributes:
-        n_bytes: The most bytes that the model will hold, without what all models of a server share.
-        budget_bytes: The most bytes that all loaded models may hold together, by what the process holds beside them
-            now; it grows when a model is unloaded that left others less than it held.
+        fits: Whether it fits into the memory beside the models that are loaded now; alone it does.
         n_ctx: Tokens of the context that it will have.
         n_ctx_train: Tokens of the context that it was trained for; 0 where that is unknown.
         open: Loads the model. It raises EdgedecError, and leaves nothing behind then.
     """
 
-    n_bytes: int
-    budget_bytes: int
+    fits: bool
     n_ctx: int
     n_ctx_train: int
     open: Callable[[], Loaded]

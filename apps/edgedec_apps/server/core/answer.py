@@ -1,0 +1,159 @@
+"""An answer to a request whose body has been read: the wait for its model, the time limit, a client that leaves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from logging import getLogger
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from edgedec.api.engine import Engine
+from edgedec.errors import EdgedecError
+from edgedec.progress import CancelToken
+from edgedec_apps.server.core.bodies import read_fields
+from edgedec_apps.server.core.budget import MEMORY, RequestMemory, RequestQueue
+from edgedec_apps.server.core.fields import Fields
+from edgedec_apps.server.core.sender import Sender
+from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.registry.keep_alive import asked_seconds
+from edgedec_apps.server.registry.names import Named
+from edgedec_apps.server.registry.registry import Reference
+
+T = TypeVar("T")
+_LAST_WORD_S = 5.0
+_LOG = getLogger("edgedec.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What answering a request needs once its model is there.
+
+    Attributes:
+        service: The server's state.
+        named: The model's name, with what it stands for.
+        reference: The model; it may be released before the end.
+        queue: Where requests of the model wait for a place.
+        sender: Sends to the client.
+        memory: The request's memory.
+        cancel: Is cancelled when the client disconnects, the time is over, or the server ends.
+    """
+
+    service: Service
+    named: Named
+    reference: Reference
+    queue: RequestQueue
+    sender: Sender
+    memory: RequestMemory
+    cancel: CancelToken
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the model."""
+        return self.reference.loaded.engine
+
+    async def in_thread(self, function: Callable[..., T], *values: Any, **options: Any) -> T:
+        """Return what a function returns that runs in a thread, with this request's `cancel`.
+
+        Where the task is cancelled, the work is, too, and its end is waited for.
+        """
+        task = asyncio.ensure_future(asyncio.to_thread(function, *values, cancel=self.cancel, **options))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.cancel.cancel()
+            await asyncio.wait({task})
+            task.exception()  # nobody waits for it
+            raise
+
+
+Respond = Callable[[Job], Awaitable[Mapping[str, Any] | Sequence[Any] | None]]
+"""Returns the answer as JSON, or None where it has sent it; what takes long runs in a thread, and counts in a queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a request whose body has been parsed; an ASGI application.
+
+    Attributes:
+        service: The server's state.
+        named: The model that the request names.
+        fields: The request's fields.
+        respond: Answers once the model is there.
+    """
+
+    service: Service
+    named: Named
+    fields: Fields
+    respond: Respond
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; where the client disconnects, the work stops at its next step."""
+        cancel = CancelToken()
+        sender = Sender(scope["path"], send, self.fields)
+        work = asyncio.create_task(self._answer(sender, scope[MEMORY], cancel))
+        try:
+            await wait_with_client(receive, work)
+        finally:
+            cancel.cancel()
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+            if self.fields.ignored:
+                _LOG.info("%s: these fields were ignored: %s", scope["path"], self.fields.ignored)
+
+    async def _answer(self, sender: Sender, memory: RequestMemory, cancel: CancelToken) -> None:
+        try:
+            with self.service.running(cancel):
+                async with asyncio.timeout(self.service.settings.timeout_s):
+                    await self._with_model(sender, memory, cancel)
+        except Exception as error:
+            if not isinstance(error, EdgedecError | TimeoutError):
+                _LOG.exception("an answer failed")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORD_S):
+                    await sender.fail(error)
+
+    async def _with_model(self, sender: Sender, memory: RequestMemory, cancel: CancelToken) -> None:
+        """Wait for the model, and answer."""
+        named, registry = self.named, self.service.registry
+        queue = registry.entry(named.recipe).queue
+        with queue.preparing():
+            reference = await registry.acquire(named.recipe, n_ctx=named.n_ctx, keep_s=named.keep_s)
+        try:
+            document = await self.respond(Job(self.service, named, reference, queue, sender, memory, cancel))
+            if document is not None:
+                await sender.whole(200, document)
+        finally:
+            reference.release()
+
+
+async def wait_with_client(receive: Receive, work: "asyncio.Future[Any]") -> None:
+    """Return when work is done, or when the client has disconnected; the request's body must have been read."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = asyncio.create_task(gone())
+    try:
+        await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+
+
+async def read_named(request: Request, service: Service) -> tuple[Fields, Named]:
+    """Return a request's fields, and the model that its fields `model` and `keep_alive` ask for.
+
+    Without `model` it is the server's first one. ollama's `keep_alive` says how long it stays.
+
+    Raises:
+        ApiError: The body is not one that read_fields takes, or the server ends or has no model of that name.
+        RequestError: keep_alive is no duration.
+        EdgedecError: A preset's file is damaged, or a folder can't be read.
+    """
+    fields = await read_fields(request, service.settings)
+    named = await service.find(fields.text("model") or None)
+    return fields, named.asked(asked_seconds(fields.take("keep_alive")))
