@@ -17,13 +17,13 @@ from edgedec_apps.server.core import metrics
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.service import Handler, Service, endpoint, refusal
 from edgedec_apps.server.guard import Guard
-from edgedec_apps.server.llama import infill_api, lora_api, token_api
+from edgedec_apps.server.llama import api as llama
 from edgedec_apps.server.ollama import api as ollama
 from edgedec_apps.server.ollama import changes
 from edgedec_apps.server.ollama import models as ollama_models
 from edgedec_apps.server.openai import api as openai
-from edgedec_apps.server.openai import embeddings_api, responses_api
-from edgedec_apps.server.page import offers, passages, tools, uploads
+from edgedec_apps.server.openai import embeddings_api, responses
+from edgedec_apps.server.page import api as page_api
 
 STATIC = Path(__file__).parent / "page" / "static"
 
@@ -61,16 +61,16 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/models/{name:path}", openai.model),
     ("POST", "/v1/chat/completions", openai.chat_completions),
     ("POST", "/v1/completions", openai.completions),
-    ("POST", "/v1/responses", responses_api.create),
-    ("GET", "/v1/responses/{id}", responses_api.retrieve),
-    ("DELETE", "/v1/responses/{id}", responses_api.delete),
+    ("POST", "/v1/responses", responses.create),
+    ("GET", "/v1/responses/{id}", responses.retrieve),
+    ("DELETE", "/v1/responses/{id}", responses.delete),
     ("POST", "/v1/messages", anthropic.create),
     ("POST", "/v1/messages/count_tokens", anthropic.count_tokens),
-    ("POST", "/tokenize", token_api.tokenize),
-    ("POST", "/detokenize", token_api.detokenize),
-    ("GET", "/lora-adapters", lora_api.adapters),
-    ("POST", "/lora-adapters", lora_api.set_scales),
-    ("POST", "/infill", infill_api.infill),
+    ("POST", "/tokenize", llama.tokenize),
+    ("POST", "/detokenize", llama.detokenize),
+    ("GET", "/lora-adapters", llama.adapters),
+    ("POST", "/lora-adapters", llama.set_scales),
+    ("POST", "/infill", llama.infill),
     ("POST", "/v1/embeddings", embeddings_api.embeddings),
     ("POST", "/api/embed", embeddings_api.embed),
     ("POST", "/api/embeddings", embeddings_api.embed_one),
@@ -89,11 +89,11 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/api/create", changes.create),
     ("POST", "/api/copy", changes.copy),
     ("DELETE", "/api/delete", changes.delete),
-    ("POST", "/page/pdf", uploads.pdf),
-    ("POST", "/page/passages", passages.passages),
-    ("GET", "/page/tools", tools.list_tools),
-    ("POST", "/page/tools", tools.call_tool),
-    ("GET", "/page/models", offers.offered),
+    ("POST", "/page/pdf", page_api.pdf),
+    ("POST", "/page/passages", page_api.passages),
+    ("GET", "/page/tools", page_api.list_tools),
+    ("POST", "/page/tools", page_api.call_tool),
+    ("GET", "/page/models", page_api.offered),
 )
 """The method, the address and the handler of each endpoint."""
 

@@ -166,7 +166,7 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
     from edgedec_apps.cli.draft_options import drafting_of, require_no_rule
     from edgedec_apps.cli.opening import room_bytes_of
     from edgedec_apps.server.core.settings import Settings
-    from edgedec_apps.server.registry.keep_alive import keep_seconds
+    from edgedec_apps.server.registry.models import keep_seconds
     from edgedec_apps.tls import server_context
 
     if len(set(models)) != len(models):

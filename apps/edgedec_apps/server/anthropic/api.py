@@ -1,28 +1,185 @@
 """Anthropic's interface: /v1/messages and /v1/messages/count_tokens."""
 
+import json
+from collections.abc import Iterator
+from secrets import token_hex
 from typing import Any
 
 from starlette.requests import Request
 
-from edgedec_apps.server.anthropic.forms import MessageForm
-from edgedec_apps.server.anthropic.requests import read_message
+from edgedec.api.engine import Engine
+from edgedec.exact_json import exact_float
+from edgedec.sequence import Generation
+from edgedec_apps.server.anthropic.messages import read_messages, read_system
 from edgedec_apps.server.core.answer import Answer, Job, read_named
-from edgedec_apps.server.core.generation import TextRequest
+from edgedec_apps.server.core.chat_options import (
+    Tools,
+    choose_tools,
+    effort_variables,
+    read_thinking,
+    read_tools,
+    switch,
+    text_format,
+    with_close,
+)
+from edgedec_apps.server.core.errors import problem_of
+from edgedec_apps.server.core.fields import Fields
+from edgedec_apps.server.core.generation import Begun, Finished, Piece, TextRequest
+from edgedec_apps.server.core.parts import Block, Blocks, Change, blocks_of
 from edgedec_apps.server.core.prompts import read_prompts
-from edgedec_apps.server.core.reply import Dialect, written
+from edgedec_apps.server.core.reply import Delivery, Dialect, written
+from edgedec_apps.server.core.sender import sse
 from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.openai.forms import report
+from edgedec_apps.server.openai.requests import chat_request, read_decoding, read_max_tokens, read_sampling
+
+
+def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
+    """Read the fields of /v1/messages except `model`.
+
+    Raises:
+        RequestError: A field is malformed, or asks for what can't be done; the message names it.
+    """
+    messages = [*read_system(fields), *read_messages(fields)]
+    fields.rename("stop_sequences", "stop")
+    options = read_sampling(fields, engine) | read_max_tokens(fields, "max_tokens")
+    tools, calling, one_call = _read_tools(fields, engine)
+    config = fields.object("output_config")
+    structured = text_format(config.object("format"))
+    variables = effort_variables(config, "effort", engine, config.text("effort"))
+    config.end()
+    options |= with_close(fields, structured, calling, "output_config.format")
+    variables |= _read_thinking(fields.object("thinking"), engine) | read_thinking(fields, engine)
+    stream = fields.flag("stream")
+    decoding = read_decoding(fields)
+    fields.end()
+    return chat_request(engine, messages, options, tools, variables, one_call=one_call, **decoding), Delivery(stream)
+
+
+def _read_tools(fields: Fields, engine: Engine) -> tuple[Tools, dict[str, Any], bool]:
+    """Return the tools, the options that make the model call one, and whether it may call only one."""
+    found = read_tools(fields, ("name", "description", "parameters"), "custom")
+    given = fields.object("tool_choice")
+    kind, name, one_call = given.text("type"), given.text("name"), given.flag("disable_parallel_tool_use")
+    given.end()
+    if kind not in (None, "auto", "any", "tool", "none"):
+        raise given.refusal("type", f"is {kind!r:.40}; it must be auto, any, tool or none")
+    choice = {"type": "function", "name": name} if kind == "tool" else kind
+    return *choose_tools(fields, engine, found, choice), one_call
+
+
+def _read_thinking(fields: Fields, engine: Engine) -> dict[str, Any]:
+    """Return the template's variables of `thinking`; the field is ignored by name where the template can't do it."""
+    kind = fields.text("type")
+    fields.end()
+    if kind in (None, "adaptive"):
+        return {}
+    if kind not in ("enabled", "disabled"):
+        raise fields.refusal("type", f"is {kind!r:.40}; it must be enabled, disabled or adaptive")
+    return dict(switch(fields, "type", engine, kind == "enabled"))
+
+
+_REASONS = {"length": "max_tokens"}
+
+
+class MessageForm(Dialect):
+    """The answers of /v1/messages. Implements reply.Dialect."""
+
+    def __init__(self, job: Job, texts: TextRequest, delivery: Delivery) -> None:
+        super().__init__(job, texts, delivery)
+        self._blocks = Blocks()
+        self._head = {"id": f"msg_{token_hex(12)}", "type": "message", "role": "assistant", "model": self._model}
+
+    def begun(self, begun: Begun) -> Iterator[bytes]:
+        """Return the events that begin the stream."""
+        usage = {"input_tokens": begun.n_prompt_tokens, "output_tokens": 0}
+        ends = {"stop_reason": None, "stop_sequence": None, "usage": usage}
+        message: dict[str, Any] = self._head | {"content": []} | ends
+        return iter((_event("message_start", message=message), _event("ping")))
+
+    def quiet(self) -> bytes:
+        """Return an event that says nothing."""
+        return _event("ping")
+
+    def piece(self, piece: Piece) -> Iterator[bytes]:
+        """Yield what a token adds to the answer."""
+        for change in self._blocks.take(self.splitter.feed(0, piece.output)):
+            yield _changed(change)
+
+    def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
+        """Yield the rest of the answer, why it ended, and the counts."""
+        for change in (*self._blocks.take(self.splitter.finish(0)), *self._blocks.close()):
+            yield _changed(change)
+        generation = finished.generation
+        delta = self._end(generation)
+        usage = _usage(generation)
+        yield _event("message_delta", delta=delta, usage=usage, **report([generation], queued_s))
+        yield _event("message_stop")
+
+    def failed(self, error: BaseException) -> bytes:
+        """Return an error as the last event."""
+        return _event("error", error=problem_of(error).anthropic()["error"])
+
+    def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        (generation,) = generations
+        content = [_shown(block) for block in blocks_of(self.splitter.whole(0, generation))]
+        ends = self._end(generation) | {"usage": _usage(generation)}
+        return self._head | {"content": content} | ends | report(generations, queued_s)
+
+    def _end(self, generation: Generation) -> dict[str, Any]:
+        """Return why the text ended."""
+        reason = _REASONS.get(generation.finish_reason, "end_turn")
+        if generation.stop_string is not None:
+            reason = "stop_sequence"
+        elif reason == "end_turn" and self.splitter.count(0):
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": generation.stop_string}
+
+
+def _usage(generation: Generation) -> dict[str, int]:
+    """Return Anthropic's counts of tokens: those of the prompt that were in the KV cache are counted apart."""
+    stats = generation.stats
+    return {
+        "input_tokens": stats.n_prompt_tokens - stats.n_reused_tokens,
+        "cache_read_input_tokens": stats.n_reused_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": stats.n_generated_tokens,
+    }
+
+
+def _shown(block: Block, *, begins: bool = False) -> dict[str, Any]:
+    """Return a block of the content."""
+    text = "" if begins else block.text
+    if block.call is not None:
+        arguments = {} if begins else json.loads(block.text, parse_float=exact_float)
+        return {"type": "tool_use", "id": block.call.id, "name": block.call.name, "input": arguments}
+    if block.kind == "thinking":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    return {"type": "text", "text": text}
+
+
+def _changed(change: Change) -> bytes:
+    """Return a change as an event."""
+    block = change.block
+    if change.what == "begin":
+        return _event("content_block_start", index=block.index, content_block=_shown(block, begins=True))
+    if change.what == "end":
+        return _event("content_block_stop", index=block.index)
+    kinds = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
+    kind, name = kinds.get(block.kind, ("input_json_delta", "partial_json"))
+    return _event("content_block_delta", index=block.index, delta={"type": kind, name: change.text})
+
+
+def _event(kind: str, **values: Any) -> bytes:
+    return sse({"type": kind} | values, kind)
 
 
 async def create(request: Request, service: Service) -> Answer:
     """Answer a chat."""
     fields, named = await read_named(request, service)
 
-    def read(job: Job) -> tuple[TextRequest, Dialect]:
-        engine = job.engine
-        texts, streams = read_message(fields, engine)
-        return texts, MessageForm(named.name, texts.splitter(engine), streams=streams)
-
-    return written(service, named, fields, read)
+    return written(service, named, fields, lambda job: MessageForm(job, *read_message(fields, job.engine)))
 
 
 async def count_tokens(request: Request, service: Service) -> Answer:
@@ -30,11 +187,9 @@ async def count_tokens(request: Request, service: Service) -> Answer:
     fields, named = await read_named(request, service)
 
     async def compute(job: Job) -> dict[str, Any]:
-        engine = job.engine
-        texts, _ = read_message(fields, engine)
+        texts, _ = read_message(fields, job.engine)
         with job.queue.preparing():
-            hosts = service.settings.image_hosts
-            (prompt,) = await read_prompts(engine, named.completed(texts), job.memory, job.cancel, hosts)
+            (prompt,) = await read_prompts(job, named.completed(texts))
         return {"input_tokens": len(prompt.token_ids)}
 
     return Answer(service, named, fields, compute)

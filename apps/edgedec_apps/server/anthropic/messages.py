@@ -4,8 +4,7 @@ from typing import Any
 
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.messages import call_of
-from edgedec_apps.server.core.pictures import Part, content_of, picture_of_base64, picture_of_url
+from edgedec_apps.server.core.messages import Part, call_of, content_of, picture_of_base64, picture_of_url
 
 _ROLES = ("user", "assistant", "system")
 

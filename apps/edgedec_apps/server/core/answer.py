@@ -16,9 +16,10 @@ from edgedec.progress import CancelToken
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.budget import MEMORY, RequestMemory, RequestQueue
 from edgedec_apps.server.core.fields import Fields
+from edgedec_apps.server.core.generation import to_its_end
 from edgedec_apps.server.core.sender import Sender
 from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.registry.keep_alive import asked_seconds
+from edgedec_apps.server.registry.models import asked_seconds
 from edgedec_apps.server.registry.names import Named
 from edgedec_apps.server.registry.registry import Reference
 
@@ -59,14 +60,8 @@ class Job:
 
         Where the task is cancelled, the work is, too, and its end is waited for.
         """
-        task = asyncio.ensure_future(asyncio.to_thread(function, *values, cancel=self.cancel, **options))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self.cancel.cancel()
-            await asyncio.wait({task})
-            task.exception()  # nobody waits for it
-            raise
+        work = asyncio.ensure_future(asyncio.to_thread(function, *values, cancel=self.cancel, **options))
+        return await to_its_end(work, self.cancel.cancel)
 
 
 Respond = Callable[[Job], Awaitable[Mapping[str, Any] | Sequence[Any] | None]]

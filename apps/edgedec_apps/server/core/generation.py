@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgedec.api.engine import Engine
 from edgedec.api.requests import Reuse
@@ -27,13 +27,14 @@ from edgedec_apps.infill import Gap
 from edgedec_apps.reading_pace import ReadingPace
 from edgedec_apps.refine import RefineBy, refined
 from edgedec_apps.reply_marks import hidden_marks, marks_of, schemas_of
+from edgedec_apps.server.core.chat_options import Tools
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.parts import Splitter
-from edgedec_apps.server.core.tools import Tools
 
 if TYPE_CHECKING:
     from edgedec_runtimes.pictures.reader import MarkedPicture
 
+T = TypeVar("T")
 Prompt = str | tuple[int, ...] | Gap | list[dict[str, Any]]
 """Text to continue, token ids to continue, a gap to fill, or the messages of a chat."""
 
@@ -315,7 +316,9 @@ def _one(engine: Engine, request: TextRequest, prompt: Encoded, index: int, opti
     yield Finished(index, stream.generation)
 
 
-async def run_in_thread(make: Callable[[Tell], Iterator[Event]], put: Tell, cancel: CancelToken) -> None:
+async def run_in_thread(
+    make: Callable[[Callable[[T], None]], Iterator[T]], put: Callable[[T], None], cancel: CancelToken
+) -> None:
     """Run an iterator in a thread, and call `put` in the event loop with each item; return when the thread ends.
 
     `make` returns the iterator; it gets a function that calls `put` so, too, in the middle of an item.
@@ -345,11 +348,22 @@ async def run_in_thread(make: Callable[[Tell], Iterator[Event]], put: Tell, canc
             hand(ended.set_result, None)
 
     threading.Thread(target=work, name="edgedec-request", daemon=True).start()
-    try:
-        await asyncio.shield(ended)
-    except asyncio.CancelledError:
-        cancel.cancel()
-        await asyncio.wait({ended})
-        if ended.exception() is None:
-            raise
-        raise asyncio.CancelledError from ended.exception()
+    await to_its_end(ended, cancel.cancel)
+
+
+async def to_its_end(work: "asyncio.Future[T]", cancel: Callable[[], None]) -> T:
+    """Return the result of work in a thread; where the task is cancelled, `cancel` is called, and its end waited for.
+
+    Raises:
+        Exception: As the work.
+    """
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            cancelled = True
+            cancel()
+    if cancelled:
+        raise asyncio.CancelledError from work.exception()
+    return work.result()

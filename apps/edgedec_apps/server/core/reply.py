@@ -34,20 +34,43 @@ from edgedec_apps.server.registry.names import Named
 _COMMENT = b": the server is at work\n\n"  # which clients of server-sent events pass over
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How an answer is sent.
+
+    Attributes:
+        stream: As a stream; else in one piece.
+        usage: With the token counts at the end of the stream.
+        live: With the counts so far in every part of the stream.
+        logprobs: With log-probabilities.
+        echo: With the prompt before the text.
+        progress: With how far the prompt is read, where it is a stream.
+    """
+
+    stream: bool = False
+    usage: bool = False
+    live: bool = False
+    logprobs: bool = False
+    echo: bool = False
+    progress: bool = False
+
+
 class Dialect(ABC):
     """The form of the answer to one request; what most forms of server-sent events do is done here.
 
     Args:
-        streams: Whether the answer comes as a stream.
-        splitter: Splits the texts into their parts; None where a text has no parts.
-        tells_reading: Whether the stream tells how far a prompt is read.
+        job: The request.
+        texts: The texts that it wants; None where it only wants the model to be loaded.
+        delivery: How the answer is sent.
     """
 
     media_type = "text/event-stream"
     """Media type of the stream."""
 
-    def __init__(self, *, streams: bool, splitter: Splitter | None = None, tells_reading: bool = False) -> None:
-        self.streams, self.splitter, self.tells_reading = streams, splitter or Splitter(), tells_reading
+    def __init__(self, job: Job, texts: TextRequest | None, delivery: Delivery) -> None:
+        self.texts, self.delivery = texts, delivery
+        self.splitter = Splitter() if texts is None else texts.splitter(job.engine)
+        self._model, self._tokenizer = job.named.name, job.engine.tokenizer
 
     def begun(self, begun: Begun) -> Iterable[bytes]:
         """Return what begins the stream, as soon as the request is taken: a comment."""
@@ -82,17 +105,19 @@ class Dialect(ABC):
         """Return the answer in one piece; without texts, to a request that only wants the model to be loaded."""
 
 
-Read = Callable[[Job], tuple[TextRequest | None, Dialect]]
-"""Reads a request's fields once its model is there: the texts that it wants, if any, and the form of its answer."""
+Read = Callable[[Job], Dialect]
+"""Reads a request's fields once its model is there: the form of its answer, with the texts that it wants."""
 
 
 def written(service: Service, named: Named, fields: Fields, read: Read) -> Answer:
     """Return the answer that a model writes; a text stops at its next step where the client disconnects."""
 
     async def respond(job: Job) -> Mapping[str, Any] | None:
-        texts, dialect = read(job)
+        dialect = read(job)
         job.sender.media_type, job.sender.failed = dialect.media_type, dialect.failed
-        return dialect.whole([], 0.0) if texts is None else await _Writing(job, named.completed(texts), dialect).send()
+        if dialect.texts is None:
+            return dialect.whole([], 0.0)
+        return await _Writing(job, named.completed(dialect.texts), dialect).send()
 
     return Answer(service, named, fields, respond)
 
@@ -132,11 +157,11 @@ class _Writing:
                 for event in news:
                     if isinstance(event, Begun):
                         self.dialect.splitter.begin(event.opened)
-                        if self.dialect.streams:
+                        if self.dialect.delivery.stream:
                             await sender.begin()
                     elif isinstance(event, Finished):
                         texts[event.index] = event.generation
-                    if self.dialect.streams:
+                    if self.dialect.delivery.stream:
                         chunks.extend(self._shown(event))
                     going = event is not None
                 # Only the end of the server stops a text here: a client that disconnected would not read an answer.
@@ -150,7 +175,7 @@ class _Writing:
             if not producer.cancelled():
                 producer.exception()  # raised above, or there is no client to answer
         generations = [texts[index] for index in sorted(texts)]
-        if not self.dialect.streams:
+        if not self.dialect.delivery.stream:
             return self.dialect.whole(generations, self.queued_s)
         await sender.send(self.dialect.end(generations))
         await sender.finish()
@@ -181,12 +206,11 @@ class _Writing:
         job, texts = self.job, self.texts
         try:
             with job.queue.preparing():
-                hosts = job.service.settings.image_hosts
-                prompts = await read_prompts(job.engine, texts, job.memory, job.cancel, hosts)
+                prompts = await read_prompts(job, texts)
                 taken = await asyncio.to_thread(is_taken, job.engine, texts, prompts)
             opened = tuple(prompt.opened for prompt in prompts for _ in range(texts.n))
             begun = Begun(sum(len(prompt.token_ids) for prompt in prompts), opened)
-            late = self.dialect.streams and not taken
+            late = self.dialect.delivery.stream and not taken
             if not late:
                 self.news.put_nowait(begun)
             async with job.queue.turn() as self.queued_s:
@@ -198,7 +222,7 @@ class _Writing:
 
     def _counted(self, prompts: list[Encoded], begun: Begun | None, tell: Tell) -> Iterator[Event]:
         """Generate and count the texts; `begun` is yielded once the first of them is open."""
-        tells = self.dialect.tells_reading and self.dialect.streams
+        tells = self.dialect.delivery.progress and self.dialect.delivery.stream
         for event in events(self.job.engine, self.texts, prompts, self.job.cancel, tell if tells else None):
             if isinstance(event, Opened) and begun is not None:
                 yield begun

@@ -4,8 +4,7 @@ They take names, never paths or addresses. A model is deleted after its requests
 """
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +21,10 @@ from edgedec_apps.new_preset import new_preset
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError, problem_of
 from edgedec_apps.server.core.fields import Fields
+from edgedec_apps.server.core.generation import run_in_thread
 from edgedec_apps.server.core.sender import STREAM_HEADERS, json_line
 from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.ollama.requests import read_options
+from edgedec_apps.server.ollama.api import read_options
 from edgedec_apps.server.registry.names import Named, installed_file
 from edgedec_apps.server.registry.registry import ModelEntry
 from edgedec_models.cache import remove
@@ -144,42 +144,35 @@ class _Pulling:
 
     async def documents(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the progress as JSON objects; the last one says success, or the error."""
-        loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        news: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         cancel = CancelToken()
         reported = {"": -_EVERY_BYTES}
 
-        def put(document: dict[str, Any] | None) -> None:
-            try:
-                loop.call_soon_threadsafe(queue.put_nowait, document)
-            except RuntimeError:  # the loop is closed
-                cancel.cancel()
+        def work(tell: Callable[[dict[str, Any]], None]) -> Iterator[dict[str, Any]]:
+            def report(progress: Progress) -> None:
+                key = f"{progress.phase} {progress.detail}".strip()
+                ended = progress.done == progress.total
+                if ended or progress.done - reported.get(key, -_EVERY_BYTES) >= _EVERY_BYTES:
+                    reported[key] = progress.done
+                    tell({"status": key, "digest": "", "total": progress.total, "completed": progress.done})
 
-        def report(progress: Progress) -> None:
-            key = f"{progress.phase} {progress.detail}".strip()
-            ended = progress.done == progress.total
-            if ended or progress.done - reported.get(key, -_EVERY_BYTES) >= _EVERY_BYTES:
-                reported[key] = progress.done
-                put({"status": key, "digest": "", "total": progress.total, "completed": progress.done})
-
-        def work() -> None:
-            try:
-                options = ResolveOptions(offline=self.service.settings.offline, on_progress=report, cancel=cancel)
-                pull(self.name, options, takes_paths=False)
-                put({"status": "success"})
-            except Exception as error:  # sent to the client
-                self.error = error
-                put({"error": str(error) if isinstance(error, EdgedecError) else str(problem_of(error))})
-            put(None)
+            offline = self.service.settings.offline
+            pull(self.name, ResolveOptions(offline=offline, on_progress=report, cancel=cancel), takes_paths=False)
+            yield {"status": "success"}
 
         with self.service.running(cancel):
-            threading.Thread(target=work, name="edgedec-pull", daemon=True).start()
+            pulling = asyncio.create_task(run_in_thread(work, news.put_nowait, cancel))
+            pulling.add_done_callback(lambda _: news.put_nowait(None))
             document: dict[str, Any] | None = {"status": "pulling manifest"}
             try:
                 while document is not None:
                     yield document
                     with suppress(TimeoutError):
-                        document = await asyncio.wait_for(queue.get(), _REPEAT_S)
+                        document = await asyncio.wait_for(news.get(), _REPEAT_S)
+                await pulling
+            except Exception as error:  # sent to the client
+                self.error = error
+                yield {"error": str(error) if isinstance(error, EdgedecError) else str(problem_of(error))}
             finally:
                 cancel.cancel()
 

@@ -18,7 +18,7 @@ from edgedec.sampling import SamplingParams
 from edgedec_apps.infill import can_infill
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.ollama.forms import timestamp
+from edgedec_apps.server.ollama.api import timestamp
 from edgedec_apps.server.registry.models import Loaded, ModelFile
 from edgedec_apps.server.registry.names import Named, with_files
 from edgedec_apps.server.registry.registry import ModelEntry

@@ -24,9 +24,9 @@ from edgedec_apps.server.core.errors import ApiError, too_long_field
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.prompts import encode
 from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.ollama.requests import read_options
+from edgedec_apps.server.ollama.api import read_options
 from edgedec_apps.server.openai.requests import are_ids
-from edgedec_apps.server.registry.keep_alive import asked_seconds
+from edgedec_apps.server.registry.models import asked_seconds
 from edgedec_apps.server.registry.names import Named
 
 _MOST_TEXTS = 2048

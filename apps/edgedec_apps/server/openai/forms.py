@@ -7,27 +7,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from edgedec.sequence import Generation, TokenOutput
-from edgedec.tokenizer import Tokenizer
 from edgedec_apps.replies import Parts
-from edgedec_apps.server.core.generation import Begun, Finished, Piece, Reading
-from edgedec_apps.server.core.parts import Splitter
-from edgedec_apps.server.core.reply import Dialect
+from edgedec_apps.server.core.answer import Job
+from edgedec_apps.server.core.generation import Begun, Finished, Piece, Reading, TextRequest
+from edgedec_apps.server.core.reply import Delivery, Dialect
 from edgedec_apps.server.core.reports import chat_entries, completion_logprobs, explanations, finish_reason, timings
 from edgedec_apps.server.core.sender import sse
 from edgedec_apps.server.llama.fields import prompt_progress
-from edgedec_apps.server.openai.requests import Delivery
 
 
 class _Form(Dialect):
     """What both kinds of answers have in common. Implements reply.Dialect, with the methods of the kinds below.
 
     Args:
-        model: The model's name.
+        job: The request.
+        texts: The texts that it wants.
         delivery: How the answer is sent.
-        tokenizer: The model's tokenizer.
-        n: Number of texts for each prompt.
-        splitter: Splits the texts into their parts, where they have any.
-        prompts: What stands before the texts where the request wants an echo.
     """
 
     _prefix: str
@@ -37,22 +32,11 @@ class _Form(Dialect):
     _part: str
     """The type of a part of a stream."""
 
-    def __init__(
-        self,
-        model: str,
-        delivery: Delivery,
-        tokenizer: Tokenizer,
-        n: int = 1,
-        *,
-        splitter: Splitter | None = None,
-        prompts: Sequence[str] = (),
-    ) -> None:
-        super().__init__(streams=delivery.stream, splitter=splitter, tells_reading=delivery.progress)
-        self._head = {"id": f"{self._prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
-        self._delivery = delivery
-        self._tokenizer = tokenizer
-        self._n = n
-        self._prompts = prompts
+    def __init__(self, job: Job, texts: TextRequest, delivery: Delivery) -> None:
+        super().__init__(job, texts, delivery)
+        self._n, self._prompts = texts.n, texts.prompts
+        self._head = {"id": f"{self._prefix}-{secrets.token_hex(12)}", "created": int(time.time())}
+        self._head["model"] = self._model
         self._lengths: dict[int, int] = {}  # of the texts of /v1/completions so far
 
     @abstractmethod
@@ -69,7 +53,7 @@ class _Form(Dialect):
 
     def end(self, generations: list[Generation]) -> Iterator[bytes]:
         """Yield the token counts, where the request wants them, and the end of the stream."""
-        if self._delivery.usage:
+        if self.delivery.usage:
             yield sse(self._document(self._part, []) | {"usage": self._usage(generations)})
         yield sse("[DONE]")
 
@@ -87,12 +71,12 @@ class _Form(Dialect):
 
     def _event(self, choice: dict[str, Any], more: dict[str, Any] | None = None) -> bytes:
         """Return a part of a stream."""
-        counts = {"usage": None} if self._delivery.usage else {}
+        counts = {"usage": None} if self.delivery.usage else {}
         return sse(self._document(self._part, [choice]) | counts | (more or {}))
 
     def _live_counts(self, piece: Piece) -> dict[str, Any]:
         """Return the counts so far, where the request wants them in every part; else an empty dict."""
-        if not self._delivery.live:
+        if not self.delivery.live:
             return {}
         counts = {"predicted_n": piece.n_generated, "draft_n": piece.n_drafted, "draft_n_accepted": piece.n_accepted}
         return {"timings": counts}
@@ -152,7 +136,7 @@ class ChatForm(_Form):
         return counts
 
     def _logprobs(self, outputs: Sequence[TokenOutput]) -> dict[str, Any] | None:
-        entries = chat_entries(outputs, self._tokenizer) if self._delivery.logprobs else []
+        entries = chat_entries(outputs, self._tokenizer) if self.delivery.logprobs else []
         return {"content": entries, "refusal": None} if entries else None
 
 
@@ -204,10 +188,11 @@ class CompletionForm(_Form):
         return _completion(index, self._echo(index) + generation.text, logprobs, finish_reason(generation))
 
     def _echo(self, index: int) -> str:
-        return self._prompts[index // self._n] if self._delivery.echo else ""
+        prompt = self._prompts[index // self._n] if self.delivery.echo else ""
+        return self._tokenizer.decode(prompt) if isinstance(prompt, tuple) else str(prompt)
 
     def _logprobs(self, outputs: Sequence[TokenOutput], offset: int) -> dict[str, Any] | None:
-        return completion_logprobs(outputs, self._tokenizer, offset) if self._delivery.logprobs else None
+        return completion_logprobs(outputs, self._tokenizer, offset) if self.delivery.logprobs else None
 
 
 def _completion(index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgedec_apps.server.core.budget import MemoryBudget
-from edgedec_apps.server.core.pictures import pictures_of
+from edgedec_apps.server.core.messages import pictures_of
 
 _MOST_BYTES = 16_000_000
 _PART = 8  # of the memory for requests

@@ -22,8 +22,7 @@ from edgedec_apps.new_preset import DEFAULT
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.generation import TextRequest
 from edgedec_apps.server.core.settings import Settings
-from edgedec_apps.server.registry.models import ModelFile, Recipe
-from edgedec_apps.server.registry.registry import FOREVER_S
+from edgedec_apps.server.registry.models import FOREVER_S, ModelFile, Recipe
 from edgedec_models.cache import list_models
 from edgedec_models.catalogue import find_model
 from edgedec_models.presets import Preset, find_preset, list_presets

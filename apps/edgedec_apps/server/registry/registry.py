@@ -20,9 +20,9 @@ from edgedec.memory.shedding import give_back
 from edgedec.progress import CancelToken
 from edgedec_apps.server.core.budget import RequestQueue
 from edgedec_apps.server.core.errors import ApiError
-from edgedec_apps.server.registry.models import CrowdedError, Loaded, Prepare, Prepared, Recipe
+from edgedec_apps.server.core.generation import to_its_end
+from edgedec_apps.server.registry.models import FOREVER_S, CrowdedError, Loaded, Prepare, Prepared, Recipe
 
-FOREVER_S = float("inf")
 _CONTEXT_STEP = 64  # how exactly the largest context that fits is found, in tokens
 _LOG = getLogger("edgedec.server")
 T = TypeVar("T")
@@ -361,15 +361,4 @@ class ModelRegistry:
         """
         if self._loading.cancelled and self._ended is None:
             self._loading = CancelToken()
-        work = asyncio.ensure_future(asyncio.to_thread(function))
-        cancelled = False
-        while not work.done():
-            try:
-                await asyncio.wait({work})
-            except asyncio.CancelledError:
-                cancelled = True
-                self._loading.cancel()
-        if cancelled:
-            work.exception()  # nobody waits for it
-            raise asyncio.CancelledError
-        return work.result()
+        return await to_its_end(asyncio.ensure_future(asyncio.to_thread(function)), lambda: self._loading.cancel())

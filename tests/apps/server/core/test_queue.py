@@ -15,16 +15,14 @@ import pytest
 from support.processes.running_server import ENDLESS, PATIENCE_S, Running, messages, metric, started, wait_until
 
 from edgedec.progress import CancelToken
-from edgedec_apps.server.core.answer import Job
 from edgedec_apps.server.core.budget import MEMORY, RequestMemory, RequestQueue
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import TextRequest, run_in_thread
-from edgedec_apps.server.core.reply import written
+from edgedec_apps.server.core.reply import Delivery, written
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.core.settings import Settings
 from edgedec_apps.server.openai.forms import ChatForm
-from edgedec_apps.server.openai.requests import Delivery
 from edgedec_apps.server.registry.models import Prepared
 
 
@@ -161,10 +159,6 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
     loaded = server.entry.loaded
     assert loaded is not None
 
-    def read(job: Job) -> tuple[TextRequest, ChatForm]:
-        splitter = texts.splitter(job.engine)
-        return texts, ChatForm("tiny", delivery, job.engine.tokenizer, 1, splitter=splitter)
-
     def prepare(*_given: Any) -> Prepared:
         return Prepared(True, 512, 512, lambda: loaded)
 
@@ -180,7 +174,9 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
             await asyncio.Event().wait()
 
         scope = {"path": "/", MEMORY: RequestMemory(service.memory, PATIENCE_S)}
-        reply = asyncio.create_task(written(service, named, Fields({}), read)(scope, receive, send))
+        reply = asyncio.create_task(
+            written(service, named, Fields({}), lambda job: ChatForm(job, texts, delivery))(scope, receive, send)
+        )
         entry = service.registry.entry(named.recipe)
         while len(sent) < 2 or entry.queue.n_running or entry.n_references:
             await asyncio.sleep(0.01)

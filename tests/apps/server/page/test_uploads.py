@@ -10,7 +10,7 @@ from support.processes.running_server import PATIENCE_S, Running, started, wait_
 from support.texts.pdf_files import pdf_of, swelling
 
 from edgedec_apps.documents import files
-from edgedec_apps.server.page import uploads
+from edgedec_apps.server.page import api
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ def test_a_file_that_swells_is_stopped(server: Running) -> None:
 
 def test_what_takes_too_long_is_ended(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is killed, and the reply says why."""
-    monkeypatch.setattr(uploads, "_PATIENCE_S", 0.001)
+    monkeypatch.setattr(api, "_PATIENCE_S", 0.001)
     assert "it took longer than 0.001 s to read" in message(send(server, pdf_of(*PAGES)), 400)
 
 
@@ -96,7 +96,7 @@ def test_a_server_that_ends_ends_the_process(chat_path: Path, tmp_path: Path, mo
     reading = tmp_path / "reading"
     code = f"import pathlib, time; pathlib.Path({str(reading)!r}).touch(); time.sleep(600)"
     monkeypatch.setattr(files, "command", lambda limits: [sys.executable, "-c", code])
-    monkeypatch.setattr(uploads, "_PATIENCE_S", 600.0)
+    monkeypatch.setattr(api, "_PATIENCE_S", 600.0)
     with started(chat_path) as running:
         replies: list[httpx.Response] = []
 

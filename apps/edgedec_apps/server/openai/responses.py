@@ -1,25 +1,123 @@
-"""Answers of /v1/responses, in one piece or as server-sent events."""
+"""OpenAI's /v1/responses: requests, answers in one piece or as server-sent events, and those that are kept."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from edgedec.api.engine import Engine
 from edgedec.sequence import Generation, TokenOutput
-from edgedec.tokenizer import Tokenizer
 from edgedec_apps.replies import Parts
-from edgedec_apps.server.core.blocks import Block, Blocks, Change, blocks_of, message_of
-from edgedec_apps.server.core.errors import problem_of
-from edgedec_apps.server.core.generation import Begun, Finished, Piece
-from edgedec_apps.server.core.parts import Splitter
-from edgedec_apps.server.core.reply import Dialect
+from edgedec_apps.server.core.answer import Answer, Job, read_named
+from edgedec_apps.server.core.chat_options import choose_tools, read_thinking, read_tools, text_format, with_close
+from edgedec_apps.server.core.errors import ApiError, problem_of
+from edgedec_apps.server.core.fields import Fields
+from edgedec_apps.server.core.generation import Begun, Finished, Piece, TextRequest
+from edgedec_apps.server.core.parts import Block, Blocks, Change, blocks_of, message_of
+from edgedec_apps.server.core.reply import Delivery, Dialect, written
 from edgedec_apps.server.core.reports import chat_entries
 from edgedec_apps.server.core.sender import sse
+from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.openai.forms import report, usage
-from edgedec_apps.server.openai.responses_requests import Asked
+from edgedec_apps.server.openai.requests import (
+    MOST_LOGPROBS,
+    chat_request,
+    read_decoding,
+    read_max_tokens,
+    read_sampling,
+)
+from edgedec_apps.server.openai.response_store import ResponseStore
+from edgedec_apps.server.openai.responses_items import read_input
 
-Keep = Callable[[dict[str, Any], list[dict[str, Any]]], None]
-"""Keeps a response with its chat for later requests."""
+_WITH_LOGPROBS = "message.output_text.logprobs"
+_SHOWN = (
+    "instructions metadata previous_response_id prompt_cache_key reasoning safety_identifier text tool_choice user"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an answer of /v1/responses needs to know of its request.
+
+    Attributes:
+        keep: Whether later requests may refer to it.
+        messages: The chat without the instructions.
+        shown: Fields of the request that the answer repeats.
+    """
+
+    keep: bool
+    messages: list[dict[str, Any]]
+    shown: dict[str, Any] = field(default_factory=dict)
+
+
+def read_response(fields: Fields, engine: Engine, kept: ResponseStore) -> tuple[TextRequest, Delivery, Asked]:
+    """Read the fields of /v1/responses except `model`.
+
+    Raises:
+        RequestError: A field is malformed, or asks for what can't be done; the message names it.
+    """
+    given = fields.peek(*_SHOWN)
+    instructions = fields.text("instructions")
+    messages = [*_earlier(fields, kept), *read_input(fields)]
+    if not messages:
+        raise fields.refusal("input", "holds no message; give at least one")
+    options = read_sampling(fields, engine) | read_max_tokens(fields, "max_output_tokens")
+    include, top = fields.texts("include") or (), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
+    with_logprobs = _WITH_LOGPROBS in include
+    for name in include:
+        if name != _WITH_LOGPROBS:
+            fields.note_ignored("include", name)
+    if with_logprobs:
+        options["logprobs"] = top or 0
+    tools = read_tools(fields, ("name", "description", "parameters", "strict"))
+    tools, calling = choose_tools(fields, engine, tools, fields.take("tool_choice"))
+    text = fields.object("text")
+    options |= with_close(fields, text_format(text.object("format")), calling, "text.format")
+    text.end()
+    one_call = fields.optional_flag("parallel_tool_calls") is False
+    variables = read_thinking(fields, engine)
+    stream, keep = fields.flag("stream"), fields.optional_flag("store") is not False
+    fields.object("stream_options").end()
+    told = [{"role": "system", "content": instructions}] if instructions else []
+    decoding = read_decoding(fields)
+    fields.end()
+    request = chat_request(engine, [*told, *messages], options, tools, variables, one_call=one_call, **decoding)
+    shown = given | {
+        "max_output_tokens": options.get("max_tokens"),
+        "parallel_tool_calls": not one_call,
+        "store": keep,
+        "tools": [_shown(tool) for tool in tools],
+        "top_logprobs": top or 0,
+    }
+    sampling = engine.sampling(**{name: options[name] for name in ("temperature", "top_p") if name in options})
+    shown |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    return request, Delivery(stream, logprobs=with_logprobs), Asked(keep, messages, shown)
+
+
+def _earlier(fields: Fields, kept: ResponseStore) -> list[dict[str, Any]]:
+    """Return the chat up to the response that the request goes on from; no messages where it names none."""
+    previous = fields.text("previous_response_id")
+    if not previous:
+        return []
+    found = kept.get(previous)
+    if found is None:
+        raise ApiError(
+            f"previous_response_id is {previous!r:.100}, which is not kept here: responses are kept in memory, the "
+            "latest ones, unless store is false; send the whole conversation as input",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return found.messages
+
+
+def _shown(tool: dict[str, Any]) -> dict[str, Any]:
+    function: dict[str, Any] = tool["function"]
+    return {"type": "function", "description": None, "parameters": None, "strict": None} | function
+
 
 _PREFIXES = {"thinking": "rs", "text": "msg", "call": "fc"}
 
@@ -28,18 +126,16 @@ class ResponseForm(Dialect):
     """The answers of /v1/responses. Implements reply.Dialect.
 
     Args:
-        model: The model's name.
-        asked: What the answer needs to know of the request.
-        tokenizer: The model's tokenizer.
-        splitter: Splits the text into its parts.
-        keep: Keeps the response for later requests.
+        job: The request.
+        texts: The text that it wants.
+        delivery: How the answer is sent.
+        asked: What else the answer needs to know of the request.
     """
 
-    def __init__(self, model: str, asked: Asked, tokenizer: Tokenizer, splitter: Splitter, keep: Keep) -> None:
-        super().__init__(streams=asked.stream, splitter=splitter)
+    def __init__(self, job: Job, texts: TextRequest, delivery: Delivery, asked: Asked) -> None:
+        super().__init__(job, texts, delivery)
         self._asked = asked
-        self._tokenizer = tokenizer
-        self._keep = keep
+        self._keep = job.service.responses.put
         self._blocks = Blocks()
         self._n_sent = 0
         self._logprobs: list[dict[str, Any]] = []
@@ -48,7 +144,7 @@ class ResponseForm(Dialect):
         text = {"format": {"type": "text"}} | (shown.pop("text", None) or {})
         reasoning = {"effort": None, "summary": None} | (shown.pop("reasoning", None) or {})
         self._head = {"id": f"resp_{token_hex(24)}", "object": "response", "created_at": int(time.time())}
-        self._head |= {"model": model, "background": False, "error": None, "incomplete_details": None}
+        self._head |= {"model": self._model, "background": False, "error": None, "incomplete_details": None}
         self._head |= shown | {"text": text, "reasoning": reasoning, "truncation": "disabled"}
 
     def begun(self, begun: Begun) -> Iterator[bytes]:
@@ -127,7 +223,7 @@ class ResponseForm(Dialect):
             yield self._event("response.content_part.done", **at, part=self._part(block))
 
     def _entries(self, outputs: Iterable[TokenOutput]) -> list[dict[str, Any]]:
-        return chat_entries(outputs, self._tokenizer) if self._asked.logprobs else []
+        return chat_entries(outputs, self._tokenizer) if self.delivery.logprobs else []
 
     def _part(self, block: Block, text: str | None = None) -> dict[str, Any]:
         shown = block.text if text is None else text
@@ -182,3 +278,35 @@ class ResponseForm(Dialect):
 
 def _item_id(block: Block) -> str:
     return f"{_PREFIXES[block.kind]}_{block.id}"
+
+
+async def create(request: Request, service: Service) -> Answer:
+    """Answer a conversation."""
+    fields, named = await read_named(request, service)
+
+    def read(job: Job) -> ResponseForm:
+        return ResponseForm(job, *read_response(fields, job.engine, service.responses))
+
+    return written(service, named, fields, read)
+
+
+async def retrieve(request: Request, service: Service) -> Response:
+    """Send a response that is kept."""
+    response_id = request.path_params["id"]
+    kept = service.responses.get(response_id)
+    if kept is None:
+        raise _not_kept(response_id)
+    return JSONResponse(kept.document)
+
+
+async def delete(request: Request, service: Service) -> Response:
+    """Forget a response."""
+    response_id = request.path_params["id"]
+    if not service.responses.drop(response_id):
+        raise _not_kept(response_id)
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+def _not_kept(response_id: str) -> ApiError:
+    what = f"there is no response {response_id!r:.100} here; the latest ones are kept in memory, unless store is false"
+    return ApiError(what, status=404, code="not_found", param="id")
