@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from edgedec_apps.server import extract_api, rerank_api
+from edgedec_apps.server import search_api
 from edgedec_apps.server.anthropic import api as anthropic
 from edgedec_apps.server.core import metrics
 from edgedec_apps.server.core.errors import ApiError
@@ -19,10 +19,9 @@ from edgedec_apps.server.core.service import Handler, Service, endpoint, refusal
 from edgedec_apps.server.guard import Guard
 from edgedec_apps.server.llama import api as llama
 from edgedec_apps.server.ollama import api as ollama
-from edgedec_apps.server.ollama import changes
 from edgedec_apps.server.ollama import models as ollama_models
 from edgedec_apps.server.openai import api as openai
-from edgedec_apps.server.openai import embeddings_api, responses
+from edgedec_apps.server.openai import responses
 from edgedec_apps.server.page import api as page_api
 
 STATIC = Path(__file__).parent / "page" / "static"
@@ -71,13 +70,13 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/lora-adapters", llama.adapters),
     ("POST", "/lora-adapters", llama.set_scales),
     ("POST", "/infill", llama.infill),
-    ("POST", "/v1/embeddings", embeddings_api.embeddings),
-    ("POST", "/api/embed", embeddings_api.embed),
-    ("POST", "/api/embeddings", embeddings_api.embed_one),
-    ("POST", "/extract", extract_api.extract),
-    ("POST", "/v1/rerank", rerank_api.rerank),
-    ("POST", "/v1/reranking", rerank_api.rerank),
-    ("POST", "/v2/rerank", rerank_api.rerank),
+    ("POST", "/v1/embeddings", search_api.embeddings),
+    ("POST", "/api/embed", search_api.embed),
+    ("POST", "/api/embeddings", search_api.embed_one),
+    ("POST", "/extract", search_api.extract),
+    ("POST", "/v1/rerank", search_api.rerank),
+    ("POST", "/v1/reranking", search_api.rerank),
+    ("POST", "/v2/rerank", search_api.rerank),
     ("POST", "/api/chat", ollama.chat),
     ("POST", "/api/generate", ollama.generate),
     ("POST", "/api/push", ollama.push),
@@ -85,10 +84,10 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/api/tags", ollama_models.tags),
     ("GET", "/api/ps", ollama_models.ps),
     ("POST", "/api/show", ollama_models.show),
-    ("POST", "/api/pull", changes.pull_model),
-    ("POST", "/api/create", changes.create),
-    ("POST", "/api/copy", changes.copy),
-    ("DELETE", "/api/delete", changes.delete),
+    ("POST", "/api/pull", ollama_models.pull_model),
+    ("POST", "/api/create", ollama_models.create),
+    ("POST", "/api/copy", ollama_models.copy),
+    ("DELETE", "/api/delete", ollama_models.delete),
     ("POST", "/page/pdf", page_api.pdf),
     ("POST", "/page/passages", page_api.passages),
     ("GET", "/page/tools", page_api.list_tools),

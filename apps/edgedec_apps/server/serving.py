@@ -37,14 +37,10 @@ def open_socket(settings: Settings) -> socket.socket:
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        raise _unusable(settings, error) from error
-
-
-def _unusable(settings: Settings, error: OSError) -> RequestError:
-    reason = (error.strerror or str(error)).partition(" (while ")[0]
-    return RequestError(
-        f"can't listen on {settings.host} port {settings.port}: {reason}; give another --port (0 for any)"
-    )
+        reason = (error.strerror or str(error)).partition(" (while ")[0]
+        raise RequestError(
+            f"can't listen on {settings.host} port {settings.port}: {reason}; give another --port (0 for any)"
+        ) from error
 
 
 def address_of(listener: socket.socket, *, tls: bool = False) -> str:

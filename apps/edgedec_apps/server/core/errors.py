@@ -20,12 +20,7 @@ from edgedec.errors import (
     UnsupportedModelError,
 )
 
-_KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _TOO_LONG = "context_length_exceeded"  # OpenAI's code; its clients and Anthropic's look for words in the message, too
 _ANTHROPIC_KINDS = {413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
 _OPTIONS = {

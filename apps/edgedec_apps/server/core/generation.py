@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgedec.api.engine import Engine
 from edgedec.api.requests import Reuse
-from edgedec.decoding.samples import SampleStream
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import MemoryCapError
 from edgedec.progress import CancelToken, OnProgress, Progress
@@ -172,14 +171,19 @@ def events(
     """
     for index, prompt in enumerate(prompts):
         first = index * request.n
-        options = _common(engine, request, prompt, cancel)
+        options: dict[str, Any] = {
+            **request.options,
+            "pictures": engine.picture_rows(prompt.pictures, cancel=cancel),
+            "reuse": request.reuse,
+            "draft": request.draft,
+            "verify": request.verify,
+            "cancel": cancel,
+        }
         if tell is not None:
             options["on_progress"] = _reporting(first, tell)
         if request.refine is not None:
             yield _refined(engine, request, request.refine, options)
-        elif request.best_of > request.n:
-            yield from _best(engine, request, prompt, first, options)
-        elif request.n > 1:
+        elif max(request.n, request.best_of) > 1:
             yield from _several(engine, request, prompt, first, options)
         else:
             yield from _one(engine, request, prompt, first, options)
@@ -234,12 +238,19 @@ def _reporting(index: int, tell: Tell) -> OnProgress:
 def _several(
     engine: Engine, request: TextRequest, prompt: Encoded, first: int, options: dict[str, Any]
 ) -> Iterator[Event]:
-    """Generate the n texts of a prompt together; their indices are `first` and those that follow it."""
-    n_read = [0] * request.n
+    """Generate texts of a prompt together; their indices are `first` and those that follow it.
+
+    Where that are more than the request's n, the n whose tokens are the most probable on average are finished.
+    """
+    n, n_read = max(request.n, request.best_of), [0] * request.n
+    if n == request.n:
+        options.setdefault("logprobs", None)  # which takes time where nobody asks for it
     open_texts = list(range(request.n))
-    with closing(_samples(engine, request, prompt, request.n, options)) as stream:
+    with closing(engine.samples_stream(prompt.token_ids, n, **options)) as stream:
         yield Opened()
         for found in stream:
+            if n > request.n:
+                continue
             k = found.text
             n_read[k] += 1
             stats = stream.stats(k)
@@ -247,20 +258,9 @@ def _several(
             for k in [k for k in open_texts if stream.has_ended(k)]:
                 open_texts.remove(k)
                 yield Finished(first + k, stream.generations[k])
+    texts = stream.generations if n == request.n else sorted(stream.generations, key=_mean_logprob, reverse=True)
     for k in open_texts:
-        yield Finished(first + k, stream.generations[k])
-
-
-def _best(
-    engine: Engine, request: TextRequest, prompt: Encoded, first: int, options: dict[str, Any]
-) -> Iterator[Event]:
-    """Generate `best_of` texts of a prompt together, and finish the n whose tokens are the most probable on average."""
-    with closing(_samples(engine, request, prompt, request.best_of, options)) as stream:
-        for _ in stream:
-            pass
-    texts = sorted(stream.generations, key=_mean_logprob, reverse=True)
-    for k, generation in enumerate(texts[: request.n]):
-        yield Finished(first + k, generation)
+        yield Finished(first + k, texts[k])
 
 
 def _refined(engine: Engine, request: TextRequest, how: RefineBy, options: dict[str, Any]) -> Event:
@@ -284,24 +284,6 @@ def _mean_logprob(generation: Generation) -> float:
     """Return the mean log-probability of a text's tokens; a text without a token comes last."""
     n = len(generation.token_ids)
     return (generation.logprob_sum or 0.0) / n if n else -inf
-
-
-def _samples(engine: Engine, request: TextRequest, prompt: Encoded, n: int, options: dict[str, Any]) -> SampleStream:
-    if request.best_of <= request.n:
-        options.setdefault("logprobs", None)  # which takes time where nobody asks for it
-    return engine.samples_stream(prompt.token_ids, n, **options)
-
-
-def _common(engine: Engine, request: TextRequest, prompt: Encoded, cancel: CancelToken) -> dict[str, Any]:
-    """Return the options that every text of a prompt has; its pictures are encoded."""
-    return {
-        **request.options,
-        "pictures": engine.picture_rows(prompt.pictures, cancel=cancel),
-        "reuse": request.reuse,
-        "draft": request.draft,
-        "verify": request.verify,
-        "cancel": cancel,
-    }
 
 
 def _one(engine: Engine, request: TextRequest, prompt: Encoded, index: int, options: dict[str, Any]) -> Iterator[Event]:

@@ -134,10 +134,7 @@ class Blocks:
             yield from self._add("text", parts.text)
         for call in parts.calls:
             yield from self.close()
-            block = self._begin("call", call)
-            yield Change("begin", block)
-            block.text = call.arguments
-            yield Change("add", block, call.arguments)
+            yield from self._add("call", call.arguments, call)
             yield from self.close()
 
     def take_empty(self) -> Change:
@@ -150,11 +147,11 @@ class Blocks:
         if block is not None:
             yield Change("end", block)
 
-    def _add(self, kind: BlockKind, text: str) -> Iterator[Change]:
+    def _add(self, kind: BlockKind, text: str, call: ToolCall | None = None) -> Iterator[Change]:
         block = self._open
         if block is None or block.kind != kind:
             yield from self.close()
-            block = self._begin(kind)
+            block = self._begin(kind, call)
             yield Change("begin", block)
         block.text += text
         yield Change("add", block, text)

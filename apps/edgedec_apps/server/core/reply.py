@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from edgedec.sequence import Generation
-from edgedec_apps.server.core.answer import Answer, Job
+from edgedec_apps.server.core.answer import Answer, Job, sse
 from edgedec_apps.server.core.errors import closing_error, problem_of
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import (
@@ -27,7 +27,6 @@ from edgedec_apps.server.core.generation import (
 )
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.prompts import read_prompts
-from edgedec_apps.server.core.sender import sse
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.registry.names import Named
 

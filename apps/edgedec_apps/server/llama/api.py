@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -10,23 +11,16 @@ from edgedec.api.engine import Engine
 from edgedec.sequence import Generation
 from edgedec.tokenizer import Tokenizer
 from edgedec_apps.infill import Gap
-from edgedec_apps.server.core.answer import Answer, Job, read_named
+from edgedec_apps.server.core.answer import Answer, Job, read_named, sse
 from edgedec_apps.server.core.bodies import parse_object, read_body
 from edgedec_apps.server.core.chat_options import structured_options, with_close
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import Finished, Piece, Reading, TextRequest
 from edgedec_apps.server.core.prompts import encode
 from edgedec_apps.server.core.reply import Delivery, Dialect, written
-from edgedec_apps.server.core.sender import sse
+from edgedec_apps.server.core.reports import prompt_progress, report
 from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.llama.fields import adapter_documents, prompt_progress, read_lora
-from edgedec_apps.server.openai.forms import report
-from edgedec_apps.server.openai.requests import (
-    read_decoding,
-    read_max_tokens,
-    read_sampling,
-    require_gaps,
-)
+from edgedec_apps.server.openai.requests import read_decoding, read_lora, read_max_tokens, read_sampling, require_gaps
 
 _TOKEN_BYTES = 64  # of a token in an answer, as an object and as text
 _PIECE_BYTES = 400  # of a token with its piece
@@ -45,9 +39,7 @@ async def tokenize(request: Request, service: Service) -> Answer:
         await job.memory.grow((_PIECE_BYTES if with_pieces else _TOKEN_BYTES) * len(text.encode()))
         with job.queue.preparing():
             ids = await encode(
-                [text],
-                job.memory,
-                lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special),
+                [text], job.memory, lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
             )
         if not with_pieces:
             return {"tokens": list(ids)}
@@ -195,3 +187,9 @@ class InfillForm(Dialect):
             "tokens_cached": stats.n_reused_tokens,
             "truncated": False,
         } | report([generation], queued_s)
+
+
+def adapter_documents(engine: Engine) -> list[dict[str, Any]]:
+    """Return llama-server's description of a model's adapters; the paths are without their folders."""
+    pairs = zip(engine.card.adapters, engine.lora, strict=True)
+    return [{"id": number, "path": Path(path).name, "scale": scale} for number, (path, scale) in enumerate(pairs)]

@@ -15,7 +15,7 @@ from edgedec.exact_json import exact_float
 from edgedec.sequence import Generation, TokenOutput
 from edgedec_apps.infill import Gap
 from edgedec_apps.replies import Parts
-from edgedec_apps.server.core.answer import Job
+from edgedec_apps.server.core.answer import Job, json_line
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.chat_options import (
     Tools,
@@ -31,22 +31,13 @@ from edgedec_apps.server.core.fields import Fields, checked, read_seed, read_sto
 from edgedec_apps.server.core.generation import Begun, Finished, Piece, Prompt, TextRequest
 from edgedec_apps.server.core.messages import picture_of_base64, read_messages
 from edgedec_apps.server.core.reply import Delivery, Dialect, written
-from edgedec_apps.server.core.reports import chat_entries, decoding_s, explanations, finish_reason, timings
-from edgedec_apps.server.core.sender import json_line
+from edgedec_apps.server.core.reports import chat_entries, decoding_s, finish_reason, report
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.openai.requests import MOST_LOGPROBS, read_decoding, require_gaps
 from edgedec_apps.server.registry.models import asked_seconds
 
-_NUMBERS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "momentum": "momentum",
-    "stop_unsure": "stop_unsure",
-}
+_SAME = "temperature top_p min_p presence_penalty frequency_penalty momentum stop_unsure".split()
+_NUMBERS = {name: name for name in _SAME} | {"repeat_penalty": "repetition_penalty"}
 _WHOLE = {"top_k": "top_k", "repeat_last_n": "penalty_last_n"}
 _NAMES = {option: name for name, option in (_NUMBERS | _WHOLE | {"num_predict": "max_tokens"}).items()}
 
@@ -128,11 +119,8 @@ def read_options(fields: Fields) -> tuple[dict[str, Any], int | None]:
     """
     given: dict[str, Any] = {option: fields.number(name) for name, option in _NUMBERS.items()}
     given |= {option: fields.whole(name) for name, option in _WHOLE.items()}
-    given["stop"], given["seed"], most = (
-        read_stops(fields, "stop"),
-        read_seed(fields),
-        fields.whole("num_predict", low=-2),
-    )
+    given["stop"], given["seed"] = read_stops(fields, "stop"), read_seed(fields)
+    most = fields.whole("num_predict", low=-2)
     given["max_tokens"] = None if most is None or most < 0 else most
     n_ctx = fields.whole("num_ctx", low=1)
     no_drafts = {"draft": False} if fields.whole("draft_num_predict") == 0 else {}
@@ -204,9 +192,7 @@ class OllamaForm(Dialect):
             "prompt_eval_duration": _ns(stats.prefill_s),
             "eval_count": stats.n_generated_tokens,
             "eval_duration": _ns(decoding_s(stats)),
-            "timings": timings([generation]),
-            "edgedec": explanations([generation], queued_s),
-        }
+        } | report([generation], queued_s)
 
     def _logprobs(self, outputs: Sequence[TokenOutput]) -> dict[str, Any]:
         if not self.delivery.logprobs:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from edgedec.api.engine import Engine
-from edgedec.api.requests import Reuse, require_rule
+from edgedec.api.requests import Reuse, adapter_scales, require_rule
 from edgedec.errors import RequestError
 from edgedec.sequence import COUPLED
 from edgedec_apps import refine
@@ -23,7 +23,6 @@ from edgedec_apps.server.core.fields import Fields, checked, logit_bias, read_se
 from edgedec_apps.server.core.generation import Prompt, TextRequest
 from edgedec_apps.server.core.messages import read_messages
 from edgedec_apps.server.core.reply import Delivery
-from edgedec_apps.server.llama.fields import LLAMA_NAMES, read_lora
 
 MOST_TOGETHER = 16
 
@@ -75,19 +74,12 @@ def with_refine(fields: Fields, request: TextRequest, how: refine.RefineBy | Non
 
 
 MOST_TEXTS = 16
+LLAMA_NAMES = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n", "ignore_eos": "ignore_end"}
+"""What llama-server calls options of sampling, and what edgedec calls them."""
 MOST_PROMPTS = 64
 MOST_LOGPROBS = 20
 _COMPLETION_TOKENS = 16  # the default of OpenAI's reference
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "momentum",
-    "stop_unsure",
-)
+_NUMBERS = "temperature top_p min_p repetition_penalty frequency_penalty presence_penalty momentum stop_unsure".split()
 _NONE = -1  # with which llama-server's clients say that they give no number
 _WHOLE = ("top_k", "penalty_last_n")
 
@@ -196,6 +188,32 @@ def read_sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
     least = fields.whole("min_tokens", low=0)
     methods = {"methods": {"min_tokens": least}} if least else {}
     return checked(fields, given) | ({} if scales is None else {"lora": scales}) | methods
+
+
+def read_lora(fields: Fields, engine: Engine, name: str = "lora") -> tuple[float, ...] | None:
+    """Return the scales of adapters that a field holds, as [{"id": 0, "scale": 0.5}]; None where it is absent.
+
+    An adapter without an entry has the scale 0.
+
+    Raises:
+        ApiError: The field is no such list, or the model has no adapter of an id.
+    """
+    given, n = fields.take(name), len(engine.card.adapters)
+    if given is None:
+        return None
+    scales: list[Any] = [0.0] * n
+    for entry in given if isinstance(given, list) else [given]:
+        if not isinstance(entry, dict) or entry.keys() != {"id", "scale"} or isinstance(entry["scale"], bool | str):
+            raise fields.refusal(name, 'must be a list such as [{"id": 0, "scale": 0.5}]')
+        number = entry["id"]
+        if type(number) is not int or not 0 <= number < n:
+            known = f"ids from 0 to {n - 1}" if n else "no adapters (edgedec serve --lora FILE loads them)"
+            raise fields.refusal(name, f"has the id {number!r:.40}; the model has {known}")
+        scales[number] = entry["scale"]
+    try:
+        return adapter_scales(scales, n)
+    except RequestError as error:
+        raise fields.refusal(name, "has a scale that is no finite number") from error
 
 
 def read_max_tokens(fields: Fields, *names: str) -> dict[str, int | None]:

@@ -12,17 +12,15 @@ from starlette.responses import JSONResponse, Response
 from edgedec.api.engine import Engine
 from edgedec.sequence import Generation, TokenOutput
 from edgedec_apps.replies import Parts
-from edgedec_apps.server.core.answer import Answer, Job, read_named
+from edgedec_apps.server.core.answer import Answer, Job, read_named, sse
 from edgedec_apps.server.core.chat_options import choose_tools, read_thinking, read_tools, text_format, with_close
 from edgedec_apps.server.core.errors import ApiError, problem_of
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import Begun, Finished, Piece, TextRequest
 from edgedec_apps.server.core.parts import Block, Blocks, Change, blocks_of, message_of
 from edgedec_apps.server.core.reply import Delivery, Dialect, written
-from edgedec_apps.server.core.reports import chat_entries
-from edgedec_apps.server.core.sender import sse
+from edgedec_apps.server.core.reports import chat_entries, report, usage
 from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.openai.forms import report, usage
 from edgedec_apps.server.openai.requests import (
     MOST_LOGPROBS,
     chat_request,

@@ -55,18 +55,6 @@ async def pdf(request: Request, service: Service) -> Response:
     if not is_pdf(data):
         raise ApiError("the file is not a PDF: it does not begin with %PDF-", code="invalid_pdf")
     memory: RequestMemory = request.scope[MEMORY]
-    n_bytes = _memory(memory)
-    limits, cancel = Limits(n_bytes, _PATIENCE_S, _MOST_CHARACTERS), CancelToken()
-    async with memory.more(n_bytes):
-        with service.running(cancel):
-            found = await asyncio.to_thread(read_pdf, bytes(data), limits, cancel)
-    if "error" in found:
-        raise ApiError(f"the PDF can't be read: {found['error']}", code="invalid_pdf")
-    return JSONResponse(found)
-
-
-def _memory(memory: RequestMemory) -> int:
-    """Return the bytes that the process may hold: as many as this request may still have, up to the most."""
     free = memory.budget.n_most - memory.n_bytes
     if free < LEAST_READER_BYTES:
         raise ApiError(
@@ -75,7 +63,14 @@ def _memory(memory: RequestMemory) -> int:
             status=413,
             code="too_large",
         )
-    return min(free, READER_BYTES)
+    n_bytes = min(free, READER_BYTES)  # which the process may hold
+    limits, cancel = Limits(n_bytes, _PATIENCE_S, _MOST_CHARACTERS), CancelToken()
+    async with memory.more(n_bytes):
+        with service.running(cancel):
+            found = await asyncio.to_thread(read_pdf, bytes(data), limits, cancel)
+    if "error" in found:
+        raise ApiError(f"the PDF can't be read: {found['error']}", code="invalid_pdf")
+    return JSONResponse(found)
 
 
 _CHARACTER_BYTES = 16  # of what a search holds of a text: passages, and prompts of them

@@ -255,11 +255,8 @@ class ModelRegistry:
                     if not self.loaded:
                         raise
             del prepared
-            await self._empty(victim or self._victim())
-
-    def _victim(self) -> ModelEntry:
-        """Return the model to unload: the least recently used that no request uses, or else that any uses."""
-        return min(self.loaded, key=lambda entry: (entry.n_references > 0, entry.used_s))
+            # Else the least recently used model that no request uses, or that any uses.
+            await self._empty(victim or min(self.loaded, key=lambda each: (each.n_references > 0, each.used_s)))
 
     async def _empty(self, entry: ModelEntry) -> None:
         """Unload a model after its requests have ended; new requests for it wait."""

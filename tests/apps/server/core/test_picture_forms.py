@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from edgedec_apps.server.anthropic.messages import read_messages as read_anthropics
+from edgedec_apps.server.anthropic.api import read_messages as read_anthropics
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fetching import MOST_BYTES
 from edgedec_apps.server.core.fields import Fields

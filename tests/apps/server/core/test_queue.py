@@ -22,7 +22,7 @@ from edgedec_apps.server.core.generation import TextRequest, run_in_thread
 from edgedec_apps.server.core.reply import Delivery, written
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.core.settings import Settings
-from edgedec_apps.server.openai.forms import ChatForm
+from edgedec_apps.server.openai.api import ChatForm
 from edgedec_apps.server.registry.models import Prepared
 
 
