@@ -321,7 +321,8 @@ class _Pulling:
             yield {"status": "success"}
 
         with self.service.running(cancel):
-            pulling = asyncio.create_task(run_in_thread(work, news.put_nowait, cancel))
+            # An error is a result, as nobody reads it where the client has disconnected.
+            pulling = asyncio.gather(run_in_thread(work, news.put_nowait, cancel), return_exceptions=True)
             pulling.add_done_callback(lambda _: news.put_nowait(None))
             document: dict[str, Any] | None = {"status": "pulling manifest"}
             try:
@@ -329,12 +330,12 @@ class _Pulling:
                     yield document
                     with suppress(TimeoutError):
                         document = await asyncio.wait_for(news.get(), _REPEAT_S)
-                await pulling
-            except Exception as error:  # sent to the client
-                self.error = error
-                yield {"error": str(error) if isinstance(error, EdgedecError) else str(problem_of(error))}
             finally:
                 cancel.cancel()
+            (error,) = await pulling
+            if isinstance(error, Exception):  # sent to the client
+                self.error = error
+                yield {"error": str(error) if isinstance(error, EdgedecError) else str(problem_of(error))}
 
 
 def require_head(name: str, named: Named) -> None:

@@ -15,7 +15,7 @@ import pytest
 from support.processes.running_server import ENDLESS, PATIENCE_S, Running, messages, metric, started, wait_until
 
 from edgedec.progress import CancelToken
-from edgedec_apps.server.core.budget import MEMORY, RequestMemory, RequestQueue
+from edgedec_apps.server.core.budget import MEMORY, Budget, MemoryBudget, RequestMemory, RequestQueue
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import TextRequest, run_in_thread
@@ -60,28 +60,44 @@ def test_slots_are_passed_on_in_order() -> None:
     assert asyncio.run(scene()) == ["a", "c", "d"]
 
 
-def test_a_place_given_to_one_who_just_left_goes_on() -> None:
-    """A request that is cancelled in the moment in which it gets its place hands it to the next."""
+@pytest.mark.parametrize("kind", [Budget, MemoryBudget])
+def test_what_was_given_to_one_who_just_left_goes_on(kind: type[Budget]) -> None:
+    """Nothing is given twice, and what a request gets in the moment in which it is cancelled goes to the next."""
 
     async def scene() -> None:
-        queue, gate = RequestQueue(1, 2), asyncio.Event()
-        done: list[str] = []
+        budget = kind(1600)
+        await budget.take(1400)
+        tasks = [asyncio.create_task(budget.take(1000)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        budget.give(1400)
+        assert (budget.n_taken, budget.n_waiting) == (1000, 2)  # before it knows
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])
+        assert (budget.n_taken, budget.n_waiting) == (1000, 1)
+        await tasks[1]
+        budget.give(1000)
+        await tasks[2]
+        assert (budget.n_taken, budget.n_waiting) == (1000, 0)
 
-        async def request(name: str) -> None:
-            async with queue.turn():
-                await gate.wait()
-                done.append(name)
+    asyncio.run(scene())
 
-        tasks = [asyncio.create_task(request(name)) for name in "abc"]
+
+def test_a_model_has_as_many_places_as_sessions(server: Running) -> None:
+    """Requests wait in the queue alone, not once more before the engine; as many may come as --parallel says."""
+    assert server.queue.n_total == len(server.engine.pool.slots) == 3
+
+    async def scene() -> None:
+        queue = RequestQueue(3, 0)
+        queue.load(1)
+        tasks = [asyncio.create_task(queue.take(1)) for _ in range(3)]
         await asyncio.sleep(0)
-        gate.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        tasks[1].cancel()
+        assert (queue.n_running, queue.n_waiting) == (1, 2)
+        with pytest.raises(ApiError, match="--parallel 3"), queue.preparing():
+            pass
+        queue.load(8)
         await asyncio.wait(tasks)
-        assert (queue.n_running, queue.n_waiting) == (0, 0)
-        assert done[0] == "a"
-        assert done[-1] == "c"
+        assert (queue.n_running, queue.n_total) == (3, 3)
 
     asyncio.run(scene())
 
