@@ -54,7 +54,7 @@ class Account:
 
     first_bytes: int
     base_bytes: int = field(init=False)
-    _models: dict[object, tuple[int, int]] = field(default_factory=dict, init=False)
+    _models: dict[object, tuple[int, int, int]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.base_bytes = self.first_bytes + LEFT_BYTES
@@ -67,26 +67,32 @@ class Account:
     @property
     def planned_bytes(self) -> int:
         """The most bytes that the loaded models may hold together."""
-        return sum(planned for planned, _ in self._models.values())
+        return sum(planned for planned, _, _ in self._models.values())
+
+    @property
+    def asked_bytes(self) -> int:
+        """The same by the plans before they were loaded; a model without a cap has no other plan."""
+        return sum(asked for _, _, asked in self._models.values())
 
     def measure(self) -> int:
         """Return the bytes that the process may hold beside its models."""
         if not self._models:
             give_back()  # what the requests since the last unloading have freed
-        without = (resident_bytes() or 0) - sum(held for _, held in self._models.values()) - _IN_EACH_PLAN_BYTES
+        without = (resident_bytes() or 0) - sum(held for _, held, _ in self._models.values()) - _IN_EACH_PLAN_BYTES
         if not self._models:
             self.base_bytes = max(self.first_bytes + LEFT_BYTES, without)
         return max(self.base_bytes, without)
 
-    def open(self, model: object, planned_bytes: int, before_bytes: int) -> None:
+    def open(self, model: object, planned_bytes: int, before_bytes: int, asked_bytes: int = 0) -> None:
         """Enter a model that was loaded.
 
         Args:
             model: Stands for the model.
             planned_bytes: The most bytes that the model may hold.
             before_bytes: What the process held before it was loaded.
+            asked_bytes: The most bytes by the plan before it was loaded.
         """
-        self._models[model] = planned_bytes, max(0, (resident_bytes() or 0) - before_bytes)
+        self._models[model] = planned_bytes, max(0, (resident_bytes() or 0) - before_bytes), asked_bytes
 
     def close(self, model: object) -> None:
         """Strike a model off that was unloaded; a second call does nothing."""
@@ -188,12 +194,13 @@ class Opener:
                 self._require(plan.memory, recipe, n_ctx, path)
         if "context" not in plan.given_up:  # so that it does not depend on what else is loaded by then
             options = replace(options, n_ctx=plan.options.n_ctx)
-        own_bytes = beside_bytes + account.planned_bytes + plan.memory.own_bytes  # and what all models share
+        own_bytes = beside_bytes + account.asked_bytes + plan.memory.own_bytes  # and what all models share
+        n_bytes = plan.memory.own_bytes - sum(_shared(plan.memory).values())
         return Prepared(
             fits=not account.others or cap.n_bytes is None or own_bytes <= cap.n_bytes,
             n_ctx=plan.options.n_ctx or 0,
             n_ctx_train=trained_context(chosen.path),
-            open=lambda: self._open(chosen, options, application),
+            open=lambda: self._open(chosen, options, application, n_bytes),
         )
 
     def _require(self, plan: MemoryPlan, recipe: Recipe, n_ctx: int | None, path: Path) -> None:
@@ -223,7 +230,7 @@ class Opener:
             cancel=cancel,
         )
 
-    def _open(self, chosen: LoadPlan, options: EngineOptions, application: Application) -> Loaded:
+    def _open(self, chosen: LoadPlan, options: EngineOptions, application: Application, n_bytes: int) -> Loaded:
         before_bytes = resident_bytes() or 0
         with self.showing() as on_progress:
             engine = open_chosen(chosen, replace(options, on_progress=on_progress), application)
@@ -238,9 +245,8 @@ class Opener:
         if engine.plan.given_up:
             cap = engine.plan.caps
             self.tell(f"{path.stem}: to keep within {cap}: {', '.join(engine.plan.given_up)}")
-        shared = {term.name: term.n_bytes for term in engine.plan.terms if term.name in _OF_ALL}
-        n_bytes = engine.plan.own_bytes - sum(shared.values())
-        self._account.open(model, n_bytes, before_bytes)
+        shared = _shared(engine.plan)
+        self._account.open(model, engine.plan.own_bytes - sum(shared.values()), before_bytes, n_bytes)
 
         def close() -> None:
             try:
@@ -259,3 +265,8 @@ class Opener:
             self.tell(str(error))
         finally:
             engine.close()
+
+
+def _shared(plan: MemoryPlan) -> dict[str, int]:
+    """Return the bytes of a plan's terms that all models of a server share, by name."""
+    return {term.name: term.n_bytes for term in plan.terms if term.name in _OF_ALL}

@@ -380,6 +380,7 @@ def test_how_long_a_model_stays(cache: Path) -> None:
         generate(running, "cow", keep_alive=-1)
         rows = running.client.get("/api/ps").json()["models"]
         assert [(row["name"], row["expires_at"][:4]) for row in rows] == [("cow", "9999"), ("ape", "9999")]
+        assert all(row["size"] > 0 for row in rows)
         assert generate(running, "cow", prompt="", keep_alive=0)["done_reason"] == "unload"
         assert running.loaded == ["ape"]
         assert generate(running, "cow", prompt="", keep_alive=0)["done_reason"] == "unload"
