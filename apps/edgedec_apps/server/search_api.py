@@ -57,7 +57,9 @@ async def embeddings(request: Request, service: Service) -> Answer:
 
     async def compute(job: Job) -> dict[str, Any]:
         vectors, n_tokens = await _embed(job, fields, texts, pooling, dimensions, truncate=False)
-        shown = [_encoded(vector, form) for vector in vectors]
+        shown = vectors.tolist()
+        if form == "base64":  # of little-endian float32
+            shown = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(shown)]
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
         return {"object": "list", "data": data, "model": model or named.name, "usage": usage}
@@ -172,11 +174,6 @@ async def _ids(job: Job, text: Text, engine: Engine, *, truncate: bool) -> tuple
         except PromptTooLongError as error:
             raise too_long_field(error, "input") from error
     return await encode([text], job.memory, lambda: engine.cut_ids(text))
-
-
-def _encoded(vector: NDArray[np.float32], form: str) -> list[float] | str:
-    """Return a vector as numbers, or as the base64 of little-endian float32."""
-    return vector.tolist() if form == "float" else base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
 _MOST_DOCUMENTS = 2048

@@ -41,8 +41,7 @@ class Budget:
     """
 
     def __init__(self, n_total: int) -> None:
-        self.n_total = n_total
-        self.n_taken = 0
+        self.n_total, self.n_taken = n_total, 0
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # units, those held already, and the answer
 
     @property
@@ -218,8 +217,7 @@ class RequestMemory:
     def __init__(self, budget: MemoryBudget, patience_s: float) -> None:
         self.n_bytes = 0
         self.budget = budget
-        self._patience_s = patience_s
-        self._n_peak = 0
+        self._patience_s, self._n_peak = patience_s, 0
 
     async def grow(self, n_bytes: int) -> None:
         """Take more bytes.
@@ -252,15 +250,13 @@ class RequestMemory:
         try:
             yield
         finally:
-            self._give(n_bytes)
+            self.n_bytes -= n_bytes
+            self.budget.give(n_bytes)
 
     def close(self) -> None:
         """Give all bytes back, and much freed memory to the system; a second call does nothing."""
-        self._give(self.n_bytes)
+        self.budget.give(self.n_bytes)
+        self.n_bytes = 0
         if self._n_peak >= _WORTH_GIVING_BACK_BYTES:
             self._n_peak = 0
             asyncio.get_running_loop().run_in_executor(None, give_back)
-
-    def _give(self, n_bytes: int) -> None:
-        self.n_bytes -= n_bytes
-        self.budget.give(n_bytes)

@@ -265,7 +265,7 @@ def _name(fields: Fields, *names: str) -> str:
 
 
 def _require_free(service: Service, name: str) -> None:
-    if service.names.is_taken(name):
+    if service.names.model(name) is not None:
         raise ApiError(f"{name!r:.200} is the name of a model here; give the preset another name", param="model")
 
 

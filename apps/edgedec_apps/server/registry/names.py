@@ -97,7 +97,7 @@ class Names:
         for each in dict.fromkeys((name, name.removesuffix(":latest"))):
             if not self._is_ours(each) and (preset := find_preset(each)) is not None:
                 return self._of_preset(preset)
-            if (found := self._model(each)) is not None:
+            if (found := self.model(each)) is not None:
                 return found
         if name.removesuffix(":latest") == DEFAULT:
             return self._first(only)
@@ -130,17 +130,13 @@ class Names:
         """
         found = {named.name: named for named in self.served}
         for preset in list_presets():
-            if preset.name not in found and not self._is_ours(preset.name) and self._model(preset.model) is not None:
+            if preset.name not in found and not self._is_ours(preset.name) and self.model(preset.model) is not None:
                 found[preset.name] = self._of_preset(preset)
         for name, path in _installed().items():
             found.setdefault(name, self._installed(path, name))
         return list(found.values())
 
-    def is_taken(self, name: str) -> bool:
-        """Return whether a name is that of a model, which a preset can't take."""
-        return self._model(name) is not None
-
-    def _model(self, name: str) -> Named | None:
+    def model(self, name: str) -> Named | None:
         """Return the model of a name that is no preset's, or None."""
         for named, given in zip(self.served, self._settings.models, strict=True):
             if name in (named.name, given):
@@ -151,13 +147,13 @@ class Names:
         if path is not None:
             return self._installed(path, name)
         entry = find_model(name)  # by an alias of the catalogue, such as qwen3:4b
-        return self._model(entry.name) if entry is not None and entry.name != name else None
+        return self.model(entry.name) if entry is not None and entry.name != name else None
 
     def _installed(self, path: Path, name: str) -> Named:
         return Named(name, Recipe(str(path)), self._settings.keep_s)
 
     def _of_preset(self, preset: Preset) -> Named:
-        base = self._model(preset.model)
+        base = self.model(preset.model)
         if base is None:
             raise ApiError(
                 f"{preset.name!r} is a preset of {preset.model!r}, which is not on this machine; pull that first",
