@@ -15,7 +15,7 @@ import pytest
 from edgedec.errors import EdgedecError, OptionError, RuntimeLostError, ScorerError, argument
 from edgedec_apps.cli.interrupts import TerminatedError
 from edgedec_apps.server.core.errors import ApiError
-from edgedec_apps.server.shelf.models import CrowdedError
+from edgedec_apps.server.registry.models import CrowdedError
 from edgedec_models.fetching.offline import NeedsDownloadError
 from edgedec_models.fetching.remote_file import WholeFilesOnlyError
 from edgedec_runtimes.tokenizer.metadata import UncoveredError

@@ -9,10 +9,10 @@ import pytest
 from edgedec.exact_json import ExactFloat, decimal_of, dumps, exact_float
 from edgedec.grammar import Grammar
 from edgedec_apps.call_bodies import ToolCall
-from edgedec_apps.server.anthropic.forms import _shown
-from edgedec_apps.server.core.blocks import Block
+from edgedec_apps.server.anthropic.api import _shown
+from edgedec_apps.server.core.answer import json_line, sse
 from edgedec_apps.server.core.bodies import parse_object
-from edgedec_apps.server.core.sender import json_line, sse
+from edgedec_apps.server.core.parts import Block
 from edgedec_runtimes.chat.template import ChatTemplate
 
 EXACT = ["0.12345678901234567890", "1e400", "-1e-400", "123456789012345678.5", "1E99999999999999999999999999"]

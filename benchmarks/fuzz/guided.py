@@ -283,14 +283,14 @@ def bodies() -> tuple[Read, list[bytes]]:
     from support.models.saying_model import saying_model
 
     import edgedec
-    from edgedec_apps.server.anthropic.requests import read_message
+    from edgedec_apps.server.anthropic.api import read_message
     from edgedec_apps.server.core.bodies import parse_object
+    from edgedec_apps.server.core.budget import MemoryBudget
     from edgedec_apps.server.core.fields import Fields
-    from edgedec_apps.server.core.room import Room
-    from edgedec_apps.server.ollama import requests as ollama
+    from edgedec_apps.server.ollama import api as ollama
     from edgedec_apps.server.openai import requests as openai
     from edgedec_apps.server.openai.response_store import ResponseStore
-    from edgedec_apps.server.openai.responses_requests import read_response
+    from edgedec_apps.server.openai.responses import read_response
 
     sys.path.insert(0, str(ROOT / "tests" / "apps" / "server"))
     of_tests = importlib.import_module("test_fuzz")
@@ -303,7 +303,7 @@ def bodies() -> tuple[Read, list[bytes]]:
     readers: dict[str, Callable[[Fields], object]] = {
         "/v1/chat/completions": lambda fields: openai.read_chat(fields, engine),
         "/v1/completions": lambda fields: openai.read_completion(fields, engine),
-        "/v1/responses": lambda fields: read_response(fields, engine, ResponseStore(Room(2**20))),
+        "/v1/responses": lambda fields: read_response(fields, engine, ResponseStore(MemoryBudget(2**20))),
         "/v1/messages": lambda fields: read_message(fields, engine),
         "/api/chat": ollama_of(ollama.read_chat),
         "/api/generate": ollama_of(ollama.read_generate),

@@ -18,7 +18,7 @@ import h11
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from edgedec_apps.server.core.errors import Problem
+from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.service import Service, refusal
 from edgedec_apps.server.guard import Guard
 
@@ -164,7 +164,7 @@ class Connection(H11Protocol):
 
 async def _no_place(scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a request on a connection beyond the limit."""
-    problem = Problem(503, "the server has no free connection; try again later", "busy", retry_after_s=5)
-    answer = refusal(scope["path"], problem)
+    what = "the server has no free connection; try again later"
+    answer = refusal(scope["path"], ApiError(what, status=503, code="busy", retry_after_s=5))
     answer.headers["connection"] = "close"
     await answer(scope, receive, send)

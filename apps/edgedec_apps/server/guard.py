@@ -18,8 +18,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgedec_apps.server.core.budget import MEMORY, RequestMemory
 from edgedec_apps.server.core.errors import ApiError, problem_of
-from edgedec_apps.server.core.room import SHARE, Share
 from edgedec_apps.server.core.service import Service, refusal
 from edgedec_apps.server.core.settings import is_loopback
 
@@ -63,7 +63,7 @@ class Guard:
         status = 0
         asked = Headers(scope=scope)
         cors = self._cors(asked.get("origin"))
-        share = scope[SHARE] = Share(self._service.room, self._service.settings.body_timeout_s)
+        memory = scope[MEMORY] = RequestMemory(self._service.memory, self._service.settings.body_timeout_s)
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -86,7 +86,7 @@ class Guard:
                     _LOG.exception("%s failed", path)
                 await refusal(path, problem_of(error))(scope, receive, sending)
         finally:
-            share.close()
+            memory.close()
             self._service.metrics.count_request(path if path in self._paths else "other", status)
             _LOG.info("%s %s %d %.0f ms", scope["method"], path, status, 1000 * (perf_counter() - begun))
 

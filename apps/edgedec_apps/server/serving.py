@@ -16,7 +16,7 @@ from edgedec_apps.server.app import build_app
 from edgedec_apps.server.connections import Connection
 from edgedec_apps.server.core.service import OfferedTools, Service
 from edgedec_apps.server.core.settings import Settings
-from edgedec_apps.server.shelf.models import Prepare
+from edgedec_apps.server.registry.models import Prepare
 
 _GRACE_S = 5
 _BACKLOG = 128
@@ -37,14 +37,10 @@ def open_socket(settings: Settings) -> socket.socket:
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        raise _unusable(settings, error) from error
-
-
-def _unusable(settings: Settings, error: OSError) -> RequestError:
-    reason = (error.strerror or str(error)).partition(" (while ")[0]
-    return RequestError(
-        f"can't listen on {settings.host} port {settings.port}: {reason}; give another --port (0 for any)"
-    )
+        reason = (error.strerror or str(error)).partition(" (while ")[0]
+        raise RequestError(
+            f"can't listen on {settings.host} port {settings.port}: {reason}; give another --port (0 for any)"
+        ) from error
 
 
 def address_of(listener: socket.socket, *, tls: bool = False) -> str:
@@ -98,7 +94,7 @@ def serve(
     finally:
         cancel.cancel()
         listener.close()
-        service.shelf.close()
+        service.registry.close()
     if service.failure is not None and not isinstance(service.failure, CancelledError):
         raise service.failure
 
@@ -116,7 +112,7 @@ async def _run(
         create = partial(loop.create_server, ssl_handshake_timeout=service.settings.header_timeout_s)
         loop.create_server = create  # type: ignore[method-assign]
     running = asyncio.create_task(server.serve(sockets=[listener]))
-    beside = [asyncio.create_task(_start(service, on_ready)), asyncio.create_task(service.shelf.expire())]
+    beside = [asyncio.create_task(_start(service, on_ready)), asyncio.create_task(service.registry.expire())]
     while not cancel.cancelled and service.failure is None and not running.done():
         await asyncio.wait({running}, timeout=_POLL_S)
     service.stop()
@@ -132,12 +128,12 @@ async def _start(service: Service, on_ready: Callable[[Service], None]) -> None:
     begun = perf_counter()
     try:
         for named in service.names.served:
-            await service.shelf.preload(named.recipe, n_ctx=named.n_ctx, keep_s=named.keep_s)
+            await service.registry.preload(named.recipe, n_ctx=named.n_ctx, keep_s=named.keep_s)
     except Exception as error:  # becomes the error of the command
         if service.closing:
             return
         what = f"the model could not be loaded: {type(error).__name__}: {error}"
-        service.fail(error if isinstance(error, EdgedecError) else EdgedecError(what))
+        service.stop(error if isinstance(error, EdgedecError) else EdgedecError(what))
         return
     service.load_s = perf_counter() - begun
     service.starting = False

@@ -230,13 +230,13 @@ def test_half_a_request_and_the_end(server: Running) -> None:
     """A client that closes its half in the middle of its request gets no answer, and keeps nothing."""
     queue = server.queue
     wait_until(lambda: queue.n_running + queue.n_waiting == 0, "a test before left a text that goes on")
-    before = server.service.room.n_taken  # by responses that are kept
+    before = server.service.memory.n_taken  # by responses that are kept
     for part in (b"", HALF_HEADER, request()[:-5]):
         with connected(server) as (connection,):
             connection.sendall(part)
             connection.shutdown(socket.SHUT_WR)
             assert b"200 OK" not in rest(connection)
-    wait_until(lambda: server.service.room.n_taken <= before, "it is not given back")
+    wait_until(lambda: server.service.memory.n_taken <= before, "it is not given back")
 
 
 MALFORMED = (

@@ -17,8 +17,8 @@ from support.processes.running_server import ENDLESS, PATIENCE_S, started, wait_
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.progress import CancelToken
 from edgedec_apps.server.core.settings import Settings
+from edgedec_apps.server.registry.models import Prepared, Recipe
 from edgedec_apps.server.serving import address_of, open_socket, serve
-from edgedec_apps.server.shelf.models import Prepared, Recipe
 
 QUICK = ("--port", "0", "--runtime", "cpu", "--draft", "off", "-c", "100000", "-v")
 

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ import httpx
 import edgedec
 from edgedec.api.options import EngineOptions
 from edgedec.progress import CancelToken
+from edgedec_apps.server.core.budget import RequestQueue
 from edgedec_apps.server.core.service import OfferedTools, Service
 from edgedec_apps.server.core.settings import Settings
+from edgedec_apps.server.registry.models import Loaded, Prepare, Prepared, Recipe
+from edgedec_apps.server.registry.names import shown_name
+from edgedec_apps.server.registry.opener import Opener
+from edgedec_apps.server.registry.registry import ModelEntry
 from edgedec_apps.server.serving import address_of, open_socket, serve
-from edgedec_apps.server.shelf.models import Prepare
-from edgedec_apps.server.shelf.names import shown_name
-from edgedec_apps.server.shelf.opener import Opener
-from edgedec_apps.server.shelf.request_queue import RequestQueue
-from edgedec_apps.server.shelf.shelf import ShelfPlace
 
 PATIENCE_S = 60.0
 CHAT = (
@@ -40,9 +40,9 @@ class Running:
     client: httpx.Client
 
     @property
-    def place(self) -> ShelfPlace:
-        """The place of the first model of the settings."""
-        return self.service.shelf.place(self.service.names.served[0].recipe)
+    def entry(self) -> ModelEntry:
+        """The entry of the first model of the settings."""
+        return self.service.registry.entry(self.service.names.served[0].recipe)
 
     @property
     def engine(self) -> edgedec.Engine:
@@ -52,18 +52,18 @@ class Running:
     @property
     def queue(self) -> RequestQueue:
         """The requests of the first model of the settings."""
-        return self.place.queue
+        return self.entry.queue
 
     def engine_of(self, name: str) -> edgedec.Engine:
         """Return the engine of a model that is loaded."""
-        loaded = self.service.shelf.place(self.service.names.find(name).recipe).loaded
+        loaded = self.service.registry.entry(self.service.names.find(name).recipe).loaded
         assert loaded is not None
         return loaded.engine
 
     @property
     def loaded(self) -> list[str]:
         """The names of the files that are loaded, the least recently used first."""
-        return [shown_name(place.recipe.model) for place in self.service.shelf.loaded]
+        return [shown_name(entry.recipe.model) for entry in self.service.registry.loaded]
 
 
 @contextmanager
@@ -108,6 +108,34 @@ def started(
             faulthandler.dump_traceback(2)
         assert not thread.is_alive(), "the server does not end; where its threads are was written to stderr"
     assert not failures
+
+
+def room_for(n_models: int) -> Callable[[Prepare], Prepare]:
+    """Return what makes a server believe that only so many models fit into its memory."""
+
+    def adapt(prepare: Prepare) -> Prepare:
+        n_loaded = 0
+
+        def limited(recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> Prepared:
+            prepared = prepare(recipe, n_ctx, cancel)
+
+            def opened() -> Loaded:
+                nonlocal n_loaded
+                loaded = prepared.open()
+                n_loaded += 1
+
+                def close() -> None:
+                    nonlocal n_loaded
+                    n_loaded -= 1
+                    loaded.close()
+
+                return replace(loaded, close=close)
+
+            return replace(prepared, fits=n_loaded < n_models, open=opened)
+
+        return limited
+
+    return adapt
 
 
 def messages(text: str) -> list[dict[str, str]]:

@@ -21,7 +21,7 @@ from edgedec_apps.cli.shown.terminal import one_line, say
 if TYPE_CHECKING:
     from edgedec_apps.server.core.service import OfferedTools, Service
     from edgedec_apps.server.core.settings import Settings
-    from edgedec_apps.server.shelf.opener import Opener
+    from edgedec_apps.server.registry.opener import Opener
     from edgedec_apps.tools.configuration import Server
 
 
@@ -113,7 +113,7 @@ def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags, t
 
     def ready(service: "Service") -> None:
         if not server.quiet:
-            names = [named.name for named in service.names.served if service.shelf.place(named.recipe).loaded]
+            names = [named.name for named in service.names.served if service.registry.entry(named.recipe).loaded]
             loaded = f"; loaded: {', '.join(map(one_line, names))}" if names else ""
             say(f"edgedec: the server is ready at {address} (chat: /, OpenAI: /v1, ollama: /api){loaded}")
 
@@ -166,7 +166,7 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
     from edgedec_apps.cli.draft_options import drafting_of, require_no_rule
     from edgedec_apps.cli.opening import room_bytes_of
     from edgedec_apps.server.core.settings import Settings
-    from edgedec_apps.server.shelf.keep_alive import keep_seconds
+    from edgedec_apps.server.registry.models import keep_seconds
     from edgedec_apps.tls import server_context
 
     if len(set(models)) != len(models):
@@ -234,8 +234,8 @@ def _on_demand(load: LoadFlags) -> LoadFlags:
 def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener":
     """Return what loads the models (EdgedecError where an option is out of range)."""
     from edgedec_apps.cli.opening import engine_options, serves_grammars
-    from edgedec_apps.server.shelf.names import Names
-    from edgedec_apps.server.shelf.opener import Opener
+    from edgedec_apps.server.registry.names import Names
+    from edgedec_apps.server.registry.opener import Opener
 
     if flags.verbose:
         show_log()

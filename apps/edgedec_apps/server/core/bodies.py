@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 from starlette.requests import Request
 
 from edgedec.exact_json import exact_float
+from edgedec_apps.server.core.budget import MEMORY, RequestMemory
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.known_fields import interface_of
-from edgedec_apps.server.core.room import SHARE, Share
 from edgedec_apps.server.core.settings import Settings
 
 _DISCARD_TIMES = 8  # times the limit: so much is read and dropped, so that the client gets the refusal
@@ -24,32 +24,32 @@ _UP_TO_TWO_BYTES = re.compile(rb"[\xc4-\xef]|\\u")
 
 
 async def read_fields(request: Request, settings: Settings) -> Fields:
-    """Return the fields of the JSON object in a request's body; the request's share grows by the memory for it.
+    """Return the fields of the JSON object in a request's body; the request's memory grows by that for it.
 
     Raises:
         ApiError: The body is not a JSON object in UTF-8 (400); or as read_body.
     """
     data = await read_body(request, settings)
-    share: Share = request.scope[SHARE]
-    await share.grow(_more_bytes(data))
+    memory: RequestMemory = request.scope[MEMORY]
+    await memory.grow(_more_bytes(data))
     return Fields(parse_object(data), interface=interface_of(request.url.path))
 
 
 async def read_body(request: Request, settings: Settings) -> bytearray:
-    """Return the bytes of a request's body; the request's share grows by the memory for them and three copies.
+    """Return the bytes of a request's body; the request's memory grows by that for them and three copies.
 
     Raises:
         ApiError: The body is too large (413) or too slow (408), or there is no memory for it (503).
     """
-    share: Share = request.scope[SHARE]
+    memory: RequestMemory = request.scope[MEMORY]
     given = request.headers.get("content-length", "")
     length = int(given) if given.isdecimal() else None
     if length is not None and length <= settings.max_body_bytes:
-        await share.grow((1 + _COPIES) * length)
+        await memory.grow((1 + _COPIES) * length)
     try:
         async with asyncio.timeout(settings.body_timeout_s) as clock:
-            with share.reading(clock):
-                return await _read(request, settings.max_body_bytes, share if length is None else None)
+            with memory.budget.reading(clock):
+                return await _read(request, settings.max_body_bytes, memory if length is None else None)
     except TimeoutError:
         raise ApiError(
             f"the request's body was not complete within {settings.body_timeout_s:g} s, or within 2 s while other "
@@ -59,7 +59,7 @@ async def read_body(request: Request, settings: Settings) -> bytearray:
         ) from None
 
 
-async def _read(request: Request, limit: int, share: Share | None) -> bytearray:
+async def _read(request: Request, limit: int, memory: RequestMemory | None) -> bytearray:
     data = bytearray()
     n_bytes = 0
     async for chunk in request.stream():
@@ -67,8 +67,8 @@ async def _read(request: Request, limit: int, share: Share | None) -> bytearray:
         if n_bytes > _DISCARD_TIMES * limit:
             break
         if n_bytes <= limit:
-            if share is not None:
-                await share.grow((1 + _COPIES) * len(chunk))
+            if memory is not None:
+                await memory.grow((1 + _COPIES) * len(chunk))
             data += chunk
     if n_bytes > limit:
         raise ApiError(f"the request's body has more than the {limit} bytes allowed", status=413, code="too_large")

@@ -29,11 +29,7 @@ class Fields:
     """
 
     def __init__(
-        self,
-        values: Mapping[str, Any],
-        where: str = "",
-        ignored: dict[str, str] | None = None,
-        interface: str = "",
+        self, values: Mapping[str, Any], where: str = "", ignored: dict[str, str] | None = None, interface: str = ""
     ) -> None:
         self._values = dict(values)
         self._where = where

@@ -12,11 +12,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgedec.api.engine import Engine
 from edgedec.api.requests import Reuse
-from edgedec.decoding.samples import SampleStream
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import MemoryCapError
 from edgedec.progress import CancelToken, OnProgress, Progress
@@ -27,13 +26,14 @@ from edgedec_apps.infill import Gap
 from edgedec_apps.reading_pace import ReadingPace
 from edgedec_apps.refine import RefineBy, refined
 from edgedec_apps.reply_marks import hidden_marks, marks_of, schemas_of
+from edgedec_apps.server.core.chat_options import Tools
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.parts import Splitter
-from edgedec_apps.server.core.tools import Tools
 
 if TYPE_CHECKING:
     from edgedec_runtimes.pictures.reader import MarkedPicture
 
+T = TypeVar("T")
 Prompt = str | tuple[int, ...] | Gap | list[dict[str, Any]]
 """Text to continue, token ids to continue, a gap to fill, or the messages of a chat."""
 
@@ -97,21 +97,14 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """Counts of a text so far: tokens generated, tokens of verified drafts, and accepted tokens of these."""
-
-    n_generated: int
-    n_drafted: int
-    n_accepted: int
-
-
-@dataclass(frozen=True, slots=True)
 class Piece:
-    """One token of text `index`, and the counts of the text so far."""
+    """One token of text `index`, and of the text so far: its tokens, those of verified drafts, and accepted ones."""
 
     index: int
     output: TokenOutput
-    counts: Counts
+    n_generated: int
+    n_drafted: int
+    n_accepted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +126,6 @@ class Begun:
 
     n_prompt_tokens: int
     opened: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The request left the queue, in which it waited for `queued_s` seconds."""
-
-    queued_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +154,7 @@ class Reading:
     left_s: float | None
 
 
-Event = Begun | Turn | Opened | Reading | Piece | Finished
+Event = Begun | Opened | Reading | Piece | Finished
 Tell = Callable[[Event], None]
 _CHECKED_EARLY = {*SamplingParams.names(), "lora"}  # options whose check takes neither time nor memory
 
@@ -185,14 +171,19 @@ def events(
     """
     for index, prompt in enumerate(prompts):
         first = index * request.n
-        options = _common(engine, request, prompt, cancel)
+        options: dict[str, Any] = {
+            **request.options,
+            "pictures": engine.requests.picture_rows(prompt.pictures, cancel=cancel),
+            "reuse": request.reuse,
+            "draft": request.draft,
+            "verify": request.verify,
+            "cancel": cancel,
+        }
         if tell is not None:
             options["on_progress"] = _reporting(first, tell)
         if request.refine is not None:
             yield _refined(engine, request, request.refine, options)
-        elif request.best_of > request.n:
-            yield from _best(engine, request, prompt, first, options)
-        elif request.n > 1:
+        elif max(request.n, request.best_of) > 1:
             yield from _several(engine, request, prompt, first, options)
         else:
             yield from _one(engine, request, prompt, first, options)
@@ -247,33 +238,29 @@ def _reporting(index: int, tell: Tell) -> OnProgress:
 def _several(
     engine: Engine, request: TextRequest, prompt: Encoded, first: int, options: dict[str, Any]
 ) -> Iterator[Event]:
-    """Generate the n texts of a prompt together; their indices are `first` and those that follow it."""
-    n_read = [0] * request.n
+    """Generate texts of a prompt together; their indices are `first` and those that follow it.
+
+    Where that are more than the request's n, the n whose tokens are the most probable on average are finished.
+    """
+    n, n_read = max(request.n, request.best_of), [0] * request.n
+    if n == request.n:
+        options.setdefault("logprobs", None)  # which takes time where nobody asks for it
     open_texts = list(range(request.n))
-    with closing(_samples(engine, request, prompt, request.n, options)) as stream:
+    with closing(engine.samples_stream(prompt.token_ids, n, **options)) as stream:
         yield Opened()
         for found in stream:
+            if n > request.n:
+                continue
             k = found.text
             n_read[k] += 1
             stats = stream.stats(k)
-            yield Piece(first + k, found.output, Counts(n_read[k], stats.n_draft_tokens, stats.n_accepted_tokens))
+            yield Piece(first + k, found.output, n_read[k], stats.n_draft_tokens, stats.n_accepted_tokens)
             for k in [k for k in open_texts if stream.has_ended(k)]:
                 open_texts.remove(k)
                 yield Finished(first + k, stream.generations[k])
+    texts = stream.generations if n == request.n else sorted(stream.generations, key=_mean_logprob, reverse=True)
     for k in open_texts:
-        yield Finished(first + k, stream.generations[k])
-
-
-def _best(
-    engine: Engine, request: TextRequest, prompt: Encoded, first: int, options: dict[str, Any]
-) -> Iterator[Event]:
-    """Generate `best_of` texts of a prompt together, and finish the n whose tokens are the most probable on average."""
-    with closing(_samples(engine, request, prompt, request.best_of, options)) as stream:
-        for _ in stream:
-            pass
-    texts = sorted(stream.generations, key=_mean_logprob, reverse=True)
-    for k, generation in enumerate(texts[: request.n]):
-        yield Finished(first + k, generation)
+        yield Finished(first + k, texts[k])
 
 
 def _refined(engine: Engine, request: TextRequest, how: RefineBy, options: dict[str, Any]) -> Event:
@@ -299,37 +286,21 @@ def _mean_logprob(generation: Generation) -> float:
     return (generation.logprob_sum or 0.0) / n if n else -inf
 
 
-def _samples(engine: Engine, request: TextRequest, prompt: Encoded, n: int, options: dict[str, Any]) -> SampleStream:
-    if request.best_of <= request.n:
-        options.setdefault("logprobs", None)  # which takes time where nobody asks for it
-    return engine.samples_stream(prompt.token_ids, n, **options)
-
-
-def _common(engine: Engine, request: TextRequest, prompt: Encoded, cancel: CancelToken) -> dict[str, Any]:
-    """Return the options that every text of a prompt has; its pictures are encoded."""
-    return {
-        **request.options,
-        "pictures": engine.requests.picture_rows(prompt.pictures, cancel=cancel),
-        "reuse": request.reuse,
-        "draft": request.draft,
-        "verify": request.verify,
-        "cancel": cancel,
-    }
-
-
 def _one(engine: Engine, request: TextRequest, prompt: Encoded, index: int, options: dict[str, Any]) -> Iterator[Event]:
     stream = engine.stream(prompt.token_ids, **options)
     stats: DecodeStats = stream.generation.stats
     try:
         yield Opened()
         for n, output in enumerate(stream, 1):
-            yield Piece(index, output, Counts(n, stats.n_draft_tokens, stats.n_accepted_tokens))
+            yield Piece(index, output, n, stats.n_draft_tokens, stats.n_accepted_tokens)
     finally:
         stream.close()
     yield Finished(index, stream.generation)
 
 
-async def run_in_thread(make: Callable[[Tell], Iterator[Event]], put: Tell, cancel: CancelToken) -> None:
+async def run_in_thread(
+    make: Callable[[Callable[[T], None]], Iterator[T]], put: Callable[[T], None], cancel: CancelToken
+) -> None:
     """Run an iterator in a thread, and call `put` in the event loop with each item; return when the thread ends.
 
     `make` returns the iterator; it gets a function that calls `put` so, too, in the middle of an item.
@@ -359,11 +330,22 @@ async def run_in_thread(make: Callable[[Tell], Iterator[Event]], put: Tell, canc
             hand(ended.set_result, None)
 
     threading.Thread(target=work, name="edgedec-request", daemon=True).start()
-    try:
-        await asyncio.shield(ended)
-    except asyncio.CancelledError:
-        cancel.cancel()
-        await asyncio.wait({ended})
-        if ended.exception() is None:
-            raise
-        raise asyncio.CancelledError from ended.exception()
+    await to_its_end(ended, cancel.cancel)
+
+
+async def to_its_end(work: "asyncio.Future[T]", cancel: Callable[[], None]) -> T:
+    """Return the result of work in a thread; where the task is cancelled, `cancel` is called, and its end waited for.
+
+    Raises:
+        Exception: As the work.
+    """
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            cancelled = True
+            cancel()
+    if cancelled:
+        raise asyncio.CancelledError from work.exception()
+    return work.result()

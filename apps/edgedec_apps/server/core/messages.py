@@ -1,12 +1,143 @@
-"""The messages of a chat: from the form of requests to that of chat templates."""
+"""The messages of a chat, and their pictures: from the forms of requests to that of chat templates, within limits."""
 
+import asyncio
+import binascii
 import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from edgedec.progress import CancelToken
 from edgedec_apps.server.core.bodies import parse_object
+from edgedec_apps.server.core.budget import RequestMemory
 from edgedec_apps.server.core.errors import ApiError
+from edgedec_apps.server.core.fetching import MOST_BYTES, fetch, host_of
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.pictures import Part, picture_of_base64, picture_of_url
+
+MOST_PICTURES = 8
+"""Most pictures of one request, those of its earlier messages included."""
+_MOST_BASE64 = 4 * MOST_BYTES // 3
+_MOST_SHOWN = f"{MOST_BYTES // 1_000_000} MB of a file"
+_DATA = re.compile(r"data:(?P<kind>[^;,]{0,100})(?P<further>(?:;[^;,]{0,100}){0,8}),", re.ASCII)
+Part = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePicture:
+    """A picture that is still to be fetched, by its address."""
+
+    url: str
+
+
+def picture_of_url(fields: Fields, name: str, url: Any) -> Part:
+    """Return the picture that a field holds, as a part of a message.
+
+    Args:
+        fields: The fields of the object that holds it.
+        name: The name of the field.
+        url: Its value: a data: URL, the base64 alone, or an address of https.
+
+    Raises:
+        ApiError: The value is something else, is no base64, or is too long.
+    """
+    if not isinstance(url, str) or not url:
+        raise fields.refusal(name, f"is {url!r:.60}; it must be a data: URL, or the base64, of a picture")
+    if url[:8].lower() == "https://":
+        return {"type": "image", "image": RemotePicture(url)}
+    if (head := _DATA.match(url)) is not None:
+        kind, further = head["kind"].strip().lower(), head["further"].strip().lower()
+        if (kind and not kind.startswith("image/")) or not further.endswith(";base64"):
+            raise fields.refusal(name, f"begins with {head[0]!r:.80}; it must begin with data:image/...;base64,")
+        return picture_of_base64(fields, name, url[head.end() :])
+    if ":" in url[:64]:
+        raise fields.refusal(
+            name, f"is {url[:60]!r}; pictures are taken as data: URLs, and by https from hosts that --image-hosts names"
+        )
+    return picture_of_base64(fields, name, url)
+
+
+def picture_of_base64(fields: Fields, name: str, text: Any) -> Part:
+    """Return the picture that a field holds in base64, as a part of a message (ApiError as picture_of_url)."""
+    if not isinstance(text, str) or not text:
+        raise fields.refusal(name, f"is {text!r:.60}; it must be the base64 of a picture")
+    if len(text) > _MOST_BASE64:
+        raise fields.refusal(
+            name, f"has {len(text)} characters of base64; a picture may have {_MOST_BASE64} of them ({_MOST_SHOWN})"
+        )
+    try:
+        data = binascii.a2b_base64(text.encode("ascii"), strict_mode=False)
+    except (UnicodeEncodeError, ValueError) as error:
+        raise fields.refusal(name, f"is no base64: {error}") from None
+    if not data:
+        raise fields.refusal(name, "holds no bytes; it must be the base64 of a picture")
+    return {"type": "image", "image": data}
+
+
+def pictures_of(messages: Sequence[dict[str, Any]]) -> list[Part]:
+    """Return the parts of all messages that are pictures, in their order."""
+    contents = [message.get("content") for message in messages]
+    return [part for parts in contents if isinstance(parts, list) for part in parts if part["type"] == "image"]
+
+
+def content_of(parts: Sequence[Part], separator: str) -> str | list[Part]:
+    """Return the content of a message: one text where there is no picture; else parts, neighbouring texts joined."""
+    joined: list[Part] = []
+    for part in parts:
+        if part["type"] == "text" and joined and joined[-1]["type"] == "text":
+            joined[-1] = {"type": "text", "text": f"{joined[-1]['text']}{separator}{part['text']}"}
+        else:
+            joined.append(part)
+    if all(part["type"] == "text" for part in joined):
+        return joined[0]["text"] if joined else ""
+    return joined
+
+
+async def with_fetched(
+    messages: list[dict[str, Any]], hosts: Sequence[str], memory: RequestMemory, cancel: CancelToken
+) -> list[dict[str, Any]]:
+    """Return messages whose pictures are all there; those that are addresses are fetched, one after the other.
+
+    Args:
+        messages: The messages of a chat.
+        hosts: The hosts from which pictures may be fetched.
+        memory: The memory of the request, which grows by what is fetched.
+        cancel: Ends the fetching.
+
+    Raises:
+        ApiError: There are too many pictures, an address is not allowed, a picture can't be fetched, or there is no
+            memory for it.
+        CancelledError: `cancel` was cancelled.
+    """
+    found = pictures_of(messages)
+    if len(found) > MOST_PICTURES:
+        raise ApiError(
+            f"the request has {len(found)} pictures; it may have {MOST_PICTURES}, those of earlier messages included: "
+            "leave older ones out",
+            param="messages",
+        )
+    remote = [part["image"].url for part in found if isinstance(part["image"], RemotePicture)]
+    for url in remote:  # before the first of them is fetched
+        host_of(url, hosts)
+    fetched: dict[str, bytes] = {}
+    for url in dict.fromkeys(remote):
+        async with memory.more(MOST_BYTES):
+            fetched[url] = await asyncio.to_thread(fetch, url, hosts, cancel)
+        await memory.grow(len(fetched[url]))
+    return [_completed(message, fetched) for message in messages] if fetched else messages
+
+
+def _completed(message: dict[str, Any], fetched: dict[str, bytes]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return message | {
+        "content": [
+            part | {"image": fetched[part["image"].url]} if isinstance(part.get("image"), RemotePicture) else part
+            for part in content
+        ]
+    }
+
 
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
 

@@ -11,10 +11,11 @@ from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
 from edgedec_apps.infill import Gap, gap_ids
 from edgedec_apps.reply_marks import Mark, marks_of, opened_mark, thinking_mark
+from edgedec_apps.server.core.answer import Job
+from edgedec_apps.server.core.budget import RequestMemory
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.generation import Encoded, Prompt, TextRequest
-from edgedec_apps.server.core.pictures import with_fetched
-from edgedec_apps.server.core.room import Share
+from edgedec_apps.server.core.messages import with_fetched
 
 if TYPE_CHECKING:
     from edgedec_runtimes.pictures.reader import MarkedPicture
@@ -23,56 +24,48 @@ _TOKENIZER_BYTES = 96  # for each byte of the longest word, as measured
 _WORD = re.compile(r"\s+|\S+")
 
 
-async def read_prompts(
-    engine: Engine, request: TextRequest, share: Share, cancel: CancelToken, image_hosts: Sequence[str] = ()
-) -> list[Encoded]:
+async def read_prompts(job: Job, request: TextRequest) -> list[Encoded]:
     """Return the token ids of each prompt: a chat goes through the model's template, a text is encoded unchanged.
 
-    Pictures are counted, and fetched from `image_hosts` where a message has only their address; no pixel is decoded.
+    Pictures are counted, and fetched where a message has only their address; no pixel is decoded.
 
     Threads do this work before the request leaves the queue, so that a client that disconnects blocks nobody. Where the
-    waiting task is cancelled, `cancel` is too, which ends the rendering.
+    waiting task is cancelled, the job's `cancel` is too, which ends the rendering.
 
     Raises:
         EdgedecError: As Engine.stream.
         ApiError: There is no memory for the tokenizer's work, or a chat has nothing but the message to continue.
     """
-    return [await _read_prompt(engine, prompt, request, share, cancel, image_hosts) for prompt in request.prompts]
+    return [await _read_prompt(job, prompt, request) for prompt in request.prompts]
 
 
-async def _read_prompt(
-    engine: Engine,
-    prompt: Prompt,
-    request: TextRequest,
-    share: Share,
-    cancel: CancelToken,
-    image_hosts: Sequence[str],
-) -> Encoded:
+async def _read_prompt(job: Job, prompt: Prompt, request: TextRequest) -> Encoded:
+    engine, memory, cancel = job.engine, job.memory, job.cancel
     if isinstance(prompt, tuple):
         return Encoded(prompt)
     if isinstance(prompt, Gap):
         gap, n_most = prompt, engine.requests.n_prompt_max
-        return Encoded(await encode(gap.texts, share, lambda: gap_ids(engine.tokenizer, gap, n_most)))
+        return Encoded(await encode(gap.texts, memory, lambda: gap_ids(engine.tokenizer, gap, n_most)))
     if isinstance(prompt, list):
-        prompt = await with_fetched(prompt, image_hosts, share, cancel)
+        prompt = await with_fetched(prompt, job.service.settings.image_hosts, memory, cancel)
     try:
         text, opened, pictures = await asyncio.to_thread(_as_text, engine, prompt, request, cancel)
     except asyncio.CancelledError:
         cancel.cancel()
         raise
     if isinstance(prompt, str):
-        return Encoded(await encode([text], share, lambda: engine.prompt_ids(text)))
-    return Encoded(await encode([text], share, lambda: engine.requests.rendered_ids(text, pictures)), opened, pictures)
+        return Encoded(await encode([text], memory, lambda: engine.prompt_ids(text)))
+    return Encoded(await encode([text], memory, lambda: engine.requests.rendered_ids(text, pictures)), opened, pictures)
 
 
-async def encode(texts: Sequence[str], share: Share, to_ids: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+async def encode(texts: Sequence[str], memory: RequestMemory, to_ids: Callable[[], Sequence[int]]) -> tuple[int, ...]:
     """Return what `to_ids`, which encodes these texts, returns in a thread, with the memory that it takes meanwhile.
 
     Raises:
         ApiError: There is no memory for that.
         EdgedecError: As `to_ids`.
     """
-    async with share.more(await tokenizer_bytes(texts)):
+    async with memory.more(await tokenizer_bytes(texts)):
         return tuple(await asyncio.to_thread(to_ids))
 
 

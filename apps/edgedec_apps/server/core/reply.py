@@ -2,14 +2,15 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
+from edgedec_apps.server.core.answer import Answer, Job, sse
 from edgedec_apps.server.core.errors import closing_error, problem_of
+from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import (
     Begun,
     Encoded,
@@ -20,31 +21,55 @@ from edgedec_apps.server.core.generation import (
     Reading,
     Tell,
     TextRequest,
-    Turn,
     events,
     is_taken,
     run_in_thread,
 )
-from edgedec_apps.server.core.lent import Lending, Lent
+from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.prompts import read_prompts
-from edgedec_apps.server.core.room import Share
-from edgedec_apps.server.core.sender import Sender, sse
 from edgedec_apps.server.core.service import Service
-from edgedec_apps.server.shelf.request_queue import RequestQueue
-from edgedec_apps.server.shelf.shelf import Lease
+from edgedec_apps.server.registry.names import Named
 
 _COMMENT = b": the server is at work\n\n"  # which clients of server-sent events pass over
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How an answer is sent.
+
+    Attributes:
+        stream: As a stream; else in one piece.
+        usage: With the token counts at the end of the stream.
+        live: With the counts so far in every part of the stream.
+        logprobs: With log-probabilities.
+        echo: With the prompt before the text.
+        progress: With how far the prompt is read, where it is a stream.
+    """
+
+    stream: bool = False
+    usage: bool = False
+    live: bool = False
+    logprobs: bool = False
+    echo: bool = False
+    progress: bool = False
+
+
 class Dialect(ABC):
-    """The form of the answer to one request; what most forms of server-sent events do is done here."""
+    """The form of the answer to one request; what most forms of server-sent events do is done here.
+
+    Args:
+        job: The request.
+        texts: The texts that it wants; None where it only wants the model to be loaded.
+        delivery: How the answer is sent.
+    """
 
     media_type = "text/event-stream"
     """Media type of the stream."""
-    tells_reading = False
-    """Whether the stream tells how far a prompt is read."""
-    streams: bool
-    """Whether the answer comes as a stream."""
+
+    def __init__(self, job: Job, texts: TextRequest | None, delivery: Delivery) -> None:
+        self.texts, self.delivery = texts, delivery
+        self.splitter = Splitter() if texts is None else texts.splitter(job.engine)
+        self._model, self._tokenizer = job.named.name, job.engine.tokenizer
 
     def begun(self, begun: Begun) -> Iterable[bytes]:
         """Return what begins the stream, as soon as the request is taken: a comment."""
@@ -79,73 +104,67 @@ class Dialect(ABC):
         """Return the answer in one piece; without texts, to a request that only wants the model to be loaded."""
 
 
-Read = Callable[[Lease], tuple[TextRequest | None, Dialect]]
-"""Reads a request's fields for the model that is lent: the texts that it wants, if any, and the form of its answer."""
+Read = Callable[[Job], Dialect]
+"""Reads a request's fields once its model is there: the form of its answer, with the texts that it wants."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply(Lent):
-    """The answer that a model writes.
+def written(service: Service, named: Named, fields: Fields, read: Read) -> Answer:
+    """Return the answer that a model writes; a text stops at its next step where the client disconnects."""
+
+    async def respond(job: Job) -> Mapping[str, Any] | None:
+        dialect = read(job)
+        job.sender.media_type, job.sender.failed = dialect.media_type, dialect.failed
+        if dialect.texts is None:
+            return dialect.whole([], 0.0)
+        return await _Writing(job, named.completed(dialect.texts), dialect).send()
+
+    return Answer(service, named, fields, respond)
+
+
+@dataclass(slots=True)
+class _Writing:
+    """The texts of a request, from their prompts to the answer, in a dialect.
 
     Attributes:
-        read: Reads the request's fields once the model is there.
+        job: The request.
+        texts: The texts that it wants.
+        dialect: The form of the answer.
+        queued_s: Seconds that the request has waited in the queue.
+        news: What happened that the client was not told yet; None is the end.
     """
 
-    read: Read
-
-    async def respond(self, lending: Lending) -> None:
-        """Read the request's fields, generate and send; a text stops at its next step where the client disconnects."""
-        lease, sender = lending.lease, lending.sender
-        texts, dialect = self.read(lease)
-        sender.dialect = dialect
-        if texts is None:
-            await sender.whole(200, dialect.whole([], 0.0))
-            return
-        work = _Work(self.service, lending.queue, lease, self.wanted.named.completed(texts), dialect)
-        await work.generate(sender, lending.share, lending.cancel)
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """The texts of a request, from their prompts to the answer, in a dialect."""
-
-    service: Service
-    queue: RequestQueue
-    lease: Lease
-    request: TextRequest
+    job: Job
+    texts: TextRequest
     dialect: Dialect
+    queued_s: float = 0.0
+    news: "asyncio.Queue[Event | None]" = field(default_factory=asyncio.Queue)
 
-    async def generate(self, sender: Sender, share: Share, cancel: CancelToken) -> None:
-        """Send the events of the producer; place and model are free when the texts are complete, read or not."""
-        queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        producer = asyncio.create_task(self._produce(queue, share, cancel))
-        producer.add_done_callback(lambda _: queue.put_nowait(None))
+    async def send(self) -> Mapping[str, Any] | None:
+        """Send the stream and return None, or return the answer in one piece.
+
+        Place and model are free when the texts are complete, read or not.
+        """
+        sender = self.job.sender
+        producer = asyncio.create_task(self._produce())
+        producer.add_done_callback(lambda _: self.news.put_nowait(None))
         texts: dict[int, Generation] = {}
-        queued_s = 0.0
         going = True
         try:
             while going:
-                chunks: list[bytes] = []
-                news = await _next_events(queue, sender.quiet_left_s(self.service.settings.quiet_s))
-                if not news:
-                    chunks.append(self.dialect.quiet())
+                news = await self._next_events()
+                chunks = [] if news else [self.dialect.quiet()]
                 for event in news:
                     if isinstance(event, Begun):
-                        begun = self.dialect.begun(event)
-                        if self.dialect.streams:
+                        self.dialect.splitter.begin(event.opened)
+                        if self.dialect.delivery.stream:
                             await sender.begin()
-                            chunks.extend(begun)
-                    elif isinstance(event, Turn):
-                        queued_s = event.queued_s
-                    elif isinstance(event, Reading):
-                        chunks.extend(self.dialect.reading(event))
-                    elif isinstance(event, Piece) and self.dialect.streams:
-                        chunks.extend(self.dialect.piece(event))
                     elif isinstance(event, Finished):
                         texts[event.index] = event.generation
-                        chunks.extend(self.dialect.finished(event, queued_s) if self.dialect.streams else ())
+                    if self.dialect.delivery.stream:
+                        chunks.extend(self._shown(event))
                     going = event is not None
-                if self.service.closing or any(map(_was_stopped, texts.values())):
+                # Only the end of the server stops a text here: a client that disconnected would not read an answer.
+                if self.job.service.closing or any(text.finish_reason == "cancelled" for text in texts.values()):
                     raise closing_error()
                 await sender.send(chunks)
             await producer
@@ -155,57 +174,58 @@ class _Work:
             if not producer.cancelled():
                 producer.exception()  # raised above, or there is no client to answer
         generations = [texts[index] for index in sorted(texts)]
-        if self.dialect.streams:
-            await sender.send(self.dialect.end(generations))
-            await sender.finish()
-        else:
-            await sender.whole(200, self.dialect.whole(generations, queued_s))
+        if not self.dialect.delivery.stream:
+            return self.dialect.whole(generations, self.queued_s)
+        await sender.send(self.dialect.end(generations))
+        await sender.finish()
+        return None
 
-    async def _produce(self, queue: "asyncio.Queue[Event | None]", share: Share, cancel: CancelToken) -> None:
+    def _shown(self, event: Event | None) -> Iterable[bytes]:
+        """Return what an event adds to the stream."""
+        if isinstance(event, Begun):
+            return self.dialect.begun(event)
+        if isinstance(event, Reading):
+            return self.dialect.reading(event)
+        if isinstance(event, Piece):
+            return self.dialect.piece(event)
+        return self.dialect.finished(event, self.queued_s) if isinstance(event, Finished) else ()
+
+    async def _next_events(self) -> list[Event | None]:
+        """Return what happened, such as all tokens of a draft; nothing where a stream was silent for long enough."""
         try:
-            with self.queue.preparing():
-                engine = self.lease.loaded.engine
-                prompts = await read_prompts(engine, self.request, share, cancel, self.service.settings.image_hosts)
-                taken = await asyncio.to_thread(is_taken, engine, self.request, prompts)
-            opened = tuple(prompt.opened for prompt in prompts for _ in range(self.request.n))
-            begun = Begun(sum(len(prompt.token_ids) for prompt in prompts), opened)
-            late = self.dialect.streams and not taken
-            if not late:
-                queue.put_nowait(begun)
-            async with self.queue.turn() as queued_s:
-                self.service.metrics.count_waiting(queued_s)
-                queue.put_nowait(Turn(queued_s))
-                work = partial(self._counted, prompts, cancel, begun if late else None)
-                await run_in_thread(work, queue.put_nowait, cancel)
-        finally:
-            self.lease.release()
+            async with asyncio.timeout(self.job.sender.quiet_left_s(self.job.service.settings.quiet_s)):
+                happened = [await self.news.get()]
+        except TimeoutError:
+            return []
+        while not self.news.empty():
+            happened.append(self.news.get_nowait())
+        return happened
 
-    def _counted(
-        self, prompts: Sequence[Encoded], cancel: CancelToken, begun: Begun | None, tell: Tell
-    ) -> Iterator[Event]:
+    async def _produce(self) -> None:
+        job, texts = self.job, self.texts
+        try:
+            with job.queue.preparing():
+                prompts = await read_prompts(job, texts)
+                taken = await asyncio.to_thread(is_taken, job.engine, texts, prompts)
+            opened = tuple(prompt.opened for prompt in prompts for _ in range(texts.n))
+            begun = Begun(sum(len(prompt.token_ids) for prompt in prompts), opened)
+            late = self.dialect.delivery.stream and not taken
+            if not late:
+                self.news.put_nowait(begun)
+            async with job.queue.turn() as self.queued_s:
+                job.service.metrics.count_waiting(self.queued_s)
+                work = partial(self._counted, prompts, begun if late else None)
+                await run_in_thread(work, self.news.put_nowait, job.cancel)
+        finally:
+            job.reference.release()
+
+    def _counted(self, prompts: list[Encoded], begun: Begun | None, tell: Tell) -> Iterator[Event]:
         """Generate and count the texts; `begun` is yielded once the first of them is open."""
-        tells = self.dialect.tells_reading and self.dialect.streams
-        for event in events(self.lease.loaded.engine, self.request, prompts, cancel, tell if tells else None):
+        tells = self.dialect.delivery.progress and self.dialect.delivery.stream
+        for event in events(self.job.engine, self.texts, prompts, self.job.cancel, tell if tells else None):
             if isinstance(event, Opened) and begun is not None:
                 yield begun
                 begun = None
             if isinstance(event, Finished):
-                self.service.metrics.count_generation(event.generation)
+                self.job.service.metrics.count_generation(event.generation)
             yield event
-
-
-async def _next_events(queue: "asyncio.Queue[Event | None]", wait_s: float | None) -> list[Event | None]:
-    """Wait `wait_s` seconds for an event; return it with those that came since, such as all tokens of a draft."""
-    try:
-        async with asyncio.timeout(wait_s):
-            found = [await queue.get()]
-    except TimeoutError:
-        return []
-    while not queue.empty():
-        found.append(queue.get_nowait())
-    return found
-
-
-def _was_stopped(generation: Generation) -> bool:
-    """Return whether the end of the server stopped a text; a client that disconnected would not read an answer."""
-    return generation.finish_reason == "cancelled"

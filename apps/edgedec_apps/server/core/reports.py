@@ -6,6 +6,7 @@ from typing import Any
 from edgedec.sequence import Generation, TokenOutput
 from edgedec.stats import DecodeStats
 from edgedec.tokenizer import Tokenizer
+from edgedec_apps.server.core.generation import Reading
 
 
 def timings(generations: Sequence[Generation]) -> dict[str, Any]:
@@ -107,3 +108,28 @@ def _token_text(token_id: int, tokenizer: Tokenizer) -> str:
 def _entry(token_id: int, logprob: float | None, tokenizer: Tokenizer) -> dict[str, Any]:
     piece = tokenizer.piece(token_id)
     return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
+
+
+def report(generations: Sequence[Generation], queued_s: float) -> dict[str, Any]:
+    """Return the times of texts, and what was drafted and why."""
+    return {"timings": timings(generations), "edgedec": explanations(generations, queued_s)}
+
+
+def usage(generations: Sequence[Generation], n: int) -> dict[str, Any]:
+    """Return OpenAI's token counts; a prompt counts once for its `n` texts."""
+    n_prompt = sum(generation.stats.n_prompt_tokens for generation in generations[::n])
+    n_text = sum(generation.stats.n_generated_tokens for generation in generations)
+    n_cached = sum(generation.stats.n_reused_tokens for generation in generations[::n])
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_text,
+        "total_tokens": n_prompt + n_text,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
+    }
+
+
+def prompt_progress(reading: Reading) -> dict[str, Any]:
+    """Return llama-server's field on how far a prompt is read, and our own one on how long the rest will take."""
+    counts = {"total": reading.n_prompt, "cache": reading.n_reused, "processed": reading.n_read}
+    left = {} if reading.left_s is None else {"edgedec": {"prompt_left_ms": round(1000 * reading.left_s)}}
+    return {"prompt_progress": counts | {"time_ms": round(1000 * reading.seconds)}} | left

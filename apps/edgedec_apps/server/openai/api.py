@@ -1,35 +1,217 @@
-"""OpenAI's interface: /v1/models, /v1/chat/completions and /v1/completions."""
+"""OpenAI's interface: /v1/models, /v1/chat/completions and /v1/completions, in one piece or as server-sent events."""
 
 import asyncio
-from typing import Any, cast
+import secrets
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
 
-from edgedec_apps.server.core.generation import TextRequest
-from edgedec_apps.server.core.lent import read_wanted
-from edgedec_apps.server.core.refining import read_refine, with_refine
-from edgedec_apps.server.core.reply import Dialect, Reply
-from edgedec_apps.server.core.service import Service, endpoint
-from edgedec_apps.server.ollama.forms import timestamp
+from edgedec.sequence import Generation, TokenOutput
+from edgedec_apps.replies import Parts
+from edgedec_apps.server.core.answer import Answer, Job, read_named, sse
+from edgedec_apps.server.core.generation import Begun, Finished, Piece, Reading, TextRequest
+from edgedec_apps.server.core.reply import Delivery, Dialect, written
+from edgedec_apps.server.core.reports import (
+    chat_entries,
+    completion_logprobs,
+    finish_reason,
+    prompt_progress,
+    report,
+    usage,
+)
+from edgedec_apps.server.core.service import Service
+from edgedec_apps.server.ollama.api import timestamp
 from edgedec_apps.server.ollama.models import capabilities
-from edgedec_apps.server.openai.forms import ChatForm, CompletionForm
-from edgedec_apps.server.openai.requests import read_chat, read_completion
-from edgedec_apps.server.shelf.model_files import with_files
-from edgedec_apps.server.shelf.models import ModelFile
-from edgedec_apps.server.shelf.names import Named
-from edgedec_apps.server.shelf.shelf import Lease
+from edgedec_apps.server.openai.requests import read_chat, read_completion, read_refine, with_refine
+from edgedec_apps.server.registry.models import ModelFile
+from edgedec_apps.server.registry.names import Named, with_files
 
 
-def routes() -> list[BaseRoute]:
-    """Return the routes below /v1."""
-    return [
-        Route("/v1/models", endpoint(models)),
-        Route("/v1/models/{name:path}", endpoint(model)),
-        Route("/v1/chat/completions", endpoint(chat_completions), methods=["POST"]),
-        Route("/v1/completions", endpoint(completions), methods=["POST"]),
-    ]
+class _Form(Dialect):
+    """What both kinds of answers have in common. Implements reply.Dialect, with the methods of the kinds below.
+
+    Args:
+        job: The request.
+        texts: The texts that it wants.
+        delivery: How the answer is sent.
+    """
+
+    _prefix: str
+    """The beginning of an answer's id."""
+    _whole: str
+    """The type of an answer in one piece."""
+    _part: str
+    """The type of a part of a stream."""
+
+    def __init__(self, job: Job, texts: TextRequest, delivery: Delivery) -> None:
+        super().__init__(job, texts, delivery)
+        self._n, self._prompts = texts.n, texts.prompts
+        self._head = {"id": f"{self._prefix}-{secrets.token_hex(12)}", "created": int(time.time())}
+        self._head["model"] = self._model
+        self._lengths: dict[int, int] = {}  # of the texts of /v1/completions so far
+
+    @abstractmethod
+    def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
+        """Return a whole text as an entry of `choices`."""
+
+    def reading(self, reading: Reading) -> Iterator[bytes]:
+        """Yield how far a prompt is read, in llama-server's form."""
+        yield self._event(self._nothing(reading.index), prompt_progress(reading))
+
+    @abstractmethod
+    def _nothing(self, index: int) -> dict[str, Any]:
+        """Return an entry of `choices` that adds nothing to a text."""
+
+    def end(self, generations: list[Generation]) -> Iterator[bytes]:
+        """Yield the token counts, where the request wants them, and the end of the stream."""
+        if self.delivery.usage:
+            yield sse(self._document(self._part, []) | {"usage": self._usage(generations)})
+        yield sse("[DONE]")
+
+    def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
+        """Return the answer in one piece."""
+        choices = [self._choice(index, generation) for index, generation in enumerate(generations)]
+        counts = {"usage": self._usage(generations)}
+        return self._document(self._whole, choices) | counts | report(generations, queued_s)
+
+    def _usage(self, generations: list[Generation]) -> dict[str, Any]:
+        return usage(generations, self._n)
+
+    def _document(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._head["id"], "object": kind} | self._head | {"choices": choices}
+
+    def _event(self, choice: dict[str, Any], more: dict[str, Any] | None = None) -> bytes:
+        """Return a part of a stream."""
+        counts = {"usage": None} if self.delivery.usage else {}
+        return sse(self._document(self._part, [choice]) | counts | (more or {}))
+
+    def _live_counts(self, piece: Piece) -> dict[str, Any]:
+        """Return the counts so far, where the request wants them in every part; else an empty dict."""
+        if not self.delivery.live:
+            return {}
+        counts = {"predicted_n": piece.n_generated, "draft_n": piece.n_drafted, "draft_n_accepted": piece.n_accepted}
+        return {"timings": counts}
+
+
+class ChatForm(_Form):
+    """The answers of /v1/chat/completions."""
+
+    _prefix, _whole, _part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def begun(self, begun: Begun) -> Iterable[bytes]:
+        """Return the role of each text."""
+        role = {"role": "assistant", "content": ""}
+        return [self._event(_chunk(index, role)) for index in range(len(begun.opened))]
+
+    def piece(self, piece: Piece) -> Iterator[bytes]:
+        """Yield what a token adds to its text."""
+        entries = self._logprobs([piece.output])
+        n_before = self.splitter.count(piece.index)
+        parts = self.splitter.feed(piece.index, piece.output)
+        if parts or entries:
+            delta = _delta(parts, n_before)
+            yield self._event(_chunk(piece.index, delta, entries), self._live_counts(piece))
+
+    def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
+        """Yield the rest of a text, why it ended, and the report on it."""
+        index, generation = finished.index, finished.generation
+        n_before = self.splitter.count(index)
+        parts = self.splitter.finish(index)
+        if parts:
+            yield self._event(_chunk(index, _delta(parts, n_before)))
+        reason = _reason(generation, self.splitter.count(index))
+        yield self._event(_chunk(index, {}, reason=reason), report([generation], queued_s))
+
+    def _nothing(self, index: int) -> dict[str, Any]:
+        return _chunk(index, {"role": "assistant", "content": None})
+
+    def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
+        parts = self.splitter.whole(index, generation)
+        text = parts.text or (None if parts.calls else "")
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if parts.thinking:
+            message["reasoning_content"] = parts.thinking
+        if parts.calls:
+            message["tool_calls"] = [call.as_dict() for call in parts.calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(generation.outputs),
+            "finish_reason": _reason(generation, len(parts.calls)),
+        }
+
+    def _usage(self, generations: list[Generation]) -> dict[str, Any]:
+        counts = super()._usage(generations)
+        if self.splitter.thinks:
+            counts["completion_tokens_details"] = {"reasoning_tokens": self.splitter.n_thinking}
+        return counts
+
+    def _logprobs(self, outputs: Sequence[TokenOutput]) -> dict[str, Any] | None:
+        entries = chat_entries(outputs, self._tokenizer) if self.delivery.logprobs else []
+        return {"content": entries, "refusal": None} if entries else None
+
+
+def _chunk(index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _delta(parts: Parts, n_before: int) -> dict[str, Any]:
+    """Return what a part of a stream adds to a message that has had `n_before` calls."""
+    delta: dict[str, Any] = {"content": parts.text} if parts.text or not (parts.calls or parts.thinking) else {}
+    if parts.thinking:
+        delta["reasoning_content"] = parts.thinking
+    if parts.calls:
+        delta["tool_calls"] = [{"index": n_before + i} | call.as_dict() for i, call in enumerate(parts.calls)]
+    return delta
+
+
+def _reason(generation: Generation, n_calls: int) -> str:
+    return "tool_calls" if n_calls and generation.finish_reason == "stop" else finish_reason(generation)
+
+
+class CompletionForm(_Form):
+    """The answers of /v1/completions."""
+
+    _prefix, _whole, _part = "cmpl", "text_completion", "text_completion"
+
+    def piece(self, piece: Piece) -> Iterator[bytes]:
+        """Yield what a token adds to its text, with the echoed prompt before the first token."""
+        text = piece.output.text
+        if piece.index not in self._lengths:
+            text = self._echo(piece.index) + text
+        offset = self._lengths.get(piece.index, 0)
+        self._lengths[piece.index] = offset + len(text)
+        logprobs = self._logprobs([piece.output], offset)
+        if text or logprobs:
+            yield self._event(_completion(piece.index, text, logprobs), self._live_counts(piece))
+
+    def finished(self, finished: Finished, queued_s: float) -> Iterator[bytes]:
+        """Yield why a text ended, and the report on it."""
+        text = "" if finished.index in self._lengths else self._echo(finished.index)
+        choice = _completion(finished.index, text, None, finish_reason(finished.generation))
+        yield self._event(choice, report([finished.generation], queued_s))
+
+    def _nothing(self, index: int) -> dict[str, Any]:
+        return _completion(index, "", None)
+
+    def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
+        logprobs = self._logprobs(generation.outputs, 0)
+        return _completion(index, self._echo(index) + generation.text, logprobs, finish_reason(generation))
+
+    def _echo(self, index: int) -> str:
+        prompt = self._prompts[index // self._n] if self.delivery.echo else ""
+        return self._tokenizer.decode(prompt) if isinstance(prompt, tuple) else str(prompt)
+
+    def _logprobs(self, outputs: Sequence[TokenOutput], offset: int) -> dict[str, Any] | None:
+        return completion_logprobs(outputs, self._tokenizer, offset) if self.delivery.logprobs else None
+
+
+def _completion(index: int, text: str, logprobs: Any, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
 async def models(request: Request, service: Service) -> Response:
@@ -47,38 +229,27 @@ async def model(request: Request, service: Service) -> Response:
     return JSONResponse(_card(service, named, file))
 
 
-async def chat_completions(request: Request, service: Service) -> Response:
+async def chat_completions(request: Request, service: Service) -> Answer:
     """Answer a chat."""
-    fields, wanted = await read_wanted(request, service)
+    fields, named = await read_named(request, service)
 
-    def read(lease: Lease) -> tuple[TextRequest, Dialect]:
-        engine = lease.loaded.engine
+    def read(job: Job) -> ChatForm:
         how = read_refine(fields, service.settings.checks)
-        texts, delivery = read_chat(fields, engine)
-        texts = with_refine(fields, texts, how, streams=delivery.stream)
-        return texts, ChatForm(wanted.named.name, delivery, engine.tokenizer, texts.n, texts.splitter(engine))
+        texts, delivery = read_chat(fields, job.engine)
+        return ChatForm(job, with_refine(fields, texts, how, streams=delivery.stream), delivery)
 
-    return cast(Response, Reply(service, wanted, fields, read))
+    return written(service, named, fields, read)
 
 
-async def completions(request: Request, service: Service) -> Response:
+async def completions(request: Request, service: Service) -> Answer:
     """Continue texts."""
-    fields, wanted = await read_wanted(request, service)
+    fields, named = await read_named(request, service)
 
-    def read(lease: Lease) -> tuple[TextRequest, Dialect]:
-        tokenizer = lease.loaded.engine.tokenizer
-        texts, delivery = read_completion(fields, lease.loaded.engine)
-        echoed = [
-            prompt if isinstance(prompt, str) else tokenizer.decode(cast(tuple[int, ...], prompt))
-            for prompt in (texts.prompts if delivery.echo else ())
-        ]
-        return texts, CompletionForm(wanted.named.name, delivery, tokenizer, texts.n, echoed)
-
-    return cast(Response, Reply(service, wanted, fields, read))
+    return written(service, named, fields, lambda job: CompletionForm(job, *read_completion(fields, job.engine)))
 
 
 def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, Any]:
-    loaded = service.shelf.place(named.recipe).loaded
+    loaded = service.registry.entry(named.recipe).loaded
     card: dict[str, Any] = {
         "id": named.name,
         "object": "model",
@@ -92,33 +263,16 @@ def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, A
     file = file if loaded is None else loaded.file
     if file is not None:
         card["capabilities"] = capabilities(file, loaded)
-    if loaded is None:
-        return card | {"meta": _meta_of_file(file)}
-    engine = loaded.engine
-    facts = engine.card
-    card["meta"] = {
-        "n_ctx": engine.n_ctx,
-        "n_ctx_train": facts.n_ctx_train,
-        "n_vocab": facts.n_vocab,
-        "n_embd": facts.n_embd,
-        "architecture": facts.architecture,
-        "runtime": facts.runtime,
-        "chat": engine.template is not None,
-        "tools": engine.template is not None and "tools" in engine.template.source,
-    }
-    if facts.lossy:
-        card["meta"]["lossy"] = facts.lossy
-    return card
-
-
-def _meta_of_file(file: ModelFile | None) -> dict[str, Any]:
-    """Return what the file of a model that is not loaded says; empty where it says nothing."""
-    if file is None or file.info is None:
-        return {}
-    info = file.info
-    facts = {"n_ctx_train": info.n_ctx_train, "n_vocab": info.n_vocab, "n_embd": info.n_embd}
-    return facts | {
-        "architecture": info.architecture,
-        "chat": file.template is not None,
-        "tools": "tools" in (file.template or ""),
-    }
+    facts = loaded.engine.card if loaded is not None else None if file is None else file.info
+    meta: dict[str, Any] = {}
+    if file is not None and facts is not None:
+        meta = {"n_ctx_train": facts.n_ctx_train, "n_vocab": facts.n_vocab, "n_embd": facts.n_embd}
+        meta |= {"architecture": facts.architecture, "chat": file.template is not None}
+        meta["tools"] = "tools" in (file.template or "")
+    if loaded is not None:
+        engine = loaded.engine
+        template = engine.template
+        meta |= {"n_ctx": engine.n_ctx, "runtime": engine.card.runtime, "chat": template is not None}
+        meta["tools"] = template is not None and "tools" in template.source
+        meta |= {"lossy": engine.card.lossy} if engine.card.lossy else {}
+    return card | {"meta": meta}

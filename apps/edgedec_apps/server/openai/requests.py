@@ -1,58 +1,87 @@
 """Requests of OpenAI's interfaces as TextRequests: what each field does is read here, the others are in a table."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from edgedec.api.engine import Engine
-from edgedec.api.requests import Reuse, require_rule
+from edgedec.api.requests import Reuse, adapter_scales, require_rule
 from edgedec.errors import RequestError
 from edgedec.sequence import COUPLED
+from edgedec_apps import refine
 from edgedec_apps.infill import Gap, require_infill
+from edgedec_apps.server.core.chat_options import (
+    Tools,
+    choose_tools,
+    read_thinking,
+    read_tools,
+    structured_options,
+    thinks,
+    with_close,
+)
 from edgedec_apps.server.core.fields import Fields, checked, logit_bias, read_seed, read_stops
 from edgedec_apps.server.core.generation import Prompt, TextRequest
 from edgedec_apps.server.core.messages import read_messages
-from edgedec_apps.server.core.structured import structured_options, with_close
-from edgedec_apps.server.core.thinking import read_thinking, thinks
-from edgedec_apps.server.core.tools import choose_tools, read_tools
-from edgedec_apps.server.llama.fields import LLAMA_NAMES, read_lora
+from edgedec_apps.server.core.reply import Delivery
+
+MOST_TOGETHER = 16
+
+
+def read_refine(fields: Fields, checks: Mapping[str, Sequence[str]]) -> refine.RefineBy | None:
+    """Return how the field `refine` wants an answer to be refined; None where it is absent.
+
+    Raises:
+        ApiError: The check is unknown, or a number is out of range.
+    """
+    if not fields.has("refine"):
+        return None
+    wanted = fields.object("refine")
+    name = wanted.required_text("check")
+    if name not in checks:
+        known = (
+            f"it must be one of {', '.join(checks)}" if checks else "the server was started without checks (--check)"
+        )
+        raise wanted.refusal("check", f"is {name!r:.60}; {known}")
+    n = wanted.whole("n", low=1, high=MOST_TOGETHER) or 4
+    texts, tokens = (
+        wanted.whole("texts", low=1, high=refine.MOST_TEXTS),
+        wanted.whole("tokens", low=1, high=refine.MOST_TOKENS),
+    )
+    seconds = wanted.number("seconds")
+    if seconds is not None and not 0 < seconds <= 1e6:
+        raise wanted.refusal("seconds", f"is {seconds:g}; it must be above 0")
+    wanted.end()
+    return refine.RefineBy(check=checks[name], n=n, texts=texts, tokens=tokens, seconds=seconds)
+
+
+def with_refine(fields: Fields, request: TextRequest, how: refine.RefineBy | None, *, streams: bool) -> TextRequest:
+    """Return a chat's request with how it is refined (ApiError where another field of it excludes that)."""
+    if how is None:
+        return request
+    (messages,) = request.prompts
+    assert isinstance(messages, list)
+    others = {
+        "stream": streams,
+        "n": request.n > 1,
+        "tools": request.tools,
+        "chat_template_kwargs or reasoning_effort": request.variables,
+        "a last message of the assistant": messages[-1]["role"] == "assistant",
+    }
+    for name, given in others.items():
+        if given:
+            raise fields.refusal("refine", f"and {name} exclude each other; leave one out")
+    return replace(request, refine=how)
+
 
 MOST_TEXTS = 16
+LLAMA_NAMES = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n", "ignore_eos": "ignore_end"}
+"""What llama-server calls options of sampling, and what edgedec calls them."""
 MOST_PROMPTS = 64
 MOST_LOGPROBS = 20
 _COMPLETION_TOKENS = 16  # the default of OpenAI's reference
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "momentum",
-    "stop_unsure",
-)
+_NUMBERS = "temperature top_p min_p repetition_penalty frequency_penalty presence_penalty momentum stop_unsure".split()
 _NONE = -1  # with which llama-server's clients say that they give no number
 _WHOLE = ("top_k", "penalty_last_n")
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """How an answer is sent.
-
-    Attributes:
-        stream: As a stream; else in one piece.
-        usage: With the token counts at the end of the stream.
-        live: With the counts so far in every part of the stream.
-        logprobs: With log-probabilities.
-        echo: With the prompt before the text.
-        progress: With how far the prompt is read, where it is a stream.
-    """
-
-    stream: bool = False
-    usage: bool = False
-    live: bool = False
-    logprobs: bool = False
-    echo: bool = False
-    progress: bool = False
 
 
 def read_chat(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
@@ -74,16 +103,20 @@ def read_chat(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
     if fields.has("tools"):  # in place of which there were these
         fields.ignore("functions", "function_call")
     tools, calling = choose_tools(fields, engine, read_tools(fields), fields.take("tool_choice"))
-    structured = structured_options(fields)
-    if calling and structured:
-        raise fields.refusal("tool_choice", "and response_format exclude each other; leave one out")
-    options |= with_close(fields, structured | calling)
+    options |= with_close(fields, structured_options(fields), calling, "response_format")
     one_call = fields.optional_flag("parallel_tool_calls") is False
     variables = read_thinking(fields, engine)
     options |= _read_prediction(fields)
-    n, (draft, verify), reuse, delivery = _common(fields, logprobs=logprobs)
+    common, delivery = _common(fields, logprobs=logprobs)
+    return chat_request(engine, messages, options, tools, variables, one_call=one_call, **common), delivery
+
+
+def chat_request(
+    engine: Engine, messages: Prompt, options: dict[str, Any], tools: Tools, variables: dict[str, Any], **more: Any
+) -> TextRequest:
+    """Return the request for the answer to a chat, with `more` fields of a TextRequest."""
     thinking = thinks(engine, options)
-    return TextRequest((messages,), options, n, reuse, draft, verify, tools, one_call, variables, thinking), delivery
+    return TextRequest((messages,), options, tools=tools, variables=variables, thinks=thinking, **more)
 
 
 def read_completion(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
@@ -108,17 +141,18 @@ def read_completion(fields: Fields, engine: Engine) -> tuple[TextRequest, Delive
         prompts = tuple(Gap(str(prompt), suffix) for prompt in prompts)
     options |= with_close(fields, structured_options(fields))
     best_of = fields.whole("best_of", low=1, high=MOST_TEXTS)
-    n, (draft, verify), reuse, delivery = _common(fields, logprobs=logprobs is not None, echo=echo)
+    common, delivery = _common(fields, logprobs=logprobs is not None, echo=echo)
+    n = common["n"]
     best_of = best_of or n
     if best_of < n:
         raise fields.refusal("best_of", f"is {best_of}; it must be at least n = {n}, as many texts as are returned")
     if best_of > n and delivery.stream:
         raise fields.refusal("best_of", f"is {best_of}, more than n = {n}, which can't be streamed; leave out stream")
-    return TextRequest(prompts, options, n, reuse, draft, verify, best_of=best_of), delivery
+    return TextRequest(prompts, options, best_of=best_of, **common), delivery
 
 
-def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int, tuple[bool, str], Reuse, Delivery]:
-    """Read the fields that both interfaces have, and end the reading."""
+def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[dict[str, Any], Delivery]:
+    """Read the fields that both interfaces have, some as fields of a TextRequest, and end the reading."""
     n, stream = fields.whole("n", low=1, high=MOST_TEXTS) or 1, fields.flag("stream")
     if not stream:
         fields.ignore("stream_options")
@@ -126,9 +160,9 @@ def _common(fields: Fields, *, logprobs: bool, echo: bool = False) -> tuple[int,
     usage = stream_options.flag("include_usage")
     stream_options.end()
     live, progress = fields.flag("timings_per_token"), fields.flag("return_progress")
-    speculative, reuse = read_speculative(fields), read_reuse(fields)
+    common = {"n": n} | read_decoding(fields)
     fields.end()
-    return n, speculative, reuse, Delivery(stream, usage, live, logprobs, echo, progress)
+    return common, Delivery(stream, usage, live, logprobs, echo, progress)
 
 
 def require_gaps(fields: Fields, name: str, engine: Engine) -> None:
@@ -154,6 +188,32 @@ def read_sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
     least = fields.whole("min_tokens", low=0)
     methods = {"methods": {"min_tokens": least}} if least else {}
     return checked(fields, given) | ({} if scales is None else {"lora": scales}) | methods
+
+
+def read_lora(fields: Fields, engine: Engine, name: str = "lora") -> tuple[float, ...] | None:
+    """Return the scales of adapters that a field holds, as [{"id": 0, "scale": 0.5}]; None where it is absent.
+
+    An adapter without an entry has the scale 0.
+
+    Raises:
+        ApiError: The field is no such list, or the model has no adapter of an id.
+    """
+    given, n = fields.take(name), len(engine.card.adapters)
+    if given is None:
+        return None
+    scales: list[Any] = [0.0] * n
+    for entry in given if isinstance(given, list) else [given]:
+        if not isinstance(entry, dict) or entry.keys() != {"id", "scale"} or isinstance(entry["scale"], bool | str):
+            raise fields.refusal(name, 'must be a list such as [{"id": 0, "scale": 0.5}]')
+        number = entry["id"]
+        if type(number) is not int or not 0 <= number < n:
+            known = f"ids from 0 to {n - 1}" if n else "no adapters (edgedec serve --lora FILE loads them)"
+            raise fields.refusal(name, f"has the id {number!r:.40}; the model has {known}")
+        scales[number] = entry["scale"]
+    try:
+        return adapter_scales(scales, n)
+    except RequestError as error:
+        raise fields.refusal(name, "has a scale that is no finite number") from error
 
 
 def read_max_tokens(fields: Fields, *names: str) -> dict[str, int | None]:
@@ -186,29 +246,25 @@ def _read_prediction(fields: Fields) -> dict[str, str]:
     return {"prediction": "".join(part.required_text("text") for part in given.parts("content", content))}
 
 
-def read_speculative(fields: Fields) -> tuple[bool, str]:
-    """Return whether drafts are allowed, and the rule that verifies them, from `speculative`: {"draft", "verify"}."""
+def read_decoding(fields: Fields) -> dict[str, Any]:
+    """Return how the text is made, which never changes it, as fields of a TextRequest.
+
+    `speculative` says whether drafts are allowed, and the rule that verifies them; `reuse` how the KV cache of earlier
+    requests may be reused.
+    """
     given = fields.object("speculative")
     draft = given.take("draft")
     if draft is not None and draft not in ("auto", "off", True, False):
         raise given.refusal("draft", f"is {draft!r:.40}; it must be 'auto' (as the server was started) or 'off'")
-    verify = given.text("verify") or COUPLED
+    verify, reuse = given.text("verify") or COUPLED, fields.text("reuse") or "exact"
     try:
         require_rule(verify)
     except RequestError as error:
         raise given.refused(error, "verify", "verify") from error
     given.end()
-    return draft not in ("off", False), verify
-
-
-def read_reuse(fields: Fields) -> Reuse:
-    """Return how the KV cache of earlier requests may be reused, from `reuse`."""
-    value = fields.text("reuse") or "exact"
-    known: tuple[Reuse, ...] = get_args(Reuse)
-    for reuse in known:
-        if value == reuse:
-            return reuse
-    raise fields.refusal("reuse", f"is {value!r:.40}; it must be {' or '.join(known)}")
+    if reuse not in get_args(Reuse):
+        raise fields.refusal("reuse", f"is {reuse!r:.40}; it must be {' or '.join(get_args(Reuse))}")
+    return {"draft": draft not in ("off", False), "verify": verify, "reuse": reuse}
 
 
 def read_prompts(fields: Fields, n_vocab: int) -> tuple[Prompt, ...]:

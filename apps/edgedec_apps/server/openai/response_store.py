@@ -5,8 +5,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from edgedec_apps.server.core.pictures import pictures_of
-from edgedec_apps.server.core.room import Room, Share
+from edgedec_apps.server.core.budget import MemoryBudget
+from edgedec_apps.server.core.messages import pictures_of
 
 _MOST_BYTES = 16_000_000
 _PART = 8  # of the memory for requests
@@ -34,21 +34,16 @@ class ResponseStore:
         n_bytes: Bytes that the kept responses count for.
     """
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
-        self._share = Share(room, 0.0)
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.n_bytes = 0
+        self._budget = budget
         self._kept: OrderedDict[str, Kept] = OrderedDict()
-        room.on_shortage = self.clear
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that the kept responses count for."""
-        return self._share.n_bytes
+        budget.on_shortage = self.clear
 
     @property
     def n_most(self) -> int:
         """Most bytes that they may count for."""
-        return min(_MOST_BYTES, self._room.n_bytes // _PART)
+        return min(_MOST_BYTES, self._budget.n_total // _PART)
 
     def put(self, document: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         """Keep a response, if there is memory for it."""
@@ -59,7 +54,8 @@ class ResponseStore:
             return
         while self._kept and self.n_bytes + n_bytes > self.n_most:
             self.drop(next(iter(self._kept)))
-        if self._room.take_now(self._share, n_bytes):
+        if self._budget.take_now(n_bytes, self.n_bytes):
+            self.n_bytes += n_bytes
             self._kept[document["id"]] = Kept(document, messages, n_bytes)
 
     def get(self, response_id: str) -> Kept | None:
@@ -70,7 +66,8 @@ class ResponseStore:
         """Forget a response; return whether it was there."""
         kept = self._kept.pop(response_id, None)
         if kept is not None:
-            self._room.leave(self._share, kept.n_bytes)
+            self.n_bytes -= kept.n_bytes
+            self._budget.give(kept.n_bytes)
         return kept is not None
 
     def clear(self) -> None:

@@ -5,8 +5,7 @@ from typing import Any
 
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.known_fields import AS_TEXT
-from edgedec_apps.server.core.messages import call_of
-from edgedec_apps.server.core.pictures import Part, content_of, picture_of_url
+from edgedec_apps.server.core.messages import Part, call_of, content_of, picture_of_url
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")

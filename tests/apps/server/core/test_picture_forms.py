@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from edgedec_apps.server.anthropic.messages import read_messages as read_anthropics
+from edgedec_apps.server.anthropic.api import read_messages as read_anthropics
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fetching import MOST_BYTES
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.messages import read_messages
-from edgedec_apps.server.core.pictures import RemotePicture, pictures_of
+from edgedec_apps.server.core.messages import RemotePicture, pictures_of, read_messages
 from edgedec_apps.server.openai.responses_items import read_input
 
 FILE = b"\x89PNG\r\n and more"

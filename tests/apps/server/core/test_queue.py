@@ -15,19 +15,15 @@ import pytest
 from support.processes.running_server import ENDLESS, PATIENCE_S, Running, messages, metric, started, wait_until
 
 from edgedec.progress import CancelToken
+from edgedec_apps.server.core.budget import MEMORY, Budget, MemoryBudget, RequestMemory, RequestQueue
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import TextRequest, run_in_thread
-from edgedec_apps.server.core.lent import WantedModel
-from edgedec_apps.server.core.reply import Reply
-from edgedec_apps.server.core.room import SHARE, Share
+from edgedec_apps.server.core.reply import Delivery, written
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.core.settings import Settings
-from edgedec_apps.server.openai.forms import ChatForm
-from edgedec_apps.server.openai.requests import Delivery
-from edgedec_apps.server.shelf.models import Prepared
-from edgedec_apps.server.shelf.request_queue import RequestQueue
-from edgedec_apps.server.shelf.shelf import Lease
+from edgedec_apps.server.openai.api import ChatForm
+from edgedec_apps.server.registry.models import Prepared
 
 
 def begun(stream: httpx.Response) -> Iterator[str]:
@@ -51,8 +47,8 @@ def test_slots_are_passed_on_in_order() -> None:
         tasks = {name: asyncio.create_task(request(name)) for name in "abcd"}
         await asyncio.sleep(0)
         assert (queue.n_running, queue.n_waiting) == (1, 3)
-        with pytest.raises(ApiError, match="1 request is running and 3 are waiting, ") as refused:
-            queue.require_room()
+        with pytest.raises(ApiError, match="1 request is running and 3 are waiting, ") as refused, queue.preparing():
+            pass
         assert (refused.value.status, refused.value.retry_after_s) == (429, 4)
         tasks["b"].cancel()
         for name in "acd":
@@ -64,28 +60,44 @@ def test_slots_are_passed_on_in_order() -> None:
     assert asyncio.run(scene()) == ["a", "c", "d"]
 
 
-def test_a_place_given_to_one_who_just_left_goes_on() -> None:
-    """A request that is cancelled in the moment in which it gets its place hands it to the next."""
+@pytest.mark.parametrize("kind", [Budget, MemoryBudget])
+def test_what_was_given_to_one_who_just_left_goes_on(kind: type[Budget]) -> None:
+    """Nothing is given twice, and what a request gets in the moment in which it is cancelled goes to the next."""
 
     async def scene() -> None:
-        queue, gate = RequestQueue(1, 2), asyncio.Event()
-        done: list[str] = []
+        budget = kind(1600)
+        await budget.take(1400)
+        tasks = [asyncio.create_task(budget.take(1000)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        budget.give(1400)
+        assert (budget.n_taken, budget.n_waiting) == (1000, 2)  # before it knows
+        tasks[0].cancel()
+        await asyncio.wait(tasks[:1])
+        assert (budget.n_taken, budget.n_waiting) == (1000, 1)
+        await tasks[1]
+        budget.give(1000)
+        await tasks[2]
+        assert (budget.n_taken, budget.n_waiting) == (1000, 0)
 
-        async def request(name: str) -> None:
-            async with queue.turn():
-                await gate.wait()
-                done.append(name)
+    asyncio.run(scene())
 
-        tasks = [asyncio.create_task(request(name)) for name in "abc"]
+
+def test_a_model_has_as_many_places_as_sessions(server: Running) -> None:
+    """Requests wait in the queue alone, not once more before the engine; as many may come as --parallel says."""
+    assert server.queue.n_total == len(server.engine.pool.slots) == 3
+
+    async def scene() -> None:
+        queue = RequestQueue(3, 0)
+        queue.load(1)
+        tasks = [asyncio.create_task(queue.take(1)) for _ in range(3)]
         await asyncio.sleep(0)
-        gate.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        tasks[1].cancel()
+        assert (queue.n_running, queue.n_waiting) == (1, 2)
+        with pytest.raises(ApiError, match="--parallel 3"), queue.preparing():
+            pass
+        queue.load(8)
         await asyncio.wait(tasks)
-        assert (queue.n_running, queue.n_waiting) == (0, 0)
-        assert done[0] == "a"
-        assert done[-1] == "c"
+        assert (queue.n_running, queue.n_total) == (3, 3)
 
     asyncio.run(scene())
 
@@ -159,16 +171,12 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
     """A text is generated to its end, place and model free, even if the client reads nothing of the stream."""
     delivery = Delivery(stream=True)
     texts = TextRequest((messages("x"),), {"max_tokens": 30, "ignore_end": True})
-    wanted = WantedModel(server.service.names.served[0])
-    loaded = server.place.loaded
+    named = server.service.names.served[0]
+    loaded = server.entry.loaded
     assert loaded is not None
 
-    def read(lease: Lease) -> tuple[TextRequest, ChatForm]:
-        engine = lease.loaded.engine
-        return texts, ChatForm("tiny", delivery, engine.tokenizer, 1, texts.splitter(engine))
-
     def prepare(*_given: Any) -> Prepared:
-        return Prepared(0, 0, 512, 512, lambda: loaded)
+        return Prepared(True, 512, 512, lambda: loaded)
 
     async def scene() -> tuple[int, bytes]:
         service, reads, sent = Service(Settings(), prepare), asyncio.Event(), list[Any]()
@@ -181,10 +189,12 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
         async def receive() -> Any:
             await asyncio.Event().wait()
 
-        scope = {"path": "/", SHARE: Share(service.room, PATIENCE_S)}
-        reply = asyncio.create_task(Reply(service, wanted, Fields({}), read)(scope, receive, send))
-        place = service.shelf.place(wanted.named.recipe)
-        while len(sent) < 2 or place.queue.n_running or place.n_users:
+        scope = {"path": "/", MEMORY: RequestMemory(service.memory, PATIENCE_S)}
+        reply = asyncio.create_task(
+            written(service, named, Fields({}), lambda job: ChatForm(job, texts, delivery))(scope, receive, send)
+        )
+        entry = service.registry.entry(named.recipe)
+        while len(sent) < 2 or entry.queue.n_running or entry.n_references:
             await asyncio.sleep(0.01)
         n_sent = len(sent)
         reads.set()

@@ -14,8 +14,8 @@ from support.processes.running_server import CHAT, PATIENCE_S, Running, messages
 from edgedec.progress import CancelToken
 from edgedec_apps.server.core.fields import IGNORED_HEADER
 from edgedec_apps.server.core.settings import Settings
+from edgedec_apps.server.registry.models import Prepare, Prepared, Recipe
 from edgedec_apps.server.serving import address_of, open_socket
-from edgedec_apps.server.shelf.models import Prepare, Prepared, Recipe
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 GBNF = 'root ::= "<" [xy]{2,3} ">"'

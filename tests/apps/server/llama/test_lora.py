@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 from support.models.tiny_adapters import tiny_adapter
 from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here
-from support.processes.running_server import CHAT, Running, messages, started
+from support.processes.running_server import CHAT, Running, messages, room_for, started
 
 import edgedec
-from edgedec_apps.server.shelf.models import Prepare, Prepared
 
 pytestmark = pytest.mark.slow
 SETS = ((1.0, 0.0), (0.0, 0.5), (0.0, 0.0), (1.0, 0.5))
@@ -162,21 +160,14 @@ def test_an_adapter_that_does_not_fit_every_model(
     (tmp_path / "models" / "first.gguf").symlink_to(chat_path)
     second = tiny_llama(tmp_path / "models" / "second.gguf", n_layer=1, n_ctx_train=2048, chat_template=CHAT)
 
-    def one_at_once(prepare: Prepare) -> Prepare:
-        def prepared(*given: Any) -> Prepared:
-            plan = prepare(*given)
-            return replace(plan, n_bytes=plan.budget_bytes)
-
-        return prepared
-
     words = r"a\.gguf: the pair of 'blk.* is for a tensor that second\.gguf lacks"
     with (
         pytest.raises(AssertionError, match=words),
-        started(chat_path, second, load_options={"lora": [adapters[0]]}, adapt=one_at_once),
+        started(chat_path, second, load_options={"lora": [adapters[0]]}, adapt=room_for(1)),
     ):
         pass
     assert run_here("create", "tuned", "first", "--lora", str(adapters[0])).code == 0
-    with started(Path("tuned"), second, adapt=one_at_once) as running:
+    with started(Path("tuned"), second, adapt=room_for(1)) as running:
         asked = {"prompt": "one, two", "temperature": 0, "max_tokens": 12, "ignore_eos": True}
         found = {}
         for name in ("tuned", "second"):

@@ -54,7 +54,7 @@ def test_a_preset_answers_as_it_was_made(client: Any, running: Running, home: Pa
     told = [{"role": "system", "content": "Rhyme."}, *messages("Hello")]
     assert answer.model == "poet"
     assert answer.message.content == engine.chat(told, max_tokens=5, temperature=0).text
-    assert len(running.service.shelf.loaded) == 1
+    assert len(running.service.registry.loaded) == 1
     other = [{"role": "system", "content": "Be dull."}, *messages("Hello")]
     asked = client.chat("poet", other, options={"num_predict": 3})
     assert asked.message.content == engine.chat(other, max_tokens=3, temperature=0).text
@@ -91,7 +91,7 @@ def test_copies_and_templates(client: Any, running: Running) -> None:
     assert engine.n_ctx == 1024
     assert text == engine.generate("Hello", max_tokens=4, temperature=0).text
     client.chat("ape", messages("Hello"), options=options)
-    assert len(running.service.shelf.loaded) == 2
+    assert len(running.service.registry.loaded) == 2
     refused: list[tuple[dict[str, Any], str]] = [
         ({"model": "x", "from_": "ape", "template": "{% if %}"}, "template"),
         ({"model": "x", "from_": "dog"}, "there is no model 'dog' here"),
@@ -113,9 +113,9 @@ def test_deleting(client: Any, running: Running, home: Path) -> None:
     client.chat("monkey", messages("x"), options={"num_predict": 1})
     client.delete("monkey")
     assert [model.model for model in client.list().models] == ["ape"]
-    assert len(running.service.shelf.loaded) == 1
+    assert len(running.service.registry.loaded) == 1
     client.delete("ape:latest")
-    assert running.service.shelf.loaded == []
+    assert running.service.registry.loaded == []
     assert not (home / "models" / "ape.gguf").exists()
     with pytest.raises(pytest.importorskip("ollama").ResponseError) as caught:
         client.delete("ape")
@@ -156,7 +156,7 @@ def test_the_commands(running: Running, home: Path) -> None:
     (model,) = json.loads(run_here("ps", *at, "--json").text)["models"]
     assert (model["name"], model["context_length"]) == ("ape", 512)
     assert run_here("stop", "poet", *at).err == "edgedec: poet is unloaded\n"
-    assert running.service.shelf.loaded == []
+    assert running.service.registry.loaded == []
     run_here("stop", "dog", *at).failed(11, "there is no model 'dog' here")
     listed = run_here("list").text
     assert (listed.splitlines()[0], "poet" in listed) == ("on this machine:", True)

@@ -9,8 +9,8 @@ import pytest
 from support.models.saying_model import SHOWING, saying_model
 from support.processes.running_server import Running, started
 
+from edgedec_apps.server.core.budget import MemoryBudget
 from edgedec_apps.server.core.fields import IGNORED_HEADER
-from edgedec_apps.server.core.room import Room
 from edgedec_apps.server.openai.response_store import ResponseStore
 
 openai = pytest.importorskip("openai")
@@ -219,7 +219,7 @@ def test_what_is_refused(server: Running, fields: dict[str, Any], param: str) ->
 
 def test_the_store_keeps_its_limit_and_gives_way() -> None:
     """The oldest responses are dropped beyond the limit, too large a one is not kept, and requests get its memory."""
-    room = Room(80_000)
+    room = MemoryBudget(80_000)
     store = ResponseStore(room)
     for i in range(50):
         store.put({"id": str(i)}, [{"role": "user", "content": "x" * 1000}])

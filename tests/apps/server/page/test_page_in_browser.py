@@ -18,7 +18,7 @@ from support.texts.pdf_files import pdf_of
 
 from edgedec.errors import CancelledError
 from edgedec.progress import CancelToken
-from edgedec_apps.server.shelf.models import Prepare, Prepared, Recipe
+from edgedec_apps.server.registry.models import Prepare, Prepared, Recipe
 
 pytestmark = pytest.mark.slow
 
@@ -189,7 +189,7 @@ def test_an_answer_is_stopped_by_escape(page: Browser, server: Running) -> None:
     assert "stopped" in page.text(".note")
     assert page.text(".answer .text").startswith("go go")
     assert page.focused == "prompt"
-    queue = server.service.shelf.place(server.service.names.find(ENDLESS).recipe).queue
+    queue = server.service.registry.entry(server.service.names.find(ENDLESS).recipe).queue
     page.wait(lambda: queue.n_running == 0, "the server goes on")
 
 

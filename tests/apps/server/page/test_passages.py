@@ -43,7 +43,7 @@ def test_the_passages_are_those_of_the_command_line(small: Running) -> None:
     assert len(small.engine.chat_ids([*before, {"role": "user", "content": content}])) <= 300
     paged = [{"name": "b.pdf", "text": TEXT.replace("\n", "\f")}]
     assert "[b.pdf, page" in post(small, files=paged)["content"]
-    wait_until(lambda: small.service.room.n_taken == 0, "the memory is not given back")
+    wait_until(lambda: small.service.memory.n_taken == 0, "the memory is not given back")
 
 
 def test_what_fits_is_sent_whole(small: Running) -> None:

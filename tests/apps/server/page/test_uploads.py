@@ -10,7 +10,7 @@ from support.processes.running_server import PATIENCE_S, Running, started, wait_
 from support.texts.pdf_files import pdf_of, swelling
 
 from edgedec_apps.documents import files
-from edgedec_apps.server.page import uploads
+from edgedec_apps.server.page import api
 
 pytestmark = pytest.mark.slow
 
@@ -71,15 +71,15 @@ def test_what_is_no_pdf_with_a_text_is_refused(server: Running, data: bytes, wor
 
 def test_a_file_that_swells_is_stopped(server: Running) -> None:
     """Some kilobytes that become 300 MB are refused, and this process does not hold them."""
-    data, before = swelling(300_000_000), server.service.room.n_taken  # by responses that earlier tests kept
+    data, before = swelling(300_000_000), server.service.memory.n_taken  # by responses that earlier tests kept
     assert len(data) < server.service.settings.max_body_bytes
     assert "the PDF can't be read" in message(send(server, data), 400)
-    wait_until(lambda: server.service.room.n_taken <= before, "the memory is not given back")
+    wait_until(lambda: server.service.memory.n_taken <= before, "the memory is not given back")
 
 
 def test_what_takes_too_long_is_ended(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is killed, and the reply says why."""
-    monkeypatch.setattr(uploads, "_PATIENCE_S", 0.001)
+    monkeypatch.setattr(api, "_PATIENCE_S", 0.001)
     assert "it took longer than 0.001 s to read" in message(send(server, pdf_of(*PAGES)), 400)
 
 
@@ -88,7 +88,7 @@ def test_memory_and_size_are_bounded(chat_path: Path) -> None:
     with started(chat_path, room_bytes=40_000_000, max_body_bytes=10_000) as running:
         assert "takes at least 48.0 MB of memory" in message(send(running, pdf_of("a")), 413)
         assert "more than the 10000 bytes allowed" in message(send(running, b"%PDF-" + b"0" * 20_000), 413)
-        wait_until(lambda: running.service.room.n_taken == 0, "the memory is not given back")
+        wait_until(lambda: running.service.memory.n_taken == 0, "the memory is not given back")
 
 
 def test_a_server_that_ends_ends_the_process(chat_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_server_that_ends_ends_the_process(chat_path: Path, tmp_path: Path, mo
     reading = tmp_path / "reading"
     code = f"import pathlib, time; pathlib.Path({str(reading)!r}).touch(); time.sleep(600)"
     monkeypatch.setattr(files, "command", lambda limits: [sys.executable, "-c", code])
-    monkeypatch.setattr(uploads, "_PATIENCE_S", 600.0)
+    monkeypatch.setattr(api, "_PATIENCE_S", 600.0)
     with started(chat_path) as running:
         replies: list[httpx.Response] = []
 

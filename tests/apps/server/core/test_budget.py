@@ -15,8 +15,8 @@ import pytest
 from support.processes.running_server import PATIENCE_S, Running, messages, started, wait_until
 
 from edgedec.progress import CancelToken
+from edgedec_apps.server.core.budget import MemoryBudget, RequestMemory
 from edgedec_apps.server.core.errors import ApiError
-from edgedec_apps.server.core.room import Room, Share
 
 pytestmark = pytest.mark.slow
 
@@ -32,52 +32,28 @@ def narrow(chat_path: Path) -> Iterator[Running]:
 
 
 def test_a_share_waits_until_there_is_room() -> None:
-    """Who wants more than there is waits; who leaves wakes the first for whom there is room then."""
+    """Who wants more than there is waits; who leaves wakes the first for whom there is enough then."""
 
     async def scene() -> None:
-        room, order = Room(1600), list[str]()
-        first, second, small = (Share(room, PATIENCE_S) for _ in range(3))
+        budget, order = MemoryBudget(1600), list[str]()
+        first, second, small = (RequestMemory(budget, PATIENCE_S) for _ in range(3))
         await first.grow(1000)
 
-        async def ask(share: Share, name: str, n_bytes: int) -> None:
-            await share.grow(n_bytes)
+        async def ask(memory: RequestMemory, name: str, n_bytes: int) -> None:
+            await memory.grow(n_bytes)
             order.append(name)
 
         tasks = [asyncio.create_task(ask(second, "large", 900)), asyncio.create_task(ask(small, "small", 100))]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert (order, room.n_taken) == (["small"], 1100)  # there is always some room for a small one
+        assert (order, budget.n_taken) == (["small"], 1100)  # there is always some for a small one
         first.close()
         await asyncio.wait(tasks)
-        assert (order, room.n_taken) == (["small", "large"], 1000)
+        assert (order, budget.n_taken) == (["small", "large"], 1000)
         second.close()
         small.close()
         small.close()
-        assert room.n_taken == 0
-
-    asyncio.run(scene())
-
-
-def test_what_was_given_to_one_who_just_left_goes_on() -> None:
-    """Room is never given twice, and what a request gets in the moment in which it is cancelled goes to the next."""
-
-    async def scene() -> None:
-        room = Room(1600)
-        shares = [Share(room, PATIENCE_S) for _ in range(4)]
-        await shares[0].grow(1400)
-        tasks = [asyncio.create_task(share.grow(800)) for share in shares[1:]]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        shares[0].close()
-        assert [share.n_bytes for share in shares] == [0, 800, 0, 0]  # before it knows
-        tasks[0].cancel()
-        await asyncio.wait(tasks[:1])
-        assert [share.n_bytes for share in shares] == [0, 0, 800, 0]
-        await tasks[1]
-        shares[2].close()
-        assert [share.n_bytes for share in shares] == [0, 0, 0, 800]
-        await tasks[2]
-        assert room.n_taken == 800
+        assert budget.n_taken == 0
 
     asyncio.run(scene())
 
@@ -86,18 +62,18 @@ def test_a_share_that_is_too_large_or_too_late_is_refused() -> None:
     """More than one request may have is refused at once (413), and what has waited too long with 503."""
 
     async def scene() -> None:
-        room = Room(1600)
-        first, second = Share(room, PATIENCE_S), Share(room, 0.01)
+        budget = MemoryBudget(1600)
+        first, second = RequestMemory(budget, PATIENCE_S), RequestMemory(budget, 0.01)
         with pytest.raises(ApiError, match=r"needs about 1\.4 kB of memory, .* one request may use 1\.4 kB") as refused:
             await first.grow(1401)
         assert refused.value.status == 413
         await first.grow(1400)
         with pytest.raises(ApiError, match="use all the memory for requests") as busy:
             await second.grow(101)
-        assert (busy.value.status, busy.value.retry_after_s, room.n_taken) == (503, 5, 1400)
+        assert (busy.value.status, busy.value.retry_after_s, budget.n_taken) == (503, 5, 1400)
         async with second.more(100):
-            assert room.n_taken == 1500
-        assert room.n_taken == 1400
+            assert budget.n_taken == 1500
+        assert budget.n_taken == 1400
 
     asyncio.run(scene())
 
@@ -120,7 +96,7 @@ def test_what_takes_too_much_memory_is_refused(narrow: Running, body: bytes) -> 
     reply = narrow.client.post("/v1/chat/completions", content=body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_large")
     assert "of memory, and one request may use 3.5 MB" in reply.json()["error"]["message"]
-    wait_until(lambda: narrow.service.room.n_taken == 0, "it is not given back")
+    wait_until(lambda: narrow.service.memory.n_taken == 0, "it is not given back")
 
 
 def test_marks_within_texts_are_no_values(narrow: Running) -> None:
@@ -144,10 +120,10 @@ def test_bodies_in_flight_stay_within_the_room(narrow: Running, chunked: bool) -
             connection.setblocking(False)
             with suppress(BlockingIOError):
                 connection.send(b"%x\r\n" % len(part) + part if chunked else part)
-        wait_until(lambda: narrow.service.room.n_taken > ROOM_BYTES // 2, "nothing is read")
+        wait_until(lambda: narrow.service.memory.n_taken > ROOM_BYTES // 2, "nothing is read")
         assert narrow.client.post("/v1/chat/completions", json=SMALL).status_code == 200
-        assert narrow.service.room.n_taken <= ROOM_BYTES
-    wait_until(lambda: narrow.service.room.n_taken == 0, "it is not given back")
+        assert narrow.service.memory.n_taken <= ROOM_BYTES
+    wait_until(lambda: narrow.service.memory.n_taken == 0, "it is not given back")
 
 
 def test_bodies_that_do_not_come_give_way(narrow: Running) -> None:
@@ -159,7 +135,7 @@ def test_bodies_that_do_not_come_give_way(narrow: Running) -> None:
             connection = connections.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
             connection.sendall(head.encode())
-        wait_until(lambda: narrow.service.room.n_taken > ROOM_BYTES - 1000, "it is not taken")
+        wait_until(lambda: narrow.service.memory.n_taken > ROOM_BYTES - 1000, "it is not taken")
         assert narrow.client.post("/v1/chat/completions", json=SMALL | {"user": "u" * 1000}).status_code == 200
     narrow.service.settings = replace(narrow.service.settings, body_timeout_s=3.0)
 
@@ -170,10 +146,10 @@ def test_a_request_takes_its_share_until_it_is_answered(endless: Running) -> Non
     with endless.client.stream("POST", "/v1/chat/completions", json=asked) as reply:
         lines = reply.iter_lines()  # dropping these closes the stream
         next(lines)
-        assert endless.service.room.n_taken > len(json.dumps(asked))
+        assert endless.service.memory.n_taken > len(json.dumps(asked))
         shown = endless.client.get("/metrics").text
-        assert f"edgedec_request_bytes_limit {endless.service.room.n_bytes}\n" in shown
-    wait_until(lambda: endless.service.room.n_taken == 0, "it is not given back")
+        assert f"edgedec_request_bytes_limit {endless.service.memory.n_total}\n" in shown
+    wait_until(lambda: endless.service.memory.n_taken == 0, "it is not given back")
 
 
 class _Held:
@@ -235,13 +211,13 @@ def test_a_body_waits_for_room_and_is_answered(narrow: Running) -> None:
     host, port = narrow.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 800000\r\n\r\n{")
-        wait_until(lambda: narrow.service.room.n_taken == 3_200_000, "it is not read")
+        wait_until(lambda: narrow.service.memory.n_taken == 3_200_000, "it is not read")
         other = threading.Thread(
             target=lambda: answers.append(
                 httpx.post(f"{narrow.url}/v1/chat/completions", json=large, timeout=PATIENCE_S)
             )
         )
         other.start()
-        wait_until(lambda: narrow.service.room.n_waiting == 1, "nobody waits")
+        wait_until(lambda: narrow.service.memory.n_waiting == 1, "nobody waits")
     other.join(PATIENCE_S)
     assert [answer.status_code for answer in answers] == [200]

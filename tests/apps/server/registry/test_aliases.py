@@ -6,7 +6,7 @@ import pytest
 
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.settings import Settings
-from edgedec_apps.server.shelf.names import Names
+from edgedec_apps.server.registry.names import Names
 
 
 def test_an_alias_is_the_model_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from support.processes.running_server import CHAT, Running, messages, started
 
 from edgedec.gguf.file import read_gguf
 from edgedec_apps.server.core.settings import Settings
-from edgedec_apps.server.shelf.names import Names
+from edgedec_apps.server.registry.names import Names
 from edgedec_export.head_to_gguf import write_head_gguf
 from edgedec_runtimes.trained_heads.load import load_head
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from edgedec_apps.server.shelf import account
-from edgedec_apps.server.shelf.account import Account, planning_need
+from edgedec_apps.server.registry import opener
+from edgedec_apps.server.registry.opener import Account, planning_need
 
 MB = 1_000_000
 
@@ -14,7 +14,7 @@ MB = 1_000_000
 def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What the process holds, in MB, by the tests of this file: the last of the list."""
     figures = [0]
-    monkeypatch.setattr(account, "resident_bytes", lambda: figures[-1] * MB)
+    monkeypatch.setattr(opener, "resident_bytes", lambda: figures[-1] * MB)
     return figures
 
 

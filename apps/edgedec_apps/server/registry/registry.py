@@ -1,4 +1,4 @@
-"""The shelf: which models are loaded. It lends them to requests, and loads and unloads them within one memory plan.
+"""The registry of models: which are loaded, and how many requests use each; it loads and unloads within one memory.
 
 Each model is planned as if it were alone, so its context and its drafters never depend on what else is loaded. Where it
 does not fit beside the others, the least recently used of them is unloaded: after its requests have ended, while new
@@ -18,36 +18,35 @@ from typing import Any, TypeVar
 from edgedec.errors import MemoryCapError
 from edgedec.memory.shedding import give_back
 from edgedec.progress import CancelToken
+from edgedec_apps.server.core.budget import RequestQueue
 from edgedec_apps.server.core.errors import ApiError
-from edgedec_apps.server.shelf.models import CrowdedError, Loaded, Prepare, Prepared, Recipe
-from edgedec_apps.server.shelf.request_queue import RequestQueue
+from edgedec_apps.server.core.generation import to_its_end
+from edgedec_apps.server.registry.models import FOREVER_S, CrowdedError, Loaded, Prepare, Prepared, Recipe
 
-FOREVER_S = float("inf")
 _CONTEXT_STEP = 64  # how exactly the largest context that fits is found, in tokens
 _LOG = getLogger("edgedec.server")
 T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
-class ShelfPlace:
-    """The place of one model on the shelf, whether it is loaded or not.
+class ModelEntry:
+    """One model in the registry, whether it is loaded or not.
 
     Attributes:
         recipe: What is loaded.
         queue: The requests of this model that run and that wait.
         loaded: The model, while it is loaded.
-        n_bytes: The most bytes that it holds while it is loaded.
-        n_users: Requests to which it is lent.
+        n_references: Requests that use it.
         leaving: Whether it will be unloaded once its requests have ended.
-        used_s: When it was lent or given back for the last time, by the monotonic clock.
+        used_s: When a request began or ended to use it for the last time, by the monotonic clock.
         until_s: When it is unloaded if nobody uses it, by the monotonic clock.
+        idle: Set while no request uses it.
     """
 
     recipe: Recipe
     queue: RequestQueue
     loaded: Loaded | None = None
-    n_bytes: int = 0
-    n_users: int = 0
+    n_references: int = 0
     leaving: bool = False
     used_s: float = 0.0
     until_s: float = FOREVER_S
@@ -58,23 +57,28 @@ class ShelfPlace:
         return self.loaded is not None and not self.leaving and (n_ctx or 0) <= self.loaded.engine.n_ctx
 
     @property
+    def is_due(self) -> bool:
+        """Whether nobody has used the loaded model for as long as it is kept."""
+        return self.loaded is not None and not self.n_references and self.until_s <= monotonic()
+
+    @property
     def expires_at(self) -> float:
         """When the model is unloaded if nobody uses it, in seconds since 1970; infinite for never."""
         return time.time() + self.until_s - monotonic()
 
 
-class Lease:
-    """A model that is lent to a request.
+@dataclass(slots=True)
+class Reference:
+    """The use of a model by a request; the model stays loaded until the reference is released.
 
     Attributes:
         loaded: The model.
         load_s: Seconds that the request waited until the model was loaded; 0 where it was loaded before.
     """
 
-    def __init__(self, loaded: Loaded, load_s: float, give_back: Callable[[], None]) -> None:
-        self.loaded = loaded
-        self.load_s = load_s
-        self._give_back: Callable[[], None] | None = give_back
+    loaded: Loaded
+    load_s: float
+    _give_back: Callable[[], None] | None
 
     def release(self) -> None:
         """Give the model back; a second call does nothing."""
@@ -83,7 +87,7 @@ class Lease:
             give_back()
 
 
-class Shelf:
+class ModelRegistry:
     """The models of a server.
 
     Args:
@@ -97,7 +101,7 @@ class Shelf:
         self._prepare = prepare
         self._limits = n_parallel, n_queue
         self._on_change = on_change
-        self._places: dict[Recipe, ShelfPlace] = {}
+        self._entries: dict[Recipe, ModelEntry] = {}
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
         self._loading = CancelToken()
@@ -105,67 +109,74 @@ class Shelf:
         self._ended: ApiError | None = None
 
     @property
-    def places(self) -> list[ShelfPlace]:
-        """All places that were asked for so far."""
-        return list(self._places.values())
+    def entries(self) -> list[ModelEntry]:
+        """All models that were asked for so far."""
+        return list(self._entries.values())
 
     @property
-    def loaded(self) -> list[ShelfPlace]:
-        """The places of the models that are loaded, the least recently used first."""
-        return sorted((place for place in self._places.values() if place.loaded), key=lambda place: place.used_s)
+    def loaded(self) -> list[ModelEntry]:
+        """The entries of the models that are loaded, the least recently used first."""
+        return sorted((entry for entry in self._entries.values() if entry.loaded), key=lambda entry: entry.used_s)
 
-    def place(self, recipe: Recipe) -> ShelfPlace:
-        """Return the place of a model."""
-        return self._places.setdefault(recipe, ShelfPlace(recipe, RequestQueue(*self._limits)))
+    @property
+    def models(self) -> list[Loaded]:
+        """The models that are loaded, the least recently used first."""
+        return [entry.loaded for entry in self.loaded if entry.loaded is not None]
 
-    async def take(self, recipe: Recipe, *, n_ctx: int | None = None, keep_s: float = FOREVER_S) -> Lease:
-        """Lend a model, loaded where it has to be; the caller releases the lease.
+    def entry(self, recipe: Recipe) -> ModelEntry:
+        """Return the entry of a model."""
+        return self._entries.setdefault(recipe, ModelEntry(recipe, RequestQueue(*self._limits)))
+
+    async def acquire(self, recipe: Recipe, *, n_ctx: int | None = None, keep_s: float = FOREVER_S) -> Reference:
+        """Return a reference to a model, which is loaded where it has to be; the caller releases the reference.
 
         Args:
             recipe: The model.
             n_ctx: The least tokens of its context. A model that is loaded with fewer is loaded again.
-            keep_s: Seconds for which it stays loaded after the lease.
+            keep_s: Seconds for which it stays loaded after the request.
 
         Raises:
             ApiError: The context does not fit (400; the message has the largest that fits), or the server is ending.
             EdgedecError: The model can't be loaded; the other models are as they were.
         """
-        place, begun = self.place(recipe), perf_counter()
-        ready = place.serves(n_ctx)
+        entry, begun = self.entry(recipe), perf_counter()
+        ready = entry.serves(n_ctx)
         with self._stoppable():
             async with nullcontext() if ready else self._turn:
-                if not place.serves(n_ctx):
-                    await self._load(place, n_ctx)
-                assert place.loaded is not None
-                place.n_users += 1
-                place.idle.clear()
-                place.used_s = monotonic()
-        load_s = 0.0 if ready else perf_counter() - begun
-        return Lease(place.loaded, load_s, lambda: self._give_back(place, keep_s))
+                if not entry.serves(n_ctx):
+                    await self._load(entry, n_ctx)
+                assert entry.loaded is not None
+                entry.n_references += 1
+                entry.idle.clear()
+                entry.used_s = monotonic()
 
-    async def preload(self, recipe: Recipe, *, n_ctx: int | None = None, keep_s: float = FOREVER_S) -> bool:
-        """Load a model if it fits beside those that are loaded, and return whether it does.
+        def give_back() -> None:
+            entry.n_references -= 1
+            self._rest(entry, keep_s)
+
+        return Reference(entry.loaded, 0.0 if ready else perf_counter() - begun, give_back)
+
+    async def preload(self, recipe: Recipe, *, n_ctx: int | None = None, keep_s: float = FOREVER_S) -> None:
+        """Load a model if it fits beside those that are loaded.
 
         Raises:
             EdgedecError: The model can't be loaded.
         """
         with self._stoppable():
             async with self._turn:
-                place = self.place(recipe)
-                if place.loaded is not None:  # as another preset of the same model
-                    return True
+                entry = self.entry(recipe)
+                if entry.loaded is not None:  # as another preset of the same model
+                    return
                 prepared = await self._prepared(recipe, n_ctx)
-                if prepared is None or not self._fits(prepared):
-                    return False
-                await self._open(place, prepared)
-                self._rest(place, keep_s)
-        return True
+                if prepared is not None and prepared.fits:
+                    await self._open(entry, prepared)
+                    self._rest(entry, keep_s)
 
-    async def unload(self, which: Callable[[ShelfPlace], bool], then: Callable[[], object] = lambda: None) -> None:
+    async def unload(self, which: Callable[[ModelEntry], bool], then: Callable[[], object] = lambda: None) -> None:
         """Unload models after their requests have ended, then call `then` in a thread before another model is loaded.
 
         Args:
-            which: Tells of a place whether its model is meant.
+            which: Tells of an entry whether its model is meant.
             then: What is to be done while none of these models is loaded.
 
         Raises:
@@ -174,24 +185,24 @@ class Shelf:
         """
         with self._stoppable():
             async with self._turn:
-                for place in self.loaded:
-                    if which(place):
-                        await self._empty(place)
+                for entry in self.loaded:
+                    if which(entry):
+                        await self._empty(entry)
                 await self._in_thread(then)
 
     async def expire(self) -> None:
         """Unload models that were not used for as long as they are kept; runs until it is cancelled."""
         while True:
             self._news.clear()
-            due_s = min((place.until_s for place in self.loaded if not place.n_users), default=FOREVER_S)
+            due_s = min((entry.until_s for entry in self.loaded if not entry.n_references), default=FOREVER_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if due_s == FOREVER_S else max(0.0, due_s - monotonic())):
                     await self._news.wait()
-            for place in self.loaded:
-                if _is_due(place):
+            for entry in self.loaded:
+                if entry.is_due:
                     async with self._turn:
-                        if _is_due(place):
-                            await self._unload(place)
+                        if entry.is_due:
+                            await self._unload(entry)
 
     def stop(self, why: ApiError) -> None:
         """Refuse new requests, and end those that wait for a model, by an error; cancel the load that they wait for."""
@@ -202,26 +213,17 @@ class Shelf:
 
     def close(self) -> None:
         """Unload all models; called when the event loop has ended."""
-        for place in self.loaded:
-            loaded, place.loaded = place.loaded, None
+        for entry in self.loaded:
+            loaded, entry.loaded = entry.loaded, None
             if loaded is not None:
                 loaded.close()
 
-    def _give_back(self, place: ShelfPlace, keep_s: float) -> None:
-        place.n_users -= 1
-        self._rest(place, keep_s)
-
-    def _rest(self, place: ShelfPlace, keep_s: float) -> None:
-        place.used_s = monotonic()
-        place.until_s = place.used_s + keep_s
-        if not place.n_users:
-            place.idle.set()
+    def _rest(self, entry: ModelEntry, keep_s: float) -> None:
+        entry.used_s = monotonic()
+        entry.until_s = entry.used_s + keep_s
+        if not entry.n_references:
+            entry.idle.set()
         self._news.set()
-
-    def _fits(self, prepared: Prepared) -> bool:
-        """Return whether a model fits beside those that are loaded; alone it does."""
-        loaded = self.loaded
-        return not loaded or sum(place.n_bytes for place in loaded) + prepared.n_bytes <= prepared.budget_bytes
 
     async def _prepared(self, recipe: Recipe, n_ctx: int | None) -> Prepared | None:
         """Return a model as _prepare_for; None where another model must be unloaded before it can be planned."""
@@ -237,70 +239,67 @@ class Shelf:
                     raise
                 return None
 
-    async def _load(self, place: ShelfPlace, n_ctx: int | None) -> None:
+    async def _load(self, entry: ModelEntry, n_ctx: int | None) -> None:
         """Load a model, again where its context is too short, and unload others where it needs their memory.
 
         It is planned anew after each that is unloaded: what that one leaves behind is known only then, and a plan that
         waited for its requests to end would hold the model's header meanwhile.
         """
         while True:
-            prepared = await self._prepared(place.recipe, n_ctx)
-            victim = place if prepared is not None and place.loaded is not None else None
-            if prepared is not None and victim is None and self._fits(prepared):
+            prepared = await self._prepared(entry.recipe, n_ctx)
+            victim = entry if prepared is not None and entry.loaded is not None else None
+            if prepared is not None and victim is None and prepared.fits:
                 try:
-                    return await self._open(place, prepared)
+                    return await self._open(entry, prepared)
                 except MemoryCapError:  # the system has less memory than planned, as other programs took it
                     if not self.loaded:
                         raise
             del prepared
-            await self._empty(victim or self._victim())
+            # Else the least recently used model that no request uses, or that any uses.
+            await self._empty(victim or min(self.loaded, key=lambda each: (each.n_references > 0, each.used_s)))
 
-    def _victim(self) -> ShelfPlace:
-        """Return the model to unload: the least recently used that no request uses, or else that any uses."""
-        return min(self.loaded, key=lambda place: (place.n_users > 0, place.used_s))
-
-    async def _empty(self, place: ShelfPlace) -> None:
+    async def _empty(self, entry: ModelEntry) -> None:
         """Unload a model after its requests have ended; new requests for it wait."""
-        async with self._resting([place]):
-            await self._unload(place)
+        async with self._resting([entry]):
+            await self._unload(entry)
 
     @asynccontextmanager
-    async def _resting(self, places: Sequence[ShelfPlace]) -> AsyncIterator[None]:
+    async def _resting(self, entries: Sequence[ModelEntry]) -> AsyncIterator[None]:
         """Let nobody use these models inside the block: requests that run end before it, and new ones wait."""
-        for place in places:
-            place.leaving = True
+        for entry in entries:
+            entry.leaving = True
         try:
-            for place in places:
-                while place.n_users:
-                    await place.idle.wait()
+            for entry in entries:
+                while entry.n_references:
+                    await entry.idle.wait()
             yield
         finally:
-            for place in places:
-                place.leaving = False
+            for entry in entries:
+                entry.leaving = False
 
-    async def _unload(self, place: ShelfPlace) -> None:
-        assert place.loaded is not None
-        assert not place.n_users
-        place.leaving = True
+    async def _unload(self, entry: ModelEntry) -> None:
+        assert entry.loaded is not None
+        assert not entry.n_references
+        entry.leaving = True
         try:
-            await self._in_thread(place.loaded.close)
+            await self._in_thread(entry.loaded.close)
         except Exception as error:  # the model is freed nevertheless
             _LOG.warning("%s: %s", type(error).__name__, error)
         finally:
-            place.loaded, place.leaving, place.n_bytes = None, False, 0
+            entry.loaded, entry.leaving = None, False
             self._on_change()
         await self._in_thread(give_back)  # the engine is gone only now, with its vocabulary and its drafters
 
-    async def _open(self, place: ShelfPlace, prepared: Prepared) -> None:
-        def open_it() -> None:  # a model that is loaded when its request has gone is on the shelf as any other
-            place.loaded = prepared.open()
+    async def _open(self, entry: ModelEntry, prepared: Prepared) -> None:
+        def open_it() -> None:  # a model that is loaded when its request has gone stays loaded as any other
+            entry.loaded = prepared.open()
 
-        place.n_bytes = prepared.n_bytes
         try:
             await self._in_thread(open_it)
         finally:
-            if place.loaded is not None:
-                self._rest(place, 0.0)
+            if entry.loaded is not None:
+                entry.queue.load(len(entry.loaded.engine.pool.slots))
+                self._rest(entry, 0.0)
                 self._on_change()
 
     def _prepare_for(self, prepare: Prepare, recipe: Recipe, n_ctx: int | None) -> Prepared:
@@ -359,19 +358,4 @@ class Shelf:
         """
         if self._loading.cancelled and self._ended is None:
             self._loading = CancelToken()
-        work = asyncio.ensure_future(asyncio.to_thread(function))
-        cancelled = False
-        while not work.done():
-            try:
-                await asyncio.wait({work})
-            except asyncio.CancelledError:
-                cancelled = True
-                self._loading.cancel()
-        if cancelled:
-            work.exception()  # nobody waits for it
-            raise asyncio.CancelledError
-        return work.result()
-
-
-def _is_due(place: ShelfPlace) -> bool:
-    return place.loaded is not None and not place.n_users and place.until_s <= monotonic()
+        return await to_its_end(asyncio.ensure_future(asyncio.to_thread(function)), lambda: self._loading.cancel())

@@ -3,26 +3,32 @@
 A request never names a path or an address: a name is compared with those that are known here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from edgedec.callers import did_you_mean
 from edgedec.errors import EdgedecError, RequestError
+from edgedec.gguf.file import read_header_of
+from edgedec.gguf.metadata import get_text
+from edgedec.gguf.model_info import read_model_info
+from edgedec.gguf.model_kinds import embeds_only
+from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec_apps.new_preset import DEFAULT
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.generation import TextRequest
 from edgedec_apps.server.core.settings import Settings
-from edgedec_apps.server.shelf.models import Recipe
-from edgedec_apps.server.shelf.shelf import FOREVER_S
+from edgedec_apps.server.registry.models import FOREVER_S, ModelFile, Recipe
 from edgedec_models.cache import list_models
 from edgedec_models.catalogue import find_model
 from edgedec_models.presets import Preset, find_preset, list_presets
 
 _SCHEMES = ("hf:", "ollama:")
+_MOST_HEADERS = 256  # that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,10 @@ class Named:
     system: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     base: str = ""
+
+    def asked(self, keep_s: float | None, n_ctx: int | None = None) -> "Named":
+        """Return this with what a request says of them: how long the model stays, and the least of its context."""
+        return replace(self, keep_s=self.keep_s if keep_s is None else keep_s, n_ctx=n_ctx or self.n_ctx)
 
     def completed(self, texts: TextRequest) -> TextRequest:
         """Return a request with the system message and the options of this name, where the request has none."""
@@ -87,7 +97,7 @@ class Names:
         for each in dict.fromkeys((name, name.removesuffix(":latest"))):
             if not self._is_ours(each) and (preset := find_preset(each)) is not None:
                 return self._of_preset(preset)
-            if (found := self._model(each)) is not None:
+            if (found := self.model(each)) is not None:
                 return found
         if name.removesuffix(":latest") == DEFAULT:
             return self._first(only)
@@ -120,17 +130,13 @@ class Names:
         """
         found = {named.name: named for named in self.served}
         for preset in list_presets():
-            if preset.name not in found and not self._is_ours(preset.name) and self._model(preset.model) is not None:
+            if preset.name not in found and not self._is_ours(preset.name) and self.model(preset.model) is not None:
                 found[preset.name] = self._of_preset(preset)
         for name, path in _installed().items():
             found.setdefault(name, self._installed(path, name))
         return list(found.values())
 
-    def is_taken(self, name: str) -> bool:
-        """Return whether a name is that of a model, which a preset can't take."""
-        return self._model(name) is not None
-
-    def _model(self, name: str) -> Named | None:
+    def model(self, name: str) -> Named | None:
         """Return the model of a name that is no preset's, or None."""
         for named, given in zip(self.served, self._settings.models, strict=True):
             if name in (named.name, given):
@@ -141,13 +147,13 @@ class Names:
         if path is not None:
             return self._installed(path, name)
         entry = find_model(name)  # by an alias of the catalogue, such as qwen3:4b
-        return self._model(entry.name) if entry is not None and entry.name != name else None
+        return self.model(entry.name) if entry is not None and entry.name != name else None
 
     def _installed(self, path: Path, name: str) -> Named:
         return Named(name, Recipe(str(path)), self._settings.keep_s)
 
     def _of_preset(self, preset: Preset) -> Named:
-        base = self._model(preset.model)
+        base = self.model(preset.model)
         if base is None:
             raise ApiError(
                 f"{preset.name!r} is a preset of {preset.model!r}, which is not on this machine; pull that first",
@@ -216,3 +222,29 @@ def _installed() -> dict[str, Path]:
     """Return the files of the models on this machine by name."""
     found = [model for model in list_models() if model.complete and model.path.suffix.lower() == ".gguf"]
     return {model.name: model.path for model in found}  # those of EDGEDEC_MODELS come last, and count more
+
+
+def with_files(found: Iterable[Named]) -> list[tuple[Named, ModelFile | None]]:
+    """Return models with their files; None for a file that is not on this machine."""
+    return [(named, model_file(named.recipe)) for named in found]
+
+
+def model_file(recipe: Recipe) -> ModelFile | None:
+    """Return what the header of a model's file says, or None where the file is not on this machine."""
+    try:
+        path = resolve(recipe.model, ResolveOptions(offline=True))
+        stat = standing(path).stat()
+    except (EdgedecError, OSError):
+        return None
+    file = _read(path, stat.st_mtime_ns, stat.st_size)
+    return file if recipe.chat_template is None else replace(file, template=recipe.chat_template)
+
+
+@lru_cache(_MOST_HEADERS)
+def _read(path: Path, mtime_ns: int, n_bytes: int) -> ModelFile:
+    """Read a file's header; time and size are those of the file, so that another file is read again."""
+    try:
+        template = get_text(read_header_of(path), "tokenizer.chat_template")
+    except EdgedecError:
+        template = None
+    return ModelFile(path, read_model_info(path), mtime_ns / 1e9, template, embeds_only(path))

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 from support.models.tiny_models import tiny_llama
-from support.processes.running_server import CHAT, ENDLESS, PATIENCE_S, Running, messages, started, wait_until
+from support.processes.running_server import CHAT, ENDLESS, PATIENCE_S, Running, messages, room_for, started, wait_until
 
 import edgedec
 from edgedec.errors import CancelledError, MemoryCapError
 from edgedec.progress import CancelToken
-from edgedec_apps.server.shelf.models import CrowdedError, Loaded, Prepare, Prepared, Recipe
+from edgedec_apps.server.registry.models import CrowdedError, Loaded, Prepare, Prepared, Recipe
 
 pytestmark = pytest.mark.slow
 
@@ -50,18 +50,6 @@ def texts(cache: Path) -> dict[str, str]:
             found[name] = engine.chat(messages("Hello"), **SHORT).text  # type: ignore[arg-type]
     assert len(set(found.values())) == len(NAMES)
     return found
-
-
-def room_for(n_models: int) -> Callable[[Prepare], Prepare]:
-    """Return what makes a server believe that only so many models fit into its memory."""
-
-    def adapt(prepare: Prepare) -> Prepare:
-        def limited(recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> Prepared:
-            return replace(prepare(recipe, n_ctx, cancel), n_bytes=1, budget_bytes=n_models)
-
-        return limited
-
-    return adapt
 
 
 def ask(running: Running, name: str, **fields: Any) -> str:
@@ -132,7 +120,7 @@ def test_the_models_of_the_command_line_are_there_first(cache: Path) -> None:
 def test_a_model_that_writes_is_not_unloaded(cache: Path, texts: dict[str, str]) -> None:
     """A request for another model waits until the text has ended, and requests that come later wait behind it."""
     with started(adapt=room_for(1), load_options={"n_ctx": 100_000}) as running, ThreadPoolExecutor() as pool:
-        ape = running.service.shelf.place(running.service.names.find("ape").recipe)
+        ape = running.service.registry.entry(running.service.names.find("ape").recipe)
         with endless(running, "ape"):
             others = [pool.submit(ask, running, name) for name in ("bee", "ape")]
             wait_until(lambda: ape.leaving, "nobody waits for its memory")
@@ -157,8 +145,8 @@ class Crowded:
         """Return the adapted Prepare."""
 
         def at_rest(recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> Prepared:
-            places = self.running[0].service.shelf.loaded
-            assert not [place for place in places if place.n_users or not place.leaving]
+            entries = self.running[0].service.registry.loaded
+            assert not [entry for entry in entries if entry.n_references or not entry.leaving]
             if self.error is not None:
                 raise self.error
             return prepare(recipe, n_ctx, cancel)
@@ -190,7 +178,7 @@ def test_a_model_that_can_not_be_planned_beside_others(
         asked = {"model": "bee", "messages": messages("Hello")} | SHORT
         with endless(running, "ape"):
             waiting = pool.submit(running.client.post, "/v1/chat/completions", json=asked)
-            wait_until(lambda: running.service.shelf.loaded[0].leaving, "nobody waits for its end")
+            wait_until(lambda: running.service.registry.loaded[0].leaving, "nobody waits for its end")
             assert not waiting.done()
         reply = waiting.result(PATIENCE_S)
         assert (reply.status_code, running.loaded) == (status, loaded)
@@ -200,7 +188,7 @@ def test_a_model_that_can_not_be_planned_beside_others(
 def test_one_who_gives_up_waiting_leaves_the_model_as_it_was(cache: Path) -> None:
     """Where the client that waits for another model goes away, requests for the model that runs wait no more."""
     with started(adapt=room_for(1), load_options={"n_ctx": 100_000}, n_parallel=2) as running:
-        ape = running.service.shelf.place(running.service.names.find("ape").recipe)
+        ape = running.service.registry.entry(running.service.names.find("ape").recipe)
         with endless(running, "ape"):
             with pytest.raises(httpx.ReadTimeout):
                 httpx.post(
@@ -218,12 +206,14 @@ def test_twenty_requests_over_three_models(cache: Path, texts: dict[str, str]) -
     most = 0
 
     def counting(prepare: Prepare) -> Prepare:
+        limited = room_for(2)(prepare)
+
         def counted(recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> Prepared:
-            prepared = room_for(2)(prepare)(recipe, n_ctx, cancel)
+            prepared = limited(recipe, n_ctx, cancel)
 
             def opened() -> Loaded:
                 nonlocal most
-                most = max(most, 1 + len(services[0].service.shelf.loaded))
+                most = max(most, 1 + len(services[0].service.registry.loaded))
                 return prepared.open()
 
             return replace(prepared, open=opened)
@@ -359,8 +349,8 @@ def test_a_server_that_ends_while_a_model_loads(cache: Path) -> None:
         for thread in waiting:
             thread.start()
         assert held.begun.wait(PATIENCE_S)
-        place = running.service.shelf.place(running.service.names.find("bee").recipe)
-        wait_until(lambda: place.queue.n_waiting == 2, "they do not wait")
+        entry = running.service.registry.entry(running.service.names.find("bee").recipe)
+        wait_until(lambda: entry.queue.n_waiting == 2, "they do not wait")
     for thread in waiting:
         thread.join(PATIENCE_S)
     assert [answer.status_code for answer in answers] == [503, 503]
@@ -390,6 +380,7 @@ def test_how_long_a_model_stays(cache: Path) -> None:
         generate(running, "cow", keep_alive=-1)
         rows = running.client.get("/api/ps").json()["models"]
         assert [(row["name"], row["expires_at"][:4]) for row in rows] == [("cow", "9999"), ("ape", "9999")]
+        assert all(row["size"] > 0 for row in rows)
         assert generate(running, "cow", prompt="", keep_alive=0)["done_reason"] == "unload"
         assert running.loaded == ["ape"]
         assert generate(running, "cow", prompt="", keep_alive=0)["done_reason"] == "unload"
@@ -410,7 +401,7 @@ def test_a_model_that_writes_is_unloaded_after_its_text(cache: Path) -> None:
         ):
             with endless(running, name):
                 ended = pool.submit(end)
-                wait_until(lambda: running.service.shelf.loaded[-1].leaving, "nobody waits for its end")
+                wait_until(lambda: running.service.registry.loaded[-1].leaving, "nobody waits for its end")
                 assert (ended.done(), spare.exists()) == (False, True)
             assert ended.result(PATIENCE_S) in ("unload", 200)
             assert running.loaded == []

@@ -19,6 +19,7 @@ from edgedec.load_plan import LoadPlan
 from edgedec.loading.resolve import resolve
 from edgedec.memory.planner import plan_wishes, plan_within
 from edgedec.memory.setting import Cap, planning_bytes
+from edgedec.memory.shedding import give_back
 from edgedec.memory.system import available_bytes, peak_resident_bytes, resident_bytes
 from edgedec.memory.terms import REQUESTS, RESERVE
 from edgedec.memory_plan import MemoryPlan, format_bytes
@@ -26,9 +27,88 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.base_memory import LEFT_BYTES, base_bytes
 from edgedec_apps.fit_first import require_fit
 from edgedec_apps.machine_speed import keep_speed
-from edgedec_apps.server.shelf.account import Account, planning_need
-from edgedec_apps.server.shelf.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
+from edgedec_apps.server.registry.models import CrowdedError, Loaded, ModelFile, Prepared, Recipe
 from edgedec_apps.texts import adapter
+
+_IN_EACH_PLAN_BYTES = 9_000_000  # 5 MB of code and 4 MB of Python's working memory: both stay after the model
+_PLANNING_BYTES = 8_000_000  # measured with 260 tokens
+_MOST_PLANNING_BYTES = 80_000_000  # measured with 262,144 tokens: 65 MB
+
+
+@dataclass(slots=True)
+class Account:
+    """Whose memory is whose. Used under the turn of a registry: by one thread at a time.
+
+    A model that was unloaded leaves something behind: modules that were imported for it, blocks that the heap can't
+    give back. Each plan keeps LEFT_BYTES for that from the first on, so that no plan depends on what was loaded before.
+    More may be left where a model brought a large library; so what the process holds without models is measured again
+    whenever no model is loaded, less the part that every model's plan counts. While models are loaded, what they did
+    not hold when their loading had ended counts as held beside them.
+
+    Args:
+        first_bytes: Bytes that the process holds before any model's file is looked at.
+
+    Attributes:
+        base_bytes: Bytes that the process may hold without a model, beyond what each plan counts.
+    """
+
+    first_bytes: int
+    base_bytes: int = field(init=False)
+    _models: dict[object, tuple[int, int, int]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.base_bytes = self.first_bytes + LEFT_BYTES
+
+    @property
+    def others(self) -> bool:
+        """Whether a model is loaded."""
+        return bool(self._models)
+
+    @property
+    def planned_bytes(self) -> int:
+        """The most bytes that the loaded models may hold together."""
+        return sum(planned for planned, _, _ in self._models.values())
+
+    @property
+    def asked_bytes(self) -> int:
+        """The same by the plans before they were loaded; a model without a cap has no other plan."""
+        return sum(asked for _, _, asked in self._models.values())
+
+    def measure(self) -> int:
+        """Return the bytes that the process may hold beside its models."""
+        if not self._models:
+            give_back()  # what the requests since the last unloading have freed
+        without = (resident_bytes() or 0) - sum(held for _, held, _ in self._models.values()) - _IN_EACH_PLAN_BYTES
+        if not self._models:
+            self.base_bytes = max(self.first_bytes + LEFT_BYTES, without)
+        return max(self.base_bytes, without)
+
+    def open(self, model: object, planned_bytes: int, before_bytes: int, asked_bytes: int = 0) -> None:
+        """Enter a model that was loaded.
+
+        Args:
+            model: Stands for the model.
+            planned_bytes: The most bytes that the model may hold.
+            before_bytes: What the process held before it was loaded.
+            asked_bytes: The most bytes by the plan before it was loaded.
+        """
+        self._models[model] = planned_bytes, max(0, (resident_bytes() or 0) - before_bytes), asked_bytes
+
+    def close(self, model: object) -> None:
+        """Strike a model off that was unloaded; a second call does nothing."""
+        self._models.pop(model, None)
+
+
+def planning_need(path: Path) -> int:
+    """Return the most bytes that are held for a while to plan a model, whose header and vocabulary are read for it.
+
+    They grow with the vocabulary, whose size is not known before; but a file is larger than its vocabulary, and more
+    than 262,144 tokens are not expected.
+    """
+    if not standing(path).is_file():  # the folder of an export
+        return _MOST_PLANNING_BYTES
+    return min(_PLANNING_BYTES + standing(path).stat().st_size // 2, _MOST_PLANNING_BYTES)
+
 
 _USABLE = 0.9  # of the memory that the system has free when the server starts
 _OF_ALL = (REQUESTS, RESERVE)  # the terms of a plan that all models of a server share
@@ -37,7 +117,7 @@ _ANY_PEAK = 1 << 62  # other models are loaded: what the process held at its pea
 
 @dataclass(frozen=True)
 class Opener:
-    """Plans and loads models; its method `prepare` is a shelf's Prepare.
+    """Plans and loads models; its method `prepare` is a registry's Prepare.
 
     Without `options.memory`, nine tenths of what the system had free at the first call are for the models.
 
@@ -114,13 +194,13 @@ class Opener:
                 self._require(plan.memory, recipe, n_ctx, path)
         if "context" not in plan.given_up:  # so that it does not depend on what else is loaded by then
             options = replace(options, n_ctx=plan.options.n_ctx)
-        shared = sum(term.n_bytes for term in plan.memory.terms if term.name in _OF_ALL)
+        own_bytes = beside_bytes + account.asked_bytes + plan.memory.own_bytes  # and what all models share
+        n_bytes = plan.memory.own_bytes - sum(_shared(plan.memory).values())
         return Prepared(
-            n_bytes=plan.memory.own_bytes - shared,
-            budget_bytes=(1 << 62) if cap.n_bytes is None else cap.n_bytes - beside_bytes - shared,
+            fits=not account.others or cap.n_bytes is None or own_bytes <= cap.n_bytes,
             n_ctx=plan.options.n_ctx or 0,
             n_ctx_train=trained_context(chosen.path),
-            open=lambda: self._open(chosen, options, application),
+            open=lambda: self._open(chosen, options, application, n_bytes),
         )
 
     def _require(self, plan: MemoryPlan, recipe: Recipe, n_ctx: int | None, path: Path) -> None:
@@ -150,7 +230,7 @@ class Opener:
             cancel=cancel,
         )
 
-    def _open(self, chosen: LoadPlan, options: EngineOptions, application: Application) -> Loaded:
+    def _open(self, chosen: LoadPlan, options: EngineOptions, application: Application, n_bytes: int) -> Loaded:
         before_bytes = resident_bytes() or 0
         with self.showing() as on_progress:
             engine = open_chosen(chosen, replace(options, on_progress=on_progress), application)
@@ -165,9 +245,8 @@ class Opener:
         if engine.plan.given_up:
             cap = engine.plan.caps
             self.tell(f"{path.stem}: to keep within {cap}: {', '.join(engine.plan.given_up)}")
-        planned = [term.n_bytes for term in engine.plan.terms if term.name == REQUESTS]
-        shared = sum(term.n_bytes for term in engine.plan.terms if term.name in _OF_ALL)
-        self._account.open(model, engine.plan.own_bytes - shared, before_bytes)
+        shared = _shared(engine.plan)
+        self._account.open(model, engine.plan.own_bytes - sum(shared.values()), before_bytes, n_bytes)
 
         def close() -> None:
             try:
@@ -175,7 +254,7 @@ class Opener:
             finally:
                 self._account.close(model)
 
-        return Loaded(engine, file, close, planned[0] if planned else None)
+        return Loaded(engine, file, close, n_bytes, shared.get(REQUESTS))
 
     def _close(self, path: Path, engine: Engine) -> None:
         """Save the draft store and the model's speed, and free the model; a failure to save is only reported."""
@@ -186,3 +265,8 @@ class Opener:
             self.tell(str(error))
         finally:
             engine.close()
+
+
+def _shared(plan: MemoryPlan) -> dict[str, int]:
+    """Return the bytes of a plan's terms that all models of a server share, by name."""
+    return {term.name: term.n_bytes for term in plan.terms if term.name in _OF_ALL}
