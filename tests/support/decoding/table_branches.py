@@ -7,6 +7,7 @@ Token 0 ends a text; token i is written as the i-th letter of "abc...".
 
 from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,18 +42,22 @@ class TableBranches(Branches):
         self.held: dict[int, Ids] = {0: ()}
         self.n_opened = 1
 
-    def fork(self, branch: int) -> list[int]:
-        """Open a branch with the same text."""
-        self.held[self.n_opened] = self.held[branch]
-        self.n_opened += 1
-        return [self.n_opened - 1]
+    def fork(self, branch: int, n: int = 1) -> list[int]:
+        """Open n branches with the same text."""
+        opened = list(range(self.n_opened, self.n_opened + n))
+        self.held |= dict.fromkeys(opened, self.held[branch])
+        self.n_opened += n
+        return opened
 
     def drop(self, branch: int) -> None:
         """Forget a branch; KeyError where it is not open."""
         del self.held[branch]
 
-    def forward(self, tokens: Mapping[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
-        """Add tokens; what stands behind the end of the table repeats its last rows."""
+    def forward(
+        self, tokens: Mapping[int, Sequence[int]], *, rows: Literal["last", "all"] = "last"
+    ) -> dict[int, NDArray[np.float32]]:
+        """Add tokens, and return the logits behind the last one; what stands behind the end of the table repeats its last rows."""
+        assert rows == "last"
         for branch, ids in tokens.items():
             assert ids, "a branch gets at least one token"
             self.held[branch] += tuple(ids)
