@@ -48,10 +48,10 @@ def one_line(value: Any) -> str:
     return f"{type(value).__name__}({', '.join(shown)})"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return a clause with the known names most like `name` in any case, at most three; "" where none is like it.
 
-    First come the names that begin with `name`, or that `name` begins with, in the order of `known`: so it has those
+    First come the names that begin with `name`, or that `name` begins with, in the order of `names`: so it has those
     first that a person is likely to mean. Names that hold `name` elsewhere come after those like it as a whole.
 
     >>> did_you_mean("SmolLM-135m", ["smollm2-135m", "gemma3-270m"])
@@ -65,32 +65,32 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     lower = name.lower()
     by_lower: dict[str, str] = {}
-    for each in known:
+    for each in names:
         by_lower.setdefault(each.lower(), each)
     holding = [each for each in by_lower if len(name) >= _LEAST_PART and lower in each]
     begun = [each for each in by_lower if lower.startswith(each) or (each in holding and each.startswith(lower))]
     like = get_close_matches(lower, by_lower, n=3, cutoff=0.6)
     likely = [lower] if lower in by_lower else [*begun, *like, *holding]
-    found = [by_lower[each] for each in dict.fromkeys(likely)][:3]
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    close = [by_lower[each] for each in dict.fromkeys(likely)][:3]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def checks_arguments(function: F) -> F:
     """Return a function that raises OptionError for a wrong argument, and RequestError for one that it hasn't."""
     parameters = signature(function).parameters.values()
-    named = [each.name for each in parameters if each.kind is not Parameter.VAR_KEYWORD]
+    arguments = [each.name for each in parameters if each.kind is not Parameter.VAR_KEYWORD]
     hints = {each.name: each.annotation for each in parameters if each.annotation is not Parameter.empty}
     options = next((each.annotation for each in parameters if each.kind is Parameter.VAR_KEYWORD), None)
     further = {} if options is None else get_args(options)[0].__annotations__  # of Unpack[...]
     hints |= further
-    known = [name for name in (*named, *further) if name != "self"]
+    names = [name for name in (*arguments, *further) if name != "self"]
 
     @wraps(function)
     def checked(*args: Any, **keywords: Any) -> Any:
-        values = [checked_value(name, hints.get(name, ""), value) for name, value in zip(named, args, strict=False)]
+        values = [checked_value(name, hints.get(name, ""), value) for name, value in zip(arguments, args, strict=False)]
         for name in keywords:
-            if name not in known:
-                hint = did_you_mean(_ELSEWHERE.get(name, name), known) or f"; it has {', '.join(known)}"
+            if name not in names:
+                hint = did_you_mean(_ELSEWHERE.get(name, name), names) or f"; it has {', '.join(names)}"
                 raise RequestError(f"{function.__name__}() has no argument {name!r}{hint}")
             keywords[name] = checked_value(name, hints.get(name, ""), keywords[name])
         return function(*values, *args[len(values) :], **keywords)

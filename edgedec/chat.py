@@ -139,14 +139,14 @@ def thinking_variables(template: ChatTemplate, think: bool | None) -> dict[str, 
     Raises:
         RequestError: The template can't do this: it has no variable for it, and does not do it by itself.
     """
-    found = {name: think for name in _SWITCHES if name in template.variables} if think is not None else {}
-    if think is not None and not found and think != may_think(template.source):
+    variables = {name: think for name in _SWITCHES if name in template.variables} if think is not None else {}
+    if think is not None and not variables and think != may_think(template.source):
         does = "always thinks" if think is False else "never thinks"
         raise RequestError(
             f"think is {think}, but by its chat template the model {does}; the template has no variable "
             f"({' or '.join(_SWITCHES)}) to change that: leave the option out"
         )
-    return found
+    return variables
 
 
 def drop_oldest_turns(
@@ -171,16 +171,16 @@ def drop_oldest_turns(
     >>> drop_oldest_turns(chat, len, 3)
     ([{'role': 'system', 'content': 'system'}, {'role': 'user', 'content': 'user'}], 2)
     """
-    kept = list(messages)
-    while (n := n_tokens(kept)) > n_max:
-        droppable = [i for i, message in enumerate(kept[:-1]) if message.get("role") != "system"]
+    remaining = list(messages)
+    while (n := n_tokens(remaining)) > n_max:
+        droppable = [i for i, message in enumerate(remaining[:-1]) if message.get("role") != "system"]
         if not droppable:
             raise PromptTooLongError(
                 f"the last message takes at least {counted(n, 'token')}, but the context has room for {n_max}; "
                 "shorten it, or load the model with a longer context"
             )
         start = droppable[0]
-        del kept[start]
-        while start < len(kept) - 1 and kept[start].get("role") not in ("user", "system"):
-            del kept[start]
-    return kept, len(messages) - len(kept)
+        del remaining[start]
+        while start < len(remaining) - 1 and remaining[start].get("role") not in ("user", "system"):
+            del remaining[start]
+    return remaining, len(messages) - len(remaining)

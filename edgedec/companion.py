@@ -54,6 +54,6 @@ def companion_of(methods: Mapping[str, Mapping[str, object]] | None) -> Companio
         return None
     if len(methods) > 1:
         raise RequestError(f"the methods {' and '.join(methods)} are given; one of them can be used at a time")
-    ((name, given),) = methods.items()
-    found: Companion = read_options(plugins.load_plugin(plugins.SESSIONS, name), given, f"the method {name}")
-    return found
+    ((name, options),) = methods.items()
+    companion: Companion = read_options(plugins.load_plugin(plugins.SESSIONS, name), options, f"the method {name}")
+    return companion

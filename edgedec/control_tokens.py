@@ -31,10 +31,10 @@ def _spelled(starts: Mapping[str, list[str]], text: str) -> list[str]:
 @lru_cache(8)
 def _by_start(tokens: tuple[str, ...]) -> dict[str, list[str]]:
     """Return tokens by their first two characters; some models have thousands."""
-    found: dict[str, list[str]] = {}
+    by_start: dict[str, list[str]] = {}
     for token in tokens:
-        found.setdefault(token[:2], []).append(token)
-    return found
+        by_start.setdefault(token[:2], []).append(token)
+    return by_start
 
 
 class Marker:
@@ -114,8 +114,8 @@ class SaidTemplate:
     def said(self, message: Message, *, trust_messages: object = False) -> dict[str, Any]:
         """Return a message with its texts marked, as render() marks each; the role is the template's."""
         anyone, assistant = (_UNMARKED, _UNMARKED) if trust_messages is True else self._markers
-        own = _REPLY_FIELDS if message.get("role") == "assistant" else ()
-        marked = {name: (assistant if name in own else anyone)(value) for name, value in message.items()}
+        fields = _REPLY_FIELDS if message.get("role") == "assistant" else ()
+        marked = {name: (assistant if name in fields else anyone)(value) for name, value in message.items()}
         return marked | ({"role": message["role"]} if "role" in message else {})
 
     def render(
@@ -165,12 +165,12 @@ def encode_with_controls(
     ids = list(begin)
     for part, is_said in _parts(tokenizer, text):
         plain = part.replace(MARK, "")
-        found = encode(plain, parse_special=not is_said)
+        token_ids = encode(plain, parse_special=not is_said)
         spelled = (encode(token, parse_special=True)[0] for token in _spelled(starts, plain)) if is_said else ()
-        if any(token_id in found for token_id in spelled):
+        if any(token_id in token_ids for token_id in spelled):
             # Some tokenizers read a few in any text: the marks of gpt-oss, and what SentencePiece merges to one.
-            found = [token_id for each in part.split(MARK) for token_id in encode(each)]
-        ids += found
+            token_ids = [token_id for each in part.split(MARK) for token_id in encode(each)]
+        ids += token_ids
         if most is not None and len(ids) > most:
             return ids
     return ids + end

@@ -114,10 +114,10 @@ class _Bucket:
         # Cut rather than left out: if such times go on, they are the machine's new speed.
         sample = min(seconds, ODD * expected) if expected else seconds
         samples.append(sample)
-        found = median(samples)
+        middle_s = median(samples)
         if expected is not None and len(samples) < SURE:
-            found = min(found, expected)
-        self.points[n_rows] = found
+            middle_s = min(middle_s, expected)
+        self.points[n_rows] = middle_s
         self.most = max(self.most, n_rows)
         self._n_observed += 1
         self._recent.pop(n_rows, None)
@@ -131,8 +131,8 @@ class _Bucket:
             self._ratios.append(sample / base)
             self.pace = median(self._ratios)
         if n_rows > 1 and len(samples) >= SURE and 1 in self._recent and 1 in self.base:
-            self.base[n_rows] = found * self.base[1] / self.points[1]
-        if changed or before != (found, self.pace):  # the median of many samples mostly stays what it was
+            self.base[n_rows] = middle_s * self.base[1] / self.points[1]
+        if changed or before != (middle_s, self.pace):  # the median of many samples mostly stays what it was
             self._measured, self._seconds = {}, {}
         return sample
 
@@ -214,8 +214,8 @@ class Resuming:
         """Take a plain step after a draft where others take `plain_s`; tell whether it is unlike them."""
         self._samples.append(min(seconds / plain_s, ODD) - 1)
         if len(self._samples) >= SURE:
-            found = median(self._samples)
-            self.share = found if found > NOTICED else 0.0
+            middle_s = median(self._samples)
+            self.share = middle_s if middle_s > NOTICED else 0.0
         return self.share > 0
 
 
@@ -290,9 +290,9 @@ class CostCurve:
 
     def observe_beside(self, n_rows: int, seconds: float) -> None:
         """Take the seconds that a step with `n_rows` rows took beside proposing and its forward."""
-        known = self.beside_s[n_rows > 1]
-        new = min(seconds, ODD * known) if known else seconds
-        self.beside_s[n_rows > 1] += (NEWEST if known else 1.0) * (new - known)
+        beside_s = self.beside_s[n_rows > 1]
+        new = min(seconds, ODD * beside_s) if beside_s else seconds
+        self.beside_s[n_rows > 1] += (NEWEST if beside_s else 1.0) * (new - beside_s)
 
     def _bucket(self, n_past: int) -> _Bucket:
         """Return the bucket of contexts of `n_past` tokens; a new bucket begins with the points of the nearest one."""
@@ -300,8 +300,8 @@ class CostCurve:
         bucket = self._buckets.get(key)
         if bucket is None:
             nearest = min(self._buckets, key=lambda other: abs(other - key), default=None)
-            known = dict(self._base) if nearest is None else self._buckets[nearest].table()
-            bucket = self._buckets[key] = _Bucket(known, max(known, default=0))
+            table = dict(self._base) if nearest is None else self._buckets[nearest].table()
+            bucket = self._buckets[key] = _Bucket(table, max(table, default=0))
         return bucket
 
     def seconds(self, n_rows: int, n_past: int = 0) -> float | None:
@@ -377,9 +377,9 @@ def best_length(
     for n in range(1, n_max + 1):
         path *= rate
         expected += path
-        found = expected / (once + n * level + cost(n)) / plain_rate
-        if found > gain:
-            best, gain = n, found
+        length_rate = expected / (once + n * level + cost(n)) / plain_rate
+        if length_rate > gain:
+            best, gain = n, length_rate
         if path * rate < NEXT_TO_NOTHING * (1 - rate):  # what all further nodes together would add
             break
     return best, gain

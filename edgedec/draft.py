@@ -83,16 +83,16 @@ class Draft:
         """Raise PluginError unless types and lengths agree, parents stand first and the vocabulary has every token."""
         if not type(self.tokens) is type(self.parents) is type(self.p_accept) is tuple:
             kinds = (type(self.tokens), type(self.parents), type(self.p_accept))
-            found = ", ".join(kind.__name__ for kind in kinds)
-            raise PluginError(f"a draft's tokens, parents and p_accept must be tuples, found {found}; use Draft.tree()")
+            names = ", ".join(kind.__name__ for kind in kinds)
+            raise PluginError(f"a draft's tokens, parents and p_accept must be tuples, found {names}; use Draft.tree()")
         lengths = len(self.tokens), len(self.parents), len(self.p_accept)
         if not lengths[0] == lengths[1] == lengths[2]:
             raise PluginError(f"a draft's tokens, parents and p_accept must have one length, found {lengths}")
         for i, (token, parent, p) in enumerate(zip(self.tokens, self.parents, self.p_accept, strict=True)):
             if type(token) is not int or type(parent) is not int or not isinstance(p, _NUMBER):
-                found = ", ".join(type(value).__name__ for value in (token, parent, p))
+                names = ", ".join(type(value).__name__ for value in (token, parent, p))
                 raise PluginError(
-                    f"a draft's tokens and parents must be of type int and its p_accept float, found {found}; "
+                    f"a draft's tokens and parents must be of type int and its p_accept float, found {names}; "
                     "tolist() of a numpy array has these types"
                 )
             if not 0 <= token < n_vocab:

@@ -50,8 +50,8 @@ class Grammar:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            known = ", ".join(get_args(Kind))
-            raise RequestError(f"the grammar's kind is {self.kind!r:.40}; it must be one of {known}")
+            kinds = ", ".join(get_args(Kind))
+            raise RequestError(f"the grammar's kind is {self.kind!r:.40}; it must be one of {kinds}")
         if not isinstance(self.source, str):
             raise RequestError(f"the {self.kind} is a {type(self.source).__name__}; it must be a str")
         n_bytes = len(self.source.encode(errors="surrogatepass"))
@@ -123,11 +123,11 @@ class Grammar:
 def _checked(schema: str) -> str:
     """Return the text of a JSON schema; raise RequestError where it is no JSON object."""
     try:
-        found = json.loads(schema) if len(schema) <= MAX_SOURCE_BYTES else {}  # Grammar refuses a larger one
+        parsed = json.loads(schema) if len(schema) <= MAX_SOURCE_BYTES else {}  # Grammar refuses a larger one
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the JSON schema is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise RequestError(f"the JSON schema is a {type(found).__name__}; it must be an object")
+    if not isinstance(parsed, dict):
+        raise RequestError(f"the JSON schema is a {type(parsed).__name__}; it must be an object")
     return schema
 
 

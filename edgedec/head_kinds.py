@@ -100,26 +100,26 @@ def usable_head(model: Path, kinds: Collection[str], cache_dir: Path | None) -> 
         kinds: The names of the kinds that are looked for.
         cache_dir: The cache's root; None for no cache.
     """
-    found = find_head(model, kinds, cache_dir)
-    if found is None:
+    head = find_head(model, kinds, cache_dir)
+    if head is None:
         return None, ""
     try:
-        require_fit(found, model)
+        require_fit(head, model)
     except EdgedecError as error:
-        return None, f"the draft head {found.name} was found, but is not used: {error}"
-    return found, ""
+        return None, f"the draft head {head.name} was found, but is not used: {error}"
+    return head, ""
 
 
 def find_head(model: Path, kinds: Collection[str], cache_dir: Path | None) -> Path | None:
     """Return the draft head for a model; None where there is none. The arguments are those of usable_head()."""
-    wanted = [kind for name, kind in _kinds().items() if name in kinds]
+    chosen = [kind for name, kind in _kinds().items() if name in kinds]
     nothing: Sequence[Path] = ()
-    for kind in wanted:
+    for kind in chosen:
         for path in _asked(nothing, kind.beside, model):
             return path
     of_this_model = None
     for path in (*_elsewhere(cache_dir), model):
-        for kind in wanted:
+        for kind in chosen:
             kinship = _asked(Kinship.UNKNOWN, kind.kinship, path, model, cache_dir)
             if kinship is Kinship.THESE_WEIGHTS:
                 return path
@@ -129,21 +129,21 @@ def find_head(model: Path, kinds: Collection[str], cache_dir: Path | None) -> Pa
 
 
 def _kinds() -> dict[str, HeadKind]:
-    found: dict[str, HeadKind] = {}
+    kinds: dict[str, HeadKind] = {}
     for name, plugin in plugins.plugins(plugins.HEAD_KINDS).items():
         with suppress(EdgedecError):  # edgedec doctor tells of a plug-in that does not import
             kind = plugin.load()
             if isinstance(kind, HeadKind):
-                found[name] = kind
-    return found
+                kinds[name] = kind
+    return kinds
 
 
 def _elsewhere(cache_dir: Path | None) -> Iterator[Path]:
     for plugin in plugins.plugins(plugins.HEAD_FOLDERS).values():
-        found: Sequence[Path] = ()
+        paths: Sequence[Path] = ()
         with suppress(Exception):  # one package's fault must not keep a model from loading
-            found = list(plugin.load()(cache_dir))
-        yield from found
+            paths = list(plugin.load()(cache_dir))
+        yield from paths
 
 
 def _asked(otherwise: T, ask: Callable[..., T], *args: object) -> T:

@@ -181,23 +181,23 @@ class OtherMachines(Protocol):
 
 def own_options(runtime: object) -> type[Any]:
     """Return the dataclass of the options that only this runtime has."""
-    found: type[Any] = getattr(runtime, "own_options", NoOptions)  # other packages' runtimes need not have it
-    return found
+    options_type: type[Any] = getattr(runtime, "own_options", NoOptions)  # other packages' runtimes need not have it
+    return options_type
 
 
-def known_to(runtime: object, given: Mapping[str, object]) -> dict[str, object]:
+def known_to(runtime: object, options: Mapping[str, object]) -> dict[str, object]:
     """Return those of the given options that a runtime has for a model on this machine."""
     kind = own_options(runtime)
-    known = {field.name for field in fields(kind)} - set(getattr(kind, "of_other_machines", ()))
-    return {name: value for name, value in given.items() if name in known}
+    names = {field.name for field in fields(kind)} - set(getattr(kind, "of_other_machines", ()))
+    return {name: value for name, value in options.items() if name in names}
 
 
-def read_options(kind: type[T], given: Mapping[str, object], owner: str) -> T:
+def read_options(kind: type[T], options: Mapping[str, object], owner: str) -> T:
     """Return the options of a runtime or of a method: what is given, and the defaults of the others.
 
     Args:
         kind: The dataclass of the options.
-        given: Values by the names of options.
+        options: Values by the names of options.
         owner: Whose options they are, for errors: "the cpu runtime".
 
     Raises:
@@ -205,14 +205,14 @@ def read_options(kind: type[T], given: Mapping[str, object], owner: str) -> T:
         OptionError: An option does not take the value.
     """
     hints = get_type_hints(kind)
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # it is a dataclass
-    for name in given:
-        if name not in known:
-            has = f"{did_you_mean(name, known)}; its own are {', '.join(known)}" if known else ""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # it is a dataclass
+    for name in options:
+        if name not in names:
+            has = f"{did_you_mean(name, names)}; its own are {', '.join(names)}" if names else ""
             raise RequestError(
                 f"{owner} has no option {name!r}{has}; leave it out, or name what has it ({argument('runtime')})"
             )
-    return kind(**{name: read_value(name, hints[name], value) for name, value in given.items()})
+    return kind(**{name: read_value(name, hints[name], value) for name, value in options.items()})
 
 
 def read_value(name: str, hint: Any, value: object) -> object:

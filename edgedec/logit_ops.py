@@ -147,15 +147,15 @@ def slow_loops(scores: NDArray[np.float32], text: Sequence[int], strength: float
         text: The token ids so far, the prompt included.
         strength: 0 changes nothing, 0.5 rules out whatever repeats two tokens.
     """
-    found = {token: n for token, n in repeated_lengths(text).items() if token < len(scores)}
+    lengths = {token: n for token, n in repeated_lengths(text).items() if token < len(scores)}
     possible = scores[scores > -np.inf]
-    if not found or not len(possible) or not np.isfinite(most := possible.max()):
+    if not lengths or not len(possible) or not np.isfinite(most := possible.max()):
         return
     total = float(np.exp((possible - most).astype(np.float64)).sum())
-    ids = np.fromiter(found, np.int64)
+    ids = np.fromiter(lengths, np.int64)
     before = scores[ids]
     p = np.exp(before.astype(np.float64) - float(most)) / total
-    left = p - strength * np.fromiter(found.values(), np.float64)
+    left = p - strength * np.fromiter(lengths.values(), np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         scores[ids] = np.where(left > 0, before + np.log(np.maximum(left, 0) / p), -np.inf)
     if scores.max() == -np.inf:

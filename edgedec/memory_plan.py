@@ -231,24 +231,24 @@ class MemoryPlan:
 
         Without such a device there is one column, which has the terms of unified devices as well.
         """
-        own = [cap for cap in self.devices if not cap.device.unified]
-        names = [HOST, *(cap.device.name for cap in own)]
-        rows = [["", *names, ""]] if own else []
+        discrete = [cap for cap in self.devices if not cap.device.unified]
+        names = [HOST, *(cap.device.name for cap in discrete)]
+        rows = [["", *names, ""]] if discrete else []
         for name in dict.fromkeys(term.name for term in self.terms):
             terms = [term for term in self.terms if term.name == name]
             sizes = [sum(term.n_bytes for term in terms if self._column(term) == column) for column in names]
             details = dict.fromkeys(self._detail(term) for term in terms)
             shown = [format_bytes(n) if n or len(names) == 1 else "" for n in sizes]
             rows.append([name, *shown, ", ".join(filter(None, details))])
-        totals = [self.total_bytes, *(self.device_bytes(cap.device.name) for cap in own)]
+        totals = [self.total_bytes, *(self.device_bytes(cap.device.name) for cap in discrete)]
         rows.append(["total", *map(format_bytes, totals), "and more" if self.partial else ""])
-        rows += self._cap_rows(own)
+        rows += self._cap_rows(discrete)
         widths = [max(len(row[0]) for row in rows), *([9] + [max(9, len(name)) for name in names[1:]])]
         return "\n".join(_line(row, widths) for row in rows)
 
-    def _cap_rows(self, own: Sequence[DeviceCap]) -> list[list[str]]:
+    def _cap_rows(self, discrete: Sequence[DeviceCap]) -> list[list[str]]:
         """Return the last lines of the table: the caps, with what is over them; those of unified devices by name."""
-        caps = [(self.cap_bytes, self.cap_name), *((cap.cap_bytes, cap.cap_name) for cap in own)]
+        caps = [(self.cap_bytes, self.cap_name), *((cap.cap_bytes, cap.cap_name) for cap in discrete)]
         rows = []
         for cap_name in dict.fromkeys(name for n_bytes, name in caps if n_bytes is not None):
             sizes = [format_bytes(n or 0) if n is not None and name == cap_name else "" for n, name in caps]

@@ -83,14 +83,14 @@ def placed(token_ids: Sequence[int], pictures: Pictures) -> Iterator[PlacedRows]
     for i, token_id in enumerate(token_ids):
         if token_id >= 0 or i < end:
             continue
-        found = pictures.get(token_id)
-        if found is None or tuple(token_ids[i : i + len(found.ids)]) != found.ids:
+        picture = pictures.get(token_id)
+        if picture is None or tuple(token_ids[i : i + len(picture.ids)]) != picture.ids:
             raise RequestError(
                 f"token {i} of the prompt is {token_id}, which stands for no token and for no row of a picture that "
                 "came with the prompt; give the pictures that the prompt was made with, each one whole"
             )
-        end = i + len(found.ids)
-        yield PlacedRows(i, end, found)
+        end = i + len(picture.ids)
+        yield PlacedRows(i, end, picture)
 
 
 class PictureReader(Protocol):

@@ -76,15 +76,15 @@ class Plugin:
         """
         module_name, _, attribute = self.target.partition(":")
         try:
-            found: Any = importlib.import_module(module_name)
+            value: Any = importlib.import_module(module_name)
             for part in attribute.split("."):
-                found = getattr(found, part)
+                value = getattr(value, part)
         except Exception as error:
             raise PluginError(
                 f"the plug-in {self.name!r} ({self.target}, from {self.package}) does not import: "
                 f"{type(error).__name__}: {error}; reinstall or remove {self.package}"
             ) from error
-        return found
+        return value
 
 
 def plugins(kind: str) -> dict[str, Plugin]:
@@ -93,11 +93,11 @@ def plugins(kind: str) -> dict[str, Plugin]:
     Raises:
         PluginError: edgedec itself is not installed.
     """
-    found = dict(_own().get(kind, {}))
+    by_name = dict(_own().get(kind, {}))
     for plugin in _of_others(tuple(sys.path)):
         if plugin.kind == kind:
-            found.setdefault(plugin.name, plugin)
-    return found
+            by_name.setdefault(plugin.name, plugin)
+    return by_name
 
 
 def is_own(kind: str, name: str) -> bool:
@@ -118,13 +118,13 @@ def load_plugin(kind: str, name: str) -> Any:
     """
     if is_own(kind, name):  # without a look at all packages
         return _own()[kind][name].load()
-    found = plugins(kind)
-    if name not in found:
-        known = ", ".join(found) or "none"
+    by_name = plugins(kind)
+    if name not in by_name:
+        names = ", ".join(by_name) or "none"
         raise PluginError(
-            f"no {word_for(kind)} is called {name!r}; installed: {known} (edgedec doctor --all lists them)"
+            f"no {word_for(kind)} is called {name!r}; installed: {names} (edgedec doctor --all lists them)"
         )
-    return found[name].load()
+    return by_name[name].load()
 
 
 def load_of_type(kind: str, name: str, expected: type[T]) -> T:
@@ -161,11 +161,11 @@ def first_made(kind: str, *args: object, **options: object) -> Any:
     Raises:
         EdgedecError: As edgedec's own factories.
     """
-    found = plugins(kind).values()
-    if not found:
+    candidates = plugins(kind).values()
+    if not candidates:
         raise PluginError(f"no {word_for(kind)} is installed; reinstall {DISTRIBUTION}")
     made = None
-    for plugin in sorted(found, key=lambda plugin: plugin.package == DISTRIBUTION):
+    for plugin in sorted(candidates, key=lambda plugin: plugin.package == DISTRIBUTION):
         if plugin.package == DISTRIBUTION:
             made = plugin.load()(*args, **options)
         else:
@@ -186,22 +186,22 @@ def _own() -> Mapping[str, Mapping[str, Plugin]]:
             f"edgedec is on the path without the metadata of {DISTRIBUTION}, which names its plug-ins, "
             "such as its runtimes; install it: pip install -e . in a clone of edgedec"
         ) from error
-    found: dict[str, dict[str, Plugin]] = {}
+    by_group: dict[str, dict[str, Plugin]] = {}
     for plugin in (_plugin(entry, DISTRIBUTION) for entry in entries):
-        found.setdefault(plugin.kind, {})[plugin.name] = plugin
-    return found
+        by_group.setdefault(plugin.kind, {})[plugin.name] = plugin
+    return by_group
 
 
 @lru_cache(maxsize=1)
 def _of_others(path: tuple[str, ...]) -> tuple[Plugin, ...]:
     """Return the plug-ins of the other packages that are installed on a path of imports, sys.path as it is now."""
-    found = []
+    others = []
     for package in metadata.distributions(path=list(path)):
         # Most packages have no plug-in of ours: to look for the word first takes a fifth of the time of reading all.
         if "[edgedec." in (package.read_text("entry_points.txt") or "") and package.name != DISTRIBUTION:
             by = f"{package.name} {package.version}"
-            found += [_plugin(entry, by) for entry in package.entry_points]
-    return tuple(found)
+            others += [_plugin(entry, by) for entry in package.entry_points]
+    return tuple(others)
 
 
 def _plugin(entry: metadata.EntryPoint, package: str) -> Plugin:

@@ -142,8 +142,8 @@ def _check_stop(stop: Sequence[str]) -> None:
     if not all(stop):
         raise OptionError("stop", stop, "it must hold strings, none of them empty")
     if (n_chars := sum(map(len, stop))) > MAX_STOP_CHARS:
-        found = f"{argument('stop')} holds {n_chars:,} characters"
-        raise RequestError(f"{found}; its strings may have {MAX_STOP_CHARS:,} together")
+        size = f"{argument('stop')} holds {n_chars:,} characters"
+        raise RequestError(f"{size}; its strings may have {MAX_STOP_CHARS:,} together")
 
 
 def _is_a(kind: type, value: object) -> bool:
@@ -231,9 +231,9 @@ def distribution(
     if params.greedy:
         return Distribution(np.array([_most_probable(scores, ops)]), np.ones(1))
     ids = _kept(scores, params, ops)
-    kept = scores[ids].astype(np.float64)
-    most = kept.max()
-    weights = np.exp((kept - most) / params.temperature)
+    selected = scores[ids].astype(np.float64)
+    most = selected.max()
+    weights = np.exp((selected - most) / params.temperature)
     mask = weights > 0
     ids, weights = ids[mask], weights[mask]
     return Distribution(ids, weights / weights.sum())

@@ -16,9 +16,9 @@ def main(name: str = "smollm2-135m") -> None:
                 messages.append({"role": "user", "content": input("> ")})
             except EOFError:
                 return
-            kept, _ = model.fit_messages(messages, n_most)
+            newest, _ = model.fit_messages(messages, n_most)
             answer = ""
-            for token in model.chat_stream(kept, max_tokens=n_most):
+            for token in model.chat_stream(newest, max_tokens=n_most):
                 print(token.text, end="", flush=True)
                 answer += token.text
             print()

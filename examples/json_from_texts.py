@@ -29,8 +29,8 @@ def records(model: edgedec.Engine, texts: Iterable[str]) -> Iterator[dict[str, A
     def record(text: str) -> dict[str, Any]:
         question = f"Which product is it, how is it rated from 1 to 5, is a refund wanted?\n\nReview: {text.strip()}"
         answer = model.chat(question, json_schema=SCHEMA, json_close=True, max_tokens=100, temperature=0)
-        found: dict[str, Any] = json.loads(answer.text)
-        return found
+        values: dict[str, Any] = json.loads(answer.text)
+        return values
 
     with ThreadPoolExecutor(4) as threads:
         yield from threads.map(record, texts)

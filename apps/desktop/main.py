@@ -56,8 +56,8 @@ class Worker(QObject):
         assert engine is not None, "the window sends only where a model is loaded"
         n_most = min(MAX_TOKENS, engine.n_ctx // 2)
         try:
-            kept, _ = engine.fit_messages(messages, n_most)  # drops the oldest turns where they don't fit
-            stream = engine.chat_stream(kept, max_tokens=n_most, cancel=cancel, on_progress=self._report)
+            newest, _ = engine.fit_messages(messages, n_most)  # drops the oldest turns where they don't fit
+            stream = engine.chat_stream(newest, max_tokens=n_most, cancel=cancel, on_progress=self._report)
             with closing(stream):
                 for token in stream:
                     self.said.emit(token.text)

@@ -61,8 +61,8 @@ def _whole(read: _BodyReader) -> _Reader:
             calls = list(read(head, body, tools))
         except (ValueError, RecursionError):
             return []
-        found = [call for call in calls if call is not None]
-        return found if len(found) == len(calls) else []
+        read_calls = [call for call in calls if call is not None]
+        return read_calls if len(read_calls) == len(calls) else []
 
     return run
 
@@ -86,11 +86,11 @@ def read_function(head: str, body: str, tools: Tools) -> Iterable[ToolCall | Non
 @_whole
 def read_named_json(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
     """Return the calls of `NAME[ARGS]{...}` (Ministral 3), of `NAME{...}`, or of an array in JSON (Mistral)."""
-    named = re.match(r"\s*([\w.:-]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?=\{)", body)
-    values = json_values(body if named is None else body[named.end() :])
+    match = re.match(r"\s*([\w.:-]+)\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?=\{)", body)
+    values = json_values(body if match is None else body[match.end() :])
     if len(values) != 1:
         return ()
-    return _of_values(values) if named is None else [_made(named[1], values[0])]
+    return _of_values(values) if match is None else [_made(match[1], values[0])]
 
 
 @_whole
@@ -106,11 +106,11 @@ def read_channel(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None
 @_whole
 def read_braces(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
     """Return the call of `call:NAME{key:value,...}`, whose strings stand between `<|"|>` (Gemma 4)."""
-    named = re.match(r"\s*call:\s*([\w.:-]+)\s*(?=\{)", body)
-    if named is None:
+    match = re.match(r"\s*call:\s*([\w.:-]+)\s*(?=\{)", body)
+    if match is None:
         return ()
-    value, at = _value(body, named.end())
-    return [_made(named[1], value)] if not body[at:].strip() else ()
+    value, at = _value(body, match.end())
+    return [_made(match[1], value)] if not body[at:].strip() else ()
 
 
 @_whole
@@ -123,9 +123,9 @@ def read_python(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]
     text = body.strip()
     text = text.removeprefix("[").removesuffix("]") if text.startswith("[") else text
     at = 0
-    while (named := _PYTHON_NAME.match(text, at)) is not None:
-        arguments, at = _pairs(text, named.end(), ")", _KEYWORD)
-        calls.append(_made(named[1], arguments))
+    while (match := _PYTHON_NAME.match(text, at)) is not None:
+        arguments, at = _pairs(text, match.end(), ")", _KEYWORD)
+        calls.append(_made(match[1], arguments))
         at = _after_comma(text, at, "")
     return calls if at == len(text) else ()
 
@@ -196,8 +196,8 @@ _SPACES = re.compile(r"[; \t\r\n]*")
 
 
 def _of_values(values: list[Any]) -> list[ToolCall | None]:
-    found = values[0] if isinstance(values[0], list) else values
-    return [call_of(value, needs_arguments=False) for value in found]
+    items = values[0] if isinstance(values[0], list) else values
+    return [call_of(value, needs_arguments=False) for value in items]
 
 
 def _made(name: str, arguments: Any) -> ToolCall | None:
@@ -238,13 +238,13 @@ def _typed(text: str, schema: Mapping[str, Any], key: str) -> Any:
     return values[0] if types or isinstance(values[0], dict | list) else text
 
 
-def _types(schema: Any, root: Mapping[str, Any], known: dict[str, set[str]]) -> set[str]:
+def _types(schema: Any, root: Mapping[str, Any], seen: dict[str, set[str]]) -> set[str]:
     """Return which of "string", "null" and "other" a part of a JSON schema allows; an empty set where it does not say.
 
     Args:
         schema: The part.
         root: The whole schema, from which references lead.
-        known: The answers for references that were met.
+        seen: The answers for references that were met.
     """
     if not isinstance(schema, Mapping):
         return set()
@@ -254,14 +254,14 @@ def _types(schema: Any, root: Mapping[str, Any], known: dict[str, set[str]]) -> 
     sets = [{kind if kind in ("string", "null") else "other" for kind in kinds}]
     sets += [{"string" if isinstance(each, str) else "null" if each is None else "other" for each in values}]
     if isinstance(reference, str):
-        if reference not in known:
-            known[reference] = set()
-            known[reference] = _types(target(root, reference), root, known)
-        sets.append(known[reference])
+        if reference not in seen:
+            seen[reference] = set()
+            seen[reference] = _types(target(root, reference), root, seen)
+        sets.append(seen[reference])
     for key in ("allOf", "anyOf", "oneOf"):
         cases = schema.get(key)
-        found = [_types(case, root, known) for case in cases] if isinstance(cases, list) else []
-        sets += found if key == "allOf" else [set[str]().union(*found)]
+        types = [_types(case, root, seen) for case in cases] if isinstance(cases, list) else []
+        sets += types if key == "allOf" else [set[str]().union(*types)]
     said = [each for each in sets if each]
     return set.intersection(*said) if said else set()
 
@@ -295,15 +295,15 @@ def _value(text: str, at: int) -> tuple[Any, int]:
     if text.startswith((_QUOTE, '"', "'"), at):
         return _quoted(text, at)
     bare = _matched(_BARE, text, at)
-    found, word = json_values(bare[0]), bare[0].strip()
+    json_value, word = json_values(bare[0]), bare[0].strip()
     if not word:
         raise _NoCallError("no value")
-    return found[0] if len(found) == 1 else _CONSTANTS.get(word, word), bare.end()
+    return json_value[0] if len(json_value) == 1 else _CONSTANTS.get(word, word), bare.end()
 
 
 def _pairs(text: str, at: int, closing: str, key_form: re.Pattern[str]) -> tuple[dict[str, Any], int]:
     """Return the keys and values up to a bracket, and the place behind the bracket."""
-    found: dict[str, Any] = {}
+    pairs: dict[str, Any] = {}
     at = _skipped(text, at)
     while not text.startswith(closing, at):
         if key_form is _KEY and text.startswith((_QUOTE, '"', "'"), at):
@@ -315,9 +315,9 @@ def _pairs(text: str, at: int, closing: str, key_form: re.Pattern[str]) -> tuple
         else:
             bare = _matched(key_form, text, at)
             key, at = bare[1], bare.end()
-        found[key], at = _value(text, at)
+        pairs[key], at = _value(text, at)
         at = _after_comma(text, at, closing)
-    return found, at + 1
+    return pairs, at + 1
 
 
 def _quoted(text: str, at: int) -> tuple[str, int]:
@@ -326,13 +326,13 @@ def _quoted(text: str, at: int) -> tuple[str, int]:
         if end < 0:
             raise _NoCallError("a string without an end")
         return text[at + len(_QUOTE) : end], end + len(_QUOTE)
-    found = _matched(_STRING[text[at]], text, at)
-    return _ESCAPE.sub(_unescaped, found[1]), found.end()
+    match = _matched(_STRING[text[at]], text, at)
+    return _ESCAPE.sub(_unescaped, match[1]), match.end()
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    escape = found[1]
-    return chr(int(escape[1:], 16)) if len(escape) == 5 else _ESCAPED.get(escape, found[0])
+def _unescaped(match: re.Match[str]) -> str:
+    escape = match[1]
+    return chr(int(escape[1:], 16)) if len(escape) == 5 else _ESCAPED.get(escape, match[0])
 
 
 def _after_comma(text: str, at: int, closing: str) -> int:
@@ -350,7 +350,7 @@ def _skipped(text: str, at: int) -> int:
 
 
 def _matched(form: re.Pattern[str], text: str, at: int) -> re.Match[str]:
-    found = form.match(text, at)
-    if found is None:
+    match = form.match(text, at)
+    if match is None:
         raise _NoCallError(f"expected {form.pattern}")
-    return found
+    return match

@@ -21,9 +21,9 @@ class Finder:
     form: re.Pattern[str]
     n_most: int
 
-    def may_grow(self, text: str, found: re.Match[str]) -> bool:
+    def may_grow(self, text: str, match: re.Match[str]) -> bool:
         """Return whether what was found at the end of a text may be the beginning of a longer one of the texts."""
-        rest = text[found.start() : found.start() + self.n_most]
+        rest = text[match.start() : match.start() + self.n_most]
         return any(each.startswith(rest) and len(each) > len(rest) for each in self.texts)
 
 
@@ -88,26 +88,26 @@ class OpenCall:
             self._plain, self._at, self._closing, self._depth = plain, 0, "", 0
         while True:
             find = _string_end(self._closing) if self._closing else self._ends[plain]
-            found = find.form.search(text, self._at)
-            at = len(text) if found is None else found.start()
+            match = find.form.search(text, self._at)
+            at = len(text) if match is None else match.start()
             if not self._mark.closes and not self._depth and not plain and at > MOST_HEAD:
                 return 0, 0
-            if found is not None and find.may_grow(text, found):
-                self._at = found.start()
+            if match is not None and find.may_grow(text, match):
+                self._at = match.start()
                 return None
-            if found is None:
+            if match is None:
                 self._at = max(self._at, len(text) - find.n_most + 1)
                 return None
-            self._at = found.end()
+            self._at = match.end()
             if self._closing:
-                self._closing = self._closing if found[0].startswith("\\") else ""
-            elif found[0] in self._quotes and not plain:
-                self._closing = self._quotes[found[0]]
-            elif found[0] in self._mark.closes:
-                return found.span()
-            elif found[0] not in _BRACKETS:
-                return found.start(), found.start()
+                self._closing = self._closing if match[0].startswith("\\") else ""
+            elif match[0] in self._quotes and not plain:
+                self._closing = self._quotes[match[0]]
+            elif match[0] in self._mark.closes:
+                return match.span()
+            elif match[0] not in _BRACKETS:
+                return match.start(), match.start()
             else:
-                self._depth += _BRACKETS[found[0]]
+                self._depth += _BRACKETS[match[0]]
                 if self._depth <= 0:
-                    return found.end(), found.end()
+                    return match.end(), match.end()

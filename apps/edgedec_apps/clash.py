@@ -16,8 +16,8 @@ def clash() -> str:
     foreign = sorted(set(metadata.packages_distributions().get("edgedec", ())) - ours)
     if not foreign:
         return ""
-    named = " and ".join(f"{name} {metadata.version(name)}" for name in foreign)
+    versions = " and ".join(f"{name} {metadata.version(name)}" for name in foreign)
     return (
-        f"another project, {named}, has files in the folder edgedec, as this program does, and may have replaced "
+        f"another project, {versions}, has files in the folder edgedec, as this program does, and may have replaced "
         f"some; remove both (pip uninstall {' '.join([*foreign, *sorted(ours)])}), and install this one again"
     )

@@ -125,9 +125,9 @@ def require_pooling(card: ModelCard, pooling: str | None) -> Pooling:
         RequestError: It is not one that there is, or the model has none of its own.
     """
     chosen = card.pooling if pooling is None else pooling
-    for known in POOLINGS:
-        if chosen == known:
-            return known
+    for kind in POOLINGS:
+        if chosen == kind:
+            return kind
     raise RequestError(
         f"the file of {card.name!r} does not say how its hidden states become one vector, as a model that was not "
         f"trained to embed texts; use an embedding model, or give {argument('pooling')} ({', '.join(POOLINGS)}); a "

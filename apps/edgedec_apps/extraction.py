@@ -168,21 +168,21 @@ def extract(
         prompt_ids, lead = tuple(engine.chat_ids([{"role": "user", "content": text}], cancel=cancel)), ""
     else:
         prompt_ids, lead = engine.prompt_ids(f"{text}\nAnswer:", as_said=True), " "
-    wanted = WantedSpans(passages, prompt_ids, lead, n, max_tokens)
+    spans = WantedSpans(passages, prompt_ids, lead, n, max_tokens)
     tokenizer = engine.tokenizer
     engine.model.capabilities.require("rollback", engine.card.runtime)
     end_ids = [i for i in range(tokenizer.n_vocab) if tokenizer.is_end(i)]
     if not end_ids:
         raise CapabilityError("the model has no end token, so no answer of it has an end; use another model")
     began = perf_counter()
-    starts = _starts(tokenizer, wanted, engine.n_ctx)
+    starts = _starts(tokenizer, spans, engine.n_ctx)
     if cancel.cancelled:
         raise CancelledError("the extraction was cancelled")
     with prompt_read(engine.pool, engine.requests.plain(prompt_ids, {}), cancel, on_progress) as prompt:
-        return _searched(prompt, wanted, starts, np.array(end_ids, np.int64), began)
+        return _searched(prompt, spans, starts, np.array(end_ids, np.int64), began)
 
 
-def _starts(tokenizer: Tokenizer, wanted: WantedSpans, n_ctx: int) -> list[Start]:
+def _starts(tokenizer: Tokenizer, spans: WantedSpans, n_ctx: int) -> list[Start]:
     """Return the places where quotations begin.
 
     Raises:
@@ -190,36 +190,36 @@ def _starts(tokenizer: Tokenizer, wanted: WantedSpans, n_ctx: int) -> list[Start
         OptionError: The prompt leaves less room than the longest quotation takes.
         CapabilityError: The tokenizer does not keep the passage's text.
     """
-    room = n_ctx - len(wanted.prompt_ids)
+    room = n_ctx - len(spans.prompt_ids)
     if room < 1:
-        raise too_long(len(wanted.prompt_ids), n_ctx - 1)
+        raise too_long(len(spans.prompt_ids), n_ctx - 1)
     starts, base = list[Start](), 0
-    for passage in wanted.passages:
-        starts += starts_of(tokenizer, passage, wanted.lead, wanted.max_tokens, base)
+    for passage in spans.passages:
+        starts += starts_of(tokenizer, passage, spans.lead, spans.max_tokens, base)
         base += len(f"{passage}{BETWEEN}".encode())
     if not starts:
         raise CapabilityError("the model's tokenizer does not keep the text of the passage, so nothing can be quoted")
     if max(len(start.token_ids) for start in starts) > room:
         why = f"the context of {n_ctx} tokens has no more room behind the passage and the question"
-        raise OptionError("max_tokens", wanted.max_tokens, f"it must be at most {room}: {why}")
+        raise OptionError("max_tokens", spans.max_tokens, f"it must be at most {room}: {why}")
     return starts
 
 
 def _searched(
     prompt: PromptRead,
-    wanted: WantedSpans,
+    spans_of: WantedSpans,
     starts: list[Start],
     end_ids: np.ndarray[tuple[int], np.dtype[np.int64]],
     began: float,
 ) -> Extraction:
     """Search behind the prompt."""
-    read, n_prompt = perf_counter(), len(wanted.prompt_ids)
-    search = SpanSearch(prompt.slot.session, n_prompt, end_ids, wanted.n, prompt.slot.text_rows)
-    found = search.run(starts, prompt.forward.logits[0], prompt.forward.ops)
-    passage = BETWEEN.join(wanted.passages)
+    read, n_prompt = perf_counter(), len(spans_of.prompt_ids)
+    search = SpanSearch(prompt.slot.session, n_prompt, end_ids, spans_of.n, prompt.slot.text_rows)
+    best = search.run(starts, prompt.forward.logits[0], prompt.forward.ops)
+    passage = BETWEEN.join(spans_of.passages)
     data = passage.encode()
     spans = []
-    for logprob, node in found:
+    for logprob, node in best:
         first, end = len(data[: node.starts[0].at].decode()), len(data[: node.end].decode())
         ids = tuple(each.token for each in node.path())
         spans.append(Span(passage[first:end], first, end, logprob, ids))

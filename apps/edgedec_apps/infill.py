@@ -72,10 +72,10 @@ def gap_ids(tokenizer: Tokenizer, gap: Gap, n_most: int) -> list[int]:
     begins = around[:1] if around and not tokenizer.is_end(around[0]) else []
     files = _file_ids(tokenizer, gap.files, n_most)
     before, after = [ids["pre"], *encoded(gap.before)], [ids["suf"], *encoded(gap.after)]
-    found = [*begins, *files, *before, *after, ids["mid"], *encoded(gap.begun)]
-    if len(found) > n_most:
-        raise too_long(len(found), n_most)
-    return found
+    token_ids = [*begins, *files, *before, *after, ids["mid"], *encoded(gap.begun)]
+    if len(token_ids) > n_most:
+        raise too_long(len(token_ids), n_most)
+    return token_ids
 
 
 @checks_arguments
@@ -97,24 +97,24 @@ def infill_ids(engine: Engine, before: str, after: str, *, files: Sequence[tuple
 
 def _file_ids(tokenizer: Tokenizer, files: Sequence[tuple[str, str]], n_most: int) -> list[int]:
     """Return the tokens of other files, each after its name where the model has a token for that."""
-    ids, found = tokenizer.infill_ids, list[int]()
+    ids, token_ids = tokenizer.infill_ids, list[int]()
     if not files:
-        return found
+        return token_ids
 
     def add(text: str) -> None:
-        found.extend(encode_prompt(tokenizer, text, n_most, add_special=False))
+        token_ids.extend(encode_prompt(tokenizer, text, n_most, add_special=False))
 
     if "rep" in ids:
-        found.append(ids["rep"])
+        token_ids.append(ids["rep"])
         add(_REPOSITORY)
     for name, text in files:
         if "sep" in ids:
-            found.append(ids["sep"])
+            token_ids.append(ids["sep"])
             add(f"{name}\n")
         else:
             add(_SNIPPET)
         add(text)
     if "sep" in ids:
-        found.append(ids["sep"])
+        token_ids.append(ids["sep"])
         add("filename\n")
-    return found
+    return token_ids

@@ -67,13 +67,13 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     Raises:
         RequestError: There is no such file or folder.
     """
-    found: dict[Path, None] = {}
-    for given in paths:
-        path = Path(os.path.abspath(given))
+    files: dict[Path, None] = {}
+    for root in paths:
+        path = Path(os.path.abspath(root))
         if not path.exists():
-            raise RequestError(f"there is no file or folder {given}; name one that can be read")
-        found.update(dict.fromkeys([path] if path.is_file() else _below(path)))
-    return list(found)
+            raise RequestError(f"there is no file or folder {root}; name one that can be read")
+        files.update(dict.fromkeys([path] if path.is_file() else _below(path)))
+    return list(files)
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -124,8 +124,8 @@ def learn_files(
         CancelledError: `cancel` was cancelled.
     """
     path = learned_path(root, vocabulary_hash(tokenizer))
-    found = read_learned(path, tokenizer.n_vocab)
-    before = Learned(path, (), ()) if found is None else found[0]
+    learned = read_learned(path, tokenizer.n_vocab)
+    before = Learned(path, (), ()) if learned is None else learned[0]
     files, new, n_left = files_of(paths), [], most_bytes // BYTES_A_TOKEN
     n_unread = n_without_room = 0
     for i, file in enumerate(files):
@@ -148,25 +148,25 @@ def learn_files(
             f"none of the {len(files)} files can be learned: {n_unread} are no text in UTF-8 of at most 1 MiB, and "
             f"{n_without_room} are larger than {most_bytes} bytes allow; name other files, or allow more"
         )
-    known = with_sources(before, model, new)
-    n_before = len(known.sources)
-    while known.n_bytes > most_bytes:
-        known = Learned(known.file, known.models, known.sources[1:])
-    write_learned(known, cancel)
+    merged = with_sources(before, model, new)
+    n_before = len(merged.sources)
+    while merged.n_bytes > most_bytes:
+        merged = Learned(merged.file, merged.models, merged.sources[1:])
+    write_learned(merged, cancel)
     n_tokens = sum(len(source.tokens) for source in new)
-    return LearnReport(known, len(new), n_tokens, n_unread, n_without_room, n_before - len(known.sources))
+    return LearnReport(merged, len(new), n_tokens, n_unread, n_without_room, n_before - len(merged.sources))
 
 
 def all_learned(root: Path) -> Iterator[Learned | StorageError]:
     """Yield what was learned for each vocabulary, or why its file can't be read."""
     for path in list_learned(root):
         try:
-            found = read_learned(path)
+            learned = read_learned(path)
         except StorageError as error:
             yield error
             continue
-        if found is not None:
-            yield found[0]
+        if learned is not None:
+            yield learned[0]
 
 
 def forget_files(root: Path, paths: Iterable[Path] | None) -> int:
@@ -180,18 +180,18 @@ def forget_files(root: Path, paths: Iterable[Path] | None) -> int:
     n_forgotten = 0
     for file in list_learned(root):
         try:
-            found = read_learned(file)
+            learned = read_learned(file)
         except StorageError:
             if paths is not None:
                 raise
-            found = None
-        known = Learned(file, (), ()) if found is None else found[0]
-        kept = Learned(file, (), ()) if paths is None else known
+            learned = None
+        current = Learned(file, (), ()) if learned is None else learned[0]
+        remaining = Learned(file, (), ()) if paths is None else current
         for path in paths or ():
-            kept = without_below(kept, Path(os.path.abspath(path)))
-        n_forgotten += len(known.sources) - len(kept.sources)
-        if paths is None or len(kept.sources) != len(known.sources):
-            write_learned(kept)
+            remaining = without_below(remaining, Path(os.path.abspath(path)))
+        n_forgotten += len(current.sources) - len(remaining.sources)
+        if paths is None or len(remaining.sources) != len(current.sources):
+            write_learned(remaining)
     return n_forgotten
 
 
@@ -264,14 +264,14 @@ def list_learned(root: Path) -> list[Path]:
 def with_sources(learned: Learned, model: str, new: Sequence[LearnedSource]) -> Learned:
     """Return what is known with these files added; a file that was learned before is replaced."""
     names = {source.path for source in new}
-    kept = tuple(source for source in learned.sources if source.path not in names)
+    sources = tuple(source for source in learned.sources if source.path not in names)
     models = learned.models if model in learned.models else (*learned.models, model)
-    return Learned(learned.file, models, (*kept, *(source for source in new if len(source.tokens))))
+    return Learned(learned.file, models, (*sources, *(source for source in new if len(source.tokens))))
 
 
 def without_below(learned: Learned, path: Path) -> Learned:
     """Return what is known without the file at a path, or without the files below it."""
-    kept = tuple(
+    sources = tuple(
         source for source in learned.sources if path != Path(source.path) and path not in Path(source.path).parents
     )
-    return Learned(learned.file, learned.models, kept)
+    return Learned(learned.file, learned.models, sources)

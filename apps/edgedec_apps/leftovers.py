@@ -62,9 +62,9 @@ def find_leftovers() -> list[Leftover]:
     models = [
         Leftover(MODEL, model.path, model.size_bytes, model.name) for model in list_models() if model.origin == "cache"
     ]
-    named = [(cache_folder(), name, kind) for name, kind in _IN_CACHE.items()]
-    named += [(config_folder(), name, kind) for name, kind in _IN_CONFIG.items()]
-    return models + [_leftover(root, name, kind) for root, name, kind in named if os.path.lexists(root / name)]
+    in_cache = [(cache_folder(), name, kind) for name, kind in _IN_CACHE.items()]
+    in_cache += [(config_folder(), name, kind) for name, kind in _IN_CONFIG.items()]
+    return models + [_leftover(root, name, kind) for root, name, kind in in_cache if os.path.lexists(root / name)]
 
 
 def _leftover(root: Path, name: str, kind: str) -> Leftover:

@@ -37,8 +37,8 @@ def make_head(entry: Entry, reference: str, model: Path, options: ResolveOptions
     was_here = _is_here(reference, options)
     source, target, path = pull(reference, options), read_gguf(model), head_path(entry, options)
     head = load_head(source)
-    named = replace(head, card=replace(head.card, name=path.stem, target=target_of(target, options.cache_dir)))
-    write_head_gguf(named, target, path, force=True, on_progress=options.on_progress, cancel=options.cancel)
+    renamed = replace(head, card=replace(head.card, name=path.stem, target=target_of(target, options.cache_dir)))
+    write_head_gguf(renamed, target, path, force=True, on_progress=options.on_progress, cancel=options.cancel)
     licence = "" if entry.head is None else entry.head.licence
     write_record(WantedFile(path.stem, path, reference, licence=licence), sha256_of(path, path.stem, options))
     remember_head(path, cache_folder(options.cache_dir))

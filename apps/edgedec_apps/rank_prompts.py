@@ -98,26 +98,26 @@ def template_of(engine: Engine, gguf: GGUF) -> str:
         CapabilityError: The model has neither.
         ModelFormatError: The file's template has no places, or far too many, or is far too long.
     """
-    found = get_text(gguf, _TEMPLATE)
-    if found is None and engine.template is None:
+    text = get_text(gguf, _TEMPLATE)
+    if text is None and engine.template is None:
         raise CapabilityError(
             f"the model {engine.card.name!r} has no template for ranking and no chat template, so it can't be asked "
             "about a document; use a reranker (edgedec list names some)"
         )
-    if found is None:
+    if text is None:
         try:
             variables = thinking_variables(engine.requests.require_template(), False)
         except RequestError:  # it always thinks, so it answers as well as it can without
             variables = {}
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
-        found = engine.requests.render(messages, variables=variables)
-    places = _PLACES.findall(found)
-    if not {_QUERY, _DOCUMENT} <= set(places) or len(places) > _MOST_PLACES or len(found) > _MOST_CHARACTERS:
+        text = engine.requests.render(messages, variables=variables)
+    places = _PLACES.findall(text)
+    if not {_QUERY, _DOCUMENT} <= set(places) or len(places) > _MOST_PLACES or len(text) > _MOST_CHARACTERS:
         raise ModelFormatError(
-            f"the template for ranking is {found[:80]!r} ({len(found)} characters); expected {_QUERY} and {_DOCUMENT}, "
+            f"the template for ranking is {text[:80]!r} ({len(text)} characters); expected {_QUERY} and {_DOCUMENT}, "
             f"{_MOST_PLACES} such places and {_MOST_CHARACTERS} characters at the most: use another GGUF of the model"
         )
-    return found
+    return text
 
 
 def question_form(tokenizer: Tokenizer, template: str, query: str, n_most: int, n_trained: int = 0) -> Form:

@@ -314,10 +314,11 @@ def _head(engine: Engine, gguf: GGUF, *, is_encoder: bool) -> RankHead | None:
                 "matrix"
             )
     head = read_rank_head(gguf, card.architecture, card.n_embd, causal=not is_encoder)
-    n_out, wanted = len(head.outputs(np.zeros(card.n_embd, np.float32))), 1 if is_encoder else 2
-    if n_out != wanted:
+    n_out, n_expected = len(head.outputs(np.zeros(card.n_embd, np.float32))), 1 if is_encoder else 2
+    if n_out != n_expected:
         raise CapabilityError(
-            f"the head of {card.name!r} sorts texts into {n_out} classes, and ranking takes {wanted}; use a reranker"
+            f"the head of {card.name!r} sorts texts into {n_out} classes, and ranking takes {n_expected}; use a "
+            "reranker"
         )
     return head
 
@@ -332,8 +333,8 @@ def _is_tied(tokenizer: Tokenizer, gguf: GGUF) -> bool:
     if gguf.tensors[head].shape != (gguf.tensors[name].shape[0], len(answers)):
         return False
     for i, token_id in enumerate(answers):
-        own, tied = read_rows(gguf, head, i, 1)[0], read_rows(gguf, name, token_id, 1)[0]
-        if not own @ tied > _SAME * np.linalg.norm(own) * np.linalg.norm(tied):
+        head_row, tied = read_rows(gguf, head, i, 1)[0], read_rows(gguf, name, token_id, 1)[0]
+        if not head_row @ tied > _SAME * np.linalg.norm(head_row) * np.linalg.norm(tied):
             return False
     return True
 
@@ -398,10 +399,10 @@ def _read(work: _Work, take: Callable[[int, NDArray[np.float32]], None]) -> None
         with branches(engine, prompts[0][:n_shared], cancel=work.cancel, on_progress=work.on_progress) as opened:
             for group in groups:
                 names = opened.fork(opened.root, len(group))
-                found = opened.forward({name: prompts[i][n_shared:] for name, i in zip(names, group, strict=True)})
+                forwards = opened.forward({name: prompts[i][n_shared:] for name, i in zip(names, group, strict=True)})
                 for name, i in zip(names, group, strict=True):
                     opened.drop(name)
-                    take(i, found[name][0])
+                    take(i, forwards[name][0])
     for i in alone:
         request = engine.requests.plain(prompts[i], {})
         with prompt_read(engine.pool, request, work.cancel, work.on_progress) as prompt:

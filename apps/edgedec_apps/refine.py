@@ -127,11 +127,11 @@ class Refined(ChosenText):
 
     def said(self, place: int) -> str:
         """Return the round of a text and what the check said about it, cut to a length for a person."""
-        verdict, told = self.verdicts[place], f"round {self.rounds[place]}{', revised' if self.revised[place] else ''}"
+        verdict, note = self.verdicts[place], f"round {self.rounds[place]}{', revised' if self.revised[place] else ''}"
         if verdict is None:
-            return f"{told}, not checked"
+            return f"{note}, not checked"
         words = f": {cut(verdict.words, 200)}" if verdict.words else ""
-        return f"{told}, score {verdict.score:.3f}{words}"
+        return f"{note}, score {verdict.score:.3f}{words}"
 
     def lines(self) -> list[str]:
         """Return a line for each text: its round, its score, and what the check said."""
@@ -181,10 +181,10 @@ def refined(
                 texts.append(engine.chat(messages, cancel=stop, **options | {"temperature": 0}))
             else:
                 more = revised(messages, texts[best].text, verdicts[best]) if revises else messages
-                wanted = min(n, how.most - first)
-                if revises and not _fits(engine, more, wanted, options.get("max_tokens")):
+                n_next = min(n, how.most - first)
+                if revises and not _fits(engine, more, n_next, options.get("max_tokens")):
                     revises, more = False, messages
-                texts += engine.samples(more, wanted, cancel=stop, **options)
+                texts += engine.samples(more, n_next, cancel=stop, **options)
             if stop.cancelled and not (cancel is not None and cancel.cancelled):  # the seconds are over
                 texts = [
                     replace(text, finish_reason="length") if text.finish_reason == "cancelled" else text
@@ -258,35 +258,35 @@ def _verdicts(
     Raises:
         ScorerError: The check does not start, or a function failed as a check.
     """
-    found = dict[str, Verdict | None]()
+    verdicts = dict[str, Verdict | None]()
     for place, text in enumerate(texts[first:], first):
         report_progress(on_progress, "checking", place + 1, how.most, "texts")
-        if text.text not in found:
+        if text.text not in verdicts:
             try:
-                found[text.text] = None if stop.cancelled else _verdict(how, prefix, text.text, stop)
+                verdicts[text.text] = None if stop.cancelled else _verdict(how, prefix, text.text, stop)
             except CancelledError:
-                found[text.text] = None
+                verdicts[text.text] = None
             except PluginError as error:
                 raise ScorerError(error.marked, tuple(each.text for each in texts)) from error
-    return [found[text.text] for text in texts[first:]]
+    return [verdicts[text.text] for text in texts[first:]]
 
 
 def _verdict(how: RefineBy, prefix: str, text: str, stop: CancelToken) -> Verdict:
     """Return what the check says about a text."""
     check = how.check
     if callable(check):
-        found = in_time(lambda: check(prefix, text), how.check_seconds, stop)
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], str)):
-            raise PluginError(f"the check returned {found!r:.100}; it must return a score from 0 to 1 and its words")
-        return Verdict(checked_scores([found[0]], 1)[0], found[1])
+        outcome = in_time(lambda: check(prefix, text), how.check_seconds, stop)
+        if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[1], str)):
+            raise PluginError(f"the check returned {outcome!r:.100}; it must return a score from 0 to 1 and its words")
+        return Verdict(checked_scores([outcome[0]], 1)[0], outcome[1])
     ran = CommandScorer(check, seconds=how.check_seconds, cancel=stop).run(prefix, [text])
     said = ran.said.decode("utf-8", "replace").strip()
     try:
         (score,) = checked_scores(ran.scores(), 1)
     except PluginError:
         wrong = ran.failure.partition(";")[0] or f"printed {ran.printed[:60]!r}, and no JSON array with one score"
-        told = [] if said and ran.is_status else [f"The check {wrong}."]
-        return Verdict(0.0, "\n".join([*told, *filter(None, [said])]))
+        notes = [] if said and ran.is_status else [f"The check {wrong}."]
+        return Verdict(0.0, "\n".join([*notes, *filter(None, [said])]))
     return Verdict(score, said)
 
 

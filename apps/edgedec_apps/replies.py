@@ -53,9 +53,9 @@ def split_reply(text: str, marks: Iterable[Mark] = USUAL, *, tools: Tools | None
 
 def joined(parts: Iterable[Parts]) -> Parts:
     """Return the parts that pieces of a reply add up to."""
-    found = list(parts)
-    calls = [call for part in found for call in part.calls]
-    return Parts("".join(part.thinking for part in found), "".join(part.text for part in found), calls)
+    merged = list(parts)
+    calls = [call for part in merged for call in part.calls]
+    return Parts("".join(part.thinking for part in merged), "".join(part.text for part in merged), calls)
 
 
 class ReplyStream:
@@ -122,19 +122,19 @@ class ReplyStream:
         if self._begins:
             return self._begin(ended=ended)
         find = self._find = self._find or self._marks_here()
-        found = find.form.search(self._held)
-        if found is None:
+        match = find.form.search(self._held)
+        if match is None:
             n_held = 0 if ended else max((n_overlap(self._held, text) for text in find.texts), default=0)
             cut = len(self._held) - n_held
             self._show(self._held[:cut])
             self._held = self._held[cut:]
             return False
-        self._show(self._held[: found.start()])
-        self._held = self._held[found.end() :]
-        if self._within is not None and found[0] in self._within.closes:
+        self._show(self._held[: match.start()])
+        self._held = self._held[match.end() :]
+        if self._within is not None and match[0] in self._within.closes:
             self._leave()
         else:
-            self._open(found[0], found[0])
+            self._open(match[0], match[0])
         return True
 
     def _begin(self, *, ended: bool) -> bool:
@@ -165,17 +165,17 @@ class ReplyStream:
         """Take the head behind a mark, which tells what the part is."""
         marks = [mark for mark in self._marks if self._opening in mark.opens]
         head_ends = marks[0].head_ends
-        head, found, _ = self._held[: MOST_HEAD + len(head_ends)].partition(head_ends)
-        if not found and not ended and len(head) < MOST_HEAD + len(head_ends):
+        head, end, _ = self._held[: MOST_HEAD + len(head_ends)].partition(head_ends)
+        if not end and not ended and len(head) < MOST_HEAD + len(head_ends):
             return False
         self._opening = ""
         mark = next((mark for mark in marks if mark.head.search(head)), None)
-        if not found or mark is None:
+        if not end or mark is None:
             self._break(self._opening_shown)
             return True
-        self._held = self._held[len(head + found) :]
+        self._held = self._held[len(head + end) :]
         self._leave()
-        self._enter(mark, self._opening_shown + head + found, head)
+        self._enter(mark, self._opening_shown + head + end, head)
         return True
 
     def _enter(self, mark: Mark, shown: str, head: str) -> None:
@@ -221,8 +221,8 @@ class ReplyStream:
     def _read(self, call: OpenCall, end: tuple[int, int] | None) -> list[ToolCall]:
         """Return the calls up to an end; None stands for the end of the reply."""
         calls = [] if end == (0, 0) else call.read(self._held if end is None else self._held[: end[0]], self._tools)
-        known = self._within is None or all(found.name in self._tools for found in calls)
-        return calls if known else []
+        is_known = self._within is None or all(call.name in self._tools for call in calls)
+        return calls if is_known else []
 
     def _break(self, shown: str) -> None:
         """Show the mark of a broken call or head. In a reply with many of these, calls are text from then on."""
@@ -349,12 +349,12 @@ def _plain_calls(text: str, tools: Tools) -> list[ToolCall]:
     """Return the calls of known tools that a reply consists of; an empty list where it has anything else."""
     text = text.strip().removeprefix(_PYTHON_TAG).strip()
     fenced = _FENCE.fullmatch(text)
-    found = json_values(fenced[1] if fenced else text)
-    if len(found) == 1 and isinstance(found[0], list):
-        found = found[0]
-    calls = [call_of(value, needs_arguments=True) for value in found]
-    known = [call for call in calls if call is not None and call.name in tools]
-    return known if len(known) == len(found) else []
+    values = json_values(fenced[1] if fenced else text)
+    if len(values) == 1 and isinstance(values[0], list):
+        values = values[0]
+    calls = [call_of(value, needs_arguments=True) for value in values]
+    offered = [call for call in calls if call is not None and call.name in tools]
+    return offered if len(offered) == len(values) else []
 
 
 def n_overlap(text: str, tag: str) -> int:

@@ -145,19 +145,19 @@ _OTHER_MARK = {"gemma4": "<|tool_call>", "mistral": "[TOOL_CALLS]"}
 
 def marks_of(template: str, tokenizer: Tokenizer | None = None) -> tuple[Mark, ...]:
     """Return the marks that a model with this chat template and this tokenizer may write."""
-    found: list[Mark] = []
+    in_template: list[Mark] = []
     for name, marks in MARKS.items():
         texts = (_FIRST_MARK[name], _OTHER_MARK.get(name, _FIRST_MARK[name]))
         if name in _ALWAYS or any(text in template or _token(tokenizer, text) is not None for text in texts):
-            found += marks
-    return tuple(found)
+            in_template += marks
+    return tuple(in_template)
 
 
 def hidden_marks(marks: tuple[Mark, ...], tokenizer: Tokenizer) -> dict[int, str]:
     """Return, by its id, each mark that is a control token, which adds nothing to a text."""
     texts = [part for mark in marks for part in (*mark.opens, *mark.closes, mark.head_ends, *sum(mark.quotes, ()))]
-    found = {text: _token(tokenizer, text) for text in set(_BRACKETED.findall(" ".join(texts)))}
-    return {i: text for text, i in found.items() if i is not None and not tokenizer.piece(i)}
+    tokens = {text: _token(tokenizer, text) for text in set(_BRACKETED.findall(" ".join(texts)))}
+    return {i: text for text, i in tokens.items() if i is not None and not tokenizer.piece(i)}
 
 
 def thinking_mark(marks: tuple[Mark, ...], template: str) -> Mark:

@@ -58,13 +58,13 @@ def starts_of(tokenizer: Tokenizer, passage: str, lead: str, most: int, base: in
     for token_id in tokenizer.encode(passage, add_special=False):
         places.add(len(data) - len(data[at:].lstrip()))
         at += len(tokenizer.piece(token_id))
-    found = []
+    starts = []
     for place in sorted(places):
         if place < len(data) and _is_whole(data, place):
             start = _start(tokenizer, data, place, lead, most, base)
             if start is not None:
-                found.append(start)
-    return found
+                starts.append(start)
+    return starts
 
 
 def _start(tokenizer: Tokenizer, data: bytes, place: int, lead: str, most: int, base: int) -> Start | None:
@@ -120,12 +120,12 @@ class Node:
 
     def path(self) -> "list[Node]":
         """Return the nodes from the first token to this one."""
-        found: list[Node] = []
+        nodes: list[Node] = []
         node = self
         while node.parent is not None:
-            found.append(node)
+            nodes.append(node)
             node = node.parent
-        return found[::-1]
+        return nodes[::-1]
 
     @property
     def end(self) -> int:

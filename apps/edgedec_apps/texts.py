@@ -32,18 +32,18 @@ def decoded(data: bytes, name: str, most_bytes: int | None = None) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1  # error.object has no byte order mark
-        found = f"byte {error.start}, in line {line}, is {error.object[error.start]:#04x}"
-        raise RequestError(f"{name} is not UTF-8: {found}") from error
+        problem = f"byte {error.start}, in line {line}, is {error.object[error.start]:#04x}"
+        raise RequestError(f"{name} is not UTF-8: {problem}") from error
 
 
-def adapter(given: str) -> tuple[str, float]:
+def adapter(words: str) -> tuple[str, float]:
     """Return an adapter and its scale, from a text such as "tone.gguf=0.5"; the scale is 1 where none is given.
 
     >>> adapter("a=b.gguf=0.5"), adapter("a=b.gguf")
     (('a=b.gguf', 0.5), ('a=b.gguf', 1.0))
     """
-    name, _, scale = given.rpartition("=")
+    name, _, scale = words.rpartition("=")
     try:
         return name, float(scale)
     except ValueError:
-        return given, 1.0
+        return words, 1.0

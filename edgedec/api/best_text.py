@@ -220,18 +220,18 @@ def _searched(engine: Engine, asked: AskedPrompt, how: SearchBy, options: Reques
         branches(engine, asked.token_ids, cancel=cancel, on_progress=on_progress) as opened,
         texts_on(engine, opened, asked.token_ids, params, cancel=cancel, on_progress=on_progress) as texts,
     ):
-        found = how.search.run(texts, run)
-        written = tuple(_generation(texts, text, engine.card.runtime, seed) for text in found.texts)
+        result = how.search.run(texts, run)
+        written = tuple(_generation(texts, text, engine.card.runtime, seed) for text in result.texts)
     answers = tuple(answer_of(text.text, how.answer) for text in written)
-    return ChosenText(found.place, written, answers, found.scores, found.why)
+    return ChosenText(result.place, written, answers, result.scores, result.why)
 
 
 def _require_known(how: SearchBy, options: RequestOptions) -> None:
     """Raise OptionError where an option was given that the search has no use for."""
     draws = how.search.draws
-    known = _OF_ALL | (_OF_DRAWS if draws else {"temperature"})
+    allowed = _OF_ALL | (_OF_DRAWS if draws else {"temperature"})
     for name, value in options.items():
-        if name not in known and value not in (None, False, "coupled", {}, ()):
+        if name not in allowed and value not in (None, False, "coupled", {}, ()):
             raise OptionError(name, value, f"a search by {how.name!r} can't heed it; leave it or the search out")
     if not draws and options.get("temperature"):
         accepted = f"the search {how.name!r} takes the most probable tokens; leave {argument('temperature')} out, or 0"

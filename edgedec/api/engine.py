@@ -273,11 +273,11 @@ class Engine(Closeable):
             raise OptionError("n_reserved", n_reserved, "it must be from 0")
         messages, n_most = messages_of(messages), self.n_ctx - 1 - n_reserved
         marked, pictures = self.requests.mark_pictures(messages)
-        kept, n_left_out = drop_oldest_turns(
+        fitting, n_left_out = drop_oldest_turns(
             marked, lambda some: self.requests.n_rendered(some, n_most, tools, pictures), n_most
         )
-        given = {id(mark): message for mark, message in zip(marked, messages, strict=True)}
-        return [given[id(mark)] for mark in kept], n_left_out
+        by_mark = {id(mark): message for mark, message in zip(marked, messages, strict=True)}
+        return [by_mark[id(mark)] for mark in fitting], n_left_out
 
     @property
     def held_bytes(self) -> int:

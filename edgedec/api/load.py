@@ -302,9 +302,9 @@ def _load_model(plan: LoadPlan, options: EngineOptions, undo: ExitStack) -> tupl
 
 def _around(lossy: Lossy, card: ModelCard) -> list[Companion]:
     """Return the methods without a further model, which stand around the session of each parallel request."""
-    given = {**{name: {} for name in card.methods}, **(lossy.methods or {})}
-    named = companion_of({"slide": {}} if lossy.slide else None), companion_of(given)
-    return [method for method in named if method is not None and method.model is None]
+    methods = {**{name: {} for name in card.methods}, **(lossy.methods or {})}
+    companions = companion_of({"slide": {}} if lossy.slide else None), companion_of(methods)
+    return [method for method in companions if method is not None and method.model is None]
 
 
 def _sessions(model: Model, options: LoadOptions, around: Sequence[Companion]) -> tuple[list[Session], list[str]]:
@@ -360,12 +360,12 @@ def _with_companion(session: Session, plan: LoadPlan, undo: ExitStack) -> tuple[
     return method.session(session, companion.session(session.room(0))), companion
 
 
-def _template(model: Model, file: str, given: str | None) -> SaidTemplate | None:
-    source = model.card.chat_template if given is None else given
+def _template(model: Model, file: str, template_text: str | None) -> SaidTemplate | None:
+    source = model.card.chat_template if template_text is None else template_text
     if source is None:
         return None
-    template = SaidTemplate(source, model.tokenizer, file if given is None else "")
-    if template.refusal and given is not None:
+    template = SaidTemplate(source, model.tokenizer, file if template_text is None else "")
+    if template.refusal and template_text is not None:
         raise TemplateError(template.refusal)
     if template.refusal:
         logger.warning("%s", TemplateError(template.refusal))

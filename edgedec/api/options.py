@@ -221,11 +221,11 @@ class EngineOptions:
     def _cache_root(self) -> Path:
         return cache_folder(None if self.cache_dir is None else Path(self.cache_dir))
 
-    def _adapter(self, given: AdapterName) -> tuple[Path, float]:
+    def _adapter(self, adapter: AdapterName) -> tuple[Path, float]:
         """Return the file of an adapter and its scale as a float32, which must be finite (OptionError)."""
-        name, scale = given if isinstance(given, tuple) else (given, 1.0)
+        name, scale = adapter if isinstance(adapter, tuple) else (adapter, 1.0)
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not abs(scale) < _LARGEST_SCALE:
-            raise OptionError("lora", given, "an adapter's scale must be a number")
+            raise OptionError("lora", adapter, "an adapter's scale must be a number")
         return resolve(name, self.resolving, "lora"), float(np.float32(scale))
 
     def load_options(self, planning_bytes: int | None = None) -> LoadOptions:

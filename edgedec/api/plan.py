@@ -172,8 +172,8 @@ def _head(chosen: LoadPlan, draft: str | DrafterFactory | None, options: EngineO
     if options.draft_head == OFF or draft in (None, OFF):
         return None, ""
     if draft != "auto":
-        named, _ = drafter_factories(draft, with_model=True, with_head=True)
-        if not any(demands_of(factory).head for factory in named.values()):
+        factories, _ = drafter_factories(draft, with_model=True, with_head=True)
+        if not any(demands_of(factory).head for factory in factories.values()):
             note = f"the draft head {options.draft_head} is not used, as nothing in {draft} reads it"
             return None, note if is_named else ""
     if is_named:

@@ -131,16 +131,16 @@ def predicted_ids(tokenizer: Tokenizer, prediction: Prompt | None, most: int) ->
     return ids
 
 
-def adapter_scales(given: Sequence[float], n: int) -> tuple[float, ...]:
+def adapter_scales(of_request: Sequence[float], n: int) -> tuple[float, ...]:
     """Return the scales of `n` adapters, each as a float32 (OptionError unless they are so many finite numbers)."""
     try:
         with np.errstate(over="ignore"):
-            scales = tuple(map(float, np.array(given, np.float32).tolist()))
+            scales = tuple(map(float, np.array(of_request, np.float32).tolist()))
         if len(scales) == n and all(map(math.isfinite, scales)):
             return scales
     except (TypeError, ValueError):
         pass
-    raise OptionError("lora", given, f"it must be {counted(n, 'number')}, one for each adapter of the model")
+    raise OptionError("lora", of_request, f"it must be {counted(n, 'number')}, one for each adapter of the model")
 
 
 def as_token_ids(ids: Sequence[int], name: str = "prompt") -> tuple[int, ...]:
@@ -185,10 +185,12 @@ class Requests:
         Raises:
             RequestError: An option is unknown or out of range.
         """
-        own = SamplingParams(**self._model.card.sampling_defaults)
-        if "logit_bias" in options and own.logit_bias:  # what the model never writes, unless a caller says otherwise
-            options["logit_bias"] = {**own.logit_bias, **options["logit_bias"]}
-        return replace(own, **options)
+        defaults = SamplingParams(**self._model.card.sampling_defaults)
+        if (
+            "logit_bias" in options and defaults.logit_bias
+        ):  # what the model never writes, unless a caller says otherwise
+            options["logit_bias"] = {**defaults.logit_bias, **options["logit_bias"]}
+        return replace(defaults, **options)
 
     def wanted(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
         """Return the request that options stand for, and what opens the grammar of a text of it."""

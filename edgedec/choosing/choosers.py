@@ -15,24 +15,26 @@ from edgedec.errors import OptionError
 from edgedec.sequence import Generation
 
 
-def _by_vote(given: Candidates) -> tuple[int, str]:
-    place = given.whole[voted([given.answers[i] for i in given.whole])]
-    return place, votes_said(given.answers, place)
+def _by_vote(candidates: Candidates) -> tuple[int, str]:
+    place = candidates.whole[voted([candidates.answers[i] for i in candidates.whole])]
+    return place, votes_said(candidates.answers, place)
 
 
 def _vote_is_decided(ended: Sequence[Generation], n_more: int, answer: str) -> bool:
     return is_decided([answer_of(text.text, answer) for text in ended], n_more)
 
 
-def _by_likelihood(given: Candidates) -> tuple[int, str]:
-    means = [mean_logprob(given.texts[i]) for i in given.whole]
+def _by_likelihood(candidates: Candidates) -> tuple[int, str]:
+    means = [mean_logprob(candidates.texts[i]) for i in candidates.whole]
     best = most_likely(means)
-    return given.whole[best], f"its mean log-probability of a token, {means[best]:.3f}, is the highest of {len(means)}"
+    return candidates.whole[
+        best
+    ], f"its mean log-probability of a token, {means[best]:.3f}, is the highest of {len(means)}"
 
 
-def _by_score(given: Candidates) -> tuple[int, str]:
-    place = max(given.whole, key=given.scores.__getitem__)
-    return place, f"its score, {given.scores[place]:.3f}, is the highest of {len(given.whole)}"
+def _by_score(candidates: Candidates) -> tuple[int, str]:
+    place = max(candidates.whole, key=candidates.scores.__getitem__)
+    return place, f"its score, {candidates.scores[place]:.3f}, is the highest of {len(candidates.whole)}"
 
 
 VOTE = Chooser(_by_vote, votes=True, may_stop=_vote_is_decided)

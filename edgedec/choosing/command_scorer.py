@@ -74,14 +74,14 @@ class CommandScorer:
         """
         try:
             with (
-                tempfile.TemporaryFile() as given,
+                tempfile.TemporaryFile() as stdin_file,
                 _Kept(_MOST_BYTES + 1) as printed,
                 _Kept(_ENDS_BYTES) as said,
             ):
-                given.write(json.dumps({"prefix": prefix, "steps": list(steps)}).encode())
-                given.seek(0)
+                stdin_file.write(json.dumps({"prefix": prefix, "steps": list(steps)}).encode())
+                stdin_file.seek(0)
                 process = subprocess.Popen(
-                    self._command, stdin=given, stdout=printed.writes, stderr=said.writes, **OWN_GROUP
+                    self._command, stdin=stdin_file, stdout=printed.writes, stderr=said.writes, **OWN_GROUP
                 )
                 try:
                     failure = self._waited_for(process, printed)
@@ -171,21 +171,21 @@ class _Kept:
         with open(reads, "rb", buffering=0) as pipe:
             while self._end not in held and (data := pipe.read(1 << 16)):
                 held += data
-                known = held.partition(self._end)[0] if self._end in held else held[: 1 - len(self._end)]
+                whole = held.partition(self._end)[0] if self._end in held else held[: 1 - len(self._end)]
                 room = max(0, self._most - len(self.first))
-                self.first += known[:room]
-                self.last = (self.last + known[room:])[-self._most :]
-                held = held[len(known) :]
+                self.first += whole[:room]
+                self.last = (self.last + whole[room:])[-self._most :]
+                held = held[len(whole) :]
 
 
 def _scores(text: bytes) -> Sequence[float]:
     """Return what a command printed, as long as that is a JSON array; who calls checks its numbers."""
     try:
-        found = json.loads(text) if len(text) <= _MOST_BYTES else None
+        scores = json.loads(text) if len(text) <= _MOST_BYTES else None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list):
+        scores = None
+    if not isinstance(scores, list):
         raise PluginError(
             f"the scorer printed {text[:60]!r}; it must print a JSON array with a number from 0 to 1 for each text"
         )
-    return found
+    return scores

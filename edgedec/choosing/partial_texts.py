@@ -175,9 +175,9 @@ class PartialTexts(Closeable):
         if not rows:
             return {}
         self.forwards[sum(map(len, rows.values()))] += 1
-        found = self._branches.forward(rows)
+        forwards = self._branches.forward(rows)
         report_progress(self._on_progress, "searching", self.n_tokens, None, "tokens")
-        return {branch: logits[-1] for branch, logits in found.items()}
+        return {branch: logits[-1] for branch, logits in forwards.items()}
 
     def _with(self, text: PartialText, token_id: int, logits: NDArray[np.float32] | None) -> PartialText:
         """Return a text with a token more; without new logits the token ends the text and is no part of it."""

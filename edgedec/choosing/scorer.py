@@ -83,15 +83,15 @@ def scores_of(
     """
     try:
         if callable(scorer):
-            found = in_time(lambda: scorer(prefix, steps), seconds, cancel)
+            scores = in_time(lambda: scorer(prefix, steps), seconds, cancel)
         else:
-            found = CommandScorer(scorer, seconds=seconds, cancel=cancel)(prefix, steps)
-        return checked_scores(found, len(steps))
+            scores = CommandScorer(scorer, seconds=seconds, cancel=cancel)(prefix, steps)
+        return checked_scores(scores, len(steps))
     except PluginError as error:
         raise ScorerError(error.marked, tuple(steps)) from error
 
 
-def checked_scores(found: object, n: int) -> list[float]:
+def checked_scores(of_scorer: object, n: int) -> list[float]:
     """Return scores as floats (PluginError unless they are n numbers from 0 to 1).
 
     >>> checked_scores((1, 0.5), 2)
@@ -99,9 +99,9 @@ def checked_scores(found: object, n: int) -> list[float]:
     """
     expected = f"it must return {n} numbers from 0 to 1, one for each text"
     try:
-        scores = [float(score) for score in found]  # type: ignore[attr-defined]
+        scores = [float(score) for score in of_scorer]  # type: ignore[attr-defined]
     except (TypeError, ValueError, OverflowError) as error:
-        raise PluginError(f"the scorer returned {found!r:.100}; {expected}") from error
+        raise PluginError(f"the scorer returned {of_scorer!r:.100}; {expected}") from error
     if len(scores) != n or not all(0 <= score <= 1 for score in scores):
         raise PluginError(f"the scorer returned {scores!s:.100}; {expected}")
     return scores
@@ -117,12 +117,12 @@ def in_time(call: Callable[[], Any], seconds: float, cancel: CancelToken | None)
     """
     if not 0 < seconds < math.inf:
         raise OptionError("scorer_seconds", seconds, "it must be above 0")
-    found: list[Any] = []
+    results: list[Any] = []
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            found.append(call())
+            results.append(call())
         except BaseException as error:
             failed.append(error)
 
@@ -137,9 +137,9 @@ def in_time(call: Callable[[], Any], seconds: float, cancel: CancelToken | None)
         if isinstance(failed[0], EdgedecError):
             raise failed[0]
         raise PluginError(f"the scorer raised {type(failed[0]).__name__}: {failed[0]!s:.200}") from failed[0]
-    if not found:
+    if not results:
         raise PluginError(
             f"the scorer took longer than {seconds:g} s for a call; make it faster, or allow more with "
             f"{argument('scorer_seconds')}"
         )
-    return found[0]
+    return results[0]

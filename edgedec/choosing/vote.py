@@ -49,12 +49,12 @@ def shares(answers: Sequence[str | None], weights: Sequence[float] | None = None
     >>> shares(["4", "5", None, "4"])
     {'4': 0.6666666666666666, '5': 0.3333333333333333}
     """
-    found: dict[str, float] = {}
+    weight_of: dict[str, float] = {}
     for answer, weight in zip(answers, weights or [1.0] * len(answers), strict=True):
         if answer is not None:
-            found[answer] = found.get(answer, 0.0) + weight
-    total = sum(found.values())
-    return {answer: weight / total if total > 0 else 0.0 for answer, weight in found.items()}
+            weight_of[answer] = weight_of.get(answer, 0.0) + weight
+    total = sum(weight_of.values())
+    return {answer: weight / total if total > 0 else 0.0 for answer, weight in weight_of.items()}
 
 
 def voted(answers: Sequence[str | None], weights: Sequence[float] | None = None) -> int:

@@ -124,12 +124,12 @@ class Branches(Closeable):
         if rows not in ("last", "all"):
             raise RequestError(f"rows is {rows!r:.40}; it must be 'last' or 'all'")
         items = [self._item(name, token_ids, rows) for name, token_ids in tokens.items()]
-        found: list[NDArray[np.float32]] = []
+        forwards: list[NDArray[np.float32]] = []
         for group in self._forks.groups(items):
-            found += [forward.logits.copy() for forward in self._forks.forward(group)]
+            forwards += [forward.logits.copy() for forward in self._forks.forward(group)]
         for name, token_ids in tokens.items():
             self._branches[name].token_ids += [int(token_id) for token_id in token_ids]
-        return dict(zip(tokens, found, strict=True))
+        return dict(zip(tokens, forwards, strict=True))
 
     def cancel(self) -> None:
         """Stop the forward that is running, from any thread; without one, nothing happens."""
@@ -147,10 +147,10 @@ class Branches(Closeable):
         return name
 
     def _branch(self, name: int) -> _Branch:
-        found = self._branches.get(name)
-        if found is None:
+        branch = self._branches.get(name)
+        if branch is None:
             raise RequestError(f"there is no branch {name!r:.40}; there are {list(self._branches)!s:.80}")
-        return found
+        return branch
 
     def _item(self, name: int, token_ids: Sequence[int], rows: Literal["last", "all"]) -> ForwardItem:
         """Return the rows that a branch gets, checked."""

@@ -192,7 +192,7 @@ class TextLoop:
         for sentence in () if self._watch is None else self._watch.check():
             for run in self.live:
                 run.text.stats.add_note(sentence)
-        found, runs = list[tuple[TextRun, Iterator[TokenOutput]]](), [*self.live]
+        outputs, runs = list[tuple[TextRun, Iterator[TokenOutput]]](), [*self.live]
         for steps in self._prepared():
             group, runs = runs[: len(steps)], runs[len(steps) :]
             begun = perf_counter()
@@ -209,8 +209,8 @@ class TextLoop:
                 take(its, forward, seconds)
                 if not text.stats.first_token_s and not text.request.begun_ids:
                     text.stats.first_token_s = perf_counter() - self._started
-                found.append((run, run.outputs(n_before)))
-        return found
+                outputs.append((run, run.outputs(n_before)))
+        return outputs
 
     def _prepared(self) -> Iterable[list[Prepared]]:
         """Return the steps to make, those of one forward together, in the order of the texts."""

@@ -61,10 +61,12 @@ class Grammars:
             names.append("predicate")
         text = AskedText(request, grammar, state, self._fingerprint)
         made = {name: self.method(name).constraint(request.methods.get(name), text) for name in names}
-        found = {name: constraint for name, constraint in made.items() if constraint is not None}
-        if len(found) > 1:
-            raise RequestError(f"{' and '.join(map(argument, found))} can't be combined; leave all but one of them out")
-        constraint = next(iter(found.values()), None if state is None else Constraint(state))
+        opened = {name: constraint for name, constraint in made.items() if constraint is not None}
+        if len(opened) > 1:
+            raise RequestError(
+                f"{' and '.join(map(argument, opened))} can't be combined; leave all but one of them out"
+            )
+        constraint = next(iter(opened.values()), None if state is None else Constraint(state))
         if constraint is not None and grammar is not None:
             constraint.note_if_cut = grammar.note_if_cut
         return constraint

@@ -67,7 +67,7 @@ class SampleStream(Stream[SampleOutput]):
         """Tell whether a text is complete, and its last token was read."""
         its = self._writing
         if its.batch is not None:
-            return text not in its.batch.unsettled and all(found.text != text for found in its.pending)
+            return text not in its.batch.unsettled and all(output.text != text for output in its.pending)
         return text < len(its.alone) and its.alone[text][0].finish_reason is not None
 
     def stats(self, text: int) -> DecodeStats:
@@ -94,9 +94,9 @@ class SampleStream(Stream[SampleOutput]):
             if len(batch.live) + n > batch.forks.most:
                 raise RequestError(f"{len(batch.live)} texts and {n} more are over {batch.forks.most}; drop some first")
             batch.require_room(text, n)
-            found = [batch.fork(text) for _ in range(n)]
-            self._writing.forked_at |= {k: batch.n_drawn(k) for k in found}
-            return found
+            forks = [batch.fork(text) for _ in range(n)]
+            self._writing.forked_at |= {k: batch.n_drawn(k) for k in forks}
+            return forks
 
     def drop(self, text: int) -> None:
         """Stop writing a text; what was written stays in `generations`. Raises what fork() raises."""
@@ -167,15 +167,15 @@ class _Writing:
 
     def forget(self, dropped: Callable[[int], bool]) -> None:
         """Leave out the tokens of dropped texts that have not been read."""
-        self.pending = [found for found in self.pending if not dropped(found.text)]
+        self.pending = [output for output in self.pending if not dropped(output.text)]
 
     def together(self, batch: TextBatch) -> Iterator[SampleOutput]:
         """Yield the tokens of all texts of a batch that has read the prompt."""
         self.batch, stop = batch, self.stop
         batch.holds_ended = self.until is not None
         while batch.live and not stop.cancelled:
-            found = batch.step()
-            self.pending += found if self.until is None else self._settled(batch, self.until)
+            outputs = batch.step()
+            self.pending += outputs if self.until is None else self._settled(batch, self.until)
             while self.pending and not stop.cancelled:
                 yield self.pending.pop(0)
         yield from batch.end_all()
@@ -187,19 +187,19 @@ class _Writing:
         many tokens drawn; the order is that of plain decoding, which draws a token for each text in a step. Where the
         others end then, they end with the tokens that plain decoding would have drawn.
         """
-        found: list[SampleOutput] = []
+        settled: list[SampleOutput] = []
         while self.n_settled < _n_certain(batch):
             self.n_settled += 1
             now, outputs = self.n_settled, batch.outputs
             writing = [k for k in batch.unsettled if self.forked_at.get(k, 0) < now <= len(outputs[k])]
-            found += [SampleOutput(k, outputs[k][now - 1]) for k in writing]
+            settled += [SampleOutput(k, outputs[k][now - 1]) for k in writing]
             live = {run.number for run in batch.live}
             new = [k for k in batch.unsettled if k not in live and batch.n_drawn(k) <= now]
             batch.settle(new)
             self.ended += new
             if new and batch.unsettled and until([batch.generations[k] for k in self.ended]):
-                return found + batch.end_at(now)
-        return found
+                return settled + batch.end_at(now)
+        return settled
 
     def one_by_one(self, slot: SessionSlot, on_progress: OnProgress | None, why: str) -> Iterator[SampleOutput]:
         """Yield the tokens of text after text."""

@@ -53,7 +53,7 @@ class SharedPrefixes:
         """Let one more session take prefixes from the others, and give its own."""
         self._holders.append(holder)
 
-    def begin(self, own: PrefixHolder, prompt: tuple[int, ...], cancel: CancelToken) -> None:
+    def begin(self, holder: PrefixHolder, prompt: tuple[int, ...], cancel: CancelToken) -> None:
         """Wait while another session reads a prefix that this one will need, then say that this one reads its prompt.
 
         Who waits reads nothing yet, so no two wait for each other. A reader that gets no further is not waited for.
@@ -62,44 +62,44 @@ class SharedPrefixes:
         latest, since = 0, monotonic()
         while not cancel.cancelled:
             with self._lock:
-                missing = self._unread(own, prompt)
+                missing = self._unread(holder, prompt)
                 if missing == 0 or monotonic() - since > _MOST_WAIT_S:
-                    own.reading = prompt
+                    holder.reading = prompt
                     return
             if missing != latest:
                 latest, since = missing, monotonic()
             sleep(_POLL_S)
 
-    def _unread(self, own: PrefixHolder, prompt: Sequence[int]) -> int:
+    def _unread(self, asking: PrefixHolder, prompt: Sequence[int]) -> int:
         """Return how many tokens of a prompt others are about to read; 0 where that is not worth waiting for."""
         limit = len(prompt) - 1
-        held = max(n_common(holder.cached_ids, prompt, limit) for holder in (own, *self._others(own)))
-        coming = max((n_common(holder.reading, prompt, limit) for holder in self._others(own)), default=0)
+        held = max(n_common(holder.cached_ids, prompt, limit) for holder in (asking, *self._others(asking)))
+        coming = max((n_common(holder.reading, prompt, limit) for holder in self._others(asking)), default=0)
         return coming - held if coming - held >= _LEAST else 0
 
-    def noting(self, own: PrefixHolder, prompt: tuple[int, ...], on_progress: OnProgress | None) -> OnProgress:
+    def noting(self, holder: PrefixHolder, prompt: tuple[int, ...], on_progress: OnProgress | None) -> OnProgress:
         """Return what takes the progress of a prompt, passes it on, and notes what is read, as others may take it over.
 
         How the prompt is cut does not matter there (Capabilities.prefill_chunk is 1).
         """
 
         def note(progress: Progress) -> None:
-            is_exact = own.n_exact == len(own.cached_ids)
-            own.cached_ids = list(prompt[: progress.done])
+            is_exact = holder.n_exact == len(holder.cached_ids)
+            holder.cached_ids = list(prompt[: progress.done])
             if is_exact:
-                own.n_exact = progress.done
+                holder.n_exact = progress.done
             if on_progress is not None:
                 on_progress(progress)
 
         return note
 
-    def take(self, own: PrefixHolder, prompt: Sequence[int], *, exact: bool) -> None:
+    def take(self, holder: PrefixHolder, prompt: Sequence[int], *, exact: bool) -> None:
         """Let a session begin with the prefix of a prompt that another one holds, where it holds a page more of it.
 
         Where that can't be done, nothing changes.
 
         Args:
-            own: The session, which no other thread uses.
+            holder: The session, which no other thread uses.
             prompt: The prompt; its last token is not taken over.
             exact: Whether only tokens with the bits of a cold start are taken.
         """
@@ -109,23 +109,25 @@ class SharedPrefixes:
             return n_common(ids, prompt, min(limit, n_exact) if exact else limit)
 
         for _ in range(_TRIES):
-            found = [(n_held(ids := other.cached_ids, other.n_exact), other, ids) for other in self._others(own)]
-            n, other, ids = max(found, key=lambda entry: entry[0], default=(0, own, own.cached_ids))
-            if n - n_held(own.cached_ids, own.n_exact) < _LEAST:
+            candidates = [
+                (n_held(ids := other.cached_ids, other.n_exact), other, ids) for other in self._others(holder)
+            ]
+            n, other, ids = max(candidates, key=lambda entry: entry[0], default=(0, holder, holder.cached_ids))
+            if n - n_held(holder.cached_ids, holder.n_exact) < _LEAST:
                 return
             n_exact = min(other.n_exact, n)
-            before, own.cached_ids = own.cached_ids, []  # first: others may look at this session, too
-            if not _taken(own.session, other.session, n):
-                own.cached_ids = before
+            before, holder.cached_ids = holder.cached_ids, []  # first: others may look at this session, too
+            if not _taken(holder.session, other.session, n):
+                holder.cached_ids = before
                 return
             if other.cached_ids is ids:  # it held them all the time; else its text went on, or began anew
-                own.cached_ids, own.n_exact = ids[:n], n_exact
+                holder.cached_ids, holder.n_exact = ids[:n], n_exact
                 return
 
-    def _others(self, own: PrefixHolder) -> list[PrefixHolder]:
+    def _others(self, asking: PrefixHolder) -> list[PrefixHolder]:
         """Return the other holders whose sessions have the same adapters: only their keys and values are the same."""
-        scales = own.session.scales
-        return [holder for holder in self._holders if holder is not own and holder.session.scales == scales]
+        scales = asking.session.scales
+        return [holder for holder in self._holders if holder is not asking and holder.session.scales == scales]
 
 
 def _taken(session: Session, other: Session, n_tokens: int) -> bool:

@@ -170,13 +170,13 @@ def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnPro
     """
     session = item.session
     n_held = session.n_cached
-    n_prompt, end, told = len(text.request.prompt_ids), item.n_past + item.n_rows, -1
+    n_prompt, end, n_reported = len(text.request.prompt_ids), item.n_past + item.n_rows, -1
 
     def report(n: int) -> None:
-        nonlocal told
-        if told < (n := min(n_prompt, n)):
+        nonlocal n_reported
+        if n_reported < (n := min(n_prompt, n)):
             report_progress(on_progress, "prefill", n, n_prompt, "tokens")
-            told = n
+            n_reported = n
 
     reads = on_progress is not None and item.n_past < n_prompt
     if reads:
@@ -286,8 +286,8 @@ def _accept(text: TextState, decoder: Decoder, draft: Draft, forward: Forward) -
     The session keeps the accepted nodes. Returns the outcome, and the seconds that keeping one branch of a tree took;
     None for a chain, where n_past of the next forward says how much of it stays.
     """
-    found = _verify(text, decoder, draft, forward)
-    decoder.added = decoder.ending.cut(found, forward, len(text.token_ids))
+    verified = _verify(text, decoder, draft, forward)
+    decoder.added = decoder.ending.cut(verified, forward, len(text.token_ids))
     verification = decoder.added.verification
     n_top = text.request.sampling.logprobs
     if n_top is not None:
@@ -342,8 +342,8 @@ def _logprobs(row: NDArray[np.float32], token: int, n_top: int, ops: LogitOps) -
     """Return the log-probabilities of a token and of the `n_top` most probable tokens of a row."""
     best = ops.top_k(row, min(n_top, len(row))) if n_top else np.empty(0, np.int64)
     best = best[np.argsort(-row[best], kind="stable")]
-    own, *top = log_probs(row, np.concatenate([[token], best]), ops).tolist()
-    return ChosenLogprobs(own, dict(zip(best.tolist(), top, strict=True)))
+    chosen, *top = log_probs(row, np.concatenate([[token], best]), ops).tolist()
+    return ChosenLogprobs(chosen, dict(zip(best.tolist(), top, strict=True)))
 
 
 def _learn(text: TextState, decoder: Decoder, draft: Draft, forward: Forward, verification: Verification) -> None:
@@ -363,8 +363,8 @@ def _learn(text: TextState, decoder: Decoder, draft: Draft, forward: Forward, ve
     if needs.candidates:
         last = text.token_ids[-len(verification.token_ids) - 1]
         tokens = np.array([last, *draft.tokens], np.int32)
-        found = _candidates(forward, tokens, _rows_above(draft), needs.candidates)
-        verification = replace(verification, candidates=found)
+        candidates = _candidates(forward, tokens, _rows_above(draft), needs.candidates)
+        verification = replace(verification, candidates=candidates)
     policy.learn(stats, draft, verification, hidden)
 
 

@@ -117,13 +117,13 @@ class TextBatch(TextLoop):
         Raises:
             EdgedecError: The runtime failed, or a grammar's limits were met.
         """
-        found: list[SampleOutput] = []
+        ended: list[SampleOutput] = []
         for run, outputs in self.stepped():
-            found += self._noted(run, outputs)
+            ended += self._noted(run, outputs)
         for run in [*self.live]:
             if run.text.finish_reason is not None:
-                found += self._ended(run)
-        return found
+                ended += self._ended(run)
+        return ended
 
     def _prepared(self) -> Iterator[list[Prepared]]:
         steps = self._drafting.prepared([(run.text, run.decoder) for run in self.live])
@@ -139,9 +139,9 @@ class TextBatch(TextLoop):
         return f"the text ends because memory is full: {error}"
 
     def _noted(self, run: TextRun, outputs: Iterator[TokenOutput]) -> list[SampleOutput]:
-        found = list(outputs)
-        self.outputs[run.number] += found
-        return [SampleOutput(run.number, output) for output in found]
+        noted = list(outputs)
+        self.outputs[run.number] += noted
+        return [SampleOutput(run.number, output) for output in noted]
 
     def fork(self, number: int) -> int:
         """Go on from where a text is now with one more text, which gets the next seed; return its number.
@@ -201,12 +201,12 @@ class TextBatch(TextLoop):
 
     def end_at(self, n_drawn: int) -> list[SampleOutput]:
         """End all texts behind the first `n_drawn` tokens drawn for each; return the text that was held back there."""
-        found: list[SampleOutput] = []
+        outputs: list[SampleOutput] = []
         for run in sorted((*self.live, *self._held), key=lambda run: run.number):
             run.shorten(self.outputs[run.number], n_drawn)
-            found += self._noted(run, run.held_output())
+            outputs += self._noted(run, run.held_output())
             self._let_go(run)
-        return found
+        return outputs
 
     def _ended(self, run: TextRun) -> list[SampleOutput]:
         """Stop writing a text, and return the text that was held back."""
@@ -267,10 +267,10 @@ class JointDrafting:
         policies = [decoder.policy for _, decoder in texts if decoder.policy is not None]
         if sum([policy.will_call for policy in policies]) < 2:
             return [prepare(*text) for text in texts]
-        found: list[Prepared] = []
+        ready: list[Prepared] = []
         for begin in range(0, len(texts), MOST_THREADS):
-            found += self._in_threads(texts[begin : begin + MOST_THREADS])
-        return found
+            ready += self._in_threads(texts[begin : begin + MOST_THREADS])
+        return ready
 
     def _in_threads(self, texts: Sequence[tuple[TextState, Decoder]]) -> list[Prepared]:
         """Prepare texts in a thread each; where the system has no more threads, the others follow in this one."""
@@ -285,10 +285,10 @@ class JointDrafting:
             for _ in range(len(futures), len(texts)):
                 joint.leave()
         try:
-            found = [future.result() for future in futures]
+            results = [future.result() for future in futures]
         finally:
             self._forks.joint = None
-        return found + [prepare(*text) for text in texts[len(found) :]]
+        return results + [prepare(*text) for text in texts[len(results) :]]
 
     def close(self) -> None:
         """Wait for the threads and end them; calling close() again does nothing."""

@@ -142,8 +142,8 @@ class HeadDrafter:
         n_max = min(n_max, self._context.target.room(len(self._ids)))
         if len(self._ids) < 2 or n_max < 1 or (left_s < 0 and not self._levels.draws):
             return EMPTY_DRAFT
-        known, least_path = self._context.correction, self._context.floor.path_probability
-        rules = ChainRules(n_max, least_path, known.edges, tuple(known.factors), left_s)
+        correction, least_path = self._context.correction, self._context.floor.path_probability
+        rules = ChainRules(n_max, least_path, correction.edges, tuple(correction.factors), left_s)
         draft = self._tree(rules) if self._levels.is_tree else self._chain(rules)
         self._first = draft.tokens[0] if draft.tokens else None
         self.own_s += perf_counter() - begun
@@ -154,41 +154,41 @@ class HeadDrafter:
 
         A clock must not decide where a drawn chain ends: another draft leads to another text under its rule.
         """
-        nodes, known = DraftBuilder(rules.n_max), self._context.correction
+        nodes, correction = DraftBuilder(rules.n_max), self._context.correction
         nodes.add_levels(
             self._levels_behind(rules),
             deadline_s=inf if self._levels.draws else monotonic() + rules.most_s,
             least_path=rules.least_path,
             least_leaf=_LEAST_LEAF if self._context.target.model.capabilities.trees else 1.0,
-            corrected=known.corrected,
+            corrected=correction.corrected,
         )
         return nodes.build()
 
     def _tree(self, rules: ChainRules) -> Draft:
         """Return a tree, whose levels are a call of the head each."""
-        known: list[Path] = []  # the paths to the nodes that were scored
+        scored: list[Path] = []  # the paths to the nodes that were scored
         made: Made[Distribution | Level] = self._allowed.law if self._levels.draws else self._allowed.level
-        rows, correction = partial(self._scored, known, made), self._context.correction
+        rows, correction = partial(self._scored, scored, made), self._context.correction
         return self._levels.tree(rows, rules.n_max, rules.least_path, correction.corrected)
 
-    def _scored(self, known: list[Path], made: Made[T], paths: Sequence[Path]) -> list[T | None]:
+    def _scored(self, scored: list[Path], made: Made[T], paths: Sequence[Path]) -> list[T | None]:
         """Return what `made` makes of the scores after each path, one for equal paths; None where there are none.
 
-        `known` are the paths that were scored before for the same tree; the new ones are added.
+        `scored` are the paths that were scored before for the same tree; the new ones are added.
         """
         new = list(dict.fromkeys(paths))
         if new == [()]:
             scores = self._begun()
             rows = None if scores is None else scores[None]
         else:
-            known.extend(new)
-            places = {path: node for node, path in enumerate(known)}
-            parents = [places.get(path[:-1], -1) for path in known]
-            rows = self._noted(self.state.branches, [path[-1] for path in known], parents, len(new))
+            scored.extend(new)
+            places = {path: node for node, path in enumerate(scored)}
+            parents = [places.get(path[:-1], -1) for path in scored]
+            rows = self._noted(self.state.branches, [path[-1] for path in scored], parents, len(new))
         if rows is None:
             return [None] * len(paths)
-        found = {path: made(row, [*self._ids, *path], len(self._ids)) for path, row in zip(new, rows, strict=True)}
-        return [found[path] for path in paths]
+        results = {path: made(row, [*self._ids, *path], len(self._ids)) for path, row in zip(new, rows, strict=True)}
+        return [results[path] for path in paths]
 
     def _levels_behind(self, rules: ChainRules) -> Iterator[Level]:
         """Yield the levels behind the text; those of one chain, as far as the grammar allows it, then one by one."""
@@ -204,9 +204,9 @@ class HeadDrafter:
         text, scores = [*self._ids, *path], self._begun()
         for token in path:
             scores = self._noted(self.state.next, token)
-        while scores is not None and (found := self._allowed.level(scores, text, len(self._ids))) is not None:
-            yield found
-            text.append(found.tokens[0])
+        while scores is not None and (level_behind := self._allowed.level(scores, text, len(self._ids))) is not None:
+            yield level_behind
+            text.append(level_behind.tokens[0])
             scores = self._noted(self.state.next, text[-1])
 
     def _begun(self) -> Scores | None:

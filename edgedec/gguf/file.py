@@ -61,9 +61,9 @@ class FileState:
     ctime_ns: int
 
     @classmethod
-    def of(cls, path: Path, found: os.stat_result) -> Self:
-        """Return the state of the file at `path`, which os.stat or os.fstat described as `found`."""
-        return cls(os.fspath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    def of(cls, path: Path, status: os.stat_result) -> Self:
+        """Return the state of the file at `path`, which os.stat or os.fstat described as `status`."""
+        return cls(os.fspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def file_states(paths: Iterable[Path]) -> tuple[FileState, ...]:
@@ -119,9 +119,9 @@ class GGUF:
         path = self.paths[tensor.shard]
         try:
             with _open(path) as file:
-                found = os.fstat(file.fileno())
+                status = os.fstat(file.fileno())
                 now, then = self, self.states[tensor.shard]
-                if (found.st_size, found.st_mtime_ns) != (then.n_bytes, then.mtime_ns) and (
+                if (status.st_size, status.st_mtime_ns) != (then.n_bytes, then.mtime_ns) and (
                     self.form is not None or read_form(file, path) is not None
                 ):
                     now = _renewed(self)
@@ -129,7 +129,7 @@ class GGUF:
                     data = now.form.read(file, tensor, start, n_wanted)
                 else:
                     # The size is compared first, because a read allocates all that it is to read.
-                    if tensor.offset + tensor.n_bytes > found.st_size:
+                    if tensor.offset + tensor.n_bytes > status.st_size:
                         raise _shrunk(path, name)
                     file.seek(tensor.offset + start)
                     data = file.read(n_wanted)
@@ -179,10 +179,10 @@ def read_gguf(path: str | os.PathLike[str]) -> GGUF:
         StorageError: The file may not be read, or reading failed.
     """
     first_path = Path(path).absolute()
-    known = _in_use.get(first_path)
+    cached = _in_use.get(first_path)
     with suppress(OSError):  # a part is gone: reading says which
-        if known is not None and file_states(known.paths) == known.states:
-            return known
+        if cached is not None and file_states(cached.paths) == cached.states:
+            return cached
     gguf = _in_use[first_path] = _read(first_path)
     if (held := _held.get()) is not None:
         held[:] = [gguf]
@@ -204,13 +204,13 @@ def once_per_header(read: Callable[[GGUF], T]) -> Callable[[GGUF], T]:
 
     What is kept must not reference the header, which would never be freed then.
     """
-    kept: WeakKeyDictionary[GGUF, T] = WeakKeyDictionary()
+    cache: WeakKeyDictionary[GGUF, T] = WeakKeyDictionary()
 
     @wraps(read)
     def once(gguf: GGUF) -> T:
-        if gguf not in kept:
-            kept[gguf] = read(gguf)
-        return kept[gguf]
+        if gguf not in cache:
+            cache[gguf] = read(gguf)
+        return cache[gguf]
 
     return once
 
@@ -327,9 +327,9 @@ def _read_part(path: Path, shard: int) -> tuple[Header, TiledForm | None, FileSt
             file.seek(0)
             if head == _MAGIC[: len(head)]:
                 return read_header(file, state.n_bytes, str(path), shard=shard), None, state
-            if (found := read_form(file, path)) is None:
+            if (file_form := read_form(file, path)) is None:
                 raise _not_a_gguf(file, path)
-            form, raw = found
+            form, raw = file_form
             return read_header(io.BytesIO(raw), form.n_model_bytes, str(path), shard=shard), form, state
     except OSError as error:
         raise storage_error(path, error) from error

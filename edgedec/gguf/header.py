@@ -145,12 +145,12 @@ def _tensor_type(reader: HeaderReader, what: str) -> GGMLType:
     except ValueError:
         pass
     if number in REMOVED_TYPES:
-        found = f"{number} ({REMOVED_TYPES[number]}, which ggml no longer has)"
+        type_name = f"{number} ({REMOVED_TYPES[number]}, which ggml no longer has)"
         remedy = "download the model in another quantization, such as Q4_0 or Q4_K_M"
     else:
-        found = f"{number}, which edgedec does not know"
+        type_name = f"{number}, which edgedec does not know"
         remedy = "it may come from a newer llama.cpp or from a fork: update edgedec, or download another quantization"
-    raise UnsupportedModelError(f"{reader.name}: {what} has the type number {found}; {remedy}")
+    raise UnsupportedModelError(f"{reader.name}: {what} has the type number {type_name}; {remedy}")
 
 
 def _place(reader: HeaderReader, tensors: list[TensorInfo], alignment: int, n_bytes: int) -> dict[str, TensorInfo]:

@@ -101,9 +101,9 @@ def model_name(gguf: GGUF) -> str:
     What the file says of its own name (general.name) stands for that only where the file is called by its checksum, as
     ollama's are.
     """
-    path, own = gguf.paths[0], get_text(gguf, "general.name")
+    path, general_name = gguf.paths[0], get_text(gguf, "general.name")
     name = path.parent.name if path.name == VOCABULARY else re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
-    return own if own and name.startswith("sha256-") else name
+    return general_name if general_name and name.startswith("sha256-") else name
 
 
 def describe(gguf: GGUF) -> ModelInfo:

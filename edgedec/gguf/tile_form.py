@@ -90,15 +90,15 @@ def _read_matrix(file: BinaryIO, place: int, tensor: TensorInfo, start: int, n_b
     n_cols = tensor.shape[0]
     tile_bytes = TILE_ROWS * (tensor.n_bytes // (tensor.n_elements // n_cols))
     first, end = start // tile_bytes, -(-(start + n_bytes) // tile_bytes)
-    found, step = bytearray(), max(1, _PIECE_BYTES // tile_bytes)
+    data, step = bytearray(), max(1, _PIECE_BYTES // tile_bytes)
     for begin in range(first, end, step):
         file.seek(place + begin * tile_bytes)
         tiles = file.read((min(end, begin + step) - begin) * tile_bytes)
         if len(tiles) % tile_bytes:
             return b""
-        found += untiled(tensor.type, np.frombuffer(tiles, np.uint8), n_cols).data.cast("B")
+        data += untiled(tensor.type, np.frombuffer(tiles, np.uint8), n_cols).data.cast("B")
     begin = start - first * tile_bytes
-    return bytes(memoryview(found)[begin : begin + n_bytes])
+    return bytes(memoryview(data)[begin : begin + n_bytes])
 
 
 def damaged_model(path: Path, what: str) -> ModelFormatError:

@@ -82,7 +82,7 @@ def seconds_per_token(seconds: Mapping[int, float], kinds: Sequence[Kind] = KIND
         min(seconds[n_rows] / n_tokens for n_rows, n_tokens in kind.tokens.items() if n_rows in seconds)
         for kind in kinds
     ]
-    weighted = sum(kind.share * found for kind, found in zip(kinds, fastest, strict=True))
+    weighted = sum(kind.share * measured for kind, measured in zip(kinds, fastest, strict=True))
     return weighted / sum(kind.share for kind in kinds)  # shares are rounded
 
 
@@ -108,8 +108,8 @@ class Measured:
     def drafted_s(self, rows: Mapping[int, float] | None = None) -> float:
         """Return the expected seconds of a token with drafts, by forwards of as many rows as `rows` has (None: all)."""
         n_most = ROWS[-1] if self.n_exact is None else self.n_exact
-        known = self.seconds if rows is None else rows
-        return seconds_per_token({n: self.seconds[n] for n in known if n in self.seconds and (n <= n_most or n == 1)})
+        seconds = self.seconds if rows is None else rows
+        return seconds_per_token({n: self.seconds[n] for n in seconds if n in self.seconds and (n <= n_most or n == 1)})
 
     def text(self, name: str) -> str:
         """Return the measurement of the runtime `name` in words."""
@@ -180,10 +180,10 @@ def compared_runtimes(path: Path, first: Runtime, rival: Runtime, options: LoadO
     of_first, of_rival = measured[first.name], measured[rival.name]
     if of_first is None or not of_first.is_quiet or (of_rival is not None and not of_rival.is_quiet):
         return None
-    told = of_first.text(first.name)
+    description = of_first.text(first.name)
     if of_rival is None:
-        return Comparison(f"{told}; {rival.name} took too long to load", is_faster=False)
-    return Comparison(f"{told}; {of_rival.text(rival.name)}", is_faster(of_rival, of_first))
+        return Comparison(f"{description}; {rival.name} took too long to load", is_faster=False)
+    return Comparison(f"{description}; {of_rival.text(rival.name)}", is_faster(of_rival, of_first))
 
 
 def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Measured | None]:
@@ -197,14 +197,16 @@ def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) ->
     """
     of_first = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=_always)
 
-    def matters(found: Measured) -> bool:
-        return of_first is None or (is_faster(found, of_first) and not is_faster(replace(found, n_exact=1), of_first))
+    def matters(measured: Measured) -> bool:
+        return of_first is None or (
+            is_faster(measured, of_first) and not is_faster(replace(measured, n_exact=1), of_first)
+        )
 
     of_rival = measure(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True, matters=matters)
     return {first.name: of_first, rival.name: of_rival}
 
 
-def _always(found: Measured) -> bool:
+def _always(measured: Measured) -> bool:
     return True
 
 

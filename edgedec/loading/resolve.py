@@ -35,9 +35,9 @@ def resolve(model: str | os.PathLike[str], options: ResolveOptions, option: str 
         pass
     try:
         for plugin in plugins.plugins(plugins.RESOLVERS).values():
-            found: Path | None = plugin.load()(name, options)
-            if found is not None:
-                return found
+            path: Path | None = plugin.load()(name, options)
+            if path is not None:
+                return path
         raise ModelNotFoundError(f"no file and no model is called {name!r}; edgedec list shows the names known")
     except ModelNotFoundError as error:
         if unreadable is not None:

@@ -47,57 +47,57 @@ def choose_runtime(path: Path, name: str, options: LoadOptions | None = None, *,
         header = read_header_of(path)
     wants_gpu = options is not None and bool(options.n_gpu_layers) and not options.machines
     if name != "auto":
-        named = _instance(plugins.load_plugin(plugins.RUNTIMES, name))
+        runtime = _instance(plugins.load_plugin(plugins.RUNTIMES, name))
         if options is not None:
-            read_options(own_options(named), options.runtime_options, f"the {name} runtime")
-        note = _gpu_note(options, {name: _devices(named)}) if options is not None and wants_gpu else ""
-        return LoadPlan(path, named, note, header=header)
-    found = plugins.plugins(plugins.RUNTIMES)
-    order = _order(path, found)
+            read_options(own_options(runtime), options.runtime_options, f"the {name} runtime")
+        note = _gpu_note(options, {name: _devices(runtime)}) if options is not None and wants_gpu else ""
+        return LoadPlan(path, runtime, note, header=header)
+    installed = plugins.plugins(plugins.RUNTIMES)
+    order = _order(path, installed)
     note = ""
     if options is not None and wants_gpu:
-        devices = {candidate: _devices_of(found[candidate]) for candidate in order}
+        devices = {candidate: _devices_of(installed[candidate]) for candidate in order}
         note = _gpu_note(options, devices)
         order = [candidate for candidate in order if _may_have_gpu(devices[candidate])] or order
-    choice = replace(_first_taking(path, found, order, options), header=header)
+    choice = replace(_first_taking(path, installed, order, options), header=header)
     may_differ = tuple(order[:2]) == _PREFERRED and choice.runtime.name == _PREFERRED[0]
     is_other = header is not None and (is_embedder(header) or denoises(header))
     measure = measure and (header is None or header.form is None)  # the rival may need the GGUF
     if options is not None and may_differ and not is_other:
         for rival in order[1:] if options.device == "auto" else order[1:2]:
-            choice = _compare(choice, found[rival], options, measure=measure)
+            choice = _compare(choice, installed[rival], options, measure=measure)
     return replace(choice, reason="; ".join(filter(None, (choice.reason, note))))
 
 
-def other_machines(name: str, given: Mapping[str, object]) -> OtherMachines | None:
+def other_machines(name: str, options: Mapping[str, object]) -> OtherMachines | None:
     """Return a runtime's own options by which other machines take layers, before a runtime is chosen; None without.
 
     Args:
         name: Name of a runtime, or "auto".
-        given: The own options that the user gave.
+        options: The own options that the user gave.
 
     Raises:
         RequestError: An option is unknown or out of range.
     """
-    for plugin in plugins.plugins(plugins.RUNTIMES).values() if given else ():
+    for plugin in plugins.plugins(plugins.RUNTIMES).values() if options else ():
         if name in ("auto", plugin.name):
             with suppress(EdgedecError):  # a runtime that does not import takes no model
                 runtime = _instance(plugin.load())
-                if not given.keys().isdisjoint(getattr(own_options(runtime), "of_other_machines", ())):
+                if not options.keys().isdisjoint(getattr(own_options(runtime), "of_other_machines", ())):
                     break
     else:
         return None
-    return machines_of(runtime, given)
+    return machines_of(runtime, options)
 
 
-def machines_of(runtime: Runtime, given: Mapping[str, object]) -> OtherMachines | None:
+def machines_of(runtime: Runtime, options: Mapping[str, object]) -> OtherMachines | None:
     """Return a runtime's own options where other machines take layers by them (raises as read_options), else None."""
-    own = read_options(own_options(runtime), given, f"the {runtime.name} runtime")
-    return own if isinstance(own, OtherMachines) and own.machines else None
+    runtime_options = read_options(own_options(runtime), options, f"the {runtime.name} runtime")
+    return runtime_options if isinstance(runtime_options, OtherMachines) and runtime_options.machines else None
 
 
 def _first_taking(
-    path: Path, found: Mapping[str, plugins.Plugin], order: Sequence[str], options: LoadOptions | None
+    path: Path, runtimes: Mapping[str, plugins.Plugin], order: Sequence[str], options: LoadOptions | None
 ) -> LoadPlan:
     """Return the first of the runtimes in `order` that takes the file and the options (raises as choose_runtime)."""
     refusals: dict[str, EdgedecError] = {}
@@ -106,11 +106,11 @@ def _first_taking(
         # where options were refused, or where the last is not one of the usual two; else planning says so.
         is_refused = any(isinstance(error, RequestError) for error in refusals.values())
         is_asked = candidate != order[-1] or is_refused or (bool(refusals) and candidate not in _PREFERRED)
-        runtime = _taking(found[candidate], path, options if is_asked else None, refusals)
+        runtime = _taking(runtimes[candidate], path, options if is_asked else None, refusals)
         if runtime is not None:
             return LoadPlan(path, runtime)
     for candidate, refusal in refusals.items():
-        _require_sound(found[candidate], path, options, str(refusal))
+        _require_sound(runtimes[candidate], path, options, str(refusal))
     declined = {name: error.marked for name, error in refusals.items() if isinstance(error, RequestError)}
     if declined:
         first = next(iter(declined))
@@ -140,8 +140,8 @@ def _require_sound(plugin: plugins.Plugin, path: Path, options: LoadOptions | No
 
 def _order(path: Path, names: Mapping[str, object]) -> list[str]:
     """Return the names of the runtimes to ask, in order: edgedec's own for this kind of file, then other packages'."""
-    own = [name for name in _FOR_ONNX if name in names] if is_onnx(path) else [*_PREFERRED]
-    return own + [name for name in names if name not in (*_PREFERRED, *_FOR_ONNX, *_NEVER_CHOSEN)]
+    first = [name for name in _FOR_ONNX if name in names] if is_onnx(path) else [*_PREFERRED]
+    return first + [name for name in names if name not in (*_PREFERRED, *_FOR_ONNX, *_NEVER_CHOSEN)]
 
 
 def _devices_of(plugin: plugins.Plugin) -> tuple[str, ...] | None:
@@ -173,16 +173,16 @@ def _gpu_note(options: LoadOptions, devices: Mapping[str, tuple[str, ...] | None
     Raises:
         RequestError: A number of layers is wished for, and there is no GPU.
     """
-    found = ", ".join(f"{name} has {' and '.join(names)}" for name, names in devices.items() if names)
-    if not found or any(map(_may_have_gpu, devices.values())):
+    by_runtime = ", ".join(f"{name} has {' and '.join(names)}" for name, names in devices.items() if names)
+    if not by_runtime or any(map(_may_have_gpu, devices.values())):
         return ""
     if (options.n_gpu_layers or 0) > 0:
         raise RequestError(
-            f"{argument('n_gpu_layers')} is {options.n_gpu_layers}, and there is no GPU for them ({found}); leave "
+            f"{argument('n_gpu_layers')} is {options.n_gpu_layers}, and there is no GPU for them ({by_runtime}); leave "
             f"{argument('device')} and {argument('n_gpu_layers')} out, or install a llama-cpp-python that is built for "
             "your GPU"
         )
-    return f"no layer is on a GPU, as none was found ({found})"
+    return f"no layer is on a GPU, as none was found ({by_runtime})"
 
 
 def _taking(
@@ -220,31 +220,31 @@ def _compare(choice: LoadPlan, rival: plugins.Plugin, options: LoadOptions, *, m
     first = choice.runtime
     is_known = isinstance(first, HasKernels) and first.is_fastest
     key = f"{_key(options)} {first.name} {is_known} {rival.name}"
-    found = _known(options, key)
-    if found is None:
+    cached = _known(options, key)
+    if cached is None:
         other = _taking(rival, choice.path, options, {}) if measure else None
         if other is None:
             return choice
         if is_known and not _may_have_gpu(_devices(other)):
-            found = Comparison("", is_faster=False)
+            cached = Comparison("", is_faster=False)
         else:
             with stage(options.on_progress, _COMPARING, f"{first.name} with {rival.name}"):
-                found = compared_runtimes(choice.path, first, other, options)
-        if found is None:
+                cached = compared_runtimes(choice.path, first, other, options)
+        if cached is None:
             return choice
-        probe_cache.put(options.cache_dir, _KIND, key, asdict(found))
-    other = _taking(rival, choice.path, options, {}) if found.is_faster else None
-    choice = replace(choice, reason=found.reason)
+        probe_cache.put(options.cache_dir, _KIND, key, asdict(cached))
+    other = _taking(rival, choice.path, options, {}) if cached.is_faster else None
+    choice = replace(choice, reason=cached.reason)
     return choice if other is None else replace(choice, runtime=other, slower=first)
 
 
 def _known(options: LoadOptions, key: str) -> Comparison | None:
     """Return what an earlier comparison found; None without one, and where what was kept is damaged."""
-    found = probe_cache.get(options.cache_dir, _KIND, key)
+    cached = probe_cache.get(options.cache_dir, _KIND, key)
     hints = get_type_hints(Comparison)
-    if not isinstance(found, dict) or found.keys() != hints.keys():
+    if not isinstance(cached, dict) or cached.keys() != hints.keys():
         return None
-    return Comparison(**found) if all(type(found[name]) is kind for name, kind in hints.items()) else None
+    return Comparison(**cached) if all(type(cached[name]) is kind for name, kind in hints.items()) else None
 
 
 def _key(options: LoadOptions) -> str:

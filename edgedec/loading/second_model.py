@@ -174,14 +174,14 @@ def _runtime(path: Path, options: LoadOptions) -> tuple[Runtime, LoadOptions]:
 
     Where these are on another machine, the second model's layers are on the host.
     """
-    given = options.runtime_options  # the target's: the second model's runtime may be another one
+    runtime_options = options.runtime_options  # the target's: the second model's runtime may be another one
     choice = choose_runtime(path, "auto", replace(options, runtime_options={}))
-    options = replace(options, runtime_options=known_to(choice.runtime, given))
+    options = replace(options, runtime_options=known_to(choice.runtime, runtime_options))
     if options.layer_split is None:
         return choice.runtime, options
     if not isinstance(choice.runtime, HasDevices):
         return choice.runtime, replace(options, layer_split=None)
-    own = [device.name for device in choice.runtime.devices(replace(options, layer_split=None))]
+    devices = [device.name for device in choice.runtime.devices(replace(options, layer_split=None))]
     n_layers = describe(read_header_of(path)).n_layer + 1
-    split = tuple((name, n_layers) for name, _ in options.layer_split[-1:] if name in own)
+    split = tuple((name, n_layers) for name, _ in options.layer_split[-1:] if name in devices)
     return choice.runtime, replace(options, layer_split=split)

@@ -100,10 +100,10 @@ def _with_fewer_layers(plan: LoadPlan) -> LoadPlan:
 
 
 def _without_option(kind: type[Any], sacrifice: Sacrifice, plan: LoadPlan) -> LoadPlan:
-    given = plan.options.runtime_options
-    if getattr(read_options(kind, given, "it"), sacrifice.name) == sacrifice.value:
+    runtime_options = plan.options.runtime_options
+    if getattr(read_options(kind, runtime_options, "it"), sacrifice.name) == sacrifice.value:
         return plan
-    changed = {**given, sacrifice.name: sacrifice.value}
+    changed = {**runtime_options, sacrifice.name: sacrifice.value}
     return plan.less(sacrifice.kind, sacrifice.phrase).with_options(runtime_options=changed)
 
 

@@ -114,7 +114,7 @@ def all_plans(wishes: LoadPlan, cap: Cap) -> list[LoadPlan]:
     given_up = {"runtime": f"runtime {second} in place of {first}"}
     reason = f"{wishes.reason}; only {second} fits"
     instead = replace(wishes, runtime=wishes.slower, slower=None, reason=reason, given_up=given_up)
-    return min(plans, _descend(instead, cap), key=lambda found: _size(best_of(found)))
+    return min(plans, _descend(instead, cap), key=lambda fitting: _size(best_of(fitting)))
 
 
 def plan_wishes(wishes: LoadPlan, cap: Cap) -> LoadPlan:

@@ -130,22 +130,22 @@ def longest_context(path: Path, room_bytes: float, n_copies: int) -> int:
     """
     try:
         gguf = read_header_of(path)
-        found = describe(gguf)
+        info = describe(gguf)
     except EdgedecError:  # the runtime says what is wrong, or needs no such header
         return default_n_ctx(0)
-    n_trained = found.n_ctx_train or 0
+    n_trained = info.n_ctx_train or 0
     shortest = default_n_ctx(n_trained)
     if is_onnx(path) or is_embedder(gguf) or _LONG_DIVISORS in gguf.tensors:
         return shortest
-    token_bytes, n_ctx = n_copies * _token_bytes(found), n_trained
+    token_bytes, n_ctx = n_copies * _token_bytes(info), n_trained
     while n_ctx > shortest and (n_ctx - shortest) * token_bytes > _SHARE * room_bytes:
         n_ctx //= 2
     return max(n_ctx, shortest)
 
 
-def _token_bytes(found: ModelInfo) -> int:
+def _token_bytes(info: ModelInfo) -> int:
     """Return the bytes of the keys and values of a token; layers with a window or a state take less than that."""
-    return sum(found.n_head_kv) * (found.key_length + found.value_length) * _ELEMENT_BYTES
+    return sum(info.n_head_kv) * (info.key_length + info.value_length) * _ELEMENT_BYTES
 
 
 def devices_for(plan: LoadPlan) -> tuple[Device, ...]:

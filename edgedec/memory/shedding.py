@@ -137,10 +137,10 @@ class Watch:
 
     def _shed(self, why: str) -> str | None:
         """Shed the first part that is worth it, and return a sentence on it; None where no part is."""
-        found = self._worth_shedding()
-        if found is None:
+        sheddable = self._worth_shedding()
+        if sheddable is None:
             return None
-        shedder, held = found
+        shedder, held = sheddable
         shedder.shed()
         give_back()
         self._has_shed = True
@@ -253,8 +253,8 @@ def _spared(drafting: Drafting, what: str, names: Sequence[str]) -> Shedder:
     """Return the shedder of the stores of these drafters, which go on without them."""
 
     def stores() -> list[Sheddable]:
-        kept = [drafting.store.get(name) for name in names]
-        within = [part for each in kept for part in (each.values() if isinstance(each, dict) else [each])]
+        drafting_stores = [drafting.store.get(name) for name in names]
+        within = [part for each in drafting_stores for part in (each.values() if isinstance(each, dict) else [each])]
         return [part for part in within if isinstance(part, Sheddable)]
 
     def shed() -> None:

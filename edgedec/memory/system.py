@@ -58,8 +58,8 @@ def held_bytes(others: Sequence[int], proc: Path = PROC) -> int | None:
     The others are given by their numbers (pid). One that has ended holds nothing. Only Linux tells of other processes;
     elsewhere they count nothing.
     """
-    own = resident_bytes(proc)
-    return None if own is None else own + _sum(others, "VmRSS", proc)
+    resident = resident_bytes(proc)
+    return None if resident is None else resident + _sum(others, "VmRSS", proc)
 
 
 def peak_held_bytes(others: Sequence[int], proc: Path = PROC) -> int | None:
@@ -71,16 +71,16 @@ def peak_held_bytes(others: Sequence[int], proc: Path = PROC) -> int | None:
     peak = peak_resident_bytes(proc)
     if not others:
         return peak
-    own = resident_bytes(proc)
-    return None if peak is None or own is None else max(peak, own + _sum(others, "VmHWM", proc))
+    resident = resident_bytes(proc)
+    return None if peak is None or resident is None else max(peak, resident + _sum(others, "VmHWM", proc))
 
 
 def held_reader(others: Callable[[], Sequence[int]], proc: Path = PROC) -> Callable[[], int | None]:
     """Return a fast held_bytes for the calling process; `others` is asked at each reading, as processes come and go."""
-    own = resident_reader(proc)
+    read_resident = resident_reader(proc)
 
     def read() -> int | None:
-        held = own()
+        held = read_resident()
         return None if held is None else held + _sum(others(), "VmRSS", proc)
 
     return read
@@ -247,8 +247,8 @@ def _kilobytes(text: str) -> dict[str, int]:
     return {name: int(number) * 1024 for name, number in re.findall(r"^(\w+):\s+([0-9]{1,18}) kB$", text, re.MULTILINE)}
 
 
-def _least(found: list[int | None]) -> int | None:
-    return min((n_bytes for n_bytes in found if n_bytes is not None), default=None)
+def _least(numbers: list[int | None]) -> int | None:
+    return min((n_bytes for n_bytes in numbers if n_bytes is not None), default=None)
 
 
 def _groups(proc: Path, cgroup: Path) -> tuple[_Names, list[Path]]:
@@ -274,8 +274,8 @@ def _memberships(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _limit(folder: Path, names: _Names) -> int | None:
-    found = _least([_number(_text(folder / name)) for name in names.limits])
-    return None if found is None or found >= _NO_LIMIT else found
+    limit = _least([_number(_text(folder / name)) for name in names.limits])
+    return None if limit is None or limit >= _NO_LIMIT else limit
 
 
 def _left(folder: Path, names: _Names) -> int | None:
@@ -290,5 +290,5 @@ def _left(folder: Path, names: _Names) -> int | None:
 
 
 def _average(text: str) -> float | None:
-    found = re.search(r"^some avg10=([0-9]{1,3}\.[0-9]{1,6})\b", text, re.MULTILINE)
-    return min(float(found[1]), 100.0) if found else None
+    match = re.search(r"^some avg10=([0-9]{1,3}\.[0-9]{1,6})\b", text, re.MULTILINE)
+    return min(float(match[1]), 100.0) if match else None

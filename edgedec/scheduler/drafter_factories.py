@@ -82,20 +82,20 @@ def with_draft_model(
 def require_overlap(drafters: Collection[str]) -> None:
     """Raise RequestError unless one of these drafters is a draft model that can draft while the target verifies."""
     if MODEL not in drafters or CASCADE in drafters:
-        found = " + ".join(drafters) or "none"
+        names = " + ".join(drafters) or "none"
         raise RequestError(
             f"{argument('draft_overlap')} takes a draft model ({argument('draft_model')}) and "
-            f"{argument('draft')} 'auto' or 'model', found {found}; give them, or leave {argument('draft_overlap')} out"
+            f"{argument('draft')} 'auto' or 'model', found {names}; give them, or leave {argument('draft_overlap')} out"
         )
 
 
 def promised_gains(model: Model, cache_dir: Path | None) -> dict[str, PromisedGain]:
     """Return the drafters that were prepared for a model, with what they promise; a plug-in that fails has none."""
-    found: dict[str, PromisedGain | None] = {}
+    gains: dict[str, PromisedGain | None] = {}
     for plugin in plugins.plugins(plugins.PREPARED_DRAFTERS).values():
         with suppress(Exception):  # a model answers without what was prepared for it
-            found[plugin.name] = plugin.load()(model, cache_dir)
-    return {name: gain for name, gain in found.items() if gain is not None}
+            gains[plugin.name] = plugin.load()(model, cache_dir)
+    return {name: gain for name, gain in gains.items() if gain is not None}
 
 
 def drafter_factory(name: str) -> DrafterFactory:

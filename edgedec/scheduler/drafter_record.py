@@ -134,7 +134,7 @@ class DraftSeconds:
 
     def _add(self, n: int, seconds: float, weight: float) -> None:
         added = (1.0, n, n * n, seconds, n * seconds)
-        self._sums = [KEPT * known + weight * new for known, new in zip(self._sums, added, strict=True)]
+        self._sums = [KEPT * total + weight * new for total, new in zip(self._sums, added, strict=True)]
 
     def note(self, n_levels: int, seconds: float) -> None:
         """Take a draft of so many levels; one that took far longer than expected counts as a few times as long."""
@@ -206,10 +206,10 @@ class Followed:
 
     def note(self, n_read: int, n_tokens: int, read_s: float, gained_s: float) -> None:
         """Take a text that was followed."""
-        kept = 1 - NEWEST
-        self.n_texts, self.n_read = kept * self.n_texts + 1, kept * self.n_read + n_read
-        self.n_tokens = kept * self.n_tokens + n_tokens
-        self.read_s, self.gained_s = kept * self.read_s + read_s, kept * self.gained_s + gained_s
+        decay = 1 - NEWEST
+        self.n_texts, self.n_read = decay * self.n_texts + 1, decay * self.n_read + n_read
+        self.n_tokens = decay * self.n_tokens + n_tokens
+        self.read_s, self.gained_s = decay * self.read_s + read_s, decay * self.gained_s + gained_s
 
     def loss_s(self, n_unread: int, most: int | None) -> float:
         """Return the seconds that following a text of so many unread tokens is expected to lose, and 0 where it gains.
@@ -291,6 +291,6 @@ class DrafterRecord:
 
     def observe(self, n_right: int, depth: int, *, greedy: bool, is_trial: bool) -> None:
         """Take a draft that was right `n_right` tokens deep, where `depth` tokens were compared with the text."""
-        kept = KEPT_OF_TRIALS if is_trial else KEPT
-        self.offered[greedy] = self.offered[greedy] * kept + depth
-        self.accepted[greedy] = self.accepted[greedy] * kept + n_right
+        decay = KEPT_OF_TRIALS if is_trial else KEPT
+        self.offered[greedy] = self.offered[greedy] * decay + depth
+        self.accepted[greedy] = self.accepted[greedy] * decay + n_right

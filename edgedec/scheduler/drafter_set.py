@@ -159,20 +159,20 @@ def _drawing(request: Request, tree: str | None, *, trees: bool) -> Drawing | No
 
 def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) -> list[ActiveDrafter]:
     """Return the drafters of a generation that open and fit the memory; the statistics name the others, and why."""
-    found, left, stats = list[ActiveDrafter](), drafting.budget_bytes, sequence.stats
+    opened, left, stats = list[ActiveDrafter](), drafting.budget_bytes, sequence.stats
     greedy, begun = context.sampling.greedy, _as_tokens(sequence, context.target)
     for name, factory in _with_prepared(drafting, context.curve).items():
         if name in drafting.off:
             stats.add_reason(drafting.off[name])
             continue
         record, drafter = drafting.records.setdefault(name, DrafterRecord()), None
-        own = replace(
+        drafter_context = replace(
             context,
             correction=record.calibration[greedy],
             note_ahead=partial(stats.note_ahead, name),
         )
         try:
-            drafter = factory(own)
+            drafter = factory(drafter_context)
             _check_needs(drafter.needs, context.target)
             held = drafter.memory_bytes()
             if left is not None and held > left:
@@ -188,8 +188,8 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
         active = ActiveDrafter(name, drafter, record, traits.cost, greedy, model=traits.about, following=following)
         if not drafting.always and context.recorder is None:
             active.idle_if_dear(len(sequence.token_ids) - sequence.n_cached, sequence.request.sampling.max_tokens)
-        found.append(active)
-    return found
+        opened.append(active)
+    return opened
 
 
 def _as_tokens(sequence: TextState, session: Session) -> list[int]:

@@ -51,14 +51,14 @@ class ForcedDrafts:
             return draft
         forced = self._constraint.forced()
         self._chain = self._worth(forced[: min(n_max, self._n_max)], n_past)
-        kept = self._kept(draft, forced)
+        allowed = self._kept(draft, forced)
         if self._chain:
             tree = DraftTree()
-            for part in (Draft.chain(self._chain), kept):
+            for part in (Draft.chain(self._chain), allowed):
                 tree.add(part.tokens, part.parents, part.p_accept)
-            kept = Draft.tree(tree.tokens, tree.parents, tree.p).truncated(min(n_max, self._n_max))
+            allowed = Draft.tree(tree.tokens, tree.parents, tree.p).truncated(min(n_max, self._n_max))
             stats.count_proposal(_NAME, len(self._chain), perf_counter() - started)
-        return kept
+        return allowed
 
     def score(self, stats: DecodeStats, token_ids: tuple[int, ...]) -> None:
         """Count how many of the latest forced tokens `token_ids`, the tokens of the step, begin with."""

@@ -220,6 +220,8 @@ class GuardedFactory:
         """Tell the factory of a prompt that several texts share, where it follows texts; at most two seconds pass."""
         factory = self.factory
         if isinstance(factory, FollowingFactory):
-            told = Thread(target=_outcome, args=[partial(factory.begin_prompt, session, follows=follows)], daemon=True)
-            told.start()
-            told.join(_MAKING_S)
+            thread = Thread(
+                target=_outcome, args=[partial(factory.begin_prompt, session, follows=follows)], daemon=True
+            )
+            thread.start()
+            thread.join(_MAKING_S)

@@ -243,8 +243,8 @@ class Policy:
         left_s = self._loss.left_s(LOSS_SHARE, CAUTION * plain_s)
 
         def seconds(n_nodes: int) -> float:
-            found = cost(n_nodes)
-            return found if found - plain_s <= left_s else CAUTION * found
+            step_s = cost(n_nodes)
+            return step_s if step_s - plain_s <= left_s else CAUTION * step_s
 
         return seconds
 
@@ -264,14 +264,14 @@ class Policy:
             if not drawn and active.model is not None:
                 choice.tree.drop_improbable(active.draft, active.chances)
             choice.choose(choice.cost)
-        found = choice.expected
+        expected = choice.expected
         if drawn:  # it is verified whole, and alone
             tree = DraftTree()
             tree.add(active.draft.tokens, active.draft.parents, active.chances)
-            found = choice.expected_of(tree.paths(), len(active.draft))  # the tree is merged
+            expected = choice.expected_of(tree.paths(), len(active.draft))  # the tree is merged
         mean_rate = (1 + self._curve.others) * max(1 / choice.cost(0), self._log.tokens_per_s)  # of all requests alike
         beside_s = active.taught_s + perf_counter() - begun - asked_s
-        gain = Gain(before, found, mean_rate, beside_s)
+        gain = Gain(before, expected, mean_rate, beside_s)
         note_draft(active, plan, seconds, gain, choice, among_others=before.n_nodes > 0)
 
     def _draft(self, tree: DraftTree, nodes: list[int]) -> Draft:
@@ -353,12 +353,12 @@ class Policy:
         if active.missed is not None:
             active.missed = min(BUCKET, active.missed + len(token_ids))
         same = path == verification.path
-        own = verification if same else Verification(path, token_ids, verification.candidates)
+        lesson = verification if same else Verification(path, token_ids, verification.candidates)
         active.draft, active.verified = EMPTY_DRAFT, False  # a step may come in which no drafter is asked
         try:
             if active.unlearned:
                 active.catch_up()
-            active.drafter.learn(own, hidden)
+            active.drafter.learn(lesson, hidden)
         except Exception as error:  # a drafter never ends the text
             self.drafters.drop(stats, active, error)
         taught_s = perf_counter() - started

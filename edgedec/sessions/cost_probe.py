@@ -43,9 +43,9 @@ def cost_curve(
     """
     key = f"{_key(session, options)} {most_rows} streak"
     cache_dir = None if options.machines else options.cache_dir
-    known = _as_curve(probe_cache.get(cache_dir, "curve", key))
-    if known is not None:
-        return known
+    cached = _as_curve(probe_cache.get(cache_dir, "curve", key))
+    if cached is not None:
+        return cached
     with stage(options.on_progress, _PHASE, _WHAT):
         (measured, streak_s), is_quiet = quietly(lambda: _measure(session, limit_s, options, most_rows))
     resume_share = 0.0
@@ -53,8 +53,8 @@ def cost_curve(
         resume_share = max(0.0, measured[1] / streak_s - 1)
         measured[1] = min(measured[1], streak_s)
     if len(measured) > 1 and is_quiet:  # a single number of rows says nothing about drafts
-        found = {_RESUME: resume_share} | {str(n): seconds for n, seconds in measured.items()}
-        probe_cache.put(cache_dir, "curve", key, found)
+        numbers = {_RESUME: resume_share} | {str(n): seconds for n, seconds in measured.items()}
+        probe_cache.put(cache_dir, "curve", key, numbers)
     return CostCurve(measured, resume_share)
 
 
@@ -63,12 +63,12 @@ def _key(session: Session, options: LoadOptions) -> str:
     return f"{card.fingerprint} {card.runtime} {machine_key(options)}"
 
 
-def _as_curve(found: object) -> CostCurve | None:
-    if not isinstance(found, dict):
+def _as_curve(numbers: object) -> CostCurve | None:
+    if not isinstance(numbers, dict):
         return None
     try:
-        resume_share = float(found.get(_RESUME, 0.0))
-        measured = {int(n): float(seconds) for n, seconds in found.items() if n != _RESUME}
+        resume_share = float(numbers.get(_RESUME, 0.0))
+        measured = {int(n): float(seconds) for n, seconds in numbers.items() if n != _RESUME}
     except (TypeError, ValueError, OverflowError):
         return None
     if not measured or not all(n >= 1 and 0 < seconds < 1e6 for n, seconds in measured.items()):

@@ -96,7 +96,7 @@ class SessionForks:
             if item.session not in self._held:
                 raise SessionError("a forward was given a text that was dropped; it takes those that are left")
         self._take_pages(items)
-        found: list[Forward] = []
+        forwards: list[Forward] = []
         for group in self.groups(items):
             begun = perf_counter()
             inner = [replace(item, session=cast(ForkedSession, item.session).inner) for item in group]
@@ -104,8 +104,8 @@ class SessionForks:
             shared = SharedForward(perf_counter() - begun, sum(item.n_rows for item in group), len(group))
             for result in results:
                 result.shared = result.shared or shared
-            found += results
-        return found
+            forwards += results
+        return forwards
 
     def groups(self, items: Sequence[ForwardItem]) -> list[list[ForwardItem]]:
         """Cut items into those of one forward each, in their order.

@@ -64,16 +64,16 @@ def cut(item: ForwardItem, n: int) -> tuple[ForwardItem, ForwardItem]:
 
 def groups(items: Sequence[ForwardItem], most: int) -> list[list[ForwardItem]]:
     """Cut items into forwards, none of which returns more than `most` rows of logits, unless for a single item."""
-    found: list[list[ForwardItem]] = []
+    joined: list[list[ForwardItem]] = []
     n_left = 0
     for item in items:
         n = len(item.wanted)
-        if not found or n > n_left:
-            found.append([])
+        if not joined or n > n_left:
+            joined.append([])
             n_left = most
-        found[-1].append(item)
+        joined[-1].append(item)
         n_left -= n
-    return found
+    return joined
 
 
 class JointCalls:

@@ -112,8 +112,8 @@ class OuterSession(Session):
 
     @property
     def _mark(self) -> bytes:
-        own, inner = self.model.card.fingerprint, self.inner.model.card.fingerprint
-        return b"" if own == inner else own.encode()
+        fingerprint, inner = self.model.card.fingerprint, self.inner.model.card.fingerprint
+        return b"" if fingerprint == inner else fingerprint.encode()
 
     def cancel(self) -> None:
         """Stop the forward that is running, from any thread; without one, nothing happens."""

@@ -62,8 +62,8 @@ def get(cache_dir: Path | None, kind: str, key: str) -> Any:
 
 def get_numbers(cache_dir: Path | None, kind: str, key: str) -> list[float]:
     """Return the list of positive numbers that `put` kept under a key, without those that are damaged; as get()."""
-    kept = get(cache_dir, kind, key)
-    numbers = kept if isinstance(kept, list) else []
+    stored = get(cache_dir, kind, key)
+    numbers = stored if isinstance(stored, list) else []
     return [float(each) for each in numbers if isinstance(each, int | float) and 0 < each < _MOST_NUMBER]
 
 

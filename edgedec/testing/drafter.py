@@ -37,14 +37,14 @@ def drafts_are_valid(subject: DrafterSubject) -> None:
 
 def _proposals(subject: DrafterSubject, lengths: tuple[int, ...]) -> list[Proposal]:
     """Return the proposals in a generation after each prompt, with drafts of at most these lengths in turn."""
-    found = []
+    proposals = []
     for prompt in subject.prompts():
         drafter, session = subject.open()
         recorder = Recorder(drafter)
         subject.generate(prompt, session, recorder, lengths=lengths)
-        found += recorder.proposals
+        proposals += recorder.proposals
         subject.close_sessions()
-    return found
+    return proposals
 
 
 def _require_valid(draft: Draft, n_max: int, n_vocab: int) -> None:
@@ -90,9 +90,11 @@ def begin_starts_over(subject: DrafterSubject) -> None:
         recorder = Recorder(drafter)
         subject.generate(second, session, recorder)
         drafts.append([(proposal.draft.tokens, proposal.draft.parents) for proposal in recorder.proposals])
-    found, expected = drafts
-    other = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), len(expected))
-    require(found == expected, f"draft {other + 1} of {len(found)} is not what a new instance proposes")
+    drafted, expected = drafts
+    other = next(
+        (i for i, pair in enumerate(zip(drafted, expected, strict=False)) if pair[0] != pair[1]), len(expected)
+    )
+    require(drafted == expected, f"draft {other + 1} of {len(drafted)} is not what a new instance proposes")
 
 
 def memory_stays_in_budget(subject: DrafterSubject) -> None:
@@ -141,12 +143,12 @@ def _compare_texts(subject: DrafterSubject, params: SamplingParams) -> None:
     most = subject.n_draft_most()
     for prompt in subject.prompts():
         drafter, session = subject.open(params)
-        found = subject.generate(prompt, session, drafter, params, lengths=(most, 1, 0, most))
+        outputs = subject.generate(prompt, session, drafter, params, lengths=(most, 1, 0, most))
         subject.close_sessions()
         _, session = subject.open(params)
         expected = subject.generate(prompt, session, None, params)
         subject.close_sessions()
-        other = next((i for i, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]), None)
+        other = next((i for i, pair in enumerate(zip(outputs, expected, strict=True)) if pair[0] != pair[1]), None)
         require(other is None, f"token {other} differs from plain decoding's (prompt of {len(prompt)} tokens)")
 
 

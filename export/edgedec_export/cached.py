@@ -97,15 +97,15 @@ def make_graph(path: Path, options: LoadOptions) -> Path:
 
 def list_graphs(root: Path) -> list[CachedGraph]:
     """Return the graphs below the root of the cache, sorted by name."""
-    found = []
+    graphs = []
     for folder in sorted(_folder(root).glob("*")):
         ours = [path for path in folder.iterdir() if is_ours(path, folder.parent, "graphs")] if folder.is_dir() else []
         if ours:
             manifest = read_manifest(folder) or {}
             source = manifest.get("source")
             name = source.get("name") if isinstance(source, dict) else ""
-            found.append(CachedGraph(folder, sum(file.stat().st_size for file in ours), str(name)))
-    return found
+            graphs.append(CachedGraph(folder, sum(file.stat().st_size for file in ours), str(name)))
+    return graphs
 
 
 def remove_graph(folder: Path) -> None:

@@ -49,23 +49,23 @@ def new_folder(out: Path, *, force: bool) -> Iterator[Path]:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of an export; None where the folder has none, or one of another format."""
     try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and found.get("format") == FORMAT and "files" in found else None
+    return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT and "files" in manifest else None
 
 
-def write_manifest(folder: Path, facts: Mapping[str, Any], known: Mapping[str, str]) -> None:
+def write_manifest(folder: Path, facts: Mapping[str, Any], hashes: Mapping[str, str]) -> None:
     """Write the manifest: the facts, and size and SHA-256 of every file that the folder holds so far.
 
     Args:
-        known: SHA-256 (hex) by file name, of files that need not be read again.
+        hashes: SHA-256 (hex) by file name, of files that need not be read again.
 
     Raises:
         OSError: A file cannot be read or written.
     """
     files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": known.get(path.name) or _sha256(path)}
+        path.name: {"bytes": path.stat().st_size, "sha256": hashes.get(path.name) or _sha256(path)}
         for path in sorted(folder.iterdir())
     }
     text = json.dumps({"format": FORMAT, **facts, "files": files}, indent=2, ensure_ascii=False) + "\n"

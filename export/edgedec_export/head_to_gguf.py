@@ -116,8 +116,8 @@ def parse_types(types: str) -> dict[str, GGMLType]:
     first, *rest = [part.strip() for part in types.split(",")]
     kinds = dict.fromkeys(MATRICES, _type(first))
     for part in rest:
-        name, found, kind = part.partition("=")
-        if not found or name not in kinds:
+        name, equals, kind = part.partition("=")
+        if not equals or name not in kinds:
             raise RequestError(
                 f"the type of a tensor is {part!r}, expected NAME=TYPE with a name of {', '.join(MATRICES)}"
             )
@@ -126,10 +126,10 @@ def parse_types(types: str) -> dict[str, GGMLType]:
 
 
 def _type(name: str) -> GGMLType:
-    known = {kind.name: kind for kind in BLOCK_ENCODERS}
-    if name.upper() not in known:
-        raise RequestError(f"the type {name!r} can't be written for a draft head, expected one of {', '.join(known)}")
-    return known[name.upper()]
+    kinds = {kind.name: kind for kind in BLOCK_ENCODERS}
+    if name.upper() not in kinds:
+        raise RequestError(f"the type {name!r} can't be written for a draft head, expected one of {', '.join(kinds)}")
+    return kinds[name.upper()]
 
 
 def _refuse_inexpressible(card: HeadCard) -> None:

@@ -144,20 +144,20 @@ def choose(gguf: GGUF, tensor: TensorInfo, quant: Literal["balanced", "small"]) 
 def methods(rows: Rows) -> dict[str, Callable[[Rows], Packed]]:
     """Return by name the inexact methods that can store these rows, as functions from rows to packed rows."""
     n_in = rows.q[0].size if isinstance(rows, Levels) else rows.shape[1]
-    found: dict[str, Callable[[Rows], Packed]] = {
+    by_name: dict[str, Callable[[Rows], Packed]] = {
         f"int{bits} by {block}": partial(_round, bits=bits, block=block)
         for bits, block in ROUNDINGS
         if n_in % block == 0
     }
     if isinstance(rows, Levels) and rows.minimums is not None:
-        found[ROUNDED_MINIMUMS] = _round_minimums
-    return found
+        by_name[ROUNDED_MINIMUMS] = _round_minimums
+    return by_name
 
 
-def relative_error(found: F32, expected: F32) -> float:
+def relative_error(actual: F32, expected: F32) -> float:
     """Return the sum of the squared differences divided by that of the squares; 0 where all numbers are 0."""
     total = float(np.square(expected, dtype=np.float64).sum())
-    return float(np.square(found - expected, dtype=np.float64).sum()) / total if total else 0.0
+    return float(np.square(actual - expected, dtype=np.float64).sum()) / total if total else 0.0
 
 
 def _round(rows: Rows, *, bits: int, block: int) -> Packed:

@@ -35,20 +35,20 @@ def forward_times(models: Sequence[Model], cancel: CancelToken | None = None) ->
         CancelledError: `cancel` was cancelled.
     """
     sessions = [model.session(_N_PAST + max(ROWS) + 1) for model in models]
-    found: list[dict[int, list[float]]] = [{n: [] for n in ROWS} for _ in models]
+    per_model: list[dict[int, list[float]]] = [{n: [] for n in ROWS} for _ in models]
     try:
         tokens = [np.arange(_N_PAST + max(ROWS), dtype=np.int32) % model.card.n_vocab for model in models]
         for session, ids in zip(sessions, tokens, strict=True):
             session.forward(ids[:_N_PAST], n_past=0)
         for _ in range(_ROUNDS):
-            for session, ids, times in zip(sessions, tokens, found, strict=True):
+            for session, ids, times in zip(sessions, tokens, per_model, strict=True):
                 for n in ROWS:
                     check_cancelled(cancel, "timing forwards")
                     times[n].append(_seconds(session, ids[_N_PAST : _N_PAST + n]))
     finally:
         for session in sessions:
             session.close()
-    return [{n: median(seconds) for n, seconds in times.items()} for times in found]
+    return [{n: median(seconds) for n, seconds in times.items()} for times in per_model]
 
 
 def write_report(folder: Path, document: Mapping[str, Any]) -> None:
@@ -76,16 +76,16 @@ def rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     [('size of the source', '1000.0 MB'), ('size of the export', '500.0 MB (0.50 of the source)'), ('time', '10.0 s')]
     """
     source, size, peak = document["source_bytes"], document["bytes"], document["peak_bytes"]
-    found = [
+    lines = [
         ("size of the source", _mb(source)),
         ("size of the export", f"{_mb(size)} ({size / source:.2f} of the source)"),
         ("time", f"{document['export_s']:.1f} s"),
     ]
     if peak is not None:
-        found.append(("peak of resident memory", _mb(peak)))
+        lines.append(("peak of resident memory", _mb(peak)))
     quality = document.get("quality")
     if quality is not None:
-        found += [
+        lines += [
             ("KL divergence from the source, mean", f"{quality['kl_mean']:.3g} nats"),
             ("its 99th percentile", f"{quality['kl_p99']:.3g} nats"),
             ("same most probable token", f"{100 * quality['top1']:.2f} % of {quality['n_positions']}"),
@@ -94,8 +94,8 @@ def rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:
     for n, seconds in document.get("seconds", {}).items():
         plural = "" if n == "1" else "s"
         here, there = (f"{1000 * seconds[name]:.1f} ms" for name in ("export", "source"))
-        found.append((f"forward of {n} token{plural}; the source's", f"{here}; {there}"))
-    return found
+        lines.append((f"forward of {n} token{plural}; the source's", f"{here}; {there}"))
+    return lines
 
 
 def markdown(document: Mapping[str, Any]) -> list[str]:

@@ -128,10 +128,10 @@ def keep_layers(
     if n_layer is None:
         raise ModelFormatError(f"{gguf.paths[0]}: the metadata has no {architecture}.block_count; download it again")
     period = _period(gguf, architecture)
-    kept = _choose(layers, n_layer, period)
-    _check_positions(gguf, architecture, n_layer, kept, period)
-    entries = _entries(gguf, architecture, n_layer, kept)
-    tensors = _tensors(gguf, n_layer, kept)
+    chosen = _choose(layers, n_layer, period)
+    _check_positions(gguf, architecture, n_layer, chosen, period)
+    entries = _entries(gguf, architecture, n_layer, chosen)
+    tensors = _tensors(gguf, n_layer, chosen)
     with new_file(Path(out), sources=gguf.paths, force=force) as part:
         write_gguf(part, entries, tensors, alignment=gguf.alignment, on_progress=on_progress, cancel=cancel)
         read_gguf(part)
@@ -145,13 +145,13 @@ def _choose(layers: int | Sequence[int], n_layer: int, period: int) -> tuple[int
             groups = spread_layers(n_layer // period, layers // period)
             return tuple(group * period + i for group in groups for i in range(period))
         return spread_layers(n_layer, layers)
-    kept = tuple(layers)
-    increasing = all(a < b for a, b in pairwise(kept))
-    if not kept or not increasing or kept[0] < 0 or kept[-1] >= n_layer:
+    chosen = tuple(layers)
+    increasing = all(a < b for a, b in pairwise(chosen))
+    if not chosen or not increasing or chosen[0] < 0 or chosen[-1] >= n_layer:
         raise RequestError(
-            f"layers {_ranges(kept) or None}: expected numbers from 0 to {n_layer - 1} in increasing order"
+            f"layers {_ranges(chosen) or None}: expected numbers from 0 to {n_layer - 1} in increasing order"
         )
-    return kept
+    return chosen
 
 
 def _period(gguf: GGUF, architecture: str) -> int:
@@ -174,7 +174,7 @@ def _period(gguf: GGUF, architecture: str) -> int:
     return get_int(gguf, key, at_most=_MOST_LAYERS, at_least=1) or GEMMA_PERIOD
 
 
-def _check_positions(gguf: GGUF, architecture: str, n_layer: int, kept: tuple[int, ...], period: int) -> None:
+def _check_positions(gguf: GGUF, architecture: str, n_layer: int, chosen: tuple[int, ...], period: int) -> None:
     """Raise UnsupportedModelError if a layer would do something else under its new number."""
     path = gguf.paths[0]
     for key in _POSITIONS:
@@ -183,53 +183,53 @@ def _check_positions(gguf: GGUF, architecture: str, n_layer: int, kept: tuple[in
                 f"{path}: {architecture}.{key} counts layers, so leaving layers out would change what others do; keep "
                 "all layers"
             )
-    for new, old in enumerate(kept):
+    for new, old in enumerate(chosen):
         if (new % period == period - 1) != (old % period == period - 1):
             raise UnsupportedModelError(
                 f"{path}: layer {old} would become layer {new}, but every {period}th layer of this model sees the "
-                f"whole text and the others a window: keep the first ones (0-{len(kept) - 1}), or leave out whole "
+                f"whole text and the others a window: keep the first ones (0-{len(chosen) - 1}), or leave out whole "
                 f"groups of {period} such as 0-{period - 1}"
             )
-    if architecture == "gemma3" and n_layer == GEMMA_27B_LAYERS and len(kept) != n_layer:
+    if architecture == "gemma3" and n_layer == GEMMA_27B_LAYERS and len(chosen) != n_layer:
         raise UnsupportedModelError(
             f"{path}: gemma 3 with {n_layer} layers scales its attention in a way that llama.cpp knows by this "
             "number; keep all layers"
         )
 
 
-def _entries(gguf: GGUF, architecture: str, n_layer: int, kept: tuple[int, ...]) -> list[Entry]:
+def _entries(gguf: GGUF, architecture: str, n_layer: int, chosen: tuple[int, ...]) -> list[Entry]:
     """Return the metadata of the result."""
     entries: list[Entry] = []
     for key, value in read_entries(gguf):
         prefix, _, rest = key.partition(".")
         array = gguf.metadata[key]
         if key == f"{architecture}.block_count":
-            value = whole_number(len(kept))
+            value = whole_number(len(chosen))
         elif key == "general.name" and isinstance(array, str):
-            value = text(f"{array} (layers {_ranges(kept)} of {n_layer})")
+            value = text(f"{array} (layers {_ranges(chosen)} of {n_layer})")
         elif prefix == architecture and isinstance(array, GGUFArray):
-            value = _cut(gguf, key, rest, array, n_layer, kept) or value
+            value = _cut(gguf, key, rest, array, n_layer, chosen) or value
         if prefix != "split" and key != KEPT_KEY:
             entries.append((key, value))
-    return [*entries, (KEPT_KEY, int32s(_before(gguf, n_layer, kept)))]
+    return [*entries, (KEPT_KEY, int32s(_before(gguf, n_layer, chosen)))]
 
 
-def _before(gguf: GGUF, n_layer: int, kept: tuple[int, ...]) -> tuple[int, ...]:
+def _before(gguf: GGUF, n_layer: int, chosen: tuple[int, ...]) -> tuple[int, ...]:
     """Return the kept layers' numbers in the model that was cut first, where this model is a subset itself."""
     before = gguf.metadata.get(KEPT_KEY)
     if isinstance(before, GGUFArray) and before.element_type is ValueType.INT32 and len(before) == n_layer:
-        return tuple(int(before.numpy()[layer]) for layer in kept)
-    return kept
+        return tuple(int(before.numpy()[layer]) for layer in chosen)
+    return chosen
 
 
-def _cut(gguf: GGUF, key: str, rest: str, array: GGUFArray, n_layer: int, kept: tuple[int, ...]) -> bytes | None:
+def _cut(gguf: GGUF, key: str, rest: str, array: GGUFArray, n_layer: int, chosen: tuple[int, ...]) -> bytes | None:
     """Return a per-layer array reduced to the kept layers; None for an array that has no entry per layer."""
     if rest in _PER_LAYER:
         if len(array) != n_layer:
             raise ModelFormatError(
                 f"{gguf.paths[0]}: {key} has {len(array)} entries for {n_layer} layers; download the file again"
             )
-        return array_of(array.element_type, len(kept), array.numpy()[list(kept)].tobytes())
+        return array_of(array.element_type, len(chosen), array.numpy()[list(chosen)].tobytes())
     if len(array) == n_layer:
         raise UnsupportedModelError(
             f"{gguf.paths[0]}: {key} has {n_layer} entries, as many as the model has layers, and edgedec does not know "
@@ -238,11 +238,11 @@ def _cut(gguf: GGUF, key: str, rest: str, array: GGUFArray, n_layer: int, kept: 
     return None
 
 
-def _tensors(gguf: GGUF, n_layer: int, kept: tuple[int, ...]) -> list[OutTensor]:
+def _tensors(gguf: GGUF, n_layer: int, chosen: tuple[int, ...]) -> list[OutTensor]:
     """Return the tensors of the result, in the order of the file, with the layers renumbered."""
-    number = {old: new for new, old in enumerate(kept)}
+    number = {old: new for new, old in enumerate(chosen)}
     tensors = []
-    found: set[int] = set()
+    used: set[int] = set()
     for tensor in gguf.tensors.values():
         name = tensor.name
         pieces = partial(tensor_pieces, gguf, name)
@@ -253,12 +253,12 @@ def _tensors(gguf: GGUF, n_layer: int, kept: tuple[int, ...]) -> list[OutTensor]
                 raise UnsupportedModelError(
                     f"{gguf.paths[0]}: tensor {name!r} belongs to none of the {n_layer} layers; keep all layers"
                 )
-            found.add(layer)
+            used.add(layer)
             if layer not in number:
                 continue
             name = f"blk.{number[layer]}.{match[2]}"
         tensors.append(OutTensor(name, tensor.shape, tensor.type, pieces))
-    missing = set(kept) - found
+    missing = set(chosen) - used
     if missing:
         raise ModelFormatError(f"{gguf.paths[0]}: layer {min(missing)} has no tensors; download the file again")
     return tensors

@@ -45,5 +45,5 @@ def read_raw_rows(gguf: GGUF, name: str, rows: NDArray[np.int32]) -> NDArray[np.
     row_bytes = gguf.tensors[name].n_bytes // shape[1]
     if data is not None:
         return data.reshape(-1, row_bytes)[rows]
-    found = [gguf.read_tensor_bytes(name, int(row) * row_bytes, row_bytes) for row in rows]
-    return np.frombuffer(b"".join(found), np.uint8).reshape(-1, row_bytes)
+    rows_read = [gguf.read_tensor_bytes(name, int(row) * row_bytes, row_bytes) for row in rows]
+    return np.frombuffer(b"".join(rows_read), np.uint8).reshape(-1, row_bytes)

@@ -55,10 +55,10 @@ def _delete_left(out: Path) -> None:
     """Delete the temporary paths of `out` that no process holds, and earlier exports that were moved aside."""
     mine = re.compile(rf"(\.{re.escape(out.name)}-[0-9a-f]{{8}})\.(?:part|old|part\.lock)")
     try:
-        found = {match[1] for path in out.parent.iterdir() if (match := mine.fullmatch(path.name))}
+        tokens = {match[1] for path in out.parent.iterdir() if (match := mine.fullmatch(path.name))}
     except OSError:  # the folder is missing or unreadable: creating the export reports that
         return
-    for name in sorted(found):
+    for name in sorted(tokens):
         part, aside = out.with_name(f"{name}.part"), out.with_name(f"{name}.old")
         with suppress(OSError), _locked(part) or nullcontext() as lock:
             if lock is None:  # in use, or on a disk without locks, where a dead export looks like a running one

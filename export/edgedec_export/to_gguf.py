@@ -73,7 +73,7 @@ def export_gguf(  # nine parameters: the source, the result, and one for each op
     """
     source, out = Path(source), Path(out)
     check_out(out, [source], force)
-    kept = parse_layers(layers) if isinstance(layers, str) else layers
+    chosen = parse_layers(layers) if isinstance(layers, str) else layers
     name = type_name.upper() if type_name is not None else None
     if name is not None and name not in TYPES:
         raise RequestError(f"type {type_name!r}: expected one of {', '.join(TYPES)}")
@@ -85,8 +85,8 @@ def export_gguf(  # nine parameters: the source, the result, and one for each op
         name = None if by_us else name
     if lora:
         steps.append(partial(merge_adapters, adapters=lora))
-    if kept is not None:
-        steps.append(partial(keep_layers, layers=kept))
+    if chosen is not None:
+        steps.append(partial(keep_layers, layers=chosen))
     if name is not None:
         steps.append(partial(requantize, type_name=name, allow_requantize=allow_requantize))
     if not steps:
@@ -146,10 +146,12 @@ def merge_adapters(
         CancelledError: `cancel` was cancelled.
     """
     gguf, scales = read_gguf(path), [scale for _, scale in adapters]
-    found = load_adapters([adapter for adapter, _ in adapters], gguf)
+    adapters_read = load_adapters([adapter for adapter, _ in adapters], gguf)
     tensors = []
     for tensor in gguf.tensors.values():
-        pairs = [(a.pairs[tensor.name], s) for a, s in zip(found, scales, strict=True) if tensor.name in a.pairs]
+        pairs = [
+            (a.pairs[tensor.name], s) for a, s in zip(adapters_read, scales, strict=True) if tensor.name in a.pairs
+        ]
         kind = tensor.type if not pairs or tensor.type in ENCODERS else GGMLType.F16
         pieces = partial(_merged, gguf, tensor, kind, pairs) if pairs else partial(tensor_pieces, gguf, tensor.name)
         tensors.append(OutTensor(tensor.name, tensor.shape, kind, pieces))

@@ -221,11 +221,11 @@ def _run(folder: Path, feeds: dict[str, NDArray[Any]], outputs: list[str]) -> li
     onnxruntime = load_library()
     try:
         session = onnxruntime.InferenceSession(str(folder / GRAPH), providers=["CPUExecutionProvider"])
-        found: list[F32] = session.run(outputs, feeds)
+        results: list[F32] = session.run(outputs, feeds)
     except Exception as error:  # onnxruntime's errors have no base of their own
         raise RuntimeUnavailableError(
             f"onnxruntime cannot run the graph, which is needed to find the scales of int8 keys and values: {error}; "
             "use "
             "--kv f32, or reinstall onnxruntime"
         ) from error
-    return found
+    return results

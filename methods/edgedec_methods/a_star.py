@@ -128,27 +128,27 @@ def a_star(
         seeds = seeds_from(steps.seed, n_steps, next(n_done) if n_steps > 1 else 0)
         live = [parent, *(texts.fork(parent) for _ in range(n_steps - 1))]
         written = write_steps(texts, live, steps.params, seeds, separator=steps.separator, most=steps.most)
-        kept = unique(written)
-        texts.drop(*(text for text in written if not any(text is one for one in kept)))
-        return [(cost_of(score), text) for score, text in zip(scorer(texts, kept), kept, strict=True)]
+        distinct = unique(written)
+        texts.drop(*(text for text in written if not any(text is one for one in distinct)))
+        return [(cost_of(score), text) for score, text in zip(scorer(texts, distinct), distinct, strict=True)]
 
     def is_whole(text: PartialText) -> bool:
         return text.ended is not None
 
-    found = cheapest(texts.begin(), expand, is_whole, most_expanded=most_expanded)
-    left = [text for _, text in found.left]
-    if found.node is not None:
+    best = cheapest(texts.begin(), expand, is_whole, most_expanded=most_expanded)
+    left = [text for _, text in best.left]
+    if best.node is not None:
         texts.drop(*left)
-        return found.node, found.n_expanded
+        return best.node, best.n_expanded
     texts.drop(*left[1:])
     (whole,) = write_steps(texts, left[:1], steps.params, [steps.seed], separator=None)
-    return whole, found.n_expanded
+    return whole, best.n_expanded
 
 
 def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:
     most = min(64, most_expansions(run.n))
-    found, n_expanded = a_star(texts, run.n, steps_of(run), scorer_of(run), most_expanded=most)
-    return SearchResult((found,), 0, f"its steps have the lowest cost after {n_expanded} of at most {most} expansions")
+    best, n_expanded = a_star(texts, run.n, steps_of(run), scorer_of(run), most_expanded=most)
+    return SearchResult((best,), 0, f"its steps have the lowest cost after {n_expanded} of at most {most} expansions")
 
 
 A_STAR = Search(_run, n=4, most=16, n_texts=lambda n: 64, draws=True, scored="may")

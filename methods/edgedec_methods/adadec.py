@@ -86,8 +86,8 @@ def _winner(texts: PartialTexts, text: PartialText, ahead: LookAhead) -> Partial
         texts.drop(base)
         return tries[best]
     texts.drop(tries[best])
-    kept = sure[best]
-    return texts.extend(base, kept.token_ids[len(base.token_ids) :], kept.logprob - base.logprob)
+    winners = sure[best]
+    return texts.extend(base, winners.token_ids[len(base.token_ids) :], winners.logprob - base.logprob)
 
 
 def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:

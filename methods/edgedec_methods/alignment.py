@@ -110,18 +110,18 @@ class Aligned:
         """
         begin = self._end(n)
         data = bytes(self.text[begin:])
-        found = encode_aligned(self._tokenizer, data[: whole_characters(data)])
-        if found is None:
+        encoded = encode_aligned(self._tokenizer, data[: whole_characters(data)])
+        if encoded is None:
             return False
-        ends = [begin + end for end in found.ends]
+        ends = [begin + end for end in encoded.ends]
         for n_kept in range(len(self.ids) - _SETTLED, n, -1):
             seam = bisect_left(ends, self._end(n_kept))
             if seam < len(ends) and ends[seam] == self._end(n_kept):
-                self._replace(n_kept, found.ids[seam + 1 :], ends[seam + 1 :])
+                self._replace(n_kept, encoded.ids[seam + 1 :], ends[seam + 1 :])
                 return True
-        if found.has_lead and n > 0:
+        if encoded.has_lead and n > 0:
             return False
-        self._replace(n, found.ids, ends)
+        self._replace(n, encoded.ids, ends)
         return True
 
     def _replace(self, n_kept: int, ids: list[int], ends: list[int]) -> None:
@@ -139,9 +139,9 @@ class Aligned:
                 break
             except UnicodeDecodeError as error:
                 start, data = start + error.end, data[error.end :]
-        found = encode_aligned(self._tokenizer, data) or Encoded([], [], has_lead=False)
-        self.start = start if found.ids else start + len(data)
-        self._replace(0, found.ids, [start + end for end in found.ends])
+        encoded = encode_aligned(self._tokenizer, data) or Encoded([], [], has_lead=False)
+        self.start = start if encoded.ids else start + len(data)
+        self._replace(0, encoded.ids, [start + end for end in encoded.ends])
 
 
 def continuation(tokenizer: Tokenizer, before: Sequence[int], data: bytes) -> Encoded | None:
@@ -153,11 +153,11 @@ def continuation(tokenizer: Tokenizer, before: Sequence[int], data: bytes) -> En
     head = b"".join(tokenizer.piece(token) for token in before)
     n_cut = next((i for i in range(min(4, len(head))) if head[i] & 0xC0 != 0x80), 0)
     for context in (head[n_cut:], b"", b"\n"):
-        found = encode_aligned(tokenizer, context + data)
-        if found is None or (not context and found.has_lead):
+        encoded = encode_aligned(tokenizer, context + data)
+        if encoded is None or (not context and encoded.has_lead):
             continue
-        borders = [0, *found.ends]
+        borders = [0, *encoded.ends]
         if len(context) in borders:
             n = borders.index(len(context))
-            return Encoded(found.ids[n:], [end - len(context) for end in found.ends[n:]], has_lead=False)
+            return Encoded(encoded.ids[n:], [end - len(context) for end in encoded.ends[n:]], has_lead=False)
     return None

@@ -70,10 +70,10 @@ class Anchored:
 
 def log_law(row: NDArray[np.float32]) -> Logs:
     """Return f64[n_vocab], the log-probabilities of a row of logits."""
-    found: Logs = row.astype(np.float64)
-    found -= found.max()
-    found -= np.log(np.exp(found).sum())
-    return found
+    logs: Logs = row.astype(np.float64)
+    logs -= logs.max()
+    logs -= np.log(np.exp(logs).sum())
+    return logs
 
 
 def divergence(law: Logs, other: Logs) -> float:
@@ -91,17 +91,17 @@ def anchored(risky: Logs, safe: Logs, nats: float) -> tuple[Logs, float]:
     """
     if (spent := divergence(risky, safe)) <= nats:
         return risky, spent
-    low, high, found = 0.0, 1.0, (safe, 0.0)
+    low, high, best = 0.0, 1.0, (safe, 0.0)
     for _ in range(_HALVINGS if nats > 0 else 0):
         x = (low + high) / 2
         mixed = safe + x * (risky - safe)
         mixed -= np.log(np.exp(mixed).sum())
         spent = divergence(mixed, safe)
         if spent <= nats:
-            low, found = x, (mixed, spent)
+            low, best = x, (mixed, spent)
         else:
             high = x
-    return found
+    return best
 
 
 class AnchoredSession(PairSession):
@@ -148,8 +148,8 @@ class AnchoredSession(PairSession):
         """
         tokens, n_past = self.chain_of(item), item.n_past
         end = n_past + len(tokens)
-        wanted = {n_past + row for row in item.wanted.tolist()}
-        places = sorted(wanted | set(range(max(n_past, self._first), end)))
+        row_places = {n_past + row for row in item.wanted.tolist()}
+        places = sorted(row_places | set(range(max(n_past, self._first), end)))
         at = np.array(places, np.int32) - np.int32(n_past)
         both = [session.forward(tokens, n_past=n_past, rows=at, on_progress=on_progress) for session in self.sessions]
         spent = self.spent[: max(0, n_past - self._first)]
@@ -161,7 +161,7 @@ class AnchoredSession(PairSession):
                 near, cost = anchored(law, log_law(safe), self.nats * (len(spent) + 1) - sum(spent))
                 spent.append(cost)
                 row = row if near is law else near.astype(np.float32)
-            if place in wanted:
+            if place in row_places:
                 rows.append(row)
         self.spent = spent
         return Forward(np.array(rows, np.float32).reshape(len(rows), self.model.card.n_vocab), {}, both[0].ops)

@@ -178,16 +178,16 @@ def arbitrated(
         raise RequestError("the two models read the prompt as different tokens; give a translation between them")
     over = between or Translation(list, list)
     quick, sure, n_read, n_large = small.begin(), large.begin(), 0, 0
-    chances, kept = list[float](), list[bool]()
+    chances, accepted = list[float](), list[bool]()
     while quick.ended is None:
         before = small.fork(quick)
         (quick,) = _step(small, quick, steps)
-        chances.append(router.chance(step_features(before, quick, len(kept))))
-        kept.append(chances[-1] < threshold)
-        if not kept[-1]:
+        chances.append(router.chance(step_features(before, quick, len(accepted))))
+        accepted.append(chances[-1] < threshold)
+        if not accepted[-1]:
             sure = large.extend(sure, over.to_large(before.token_ids[n_read:]), 0.0)
-            kept[-1] = sure.ended is not None  # the large model has no room left for the text so far
-        if kept[-1]:
+            accepted[-1] = sure.ended is not None  # the large model has no room left for the text so far
+        if accepted[-1]:
             small.drop(before)
             continue
         n = len(sure.token_ids)
@@ -197,7 +197,7 @@ def arbitrated(
         quick = small.extend(before, over.to_small(sure.token_ids[n:]), 0.0)
         quick = replace(quick, ended=sure.ended or quick.ended)
         n_read = len(quick.token_ids)
-    return Arbitrated(quick, tuple(chances), tuple(kept), n_large)
+    return Arbitrated(quick, tuple(chances), tuple(accepted), n_large)
 
 
 def _step(texts: PartialTexts, text: PartialText, steps: Steps) -> list[PartialText]:

@@ -90,21 +90,21 @@ def layers_of(text: str) -> tuple[Layer, ...]:
     """
     if len(text) > MOST_CHARACTERS:
         raise RequestError(f"the layers have {len(text)} characters; they may have {MOST_CHARACTERS}")
-    known, found = {each.name for each in fields(Layer)}, list[Layer]()
+    names, layers = {each.name for each in fields(Layer)}, list[Layer]()
     try:
         tables = tomllib.loads(text).get("layer", [])
         if not isinstance(tables, list) or not all(isinstance(table, dict) and "kind" in table for table in tables):
             raise RequestError("layers are written as [[layer]], each with a kind")
         for table in tables:
-            if unknown := table.keys() - known:
-                raise RequestError(f"a layer has {', '.join(sorted(unknown))}; it may have {', '.join(sorted(known))}")
+            if unknown := table.keys() - names:
+                raise RequestError(f"a layer has {', '.join(sorted(unknown))}; it may have {', '.join(sorted(names))}")
             models = table.get("models", [])
-            found.append(Layer(**table | {"models": tuple(models) if isinstance(models, list) else models}))
+            layers.append(Layer(**table | {"models": tuple(models) if isinstance(models, list) else models}))
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the layers are no TOML: {error}") from error
-    if not found or found[0].kind != "generate":
+    if not layers or layers[0].kind != "generate":
         raise RequestError('the first layer must generate; give [[layer]] with kind = "generate" first')
-    return tuple(found)
+    return tuple(layers)
 
 
 def through_layers(
@@ -155,12 +155,12 @@ def _written(
     engines: Sequence[Engine], content: str, n: int, seeds: Iterator[int], options: Mapping[str, Any]
 ) -> list[Answer]:
     """Return n answers of each model to a message."""
-    found = list[Answer]()
+    answers = list[Answer]()
     for engine in engines:
         first, *_ = (next(seeds) for _ in range(n))  # text k draws with the first seed plus k
         drawn: Any = {**options, "seed": first}
-        found += [Answer(text.text) for text in engine.samples(_turn(content), n, **drawn)]
-    return found
+        answers += [Answer(text.text) for text in engine.samples(_turn(content), n, **drawn)]
+    return answers
 
 
 def _shown(answer: Answer) -> str:

@@ -39,10 +39,10 @@ def combined(answers: Sequence[str | None], mean_logprobs: Sequence[float], chan
     return max((i for i, answer in enumerate(answers) if answer == winner), key=mean_logprobs.__getitem__)
 
 
-def _choose(given: Candidates) -> tuple[int, str]:
-    whole, answers = given.whole, given.answers
-    means = [mean_logprob(given.texts[i]) for i in whole]
-    place = whole[combined([answers[i] for i in whole], means, [given.scores[i] for i in whole])]
+def _choose(candidates: Candidates) -> tuple[int, str]:
+    whole, answers = candidates.whole, candidates.answers
+    means = [mean_logprob(candidates.texts[i]) for i in whole]
+    place = whole[combined([answers[i] for i in whole], means, [candidates.scores[i] for i in whole])]
     said = votes_said(answers, place)
     if answers[place] is None:
         return place, f"{said}, and its judged chance is the highest"

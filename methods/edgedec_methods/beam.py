@@ -98,10 +98,10 @@ def next_of_beam(
         length_penalty: As of beam_search().
         penalties: By token, what it loses.
     """
-    found: list[tuple[float, Beam | NextToken]] = []
+    choices: list[tuple[float, Beam | NextToken]] = []
     for each in beam:
         if each.text.ended is not None:
-            found.append((each.rank(length_penalty), each))
+            choices.append((each.rank(length_penalty), each))
             continue
         n = each.text.n_scored + 1
         row = row_log_probs(each.text.logits)
@@ -109,9 +109,9 @@ def next_of_beam(
             row[np.fromiter(penalties.keys(), np.int64)] -= np.fromiter(penalties.values(), np.float64)
         for token_id in best_tokens(row, width):
             score = each.score + float(row[token_id])
-            found.append((score / n**length_penalty, NextToken(each, token_id, score)))
-    found.sort(key=lambda pair: -pair[0])
-    return [each for _, each in found[:width]]
+            choices.append((score / n**length_penalty, NextToken(each, token_id, score)))
+    choices.sort(key=lambda pair: -pair[0])
+    return [each for _, each in choices[:width]]
 
 
 def carried_out(
@@ -133,8 +133,8 @@ def carried_out(
 
 
 def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:
-    found = tuple(beam.text for beam in beam_search(texts, run.n))
-    return SearchResult(found, 0, f"its mean log-probability of a token, {found[0].mean_logprob:.3f}, is the highest")
+    best = tuple(beam.text for beam in beam_search(texts, run.n))
+    return SearchResult(best, 0, f"its mean log-probability of a token, {best[0].mean_logprob:.3f}, is the highest")
 
 
 BEAM = Search(_run, n=4, most=64, n_texts=lambda n: 2 * n)

@@ -140,10 +140,10 @@ def _number(value: Any) -> float:
 
 
 def _opened(open_constraint: OpenConstraint) -> Constraint:
-    found = open_constraint()
-    if found is None:
+    constraint = open_constraint()
+    if constraint is None:
         raise OptionError("grammar", None, "there must be a grammar, a JSON schema or a predicate to keep to")
-    return found
+    return constraint
 
 
 def _advance(texts: PartialTexts, going: Sequence[_Particle], params: SamplingParams, noises: Sequence[Noise]) -> None:
@@ -199,15 +199,15 @@ def _redrawn(
     for i in set(range(len(live))) - set(places):
         texts.drop(live[i].text)
         live[i].constraint.close()
-    found, used = list[_Particle](), set[int]()
+    particles, used = list[_Particle](), set[int]()
     for i in places:
         text = live[i].text
         if i in used:
-            found.append(_Particle(texts.fork(text), _again(text, open_constraint), mean))
+            particles.append(_Particle(texts.fork(text), _again(text, open_constraint), mean))
         else:
-            found.append(_Particle(text, live[i].constraint, mean))
+            particles.append(_Particle(text, live[i].constraint, mean))
         used.add(i)
-    return found
+    return particles
 
 
 def _again(text: PartialText, open_constraint: OpenConstraint) -> Constraint:

@@ -48,8 +48,8 @@ def grade_of(critique: str) -> float | None:
     >>> grade_of("Grade: 3. No: **Grade:** 7"), grade_of("fine"), grade_of("Grade: 11")
     (0.7, None, None)
     """
-    found = _GRADE.findall(critique)
-    return int(found[-1]) / BEST_GRADE if found and int(found[-1]) <= BEST_GRADE else None
+    grades = _GRADE.findall(critique)
+    return int(grades[-1]) / BEST_GRADE if grades and int(grades[-1]) <= BEST_GRADE else None
 
 
 def critiques_of(

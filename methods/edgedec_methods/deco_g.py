@@ -61,10 +61,10 @@ class Format:
 
     def __post_init__(self) -> None:
         n_places, n_classes = self.moves.shape
-        for name, found, n in (("classes", self.classes, n_classes), ("moves", self.moves, n_places)):
-            if found.size == 0 or found.min() < 0 or found.max() >= n or len(self.accepts) != n_places:
+        for name, values, n in (("classes", self.classes, n_classes), ("moves", self.moves, n_places)):
+            if values.size == 0 or values.min() < 0 or values.max() >= n or len(self.accepts) != n_places:
                 raise OptionError(
-                    name, found.shape, f"its numbers must be from 0 to {n - 1}, with a mark for each place"
+                    name, values.shape, f"its numbers must be from 0 to {n - 1}, with a mark for each place"
                 )
 
     @cached_property
@@ -123,18 +123,18 @@ def _passes(hmm: Hmm, texts: NDArray[np.int64]) -> tuple[Floats, Floats]:
 
 def _laws(weights: Floats) -> Floats:
     """Return weights divided by their sum along the last axis."""
-    found: Floats = weights / weights.sum(-1, keepdims=True)
-    return found
+    laws: Floats = weights / weights.sum(-1, keepdims=True)
+    return laws
 
 
 def chances(hmm: Hmm, form: Format, n_tokens: int) -> list[Floats]:
     """Return by n of 0 to n_tokens f64[n_states, n_places]: the chance to keep to the format with n tokens more."""
     emitted = hmm.emit @ form.by_class
-    found = [np.tile(form.accepts.astype(np.float64), (len(hmm.start), 1))]
+    chances_left = [np.tile(form.accepts.astype(np.float64), (len(hmm.start), 1))]
     for _ in range(n_tokens):
-        after = hmm.move @ found[-1]
-        found.append(np.stack([(emitted * after[:, to]).sum(1) for to in form.moves], axis=1))
-    return found
+        after = hmm.move @ chances_left[-1]
+        chances_left.append(np.stack([(emitted * after[:, to]).sum(1) for to in form.moves], axis=1))
+    return chances_left
 
 
 def log_guide(hmm: Hmm, form: Format, law: Floats, place: int, left: Floats) -> Floats:
@@ -148,11 +148,11 @@ def log_guide(hmm: Hmm, form: Format, law: Floats, place: int, left: Floats) -> 
         left: What chances() says for the tokens after the next one.
     """
     joint = law[:, None] * hmm.emit
-    kept = (joint * (hmm.move @ left)[:, form.moves[place][form.classes]]).sum(0)
+    kept_mass = (joint * (hmm.move @ left)[:, form.moves[place][form.classes]]).sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Floats = np.log(kept) - np.log(joint.sum(0))
-    found[kept == 0] = -np.inf
-    return found
+        logs: Floats = np.log(kept_mass) - np.log(joint.sum(0))
+    logs[kept_mass == 0] = -np.inf
+    return logs
 
 
 def write(texts: PartialTexts, hmm: Hmm, form: Format, n_tokens: int, params: SamplingParams, seed: int) -> PartialText:

@@ -62,8 +62,8 @@ def diverse_beams(
 
 def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:
     beams = diverse_beams(texts, run.n, n_groups=run.n, penalty=PENALTY if run.n > 1 else 0.0)
-    found = [beam.text for beam in beams]
-    return elected(texts, found, [] if run.scorer is None else run.scorer(texts, found), run)
+    best = [beam.text for beam in beams]
+    return elected(texts, best, [] if run.scorer is None else run.scorer(texts, best), run)
 
 
 DIVERSE = Search(_run, n=4, most=64, n_texts=lambda n: 2 * n, scored="may")

@@ -121,8 +121,8 @@ class ExitDrafter(OwnLayersDrafter):
             capabilities.require(name, card.runtime)
         super().__init__(context, _DRAWS)
         self._n_layer = card.n_layer
-        kept = context.store.get(NAME)
-        self._agreement = kept if isinstance(kept, Agreement) else Agreement(exits_of(card.n_layer), card.n_layer)
+        stored = context.store.get(NAME)
+        self._agreement = stored if isinstance(stored, Agreement) else Agreement(exits_of(card.n_layer), card.n_layer)
         context.store[NAME] = self._agreement
         self._layer = self._agreement.exits[0]
         self.traits = self.traits_of(self.share, max(self._agreement.rates))  # the best exit's acceptance
@@ -172,12 +172,12 @@ class ExitDrafter(OwnLayersDrafter):
     def _choice(self, n_max: int) -> tuple[int, int, float]:
         """Return the exit and the length with the most expected tokens per second, and these over plain decoding's."""
         whole = self.context.curve.up_to(n_max + 1, self.n_past)
-        found: list[tuple[float, int, int]] = []
+        choices: list[tuple[float, int, int]] = []
         for layer, rate in zip(self._agreement.exits, self._agreement.rates, strict=True):
             part = DraftPrice(self.parts.ratio(_share(layer, self._n_layer)))
             length, gain = best_length(rate, part, lambda n: whole[n] / whole[0], n_max, 1.0)
-            found.append((gain, -layer, length))
-        gain, minus_layer, length = max(found)
+            choices.append((gain, -layer, length))
+        gain, minus_layer, length = max(choices)
         return -minus_layer, length, gain
 
     def learn(self, verification: Verification, hidden: Hidden) -> None:
@@ -204,7 +204,7 @@ class ExitDrafter(OwnLayersDrafter):
         if self.context.recorder is not None:
             self.context.recorder.evaluated(len(sample), LayerSet.of(self._n_layer, ()))
         drawn = [self._levels.ranked(forward, row, self.ids[:-1])[0][0] for row in range(len(sample))]
-        self._agreement.observe([found == self.ids[-1] for found in drawn])
+        self._agreement.observe([draft == self.ids[-1] for draft in drawn])
         return True
 
     def memory_bytes(self) -> int:

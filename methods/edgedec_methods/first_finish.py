@@ -49,9 +49,9 @@ def first_finish(
     return chosen
 
 
-def _choose(given: Candidates) -> tuple[int, str]:
-    texts = given.texts
-    ended = [i for i in given.whole if texts[i].finish_reason == "stop"] or given.whole
+def _choose(candidates: Candidates) -> tuple[int, str]:
+    texts = candidates.texts
+    ended = [i for i in candidates.whole if texts[i].finish_reason == "stop"] or candidates.whole
     place = min(ended, key=lambda i: len(texts[i].token_ids))
     return place, f"it ended first, after {counted(len(texts[place].token_ids), 'token')}"
 

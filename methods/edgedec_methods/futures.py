@@ -262,8 +262,8 @@ class AlignedConstraint(Constraint):
             return log_z
         row, log_sum, _ = self._rows[-1]
         out = math.fsum(math.exp(float(row[i]) - log_sum) * child.missing for i, (_, child) in node.children.items())
-        kept = math.exp(log_z) - out
-        return math.log(kept) if kept > 0 else log_z
+        mass = math.exp(log_z) - out
+        return math.log(mass) if mass > 0 else log_z
 
     def commit(self, token_id: int) -> int:
         """Add the chosen token to the text, and note its probability."""

@@ -153,13 +153,13 @@ class ClosingTokens:
         Where a string may end, a narrow search gets the tokens that end it only.
         """
         kinds = [self._string_ends] if nesting.in_string else [self._closers, self._useful]
-        found = [kind[allowed[kind]][:_N_WAYS] for kind in kinds]
-        if width > _NARROW or not nesting.in_string or not len(found[0]):
+        options = [kind[allowed[kind]][:_N_WAYS] for kind in kinds]
+        if width > _NARROW or not nesting.in_string or not len(options[0]):
             others = self._longest[allowed[self._longest]]
-            found += [others[:_N_WAYS], others[-_N_WAYS:]]
+            options += [others[:_N_WAYS], others[-_N_WAYS:]]
         if width > _NARROW:
-            found.append(self._marks[allowed[self._marks]])
-        ids = dict.fromkeys(np.concatenate(found).tolist())
+            options.append(self._marks[allowed[self._marks]])
+        ids = dict.fromkeys(np.concatenate(options).tolist())
         return [i for i in ids if i not in self.end_ids]
 
 
@@ -246,16 +246,16 @@ class ClosingConstraint(Constraint):
 
     def _end_behind(self, token_id: int, n_most: int) -> tuple[int, ...] | None:
         """Return tokens that make the text whole behind a token, None where no more than `n_most` are found to."""
-        known = self._end
+        end = self._end
         if token_id in self._tokens.end_ids:
             return ()
-        if known and known[0] == token_id:
-            return known[1:]
+        if end and end[0] == token_id:
+            return end[1:]
         if self._closing:
             return None
-        for n in range(min(len(known), _N_REUSED), -1, -1):
-            if len(known) - n <= n_most and self._makes_whole((token_id, *known[n:])):
-                return known[n:]
+        for n in range(min(len(end), _N_REUSED), -1, -1):
+            if len(end) - n <= n_most and self._makes_whole((token_id, *end[n:])):
+                return end[n:]
         return self._shortest((token_id,), n_most) if self._n_tried <= _MOST_TRIED[_NARROW] else None
 
     def _shortest(self, start: tuple[int, ...], n_most: int) -> tuple[int, ...] | None:

@@ -151,14 +151,14 @@ def open_judge(asked: AskedPrompt) -> ScoreTexts:
     question = _question_about(asked)
 
     def judge(texts: Sequence[Generation]) -> list[float]:
-        found: list[float] = []
+        scores: list[float] = []
         with asked.open_branches(2) as branches:
             for text in texts:
                 (branch,) = branches.fork(branches.root)
                 logits = branches.forward({branch: [*text.token_ids, *question.token_ids]})[branch]
-                found.append(chance_yes(logits[-1], question))
+                scores.append(chance_yes(logits[-1], question))
                 branches.drop(branch)
-        return found
+        return scores
 
     return judge
 
@@ -169,10 +169,10 @@ def _question_about(asked: AskedPrompt) -> Question:
     return question_of(asked.model.tokenizer, words, parse_special=True)
 
 
-def _choose(given: Candidates) -> tuple[int, str]:
-    place = max(given.whole, key=given.scores.__getitem__)
-    chance = given.scores[place]
-    return place, f"its judged chance to be right, {chance:.3f}, is the highest of {len(given.whole)}"
+def _choose(candidates: Candidates) -> tuple[int, str]:
+    place = max(candidates.whole, key=candidates.scores.__getitem__)
+    chance = candidates.scores[place]
+    return place, f"its judged chance to be right, {chance:.3f}, is the highest of {len(candidates.whole)}"
 
 
 JUDGE = Chooser(_choose, open_scorer=open_judge)

@@ -87,17 +87,17 @@ class OverlappedModel(DraftModel):
 
     def stop(self, user: object) -> None:
         """Let the thread of a drafter end after its present step, without waiting for it."""
-        found = self.threads.get(user)
-        if found is not None:
-            found[1].set()
+        thread = self.threads.get(user)
+        if thread is not None:
+            thread[1].set()
 
     def settle(self, user: object = None) -> None:
         """Stop the thread of a drafter and wait for its end; of all drafters for None."""
         for one in [*self.threads] if user is None else [user]:
             self.stop(one)
-            found = self.threads.pop(one, None)
-            if found is not None:
-                found[0].join()
+            thread = self.threads.pop(one, None)
+            if thread is not None:
+                thread[0].join()
 
     def forget(self) -> None:
         """Let the next generation read its prompt anew."""

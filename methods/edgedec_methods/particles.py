@@ -103,12 +103,12 @@ def weights_of(scores: Sequence[float], weight: Weight) -> NDArray[np.float64]:
     >>> weights_of([0.75, 0.5], "odds"), weights_of([0.75, 0.25], "score"), weights_of([0.0, 0.0], "score")
     (array([0.75, 0.25]), array([0.75, 0.25]), array([0.5, 0.5]))
     """
-    found = np.array(scores, np.float64)
+    weights = np.array(scores, np.float64)
     if weight == "odds":
-        found = np.minimum(found, 1 - 1e-12)
-        found = found / (1 - found)
-    total = float(found.sum())
-    return found / total if total > 0 and math.isfinite(total) else np.full(len(found), 1 / len(found))
+        weights = np.minimum(weights, 1 - 1e-12)
+        weights = weights / (1 - weights)
+    total = float(weights.sum())
+    return weights / total if total > 0 and math.isfinite(total) else np.full(len(weights), 1 / len(weights))
 
 
 def resampled(weights: NDArray[np.float64], rng: np.random.Generator) -> list[int]:
@@ -126,16 +126,16 @@ def resampled(weights: NDArray[np.float64], rng: np.random.Generator) -> list[in
 def _redrawn(texts: PartialTexts, live: Sequence[PartialText], drawn: Sequence[int]) -> list[PartialText]:
     """Return the texts at the drawn places, forked where drawn again; those that were not drawn are dropped."""
     texts.drop(*(text for i, text in enumerate(live) if i not in drawn))
-    found, counts = list[PartialText](), Counter[int]()
+    survivors, counts = list[PartialText](), Counter[int]()
     for i in drawn:
-        found.append(texts.fork(live[i]) if counts[i] else live[i])
+        survivors.append(texts.fork(live[i]) if counts[i] else live[i])
         counts[i] += 1
-    return found
+    return survivors
 
 
 def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:
-    found = filtered(texts, run.n, steps_of(run), scorer_of(run))
-    return elected(texts, found.texts, found.scores, run)
+    best = filtered(texts, run.n, steps_of(run), scorer_of(run))
+    return elected(texts, best.texts, best.scores, run)
 
 
 PARTICLES = Search(_run, n=8, most=64, n_texts=lambda n: 2 * n, draws=True, scored="may")

@@ -56,8 +56,8 @@ class Planning:
     def children(self, text: PartialText) -> list[tuple[int, float]]:
         """Return the tokens that a prefix may go on with, and their probabilities."""
         probs = np.exp(row_log_probs(text.logits))
-        found = [(token_id, float(probs[token_id])) for token_id in best_tokens(text.logits, self.n_children)]
-        return [each for i, each in enumerate(found) if i == 0 or each[1] >= self.least]
+        candidates = [(token_id, float(probs[token_id])) for token_id in best_tokens(text.logits, self.n_children)]
+        return [each for i, each in enumerate(candidates) if i == 0 or each[1] >= self.least]
 
 
 @dataclass(slots=True)
@@ -191,9 +191,9 @@ def _close_ended(path: Sequence[_Node]) -> None:
 
 def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:
     assert run.scorer is not None, "the search must have a scorer"
-    found = planned(texts, run.scorer, Planning(n_rollouts=run.n))
-    why = f"its score, {found.reward:.3f}, is the highest of the {found.n_rollouts} that were tried"
-    return SearchResult((found.text,), 0, why, (found.reward,))
+    best = planned(texts, run.scorer, Planning(n_rollouts=run.n))
+    why = f"its score, {best.reward:.3f}, is the highest of the {best.n_rollouts} that were tried"
+    return SearchResult((best.text,), 0, why, (best.reward,))
 
 
 PLANNED = Search(_run, n=8, most=64, n_texts=lambda n: n + 4, scored="must")

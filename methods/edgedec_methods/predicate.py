@@ -52,8 +52,8 @@ class ByPredicate(TextMethod):
         """
         state, rule = text.state, text.request.rule
         if value is None:
-            own = None if state is None else state.predicate
-            return None if state is None or own is None else PredicateConstraint(state, own, self._tokenizer)
+            inner = None if state is None else state.predicate
+            return None if state is None or inner is None else PredicateConstraint(state, inner, self._tokenizer)
         if rule != COUPLED:
             raise RequestError(f"with a predicate, verify must be {COUPLED!r}, found {rule!r}: a predicate has no mask")
         if not callable(value):
@@ -130,23 +130,23 @@ class PredicateConstraint(Constraint):
             DeadEndError: They take none.
             RequestError: The function failed.
         """
-        found: tuple[int, float] | None = None
+        best: tuple[int, float] | None = None
         out, left = 0.0, 1.0
         for n, (token_id, p) in enumerate(place.in_order(super().masked(place.logits, path))):
             if n == _MOST_TESTS:
                 break
-            if found is not None:
-                more = left - found[1]
-                z = found[1] + (more if more > _LEFT_OVER and p > 0 and self._takes_token(path, token_id) else 0.0)
+            if best is not None:
+                more = left - best[1]
+                z = best[1] + (more if more > _LEFT_OVER and p > 0 and self._takes_token(path, token_id) else 0.0)
                 self._weights[tuple(path)] = self._log(z, place)
-                return found[0]
+                return best[0]
             if self._takes_token(path, token_id):
-                found, left = (token_id, p), 1.0 - out
+                best, left = (token_id, p), 1.0 - out
             else:
                 out += p
-        if found is not None:  # it was the last one
-            self._weights[tuple(path)] = self._log(found[1], place)
-            return found[0]
+        if best is not None:  # it was the last one
+            self._weights[tuple(path)] = self._log(best[1], place)
+            return best[0]
         raise DeadEndError(
             f"no token keeps to the constraint after {self._text[-40:].decode(errors='replace')!r}: {_MOST_TESTS:,} "
             "tokens at most were tried; a text that is allowed to go on must have a token to go on with"

@@ -242,8 +242,8 @@ class KeptSession(UnsavedSession, OuterSession):
 
     def _hold_prompt(self, prompt: list[int], n_past: int, on_progress: OnProgress | None) -> None:
         """Have the session inside hold what is read of a prompt's first tokens, for drafts behind the prompt's end."""
-        kept = self._choose(prompt, on_progress)
-        if not np.array_equal(self._held(n_past), kept[kept < n_past]):
+        places = self._choose(prompt, on_progress)
+        if not np.array_equal(self._held(n_past), places[places < n_past]):
             self._end_prompt(
                 ForwardItem(self, 0, (RowGroup(np.array(prompt, np.int32)),), _NO_ROWS), prompt, on_progress
             )
@@ -277,8 +277,8 @@ class KeptSession(UnsavedSession, OuterSession):
     def _end_prompt(self, item: ForwardItem, ids: list[int], on_progress: OnProgress | None) -> Forward:
         """Evaluate an item with the prompt's end; `ids` are the text with all its tokens."""
         n_prompt = self._n_prompt
-        kept = self._choose(ids[:n_prompt], on_progress)
-        places = np.concatenate([kept, np.arange(n_prompt, len(ids))])
+        chosen = self._choose(ids[:n_prompt], on_progress)
+        places = np.concatenate([chosen, np.arange(n_prompt, len(ids))])
         held = [self._ids[i] for i in self._held(len(self._ids))]
         text = [ids[i] for i in places]
         n_same = n_common(held, text, min(len(text) - 1, self.inner.n_cached))
@@ -286,21 +286,21 @@ class KeptSession(UnsavedSession, OuterSession):
             n_same = min(n_same, len(self._kept)) // chunk * chunk
         rows = item.rows
         if not isinstance(rows, str) or rows == "all":
-            wanted = item.n_past + item.wanted
-            if not np.isin(wanted, places[places >= item.n_past]).all():
+            row_places = item.n_past + item.wanted
+            if not np.isin(row_places, places[places >= item.n_past]).all():
                 raise CapabilityError(
                     f"logits of a token that was left out are wanted; leave {argument('prompt_keep')} out"
                 )
-            found = np.searchsorted(places, wanted)
-            n_same = min([n_same, *found[:1].tolist()])
-            rows = (found - n_same).astype(np.int32)
+            columns = np.searchsorted(places, row_places)
+            n_same = min([n_same, *columns[:1].tolist()])
+            rows = (columns - n_same).astype(np.int32)
         tokens = np.array(text[n_same:], np.int32)
         try:
             forward = super().evaluate(replace(with_tokens(item, tokens), n_past=n_same, rows=rows), on_progress)
         except BaseException:
             self._forget()
             raise
-        self._ids, self._kept, self._n_cut, self._branched = ids, kept, n_prompt, None
+        self._ids, self._kept, self._n_cut, self._branched = ids, chosen, n_prompt, None
         at = places[n_same:] - item.n_past
         for layer, states in forward.hidden.items():  # a token that was left out has no state
             spread = np.zeros((len(ids) - item.n_past, states.shape[1]), np.float32)
@@ -313,14 +313,14 @@ class KeptSession(UnsavedSession, OuterSession):
         n = len(prompt)
         if prompt == self._chosen[0]:
             return self._chosen[1]
-        kept = np.arange(n)
+        places = np.arange(n)
         if max(math.ceil(self._keep * n), LEAST) < n:
             if self._reader.own:
                 self._forget()
             worth = self._reader.worth(prompt, on_progress)
-            kept = kept_tokens(worth, frame_of(self.model.tokenizer, prompt), self._keep)
-        self._chosen = prompt, kept
-        return kept
+            places = kept_tokens(worth, frame_of(self.model.tokenizer, prompt), self._keep)
+        self._chosen = prompt, places
+        return places
 
     def keep(self, rows: NDArray[np.int32]) -> None:
         """Keep the path `rows` of the last tree and drop its other rows."""

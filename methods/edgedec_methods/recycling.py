@@ -69,9 +69,9 @@ class Ranking:
             probs: Their probabilities at temperature 1, highest first; they sum to at most 1.
             position: The absolute position of the token in the text.
         """
-        known = self._known
+        chance = self._known
         if self._noise is None:
-            return [(token, known * p) for token, p in zip(ids, probs, strict=True) if p >= _LEAST_CANDIDATE]
+            return [(token, chance * p) for token, p in zip(ids, probs, strict=True) if p >= _LEAST_CANDIDATE]
         key, sharpness = self._noise.key(position), self._sharpness
         scores = [
             (math.log(p) * sharpness + gumbel_of(key, token), token)

@@ -152,17 +152,17 @@ class ReflectiveSession(PairSession):
         self._go_back(n_past)
         text = [*self._ids, *tokens.tolist()]
         places = [n_past + row for row in item.wanted.tolist()]
-        found = dict[int, NDArray[np.float32]]()
+        by_place = dict[int, NDArray[np.float32]]()
         end = min(len(text), self._first)
         if n_past < end:
             at = sorted(place for place in set(places) if place < end)
             chain, rows = np.array(text[n_past:end], np.int32), np.array(at, np.int32) - np.int32(n_past)
             forward = self.sessions[0].forward(chain, n_past=n_past, rows=rows, on_progress=on_progress)
-            found, self._ops = dict(zip(at, forward.logits.copy(), strict=True)), forward.ops
+            by_place, self._ops = dict(zip(at, forward.logits.copy(), strict=True)), forward.ops
         for place in range(max(n_past, end), len(text)):
-            found[place] = self._row(text, place)
+            by_place[place] = self._row(text, place)
         self._ids = text
-        logits = np.array([found[place] for place in places], np.float32)
+        logits = np.array([by_place[place] for place in places], np.float32)
         return Forward(logits.reshape(len(places), self.model.card.n_vocab), {}, self._ops)
 
     def _go_back(self, n_past: int) -> None:

@@ -98,7 +98,7 @@ def seeds_from(seed: int, n: int, step: int = 0) -> list[int]:
 
 def unique(texts: Sequence[PartialText]) -> list[PartialText]:
     """Return the first text of each content: of the same tokens and the same end."""
-    found: dict[tuple[tuple[int, ...], str | None], PartialText] = {}
+    by_text: dict[tuple[tuple[int, ...], str | None], PartialText] = {}
     for text in texts:
-        found.setdefault((text.token_ids, text.ended), text)
-    return list(found.values())
+        by_text.setdefault((text.token_ids, text.ended), text)
+    return list(by_text.values())

@@ -57,9 +57,9 @@ class PartTimes:
 
     def ratio(self, share: float) -> float:
         """Return the time of one row through this share of the weights."""
-        known = sorted({0.0: 0.0, 1.0: 1.0, **{at: median(ratios) for at, ratios in self._samples.items()}}.items())
-        above = next(i for i, (at, _) in enumerate(known) if at >= share and i)
-        (low, low_ratio), (high, high_ratio) = known[above - 1], known[above]
+        ratios_at = sorted({0.0: 0.0, 1.0: 1.0, **{at: median(ratios) for at, ratios in self._samples.items()}}.items())
+        above = next(i for i, (at, _) in enumerate(ratios_at) if at >= share and i)
+        (low, low_ratio), (high, high_ratio) = ratios_at[above - 1], ratios_at[above]
         return low_ratio + (high_ratio - low_ratio) * (share - low) / (high - low)
 
 

@@ -56,10 +56,10 @@ def pruned(
     begun = write_steps(texts, live, params, seeds, separator=None, most=at)
     chances = judged(texts, begun, question)
     order = sorted(range(len(begun)), key=lambda i: -chances[i])[:keep]
-    kept = sorted(order)
-    texts.drop(*(text for i, text in enumerate(begun) if i not in kept))
-    written = write_steps(texts, [begun[i] for i in kept], params, [seeds[i] for i in kept], separator=None)
-    return written, [chances[i] for i in kept]
+    remaining = sorted(order)
+    texts.drop(*(text for i, text in enumerate(begun) if i not in remaining))
+    written = write_steps(texts, [begun[i] for i in remaining], params, [seeds[i] for i in remaining], separator=None)
+    return written, [chances[i] for i in remaining]
 
 
 def auroc(scores: Sequence[float], is_right: Sequence[bool]) -> float | None:

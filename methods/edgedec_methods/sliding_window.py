@@ -141,10 +141,10 @@ class SlidingSession(UnsavedSession, OuterSession):
             text = [*self._ids[:n_past], *tokens.tolist()]
             self._move(begin, text[:-1], on_progress)
             return self._within(replace(item, n_past=len(text) - 1), tokens[-1:], None)
-        n_first, wanted = _next_move(n_past, self.inner.n_ctx) - n_past, item.wanted
-        earlier = replace(with_tokens(item, tokens[:n_first]), rows=wanted[wanted < n_first])
+        n_first, logit_rows = _next_move(n_past, self.inner.n_ctx) - n_past, item.wanted
+        earlier = replace(with_tokens(item, tokens[:n_first]), rows=logit_rows[logit_rows < n_first])
         first = own(self.evaluate(earlier))
-        later = wanted[wanted >= n_first] - np.int32(n_first)
+        later = logit_rows[logit_rows >= n_first] - np.int32(n_first)
         second = self.evaluate(replace(with_tokens(item, tokens[n_first:]), n_past=n_past + n_first, rows=later))
         return Forward(
             np.concatenate([first.logits, second.logits]),

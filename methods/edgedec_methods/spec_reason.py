@@ -103,14 +103,14 @@ def spec_reason(
         (text,) = write_steps(alone, [alone.begin()], steps.params, [steps.seed], separator=None)
         return Reasoned(text, (), ())
     quick, sure = small.begin(), large.begin()
-    grades, kept = list[int](), list[bool]()
+    grades, accepted = list[int](), list[bool]()
     while sure.ended is None:
         before, n = small.fork(quick), len(sure.token_ids)
         (quick,) = _step(small, quick, steps)
         read = _read(large, sure, quick)
         grades.append(grade_of(large, read, grading))
-        kept.append(grades[-1] >= threshold)
-        if kept[-1]:
+        accepted.append(grades[-1] >= threshold)
+        if accepted[-1]:
             large.drop(*(text for text in (sure,) if text.branch != read.branch))
             small.drop(before)
             sure = read
@@ -119,7 +119,7 @@ def spec_reason(
             (sure,) = _step(large, sure, steps)
             small.drop(quick)
             quick = small.extend(before, sure.token_ids[n:], 0.0)
-    return Reasoned(sure, tuple(grades), tuple(kept))
+    return Reasoned(sure, tuple(grades), tuple(accepted))
 
 
 def _step(texts: PartialTexts, text: PartialText, steps: Steps) -> Sequence[PartialText]:

@@ -73,9 +73,10 @@ class Switching:
     def __post_init__(self) -> None:
         if self.small_model is None or self.entropy is None:
             pair = ("a small model", argument("entropy"))
-            given, missing = pair if self.entropy is None else pair[::-1]
+            set_field, missing = pair if self.entropy is None else pair[::-1]
             raise RequestError(
-                f"{given} is given without {missing}; give both, {argument('small_model')} and {argument('entropy')}"
+                f"{set_field} is given without {missing}; give both, {argument('small_model')} and "
+                f"{argument('entropy')}"
             )
         if not self.entropy >= 0:
             raise RequestError(
@@ -154,17 +155,17 @@ class SwitchingSession(PairSession):
         text = [*self._ids[:n_past], *tokens.tolist()]
         written = self.written[: max(0, n_past - self._first)]
         self._n_held = [min(n, n_past) for n in self._n_held]  # what lies beyond is dropped, also by a failure
-        n_held, wanted, begin = list(self._n_held), {n_past + row for row in item.wanted.tolist()}, n_past
+        n_held, rows, begin = list(self._n_held), {n_past + row for row in item.wanted.tolist()}, n_past
         logits: list[NDArray[np.float32]] = []
         while True:
             writer = next_writer(written, self.entropy)
             drawn_from = range(max(begin, self._first), len(text))
-            places = sorted({place for place in wanted if place >= begin}.union(drawn_from))
+            places = sorted({place for place in rows if place >= begin}.union(drawn_from))
             report = on_progress if n_past <= self._first else None
             forward = self._read(writer, text, min(n_held[writer], begin), places, report)
             n_held[writer] = len(text)
             n_own = self._judge(writer, places, forward, written)
-            logits.append(forward.logits[[i for i in range(n_own) if places[i] in wanted]])
+            logits.append(forward.logits[[i for i in range(n_own) if places[i] in rows]])
             if n_own == len(places):
                 break
             begin = places[n_own]

@@ -46,9 +46,9 @@ class Node:
     @property
     def value(self) -> float:
         """The soft mean of what came of it."""
-        found = np.array([child.value for child in self.children] or self.scores)
-        most = float(found.max())
-        return most + float(np.log(np.exp(SHARPNESS * (found - most)).mean())) / SHARPNESS
+        values = np.array([child.value for child in self.children] or self.scores)
+        most = float(values.max())
+        return most + float(np.log(np.exp(SHARPNESS * (values - most)).mean())) / SHARPNESS
 
 
 def written(texts: PartialTexts, n: int, steps: Steps, scorer: TextScorer) -> list[tuple[PartialText, float]]:
@@ -60,7 +60,7 @@ def written(texts: PartialTexts, n: int, steps: Steps, scorer: TextScorer) -> li
         steps: How steps are written; text i draws with `steps.seed + i`.
         scorer: Scores a text at its end.
     """
-    root, found = Node(texts.begin()), list[tuple[PartialText, float]]()
+    root, leaves = Node(texts.begin()), list[tuple[PartialText, float]]()
     for i in range(n):
         path, seeds = [root], [steps.seed + i]
         while len(path) <= DEPTH and len(path[-1].children) ** 2 > path[-1].n_visits:
@@ -81,13 +81,13 @@ def written(texts: PartialTexts, n: int, steps: Steps, scorer: TextScorer) -> li
         path[-1].scores.append(score)
         for node in path:
             node.n_visits += 1
-        found.append((whole, score))
-    return found
+        leaves.append((whole, score))
+    return leaves
 
 
 def _run(texts: PartialTexts, run: SearchRun) -> SearchResult:
-    found = written(texts, run.n, steps_of(run), scorer_of(run))
-    return elected(texts, [text for text, _ in found], [score for _, score in found], run)
+    best = written(texts, run.n, steps_of(run), scorer_of(run))
+    return elected(texts, [text for text, _ in best], [score for _, score in best], run)
 
 
 TREE = Search(_run, n=8, most=32, n_texts=lambda n: DEPTH * n + 2, draws=True, scored="may")

@@ -165,22 +165,22 @@ class UniversalDrafter:
             ended: Whether the draft model ended its text there, so that the last token can't be longer.
         """
         data = b"".join(pieces)
-        found = continuation(self._target, self._before, data[: whole_characters(data)])
-        if found is None:
+        translated = continuation(self._target, self._before, data[: whole_characters(data)])
+        if translated is None:
             return EMPTY_DRAFT
-        ends = [0, *found.ends]
-        n = len(found.ids)
+        ends = [0, *translated.ends]
+        n = len(translated.ids)
         if n and not ended and ends[n - 1 :] != [len(data) - len(pieces[-1]), len(data)]:
             n -= 1
-        n = next((i for i in range(n) if found.ids[i] >= self._n_vocab), n)
+        n = next((i for i in range(n) if translated.ids[i] >= self._n_vocab), n)
         p_accept = [1.0] * n
         begin = 0
         for piece, chance in zip(pieces, p, strict=True):
-            i = bisect_left(found.ends, begin + 1)
+            i = bisect_left(translated.ends, begin + 1)
             if i < n:
                 p_accept[i] *= chance
             begin += len(piece)
-        return Draft.tree(found.ids[:n], range(-1, n - 1), p_accept)
+        return Draft.tree(translated.ids[:n], range(-1, n - 1), p_accept)
 
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""

@@ -71,10 +71,10 @@ def list_models(cache_dir: Path | None = None) -> list[CachedModel]:
         [model for model, _ in _stored(cache_dir) if not is_projector_name(model.path)],
         _short_names(cache_dir),
     )
-    named = [
+    models = [
         replace(model, name=short[model.path], address=model.name) if model.path in short else model for model in stored
     ]
-    return sorted(named, key=lambda model: model.name) + _own_models()
+    return sorted(models, key=lambda model: model.name) + _own_models()
 
 
 def entry_of(path: Path) -> Entry | None:
@@ -92,7 +92,7 @@ def _short_names(cache_dir: Path | None) -> dict[Path, str]:
     """Return the catalogue's names for models of a hub that are in the cache; none where a catalogue is malformed."""
     from edgedec_models.hubs.hub import find_cached, hub_folder
 
-    root, found, entries = models_folder(cache_dir), dict[Path, str](), dict[str, Entry]()
+    root, short, entries = models_folder(cache_dir), dict[Path, str](), dict[str, Entry]()
     if (root / "hf").is_dir():
         with suppress(RequestError):
             entries = load_catalogue()
@@ -100,8 +100,8 @@ def _short_names(cache_dir: Path | None) -> dict[Path, str]:
         if entry.reference is not None and not standing(root / f"{entry.name}.gguf").exists():
             spec = parse_hub(entry.reference)
             if (path := find_cached(spec, hub_folder(spec, root))) is not None:
-                found.setdefault(path, entry.name)
-    return found
+                short.setdefault(path, entry.name)
+    return short
 
 
 def remove_model(name: str, cache_dir: Path | None = None) -> int:
@@ -122,29 +122,31 @@ def remove_model(name: str, cache_dir: Path | None = None) -> int:
 
     root = models_folder(cache_dir)
     stored = _stored(cache_dir)
-    found = _matching(name, stored, root)
-    if not found:
+    matches = _matching(name, stored, root)
+    if not matches:
         raise ModelNotFoundError(_not_stored(name, [model.name for model, _ in stored]))
-    found += [
+    matches += [
         pair for pair in stored if pair[0].name == f"{name}.head" and is_recorded(WantedFile("", pair[0].path, ""))
     ]
     models = [model.path for model, _ in stored if not is_projector_name(model.path)]
-    gone = {model.path for model, _ in found}.intersection(models)
+    gone = {model.path for model, _ in matches}.intersection(models)
     others = [path for path in models if path not in gone]
-    found += [pair for pair in stored if is_projector_name(pair[0].path) and _goes(pair[0].path, gone, others, root)]
-    found = [pair for i, pair in enumerate(found) if pair not in found[:i]]
+    matches += [pair for pair in stored if is_projector_name(pair[0].path) and _goes(pair[0].path, gone, others, root)]
+    matches = [pair for i, pair in enumerate(matches) if pair not in matches[:i]]
     n_freed = 0
     with ExitStack() as locks:
-        for model, files in found:
+        for model, files in matches:
             _refuse_outside(model.path, root)
             for shard in shards_of(model.path.name):
                 locks.enter_context(locked_now(model.path.with_name(shard), model.name))
             n_freed += sum(_delete(file) for file in files if not file.name.endswith(".lock"))
             with suppress(OSError):  # there is none, or it has tiles of other models
                 tiled_place(model.path).parent.rmdir()
-    for model, _ in found:
+    for model, _ in matches:
         forget_head(model.path, root.parent)
-    for folder in filter(Path.is_dir, {model.path.parent for model, _ in found}):  # a folder of another is gone with it
+    for folder in filter(
+        Path.is_dir, {model.path.parent for model, _ in matches}
+    ):  # a folder of another is gone with it
         _prune(folder, root)
     return n_freed
 
@@ -218,8 +220,8 @@ def _matching(
     name: str, stored: list[tuple[CachedModel, list[Path]]], root: Path
 ) -> list[tuple[CachedModel, list[Path]]]:
     """Return the stored models that `name` stands for: a name of the list, a URL, or an hf: name."""
-    if found := [pair for pair in stored if pair[0].name == name]:
-        return found
+    if matches := [pair for pair in stored if pair[0].name == name]:
+        return matches
     name = reference_of(name) or name
     if name.startswith(("http://", "https://")):
         return [pair for pair in stored if pair[0].path == url_path(name, root)]
@@ -255,8 +257,8 @@ def _own_models() -> list[CachedModel]:
     if folder is None or not folder.is_dir():
         return []
     with storage_errors("list", folder):
-        found = (path for path in folder.iterdir() if path.name.endswith(".gguf") and not is_projector_name(path))
-        paths = sorted(path for path in found if path.is_file())
+        gguf_files = (path for path in folder.iterdir() if path.name.endswith(".gguf") and not is_projector_name(path))
+        paths = sorted(path for path in gguf_files if path.is_file())
     return [CachedModel(path.stem, path, path.stat().st_size, "EDGEDEC_MODELS", True) for path in paths]
 
 
@@ -266,15 +268,15 @@ def _is_own(path: Path) -> bool:
     return folder is not None and path.parent.resolve() == folder.resolve()
 
 
-def _not_stored(name: str, known: list[str]) -> str:
-    own = next((model for model in _own_models() if model.name == name), None)
-    if own is not None:
+def _not_stored(name: str, names: list[str]) -> str:
+    own_model = next((model for model in _own_models() if model.name == name), None)
+    if own_model is not None:
         return (
-            f"{name!r} is {own.path}, in your own folder (EDGEDEC_MODELS), where edgedec deletes nothing; delete the "
-            "file yourself"
+            f"{name!r} is {own_model.path}, in your own folder (EDGEDEC_MODELS), where edgedec deletes nothing; delete "
+            "the file yourself"
         )
 
-    hint = did_you_mean(name, known)
+    hint = did_you_mean(name, names)
     return f"the cache holds no model {name!r}{hint or '; `edgedec list` shows what it holds'}"
 
 

@@ -125,9 +125,9 @@ def find_entry(name: str) -> Entry | None:
 
     Raises what load_catalogue raises.
     """
-    found = find_model(name)
-    if found is not None or not name.endswith(_HEAD):
-        return found
+    entry = find_model(name)
+    if entry is not None or not name.endswith(_HEAD):
+        return entry
     model = find_model(name.removesuffix(_HEAD))
     return None if model is None else model.head
 

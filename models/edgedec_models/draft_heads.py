@@ -28,8 +28,8 @@ def cached_heads(cache_dir: Path | None) -> list[Path]:
     """Return what lies in the cache's folder of heads or is noted there, sorted by name; nothing without a cache."""
     if cache_dir is None:
         return []
-    found = (_noted(path) if path.suffix == _NOTE else path for path in _entries(cache_dir / HEADS))
-    return [path for path in found if path is not None]
+    heads = (_noted(path) if path.suffix == _NOTE else path for path in _entries(cache_dir / HEADS))
+    return [path for path in heads if path is not None]
 
 
 def shipped_heads(_cache_dir: Path | None) -> list[Path]:
@@ -131,9 +131,9 @@ def bring_head(entry: Entry, model: Path, options: ResolveOptions, *, force: boo
         ModelFormatError, PullError, OfflineError, StorageError, CancelledError: The head could not be fetched.
     """
     root, path, head = cache_folder(options.cache_dir), head_path(entry, options), entry.head
-    found = find_head(model, plugins(HEAD_KINDS), root)
-    if head is None or head.reference is not None or (found is not None and not (force and found == path)):
-        return found
+    present = find_head(model, plugins(HEAD_KINDS), root)
+    if head is None or head.reference is not None or (present is not None and not (force and present == path)):
+        return present
     pull_entry(head, path, options, force=force)
     remember_if_head(path, root)
     return path

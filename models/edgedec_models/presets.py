@@ -63,9 +63,9 @@ class Preset:
 
         if not _is_name(self.name):
             raise RequestError(f"{self.name!r:.300} is no name for a preset; use letters, digits, '-' and '_'")
-        known = {*SamplingParams.names(), _CONTEXT} - set(_NOT_KEPT)
-        if unknown := sorted(set(self.options) - known):
-            raise RequestError(f"{unknown[0]!r:.100} is no option of a preset; known: {', '.join(sorted(known))}")
+        names = {*SamplingParams.names(), _CONTEXT} - set(_NOT_KEPT)
+        if unknown := sorted(set(self.options) - names):
+            raise RequestError(f"{unknown[0]!r:.100} is no option of a preset; known: {', '.join(sorted(names))}")
         n_ctx = self.options.get(_CONTEXT, 1)
         if type(n_ctx) is not int or n_ctx < 1:
             raise RequestError(f"{_CONTEXT} is {n_ctx!r:.100}; it must be a whole number, at least 1")
@@ -74,8 +74,8 @@ class Preset:
     @property
     def sampling(self) -> dict[str, Any]:
         """The options of sampling."""
-        given = {name: value for name, value in self.options.items() if name != _CONTEXT}
-        return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        options = {name: value for name, value in self.options.items() if name != _CONTEXT}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
 
     @property
     def n_ctx(self) -> int | None:
@@ -97,13 +97,13 @@ def list_presets() -> list[Preset]:
     Raises:
         StorageError: The folder can't be read.
     """
-    found = []
+    presets = []
     for name in preset_names():
         try:
-            found.append(find_preset(name))
+            presets.append(find_preset(name))
         except (ModelFormatError, StorageError):
             continue
-    return [preset for preset in found if preset is not None]
+    return [preset for preset in presets if preset is not None]
 
 
 def preset_names() -> list[str]:

@@ -31,15 +31,15 @@ class WantedFile:
     licence: str = ""
 
 
-def is_recorded(wanted: WantedFile) -> bool:
+def is_recorded(file: WantedFile) -> bool:
     """Tell by the record alone whether the file is there, unchanged, and the one wanted."""
     try:
-        stat = standing(wanted.path).stat()
+        stat = standing(file.path).stat()
     except OSError:
         return False
-    record = read_record(wanted.path)
-    if record is None or wanted.size_bytes not in (None, record.size_bytes):
+    record = read_record(file.path)
+    if record is None or file.size_bytes not in (None, record.size_bytes):
         return False
     is_file = (record.size_bytes, record.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
-    is_tiles = record.tiles_mtime_ns == stat.st_mtime_ns and is_tiled(wanted.path)
-    return (is_file or is_tiles) and wanted.sha256 in (None, record.sha256)
+    is_tiles = record.tiles_mtime_ns == stat.st_mtime_ns and is_tiled(file.path)
+    return (is_file or is_tiles) and file.sha256 in (None, record.sha256)

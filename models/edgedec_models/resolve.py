@@ -37,20 +37,20 @@ def resolve(name: str, options: ResolveOptions) -> Path | None:
     """
     is_new = False
     if not _is_path(name):
-        own = own_folder()
+        folder = own_folder()
         path = flat_path(name, models_folder(options.cache_dir))
-        is_own = is_plain(name) and own is not None and os.path.isfile(flat_path(name, own))
+        is_own = is_plain(name) and folder is not None and os.path.isfile(flat_path(name, folder))
         if is_plain(name) and not is_own and is_recorded(WantedFile(name, path, "")):
             rename_tiles(path)
             return path
         name = _entry_name(name, options)
         is_new = is_plain(name) and not _is_file(flat_path(name, models_folder(options.cache_dir)))
-    found = _find(name, options, force=False)
-    if found is not None and found.is_relative_to(models_folder(options.cache_dir)):
-        rename_tiles(found)
-    if is_new and found is not None and not options.draft_head:
-        _bring_head(name, found, options)
-    return found
+    resolved = _find(name, options, force=False)
+    if resolved is not None and resolved.is_relative_to(models_folder(options.cache_dir)):
+        rename_tiles(resolved)
+    if is_new and resolved is not None and not options.draft_head:
+        _bring_head(name, resolved, options)
+    return resolved
 
 
 def pull(
@@ -156,8 +156,8 @@ def _is_file(path: Path) -> bool:
 def _bare(name: str, models: Path, options: ResolveOptions, *, force: bool) -> Path:
     if not is_plain(name):
         raise ModelNotFoundError(_no_path(name))
-    own = own_folder()
-    if own is not None and os.path.isfile(path := flat_path(name, own)):
+    folder = own_folder()
+    if folder is not None and os.path.isfile(path := flat_path(name, folder)):
         return path
     from edgedec_models.catalogue import find_entry
 
@@ -196,8 +196,8 @@ def _url(url: str, models: Path, options: ResolveOptions, *, force: bool) -> Pat
 
     path = url_path(url, models)
     source = redact(url.partition("#")[0])
-    wanted = WantedFile(source, path, source, sha256=checksum_of(url))
-    if not force and is_recorded(wanted):
+    file = WantedFile(source, path, source, sha256=checksum_of(url))
+    if not force and is_recorded(file):
         return path
     if reason := offline_reason(options):
         state = f"the cache {path.parent} does not hold the right file, which would have been fetched from"
@@ -206,8 +206,8 @@ def _url(url: str, models: Path, options: ResolveOptions, *, force: bool) -> Pat
     from edgedec_models.fetching.lock import locked
 
     with locked(path, source, options):
-        if not _is_file(path) or find_fault(wanted, options, rehash=force):
-            write_record(wanted, download_gguf(url.partition("#")[0], wanted, options))
+        if not _is_file(path) or find_fault(file, options, rehash=force):
+            write_record(file, download_gguf(url.partition("#")[0], file, options))
     return path
 
 

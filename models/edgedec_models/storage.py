@@ -53,12 +53,12 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def require_space(folder: Path, n_bytes: int, what: str, kept: str = "") -> None:
+def require_space(folder: Path, n_bytes: int, what: str, note: str = "") -> None:
     """Check that n_bytes more fit into `folder`.
 
     Args:
         what: The work, which begins the message.
-        kept: What stays for a later attempt, which ends the message.
+        note: What stays for a later attempt, which ends the message.
 
     Raises:
         StorageError: They do not fit; the message has both sizes.
@@ -69,7 +69,7 @@ def require_space(folder: Path, n_bytes: int, what: str, kept: str = "") -> None
         raise StorageError(
             f"{what}: {human_bytes(n_bytes)} more are needed in {folder}, but {human_bytes(free)} are free; make "
             "room, or "
-            f"set EDGEDEC_CACHE to a folder on a larger disk{kept}"
+            f"set EDGEDEC_CACHE to a folder on a larger disk{note}"
         )
 
 

@@ -101,10 +101,10 @@ class RunOptions:
 
     def sampling(self, seed: int) -> SamplingOptions:
         """Return the options of Engine.generate for a prompt with a seed."""
-        found: SamplingOptions = {"max_tokens": self.max_tokens, "temperature": self.temperature, "seed": seed}
+        arguments: SamplingOptions = {"max_tokens": self.max_tokens, "temperature": self.temperature, "seed": seed}
         if self.top_p is not None:
-            found["top_p"] = self.top_p
-        return found
+            arguments["top_p"] = self.top_p
+        return arguments
 
 
 def engine_runner(engine: Engine, options: RunOptions, *, draft: bool) -> Runner:
@@ -119,12 +119,12 @@ def engine_runner(engine: Engine, options: RunOptions, *, draft: bool) -> Runner
         engine.generate([other], max_tokens=1, temperature=0.0, draft=False, cancel=cancel)
         if not options.warm_store:
             engine.forget()
-        found = engine.generate(request.token_ids, draft=draft, cancel=cancel, **options.sampling(request.seed))
-        if found.finish_reason == "cancelled":
+        generation = engine.generate(request.token_ids, draft=draft, cancel=cancel, **options.sampling(request.seed))
+        if generation.finish_reason == "cancelled":
             return None
-        stats = found.stats
+        stats = generation.stats
         return Run(
-            found.token_ids,
+            generation.token_ids,
             stats.first_token_s,
             stats.total_s,
             stats.n_steps,

@@ -27,15 +27,15 @@ class Series:
 def series(document: Figures) -> list[Series]:
     """Return the bars of a benchmark's JSON object, by task and for "all"; a way that was not measured is left out."""
     groups = {**document["tasks"], "all": document["all"]}
-    found = [
+    bars = [
         Series(f"edgedec, draft {document['draft']}", {name: each["tok_s"] for name, each in groups.items()}),
         Series("edgedec, plain", {name: each["plain_tok_s"] for name, each in groups.items()}),
     ]
     for other, speeds in document["against"].items():
         for name, key in ((other, "tok_s"), (f"{other}, prompt lookup", "lookup_tok_s")):
             by_task = {task: each[key] for task, each in speeds["tasks"].items()}
-            found.append(Series(name, by_task | {"all": speeds[key]}))
-    return [each for each in found if any(each.tok_s.values())]
+            bars.append(Series(name, by_task | {"all": speeds[key]}))
+    return [each for each in bars if any(each.tok_s.values())]
 
 
 def noise_factor(noise: Mapping[str, float | None]) -> float | None:
@@ -83,8 +83,8 @@ def write_plot(path: Path, document: Figures) -> None:
         axes.set_ylabel("tokens per second, after the first token")
         axes.grid(visible=True, axis="y", alpha=0.3)
         axes.set_axisbelow(True)
-        told = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        figure.legend(told.values(), told.keys(), loc="outside lower center", ncols=4, frameon=False)
+        legend = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4, frameon=False)
         axes.set_xlabel(_caption(factor), fontsize="small")
 
 

@@ -25,18 +25,18 @@ def provenance() -> dict[str, Any]:
 
 def versions() -> dict[str, Any]:
     """Return the versions of edgedec, Python and installed packages, the machine and its usable cores."""
-    found: dict[str, Any] = {"edgedec": edgedec.__version__, "python": platform.python_version()}
+    by_name: dict[str, Any] = {"edgedec": edgedec.__version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            by_name[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found | {"machine": platform.processor() or platform.machine(), "cores": usable_cores()}
+    return by_name | {"machine": platform.processor() or platform.machine(), "cores": usable_cores()}
 
 
-def report(found: dict[str, Any], out: Path | None) -> None:
+def report(figures: dict[str, Any], out: Path | None) -> None:
     """Print figures with where they come from as one line of JSON; write that to the file `out`, too, if given."""
-    document = found | provenance()
+    document = figures | provenance()
     print(json.dumps(document))
     if out is not None:
         out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

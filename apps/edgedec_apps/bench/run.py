@@ -293,12 +293,12 @@ def record(
         engine.generate([other], max_tokens=1, temperature=0.0, draft=False)
         engine.forget()
         recorder = Recorder(share)
-        found = record_text(engine, request.token_ids, recorder, **options.sampling(request.seed))
+        recorded = record_text(engine, request.token_ids, recorder, **options.sampling(request.seed))
         yield {
             "id": request.id,
             "task": request.task,
             "n_prompt_tokens": len(request.token_ids),
-            "tokens": list(found.token_ids),
+            "tokens": list(recorded.token_ids),
             "proposals": [row.as_dict() for row in recorder.rows],
         }
     if on_progress is not None:

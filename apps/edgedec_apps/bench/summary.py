@@ -92,7 +92,7 @@ def noise(trials: Sequence[Trial]) -> Figures:
     "spread" is their difference.
     """
     rounds = grouped(trials, lambda trial: (trial.request.task, trial.round))
-    ratios = [found for group in rounds.values() if (found := _plain_ratio(group)) is not None]
+    ratios = [ratio for group in rounds.values() if (ratio := _plain_ratio(group)) is not None]
     lowest, highest = (min(ratios), max(ratios)) if ratios else (None, None)
     spread = highest - lowest if highest is not None and lowest is not None else None
     return {"ratio": _plain_ratio(trials), "spread": spread, "lowest": lowest, "highest": highest}
@@ -104,13 +104,13 @@ def _plain_ratio(trials: Sequence[Trial]) -> float | None:
 
 def worst_prompt(trials: Sequence[Trial]) -> tuple[str | None, float | None]:
     """Return the prompt with the least speedup, and that speedup; None for both without a text of two tokens."""
-    found: list[tuple[float, str]] = []
+    ratios: list[tuple[float, str]] = []
     for group in by_prompt(trials):
         plain = totals(group, PLAIN)
         speedup = ratio(plain.decode_s, totals(group, SPECULATIVE).decode_s)
         if speedup is not None and plain.n_decoded:
-            found.append((speedup, group[0].request.id))
-    speedup, name = min(found, default=(None, None))
+            ratios.append((speedup, group[0].request.id))
+    speedup, name = min(ratios, default=(None, None))
     return name, speedup
 
 

@@ -16,7 +16,7 @@ def lines(document: Figures) -> list[str]:
 
 def table(document: Figures) -> list[str]:
     """Return the lines of the table of tasks, with what the figures are of."""
-    rows = [_HEADINGS, *(_row(task, found) for task, found in document["tasks"].items())]
+    rows = [_HEADINGS, *(_row(task, figures) for task, figures in document["tasks"].items())]
     return columns([*rows, _row("all", document["all"])])
 
 
@@ -64,16 +64,16 @@ def heading(document: Figures) -> str:
     return " · ".join(parts)
 
 
-def _row(name: str, found: Figures) -> tuple[str, ...]:
+def _row(name: str, figures: Figures) -> tuple[str, ...]:
     return (
         name.replace("\n", " ").replace("\r", " "),
-        shown(found["tok_s"], ".1f"),
-        shown(found["plain_tok_s"], ".1f"),
-        shown(found["speedup"]),
-        "yes" if found["identical"] else "NO",
-        shown(found["accepted_per_step"]),
-        shown(found["first_token_s"], ".2f", " s"),
-        str(found["n_rounds"]),
+        shown(figures["tok_s"], ".1f"),
+        shown(figures["plain_tok_s"], ".1f"),
+        shown(figures["speedup"]),
+        "yes" if figures["identical"] else "NO",
+        shown(figures["accepted_per_step"]),
+        shown(figures["first_token_s"], ".2f", " s"),
+        str(figures["n_rounds"]),
     )
 
 
@@ -84,7 +84,7 @@ def _notes(document: Figures) -> list[str]:
         f"{shown(noise['highest'])}; a difference within that range is noise",
         f"least speedup of a prompt: {shown(document['worst_prompt_speedup'])} ({document['worst_prompt'] or '-'})",
     ]
-    notes += [_against(name, found) for name, found in document["against"].items()]
+    notes += [_against(name, figures) for name, figures in document["against"].items()]
     if document["curve"]:
         points = ", ".join(f"T({n}) {ms:.1f}" for n, ms in document["curve"].items())
         notes.append(f"a forward of n tokens in ms: {points}")
@@ -99,11 +99,11 @@ def _notes(document: Figures) -> list[str]:
     return notes
 
 
-def _against(name: str, found: dict[str, Any]) -> str:
-    lookup = "" if found["lookup_tok_s"] is None else f"{found['lookup_tok_s']:.1f} tok/s"
-    if found["lookup_reason"]:
-        lookup = f"not measured: {found['lookup_reason']}"
-    return f"{name}: {shown(found['tok_s'], '.1f', ' tok/s')}" + (
+def _against(name: str, figures: dict[str, Any]) -> str:
+    lookup = "" if figures["lookup_tok_s"] is None else f"{figures['lookup_tok_s']:.1f} tok/s"
+    if figures["lookup_reason"]:
+        lookup = f"not measured: {figures['lookup_reason']}"
+    return f"{name}: {shown(figures['tok_s'], '.1f', ' tok/s')}" + (
         f"; with its prompt lookup {lookup}" if lookup else ""
     )
 

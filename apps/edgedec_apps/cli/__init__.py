@@ -85,13 +85,13 @@ def _usage(error: Any) -> str:
     command = context.command_path if context is not None else "edgedec"
     is_group = context is None or hasattr(context.command, "commands")
     words = sys.argv[1:] if is_group else sys.argv[2:]
-    known = [] if is_group else [flag for each in context.command.params for flag in (*each.opts, *each.secondary_opts)]
-    own = (not is_group and moved(words, known)) or own_words(words, known=known, commands=is_group)
-    what, hint = error.format_message(), f"; {own}" if own else ""
+    flags = [] if is_group else [flag for each in context.command.params for flag in (*each.opts, *each.secondary_opts)]
+    advice = (not is_group and moved(words, flags)) or own_words(words, known=flags, commands=is_group)
+    what, hint = error.format_message(), f"; {advice}" if advice else ""
     if unknown := re.match("No such command '(.*?)'", what):
         what, hint = unknown[0], hint or did_you_mean(unknown[1], () if context is None else context.command.commands)
     elif hasattr(error, "possibilities"):
-        what, hint = error.message, hint or did_you_mean(error.option_name, known)
+        what, hint = error.message, hint or did_you_mean(error.option_name, flags)
     return f"{what.rstrip('.')}{hint} (see {command} --help)"
 
 

@@ -48,8 +48,8 @@ class _Commands(Mapping[str, Any]):
 class _Program(Group):
     """The group of all commands."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.commands = _Commands()  # type: ignore[assignment]  # it is only read
 
     def summaries(self) -> list[tuple[str, str]]:
@@ -139,8 +139,8 @@ def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
 
 def _build(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     """Call a function or dataclass with the values that `_parameters` names."""
-    hints, given = get_type_hints(function), dict[str, Any]()
+    hints, arguments = get_type_hints(function), dict[str, Any]()
     for name in inspect.signature(function).parameters:
         hint = hints[name]
-        given[name] = _build(hint, values) if isinstance(hint, type) and is_dataclass(hint) else values[name]
-    return function(**given)
+        arguments[name] = _build(hint, values) if isinstance(hint, type) and is_dataclass(hint) else values[name]
+    return function(**arguments)

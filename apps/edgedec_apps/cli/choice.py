@@ -126,17 +126,17 @@ def n_texts_of(way: Way | None, texts: str | None) -> int:
 def command_of(words: str, name: str = "scorer") -> list[str]:
     """Return the arguments of a command, split as a shell splits words; `name` is the option that has it."""
     try:
-        found = shlex.split(words)
+        parts = shlex.split(words)
     except ValueError as error:
         raise OptionError(name, words, f"its quotes must close ({error})") from error
-    if not found or not found[0]:
+    if not parts or not parts[0]:
         raise OptionError(name, words, "it must name a program")
-    if shutil.which(found[0]) is None:
-        path = Path(found[0])
+    if shutil.which(parts[0]) is None:
+        path = Path(parts[0])
         what = "a folder" if path.is_dir() else "no program that may be run (chmod +x)" if path.exists() else ""
-        wrong = f"{found[0]!r} is {what}" if what else f"there is no program {found[0]!r}"
+        wrong = f"{parts[0]!r} is {what}" if what else f"there is no program {parts[0]!r}"
         raise OptionError(name, words, f"{wrong}; give the path of a program")
-    return found
+    return parts
 
 
 class NotPassedError(EdgedecError):
@@ -145,9 +145,9 @@ class NotPassedError(EdgedecError):
     exit_code = NOT_PASSED
 
 
-def require_passed(found: Iterable[object]) -> None:
+def require_passed(verdicts: Iterable[object]) -> None:
     """Raise NotPassedError unless every refined text passed its check."""
-    for each in found:
+    for each in verdicts:
         if isinstance(each, Refined) and not each.passed:
             raise NotPassedError(
                 f"none of {counted(len(each.texts), 'text')} passed the check; the best one is printed; "
@@ -195,7 +195,7 @@ def choice_document(chosen: ChosenText) -> dict[str, Any]:
     }
 
 
-def _refined_document(found: Refined) -> dict[str, Any]:
-    verdicts = [None if each is None else {"score": each.score, "words": each.words} for each in found.verdicts]
-    kinds = {"rounds": list(found.rounds), "revised": list(found.revised)}
-    return {"passed": found.passed, **kinds, "verdicts": verdicts}
+def _refined_document(refined: Refined) -> dict[str, Any]:
+    verdicts = [None if each is None else {"score": each.score, "words": each.words} for each in refined.verdicts]
+    kinds = {"rounds": list(refined.rounds), "revised": list(refined.revised)}
+    return {"passed": refined.passed, **kinds, "verdicts": verdicts}

@@ -69,11 +69,11 @@ def runtime(incomplete: str) -> list[str]:
 def drafter(incomplete: str) -> list[str]:
     """Return `auto`, `off` and the names of the drafters; behind a plus the drafters that are not named yet."""
     before, plus, _ = incomplete.rpartition("+")
-    named = before.split("+")
+    parts = before.split("+")
 
     def known() -> list[str]:
         names = _plugins("edgedec.drafters")
-        return [f"{before}+{name}" for name in names if name not in named] if plus else ["auto", "off", *names]
+        return [f"{before}+{name}" for name in names if name not in parts] if plus else ["auto", "off", *names]
 
     return _fitting(incomplete, known)
 
@@ -125,7 +125,7 @@ def exported_type(incomplete: str) -> list[str]:
     return one_of(*_TYPES.split())(incomplete)
 
 
-def _fitting(incomplete: str, known: Callable[[], Iterable[str]]) -> list[str]:
+def _fitting(incomplete: str, choices: Callable[[], Iterable[str]]) -> list[str]:
     """Return the names that begin with a text, once each; the part of the word that bash keeps is left out.
 
     The names are those up to the first that can't be found out.
@@ -133,7 +133,7 @@ def _fitting(incomplete: str, known: Callable[[], Iterable[str]]) -> list[str]:
     beginning = _beginning()
     names = list[str]()
     with suppress(Exception):  # such as a damaged catalogue; the command itself says what is wrong
-        names.extend(known())
+        names.extend(choices())
     fitting = dict.fromkeys(name for name in names if name.startswith(beginning + incomplete))
     return [name.removeprefix(beginning) for name in fitting]
 

@@ -53,14 +53,14 @@ def require_no_rule(drafting: Drafting) -> None:
         raise RequestError("--draft-option rule is for edgedec run and chat, and requests name their own; leave it out")
 
 
-def drafting_of(given: Sequence[str] | None) -> Drafting:
+def drafting_of(options: Sequence[str] | None) -> Drafting:
     """Return what `--draft-option` options say.
 
     Raises:
         RequestError: One is not KEY=VALUE, or there is no such key.
         OptionError: A key does not take the value.
     """
-    pairs = [text.partition("=") for text in given or ()]
+    pairs = [text.partition("=") for text in options or ()]
     for name, sign, value in pairs:
         if not sign:
             raise RequestError(f"--draft-option is {name + value!r:.100}; write KEY=VALUE, such as max=8")

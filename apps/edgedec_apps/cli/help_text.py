@@ -94,13 +94,13 @@ def usage_pieces(command: Any) -> list[str]:
 
 def groups(command: Any, ctx: Any) -> Iterator[tuple[str, Rows]]:
     """Yield the title of each group of a command's parameters, and its rows; the other options come last."""
-    found: dict[str, Rows] = {}
+    by_title: dict[str, Rows] = {}
     for param in command.get_params(ctx):
         is_argument = param.param_type_name == "argument"
         title = "Arguments" if is_argument else param_group(param)
-        found.setdefault(title, []).append((name_of(param) if is_argument else flags_of(param), describe(param)))
-    last = found.pop(_OTHER, None)
-    yield from found.items()
+        by_title.setdefault(title, []).append((name_of(param) if is_argument else flags_of(param), describe(param)))
+    last = by_title.pop(_OTHER, None)
+    yield from by_title.items()
     if last:
         yield _OTHER, last
 

@@ -161,18 +161,18 @@ def engine_options(
     )
 
 
-def _own_options(given: Sequence[str]) -> dict[str, object]:
+def _own_options(options: Sequence[str]) -> dict[str, object]:
     """Return the options of one runtime, from texts such as "mmap=no"; a text waits for lost machines for 120 s.
 
     Raises:
         OptionError: A text is not NAME=VALUE.
     """
-    pairs = [text.partition("=") for text in given]
-    for text, (name, sign, _) in zip(given, pairs, strict=True):
+    pairs = [text.partition("=") for text in options]
+    for text, (name, sign, _) in zip(options, pairs, strict=True):
         if not name or not sign:
             raise OptionError("runtime_options", text, "write NAME=VALUE, such as mmap=no")
-    own: dict[str, object] = {name.strip(): value for name, _, value in pairs}
-    return {"rpc_wait": _RPC_WAIT_S, **own} if "rpc" in own else own
+    by_name: dict[str, object] = {name.strip(): value for name, _, value in pairs}
+    return {"rpc_wait": _RPC_WAIT_S, **by_name} if "rpc" in by_name else by_name
 
 
 def application_of(

@@ -103,7 +103,7 @@ _SPLITS = re.compile(r",[a-z][\w-]*=")
 _WAYS = {"--search": "", "--choose": "", "--refine": "refine"}
 
 
-def moved(words: Sequence[str], known: Collection[str]) -> str:
+def moved(words: Sequence[str], flags: Collection[str]) -> str:
     """Return what to type in place of the options that no longer exist, with their values; "" where there are none.
 
     >>> moved(["m", "--draft-tree", "4x2", "--slide"], ["--draft"])
@@ -117,7 +117,7 @@ def moved(words: Sequence[str], known: Collection[str]) -> str:
     places = iter(range(len(words)))
     for place in places:
         name, sign, value = words[place].partition("=")
-        if name not in MOVED or name in known:
+        if name not in MOVED or name in flags:
             continue
         typed.append(name + (f"={quote(value)}" if sign else ""))
         if not sign and "VALUE" in MOVED[name] and place + 1 < len(words):
@@ -157,7 +157,7 @@ def own_words(words: Iterable[str], *, known: Iterable[str], commands: bool) -> 
     >>> own_words(["llama-server"], known=[], commands=True)
     'for llama-server write edgedec serve'
     """
-    table = {word: f"edgedec {own}" for word, own in COMMANDS.items()} if commands else OPTIONS
+    table = {word: f"edgedec {edgedec_word}" for word, edgedec_word in COMMANDS.items()} if commands else OPTIONS
     meant = set(known)
     for word in words:
         name = word.partition("=")[0]

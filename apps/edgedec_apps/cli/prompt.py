@@ -41,7 +41,7 @@ def find_documents(files: Sequence[Path], memory: str | None = None, *, quiet: b
     from edgedec_apps.documents.files import document_from, read_document  # here, as a plain prompt needs none
 
     cap_bytes = None if memory is None else parse_size(memory, "memory")
-    most_bytes, found = _most_bytes(cap_bytes), list["Document"]()
+    most_bytes, read = _most_bytes(cap_bytes), list["Document"]()
     for file in files or [Path("-")]:
         if str(file) == "-":
             with shown("reading standard input", quiet=quiet or sys.stdin.isatty()):
@@ -51,14 +51,14 @@ def find_documents(files: Sequence[Path], memory: str | None = None, *, quiet: b
                 document = read_document(file, most_bytes, cap_bytes)
         if document.is_cut and not quiet:
             say(f"edgedec: {one_line(document.name)} is too long to be read whole; its end is left out")
-        found.append(replace(document, text=document.text.removesuffix("\n").removesuffix("\r")))
-    return found
+        read.append(replace(document, text=document.text.removesuffix("\n").removesuffix("\r")))
+    return read
 
 
-def say_found(documents: Sequence["Document"], found: "Found", n_ctx: int) -> None:
+def say_found(documents: Sequence["Document"], passages: "Found", n_ctx: int) -> None:
     """Say that documents were searched, and which passages are read."""
     names = one_line(", ".join(document.name for document in documents))
-    say(f"edgedec: {found.line(names, n_ctx)}")
+    say(f"edgedec: {passages.line(names, n_ctx)}")
 
 
 def piped_lines(cap_bytes: int | None = None) -> Iterator[str]:

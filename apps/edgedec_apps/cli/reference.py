@@ -112,8 +112,8 @@ def _command(name: str, command: Any, seen: set[str]) -> Iterator[str]:
     for title in dict.fromkeys(map(param_group, explained)):
         lines = [_line(param) for param in explained if param_group(param) == title]
         yield "\n".join([f"{title}:\n", *lines]) + "\n"
-    if named := ", ".join(f"`{max(param.opts, key=len)}`" for param in new_options if param not in explained):
-        yield f"{'Further' if explained else 'Options'}: {named}.\n"
+    if flags := ", ".join(f"`{max(param.opts, key=len)}`" for param in new_options if param not in explained):
+        yield f"{'Further' if explained else 'Options'}: {flags}.\n"
 
 
 def _line(param: Any) -> str:

@@ -55,7 +55,7 @@ class SamplingFlags:
 
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by the names of SamplingParams; for grammars see grammar_options()."""
-        given = {
+        values = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_k": self.top_k,
@@ -66,7 +66,7 @@ class SamplingFlags:
             "stop": tuple(self.stop) if self.stop else None,
             "logprobs": self.logprobs,
         }
-        return {name: value for name, value in given.items() if value is not None} | dict(
+        return {name: value for name, value in values.items() if value is not None} | dict(
             map(_penalty, self.penalty or ())
         )
 
@@ -106,11 +106,11 @@ def _grammar(words: str) -> "Grammar":
 
 def _penalty(text: str) -> tuple[str, float]:
     name, _, number = text.partition("=")
-    own = PENALTIES.get(name.strip().replace("_", "-"))
+    penalty = PENALTIES.get(name.strip().replace("_", "-"))
     try:
-        if own is None:
+        if penalty is None:
             raise ValueError(name)
-        return own, int(number) if own == "penalty_last_n" else float(number)
+        return penalty, int(number) if penalty == "penalty_last_n" else float(number)
     except ValueError:
         accepted = f"write NAME=X with one of {', '.join(PENALTIES)}, such as repetition=1.1"
         raise OptionError("penalty", text, accepted) from None

@@ -67,12 +67,12 @@ class Asking:
             if question is None or not documents:
                 remedy = ". Or ask a question about it: then edgedec searches it" if documents else ""
                 raise PromptTooLongError(f"{error.marked}{remedy}") from error
-            found = self.search(documents, question, cancel, on_progress)
-            if found is None:
+            passages = self.search(documents, question, cancel, on_progress)
+            if passages is None:
                 raise PromptTooLongError(
                     f"{error.marked}. It was searched, too: no passage with a word of the question fits"
                 ) from error
-            return found.content, found
+            return passages.content, passages
 
     def search(
         self,

@@ -67,12 +67,12 @@ def read_document(
         raise StorageError(f"{path} is a directory; name its files")
     try:
         with path.open("rb") as file:
-            found = document_from(file, str(path), most_bytes, free_bytes, cancel)
+            document = document_from(file, str(path), most_bytes, free_bytes, cancel)
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
-    if "\0" in found.text:
+    if "\0" in document.text:
         raise RequestError(f"{path} is no text: it holds zero bytes")
-    return found
+    return document
 
 
 def document_from(
@@ -97,12 +97,12 @@ def document_from(
     if n_bytes < LEAST_READER_BYTES:
         least = format_bytes(2 * LEAST_READER_BYTES)
         raise RequestError(f"{name}: reading a PDF takes {least} of memory, and fewer are free; allow more (--memory)")
-    found = read_pdf(data, Limits(n_bytes, _PATIENCE_S, _MOST_CHARACTERS), cancel or CancelToken())
+    reply = read_pdf(data, Limits(n_bytes, _PATIENCE_S, _MOST_CHARACTERS), cancel or CancelToken())
     if cancel is not None and cancel.cancelled:
         raise CancelledError("interrupted")
-    if "error" in found:
-        raise RequestError(f"{name} can't be read: {found['error']}")
-    return Document(base, str(found["text"]), is_paged=True, is_cut=bool(found["cut"]))
+    if "error" in reply:
+        raise RequestError(f"{name} can't be read: {reply['error']}")
+    return Document(base, str(reply["text"]), is_paged=True, is_cut=bool(reply["cut"]))
 
 
 def is_pdf(head: bytes | bytearray) -> bool:
@@ -150,10 +150,10 @@ def read_pdf(data: bytes, limits: Limits, cancel: CancelToken) -> dict[str, Any]
             process.kill()
             raise
     try:
-        found: dict[str, Any] = json.loads(out)
+        reply: dict[str, Any] = json.loads(out)
     except ValueError:
         return {"error": f"it ended the process that reads it (exit status {process.returncode})"}
-    return found
+    return reply
 
 
 def command(limits: Limits) -> list[str]:

@@ -50,7 +50,7 @@ class Passage:
 
 def passages_of(documents: Sequence[Document], most: int) -> list[Passage]:
     """Return the passages of documents in their order, each of at most `most` characters of one page."""
-    found: list[Passage] = []
+    passages: list[Passage] = []
     for number, document in enumerate(documents):
         pages = document.text.split(PAGE_BREAK) if document.is_paged else [document.text]
         for page, text in enumerate(pages, 1):
@@ -61,9 +61,9 @@ def passages_of(documents: Sequence[Document], most: int) -> list[Passage]:
                     first = line + piece[: len(piece) - len(piece.lstrip())].count("\n")
                     last = line + piece.rstrip().count("\n")
                     place = (page, page) if document.is_paged else (first, last)
-                    found.append(Passage(number, document.name, piece, *place, document.is_paged))
+                    passages.append(Passage(number, document.name, piece, *place, document.is_paged))
                 line += n_lines
-    return found
+    return passages
 
 
 def _pieces(text: str, most: int) -> Iterator[str]:
@@ -91,12 +91,12 @@ def words(text: str) -> list[str]:
     >>> words("東京都は")
     ['東京', '京都', '都は']
     """
-    found: list[str] = []
+    parts: list[str] = []
     for unspaced, word in _WORDS.findall(unicodedata.normalize("NFKC", text).casefold()):
-        found += [unspaced[i : i + 2] for i in range(max(1, len(unspaced) - 1))] if unspaced else [word]
+        parts += [unspaced[i : i + 2] for i in range(max(1, len(unspaced) - 1))] if unspaced else [word]
         if len(word) > _STEM:
-            found.append(f"{word[:_STEM]}-")
-    return found
+            parts.append(f"{word[:_STEM]}-")
+    return parts
 
 
 def by_words(
@@ -113,7 +113,7 @@ def by_words(
     Raises:
         CancelledError: `cancel` was cancelled.
     """
-    wanted = Counter(words(question))
+    asked = Counter(words(question))
     counts: list[dict[str, int]] = []
     lengths: list[int] = []
     n_with = Counter[str]()
@@ -122,19 +122,19 @@ def by_words(
             check_cancelled(cancel, "the search")
             report_progress(on_progress, "searching", i, len(passages), "passages")
         there = words(passage.text)
-        found = {word: n for word, n in Counter(there).items() if word in wanted}
-        counts.append(found)
+        shared = {word: n for word, n in Counter(there).items() if word in asked}
+        counts.append(shared)
         lengths.append(len(there))
-        n_with.update(found.keys())
+        n_with.update(shared.keys())
     report_progress(on_progress, "searching", len(passages), len(passages), "passages")
     mean = sum(lengths) / max(1, len(lengths)) or 1.0
     rarity = {word: math.log(1 + (len(passages) - n + 0.5) / (n + 0.5)) for word, n in n_with.items()}
     scores = [
         sum(
-            wanted[word] * rarity[word] * n * (_K1 + 1) / (n + _K1 * (1 - _B + _B * length / mean))
-            for word, n in found.items()
+            asked[word] * rarity[word] * n * (_K1 + 1) / (n + _K1 * (1 - _B + _B * length / mean))
+            for word, n in shared.items()
         )
-        for found, length in zip(counts, lengths, strict=True)
+        for shared, length in zip(counts, lengths, strict=True)
     ]
     least = _FLOOR * max(scores, default=0.0)
     return sorted((i for i, score in enumerate(scores) if score > 0 and score >= least), key=lambda i: -scores[i])

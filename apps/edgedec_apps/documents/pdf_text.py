@@ -27,12 +27,12 @@ def main() -> None:
     limit(seconds, DATA=n_bytes)
     logging.disable()  # pypdf warns of every small damage that it can read past
     try:
-        found = text_of(sys.stdin.buffer.read(), most)
+        document = text_of(sys.stdin.buffer.read(), most)
     except MemoryError:
-        found = {"error": "it takes too much memory to read"}
+        document = {"error": "it takes too much memory to read"}
     except Exception as error:  # pypdf raises many kinds of exceptions for damaged files
-        found = {"error": f"it is no PDF, or damaged ({type(error).__name__}: {error})"[:500]}
-    json.dump(found, sys.stdout)
+        document = {"error": f"it is no PDF, or damaged ({type(error).__name__}: {error})"[:500]}
+    json.dump(document, sys.stdout)
 
 
 def text_of(data: bytes, most: int) -> dict[str, Any]:

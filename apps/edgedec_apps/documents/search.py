@@ -120,25 +120,26 @@ def _most(n: int, fits: Callable[[int], bool]) -> int:
 
 def _joined(passages: Sequence[Passage], chosen: Sequence[int]) -> list[Passage]:
     """Return the chosen passages, by their indices in order; neighbours in a document become one."""
-    found: list[Passage] = []
+    joined: list[Passage] = []
     for before, i in zip([-2, *chosen], chosen, strict=False):
         here = passages[i]
-        if i == before + 1 and found[-1].document == here.document:
-            last = found.pop()
+        if i == before + 1 and joined[-1].document == here.document:
+            last = joined.pop()
             gap = "\n\n" if here.is_paged and here.first != last.last else ""
             text = f"{last.text}{gap}{here.text}"
             here = Passage(here.document, here.name, text, last.first, here.last, here.is_paged)
-        found.append(here)
-    return found
+        joined.append(here)
+    return joined
 
 
 def _places(passages: Sequence[Passage]) -> list[str]:
     """Return the places of passages, by document."""
-    named: dict[tuple[int, str], list[str]] = {}
+    by_place: dict[tuple[int, str], list[str]] = {}
     for each in passages:
-        named.setdefault((each.document, each.name), []).append(each.place)
+        by_place.setdefault((each.document, each.name), []).append(each.place)
     return [
-        ", ".join(places) if len(named) == 1 else f"{name}: {', '.join(places)}" for (_, name), places in named.items()
+        ", ".join(places) if len(by_place) == 1 else f"{name}: {', '.join(places)}"
+        for (_, name), places in by_place.items()
     ]
 
 
@@ -153,11 +154,11 @@ def by_meaning(
 
     Texts are cut to the context of the embedding model (raises what embed raises).
     """
-    wanted = embed(embedder, [embedder.requests.cut_ids(question)], cancel=cancel)[0]
+    query = embed(embedder, [embedder.requests.cut_ids(question)], cancel=cancel)[0]
     scores: list[float] = []
     for begin in range(0, len(passages), _EMBEDDED_AT_ONCE):
         report_progress(on_progress, "embedding", begin, len(passages), "passages")
         ids = [embedder.requests.cut_ids(passage.text) for passage in passages[begin : begin + _EMBEDDED_AT_ONCE]]
-        scores += (embed(embedder, ids, cancel=cancel) @ wanted).tolist()
+        scores += (embed(embedder, ids, cancel=cancel) @ query).tolist()
     report_progress(on_progress, "embedding", len(passages), len(passages), "passages")
     return sorted(range(len(scores)), key=lambda i: -scores[i])

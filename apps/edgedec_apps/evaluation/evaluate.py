@@ -207,9 +207,9 @@ def evaluate(
         if on_progress is not None:
             on_progress(Progress("evaluating", 0, total, "tokens"))
         for window in windows:
-            found = [Samples() for _ in lanes]
+            samples = [Samples() for _ in lanes]
             try:
-                for n in _evaluate_window(lanes, rows, window, found, n_rows, n_steps, cancel):
+                for n in _evaluate_window(lanes, rows, window, samples, n_rows, n_steps, cancel):
                     done += n
                     if on_progress is not None:
                         on_progress(Progress("evaluating", done, total, "tokens"))
@@ -217,7 +217,7 @@ def evaluate(
                 if not cancel.cancelled:
                     raise
                 break
-            finished.append(found)
+            finished.append(samples)
     return Reading(tuple(map(summarize, zip(*finished, strict=True))), len(finished))
 
 
@@ -258,12 +258,12 @@ def _evaluate_window(
     lanes: Sequence[Lane],
     buffers: NDArray[np.float32],
     tokens: NDArray[np.int32],
-    found: Sequence[Samples],
+    per_lane: Sequence[Samples],
     n_rows: int,
     n_steps: int,
     cancel: CancelToken,
 ) -> Iterator[int]:
-    """Evaluate a window in every lane, add to `found`, and yield the number of rows after each part (CancelledError).
+    """Evaluate a window in every lane, add to `per_lane`, and yield the number of rows after each part.
 
     `buffers` is f32[2, rows, n_vocab]: the logits of the baseline, and those of the lane that is compared with it.
     """
@@ -273,7 +273,7 @@ def _evaluate_window(
         single = start == n_together
         stop = n if single else min(start + n_rows, n_together)
         base_rows, other_rows = buffers[:, : stop - start]
-        for index, (lane, samples) in enumerate(zip(lanes, found, strict=True)):
+        for index, (lane, samples) in enumerate(zip(lanes, per_lane, strict=True)):
             cancel.check("evaluating")
             rows = other_rows if index else base_rows
             samples.step_s += _fill(rows, lane, tokens[start:stop], start, single=single)

@@ -44,9 +44,9 @@ def measure(source: Path, folder: Path, cancel: CancelToken) -> dict[str, Any]:
         token_ids = model.tokenizer.encode(text, add_special=False)[:N_TOKENS]
         reading = evaluate(lanes, cut_windows(token_ids, added_around(model.tokenizer)[0], _WINDOW), cancel)
         cancel.check("measuring the export")
-        baseline, found = reading.figures
+        baseline, figures = reading.figures
         times = forward_times([lane.session.model for lane in lanes], cancel)
-        quality = {name: getattr(found, name) for name in ("kl_mean", "kl_p99", "top1", "n_positions", "ppl")}
+        quality = {name: getattr(figures, name) for name in ("kl_mean", "kl_p99", "top1", "n_positions", "ppl")}
         return {
             "quality": quality | {"ppl_source": baseline.ppl},
             "seconds": {str(n): {"source": times[0][n], "export": times[1][n]} for n in times[0]},
@@ -83,8 +83,8 @@ def measured_apart(source: Path, folder: Path, cancel: CancelToken) -> dict[str,
         if process.returncode:
             last = (err.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
             raise RuntimeUnavailableError(f"the export is complete, but could not be measured: {last}")
-        found: dict[str, Any] = json.loads(out.splitlines()[-1])
-        return found
+        document: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return document
 
 
 def main() -> None:

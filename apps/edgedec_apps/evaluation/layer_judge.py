@@ -147,12 +147,12 @@ class Judge:
         sums, hidden = ScoreSums(), list[NDArray[np.float32]]()
         for index, window in enumerate(self._windows):
             n = len(window) if n_rows is None else min(len(window), SKIPPED_ROWS + n_rows)
-            known = None if shared is None or first == 0 else shared.hidden[index][:first]
-            way = _Way(layers, None if known is None else known[-1], first, taps)
+            shared_hidden = None if shared is None or first == 0 else shared.hidden[index][:first]
+            way = _Way(layers, None if shared_hidden is None else shared_hidden[-1], first, taps)
             if traced:
                 hidden.append(np.zeros((self._n_layer, n, self._session.model.card.n_embd), np.float32))
-                if known is not None:
-                    hidden[-1][:first] = known
+                if shared_hidden is not None:
+                    hidden[-1][:first] = shared_hidden
             tops = iter(self._tops[index])
             for start, forward in self._forwards(window, n, way, self._held[index] if self._held else None):
                 for layer in taps:

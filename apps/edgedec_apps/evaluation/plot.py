@@ -41,15 +41,15 @@ class Point:
 
 def points(rows: Sequence[Mapping[str, Any]]) -> list[Point]:
     """Return a point for each row of an evaluation's JSON object that has a speed, the baseline first."""
-    found = []
+    points = []
     for mark, (index, row) in zip(_marks(len(rows)), enumerate(rows), strict=True):
         settings = row["settings"]
         name = setting_name(settings["kv_type"], settings["layers"], settings["layer_skip"])
         if row["tok_s"] is not None:
-            named = f"{name} (baseline)" if index == 0 else name
+            label = f"{name} (baseline)" if index == 0 else name
             errors = row["top1_error"], row["kl_error"]
-            found.append(Point(mark, named, row["tok_s"], row["top1"], row["kl_mean"], *errors, row["tok_s_range"]))
-    return found
+            points.append(Point(mark, label, row["tok_s"], row["top1"], row["kl_mean"], *errors, row["tok_s_range"]))
+    return points
 
 
 def _marks(n: int) -> list[str]:
@@ -61,14 +61,14 @@ def _marks(n: int) -> list[str]:
     return [ascii_lowercase[i] if i < len(ascii_lowercase) else "+" for i in range(n)]
 
 
-def text_plot(found: Sequence[Point]) -> list[str]:
+def text_plot(points: Sequence[Point]) -> list[str]:
     """Return the picture as lines: same top-1 upwards, tokens per second to the right, and the name of each letter."""
-    if not found:
+    if not points:
         return ["no speed was measured, so there is no picture; give a longer text or window"]
-    low, high = _range([point.tok_s for point in found])
-    bottom, top = _range([100 * point.top1 for point in found])
+    low, high = _range([point.tok_s for point in points])
+    bottom, top = _range([100 * point.top1 for point in points])
     grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
-    for point in found:
+    for point in points:
         row = _HEIGHT - 1 - _place(100 * point.top1, bottom, top, _HEIGHT)
         column = _place(point.tok_s, low, high, _WIDTH)
         grid[row][column] = point.mark if grid[row][column] == " " else _SEVERAL
@@ -79,7 +79,7 @@ def text_plot(found: Sequence[Point]) -> list[str]:
     left, right = f"{low:.1f}", f"{high:.1f} tok/s"
     lines.append(f"{'':{width}} +{'-' * _WIDTH}")
     lines.append(f"{'':{width}}  {left}{right:>{_WIDTH - len(left)}}")
-    lines += [f"{point.mark}  {point.name}" for point in found]
+    lines += [f"{point.mark}  {point.name}" for point in points]
     if any(_SEVERAL in cells for cells in grid):
         lines.append(f"{_SEVERAL}  several in one place")
     return lines
@@ -100,7 +100,7 @@ def _place(value: float, low: float, high: float, n: int) -> int:
     return round((value - low) / (high - low) * (n - 1))
 
 
-def write_plot(path: Path, found: Sequence[Point], title: str) -> None:
+def write_plot(path: Path, points: Sequence[Point], title: str) -> None:
     """Draw the settings: other top-1 than the baseline's, and mean KL divergence, each against tokens per second.
 
     All axes begin at zero: less is better upwards, more is better to the right. Bars are two standard errors to either
@@ -111,17 +111,17 @@ def write_plot(path: Path, found: Sequence[Point], title: str) -> None:
     """
     with picture(path, _INCHES, title) as figure:
         other, distance = figure.subplots(1, 2)
-        for index, point in enumerate(found):
+        for index, point in enumerate(points):
             _draw(other, point, 100 * (1 - point.top1), 100 * (point.top1_error or 0.0), f"top1-{index}")
             _draw(distance, point, point.kl_mean, point.kl_error or 0.0, f"kl-{index}")
         for axes, name in ((other, "other top-1 than the baseline, %"), (distance, "KL from the baseline, nats")):
             axes.set_xlabel("tokens per second")
             axes.set_ylabel(name)
-            axes.set_xlim(0, 1.12 * max([(point.tok_s_range or (0, point.tok_s))[1] for point in found], default=1))
+            axes.set_xlim(0, 1.12 * max([(point.tok_s_range or (0, point.tok_s))[1] for point in points], default=1))
             axes.set_ylim(bottom=0)
             axes.grid(visible=True, alpha=0.3)
         caption = "bars: ± 2 standard errors over the windows; the slowest and the fastest window"
-        if found:
+        if points:
             handles, labels = other.get_legend_handles_labels()
             figure.legend(
                 handles, labels, loc="outside lower center", ncols=3, fontsize="small", frameon=False, title=caption

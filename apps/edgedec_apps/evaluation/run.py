@@ -141,9 +141,9 @@ def _settings(job: EvalJob, options: LoadOptions, resolving: ResolveOptions) -> 
     runtime = job.against_runtime or (here.runtime if runs_other else "auto")
     chosen = choose_runtime(other.path, runtime, replace(options, kv_type=DEFAULT_KV_TYPE))
     baseline = replace(other, runtime=chosen.runtime.name)
-    named = combine(here, kv_types, layers or ([] if job.layer_skip else [None]), job.layer_skip or ())
-    settings = list(dict.fromkeys([baseline, *named]))
-    return settings, settings.index(named[0])
+    combined = combine(here, kv_types, layers or ([] if job.layer_skip else [None]), job.layer_skip or ())
+    settings = list(dict.fromkeys([baseline, *combined]))
+    return settings, settings.index(combined[0])
 
 
 def _document(job: EvalJob, text: str, outcome: Outcome) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _document(job: EvalJob, text: str, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _figures(job: EvalJob, setting: RunSetting, lane: Lane, found: Figures) -> dict[str, Any]:
+def _figures(job: EvalJob, setting: RunSetting, lane: Lane, figures: Figures) -> dict[str, Any]:
     settings = {
         "model": setting.model,
         "runtime": setting.runtime,
@@ -173,7 +173,7 @@ def _figures(job: EvalJob, setting: RunSetting, lane: Lane, found: Figures) -> d
         "threads": job.threads or usable_cores(),
     }
     halves = [] if lane.layers is None else [list(half) for half in left_out(lane.layers)]
-    return {**asdict(found), "share": lane.share, "left_out": halves, "settings": settings}
+    return {**asdict(figures), "share": lane.share, "left_out": halves, "settings": settings}
 
 
 def _report(job: EvalJob, text: str, outcome: Outcome) -> None:

@@ -103,8 +103,8 @@ def combine(
 ) -> list[RunSetting]:
     """Return `base` with each KV type and each set of layers or layer skip, without duplicates."""
     sets = [replace(base, layers=one) for one in layers] + [replace(base, layer_skip=one) for one in layer_skips]
-    found = [replace(one, kv_type=kv_type) for kv_type, one in product(kv_types, sets)]
-    return list(dict.fromkeys(found))
+    settings = [replace(one, kv_type=kv_type) for kv_type, one in product(kv_types, sets)]
+    return list(dict.fromkeys(settings))
 
 
 def open_lanes(
@@ -169,8 +169,8 @@ def _require_vocabulary(base: Model, model: Model, base_setting: RunSetting, set
     ours, theirs = model.card.n_vocab, base.card.n_vocab
     if ours == theirs and same_tokenizer(model, base):
         return
-    found = f"{ours} and {theirs} tokens" if ours != theirs else f"{ours} tokens each, but others"
+    sizes = f"{ours} and {theirs} tokens" if ours != theirs else f"{ours} tokens each, but others"
     raise RequestError(
-        f"the vocabularies of {setting.model} and {base_setting.model} differ ({found}); --against takes a model of "
+        f"the vocabularies of {setting.model} and {base_setting.model} differ ({sizes}); --against takes a model of "
         "the same vocabulary, such as another quantization of the same model"
     )

@@ -113,15 +113,15 @@ def _tune(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
         stack.enter_context(cancel.calling(session.cancel))
         effort = effort_for(sizes.total)
         texts = _cut_texts(job, model, effort, root)
-        found, seconds = _search(job, session, sizes, effort, texts, cancel, on_progress)
-        scores = _compare(job, session, sizes, found, texts, cancel, on_progress)
-        own = scores["found"][1]
+        chosen, seconds = _search(job, session, sizes, effort, texts, cancel, on_progress)
+        scores = _compare(job, session, sizes, chosen, texts, cancel, on_progress)
+        score = scores["found"][1]
         with stage(on_progress, "measuring", "what a token through the set costs"):
-            cost = part_cost(session, found.layers)
-        tuned = TunedSet(found.layers, sizes.share(found.layers), cost, own.agreement, own.n_positions)
+            cost = part_cost(session, chosen.layers)
+        tuned = TunedSet(chosen.layers, sizes.share(chosen.layers), cost, score.agreement, score.n_positions)
         gain = None if job.lossy else tuned.promised_gain(cost_curve(session, options), N_DRAFT_MAX)
         keep_tuned_set(root, model.card, tuned, lossy=job.lossy)
-        return sizes, Outcome(found, seconds, scores, tuned, gain, _options(path, sizes, tuned) if job.lossy else "")
+        return sizes, Outcome(chosen, seconds, scores, tuned, gain, _options(path, sizes, tuned) if job.lossy else "")
 
 
 def _options(path: Path, sizes: LayerBytes, tuned: TunedSet) -> str:
@@ -162,7 +162,7 @@ def _search(
     phase = f"searching, at most {job.seconds:.0f} s:"
     on_progress(Progress(phase, 0, None, "sets"))
     with _judging(session, texts.searched, cancel, lossy=job.lossy) as judge:
-        found = search(
+        chosen = search(
             judge,
             sizes,
             effort=effort,
@@ -171,26 +171,26 @@ def _search(
             on_scored=lambda n: on_progress(Progress(phase, n, None, "sets")),
         )
     seconds = monotonic() - started
-    if not left_out(found.layers):
+    if not left_out(chosen.layers):
         raise RequestError(
             f"nothing to leave out was found in {seconds:.0f} s in {counted(sizes.n_layer, 'layer')}; "
             "allow more --seconds, or take a deeper model"
         )
-    return found, seconds
+    return chosen, seconds
 
 
 def _compare(
     job: TuneJob,
     session: Session,
     sizes: LayerBytes,
-    found: FoundSet,
+    chosen: FoundSet,
     texts: Texts,
     cancel: CancelToken,
     on_progress: OnProgress,
 ) -> dict[str, tuple[LayerSet, Score]]:
     """Return the set that was found and others of as many bytes, by name, with their scores on held-out text."""
     scores: dict[str, tuple[LayerSet, Score]] = {}
-    compared = {"found": found.layers, **rivals(sizes, sizes.share(found.layers))}
+    compared = {"found": chosen.layers, **rivals(sizes, sizes.share(chosen.layers))}
     with _judging(session, texts.held_out, cancel, lossy=job.lossy) as judge:
         for n, (name, layers) in enumerate(compared.items()):
             on_progress(Progress("comparing", n, len(compared), "sets"))
@@ -238,7 +238,7 @@ def _cut_texts(job: TuneJob, model: Model, effort: Effort, root: Path) -> Texts:
 
 def _document(job: TuneJob, sizes: LayerBytes, outcome: Outcome) -> dict[str, Any]:
     """Return the JSON object of a search."""
-    found, tuned = outcome.found, outcome.tuned
+    chosen, tuned = outcome.found, outcome.tuned
     return {
         "model": job.model,
         "runtime": job.runtime,
@@ -254,11 +254,11 @@ def _document(job: TuneJob, sizes: LayerBytes, outcome: Outcome) -> dict[str, An
         "auto": outcome.gain is not None and outcome.gain >= GAIN,
         "options": outcome.options,
         "search": {
-            "n_scored": found.n_scored,
+            "n_scored": chosen.n_scored,
             "seconds": outcome.seconds,
-            "ended_by_limit": found.ended,
-            "agreement": found.score.agreement,
-            "n_positions": found.score.n_positions,
+            "ended_by_limit": chosen.ended,
+            "agreement": chosen.score.agreement,
+            "n_positions": chosen.score.n_positions,
         },
         "sets": {
             name: {

@@ -40,8 +40,8 @@ class _Phase(Enum):
 class Connection(H11Protocol):
     """One connection, with the limits of `service`; uvicorn creates it and gives the other arguments."""
 
-    def __init__(self, service: Service, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, service: Service, **options: Any) -> None:
+        super().__init__(**options)
         self._service = service
         self._phase = _Phase.HEADER
         self._since_s = self.loop.time()

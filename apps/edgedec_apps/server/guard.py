@@ -106,24 +106,24 @@ class Guard:
                 status=403,
             )
         origin = headers.get("origin")
-        own = (f"http://{host}", f"https://{host}")  # https where a proxy has the certificate
-        if origin is not None and origin not in settings.origins and origin.lower() not in map(str.lower, own):
+        origins = (f"http://{host}", f"https://{host}")  # https where a proxy has the certificate
+        if origin is not None and origin not in settings.origins and origin.lower() not in map(str.lower, origins):
             raise ApiError(f"pages of {origin!r:.100} may not use this server (--cors allows them)", status=403)
         if origin is None and headers.get("sec-fetch-site") in ("cross-site", "same-site") and path not in _OPEN:
             raise ApiError("pages of other sites may not use this server", status=403)
         if settings.api_key is None or method == "OPTIONS" or path in _OPEN or path.startswith(_OPEN_BELOW):
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")  # Anthropic's clients
-        if not hmac.compare_digest(given.encode(), settings.api_key.encode()):
-            what = "is wrong" if given else "is missing"
+        sent_key = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")  # Anthropic's clients
+        if not hmac.compare_digest(sent_key.encode(), settings.api_key.encode()):
+            what = "is wrong" if sent_key else "is missing"
             raise ApiError(f"the API key {what}: send Authorization: Bearer KEY", status=401, code="invalid_api_key")
 
 
 def _preflight(headers: Headers) -> Response:
     """Return the answer to a browser that asks what a page may send: all methods of ours, and any headers."""
-    named = headers.get("access-control-request-headers", "")
-    return Response(status_code=204, headers=_ALLOWED | {"access-control-allow-headers": named})
+    requested = headers.get("access-control-request-headers", "")
+    return Response(status_code=204, headers=_ALLOWED | {"access-control-allow-headers": requested})
 
 
 def _names_this_machine(host: str, hosts: Collection[str] = ()) -> bool:
@@ -136,6 +136,6 @@ def _names_this_machine(host: str, hosts: Collection[str] = ()) -> bool:
     >>> _names_this_machine("evil.example@localhost"), _names_this_machine("[localhost]")
     (False, False)
     """
-    found = _HOST.fullmatch(host)
-    name = "" if found is None else found["name"] or found["address"]
+    match = _HOST.fullmatch(host)
+    name = "" if match is None else match["name"] or match["address"]
     return is_loopback(name) or name.lower().removesuffix(".") in hosts

@@ -47,7 +47,7 @@ async def embeddings(request: Request, service: Service) -> Answer:
     """Answer in OpenAI's form."""
     fields = await read_fields(request, service.settings)
     model = fields.text("model")
-    named, pooling = await _named(service, model)
+    embedder, pooling = await _named(service, model)
     texts, dimensions = _read_texts(fields, "input"), fields.whole("dimensions", low=1)
     form = fields.text("encoding_format") or "float"
     if form not in ("float", "base64"):
@@ -62,16 +62,16 @@ async def embeddings(request: Request, service: Service) -> Answer:
             shown = [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
         data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(shown)]
         usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-        return {"object": "list", "data": data, "model": model or named.name, "usage": usage}
+        return {"object": "list", "data": data, "model": model or embedder.name, "usage": usage}
 
-    return Answer(service, named, fields, compute)
+    return Answer(service, embedder, fields, compute)
 
 
 async def embed(request: Request, service: Service) -> Answer:
     """Answer in ollama's form."""
     fields = await read_fields(request, service.settings)
     model = str(fields.required("model"))
-    named, pooling = await _named_of_ollama(service, fields, model)
+    embedder, pooling = await _named_of_ollama(service, fields, model)
     texts, dimensions = _read_texts(fields, "input"), fields.whole("dimensions", low=1)
     truncate = fields.optional_flag("truncate") is not False
     fields.end()
@@ -83,13 +83,13 @@ async def embed(request: Request, service: Service) -> Answer:
         counts = {name: round(1e9 * seconds) for name, seconds in times.items()} | {"prompt_eval_count": n_tokens}
         return {"model": model, "embeddings": vectors.tolist()} | counts
 
-    return Answer(service, named, fields, compute)
+    return Answer(service, embedder, fields, compute)
 
 
 async def embed_one(request: Request, service: Service) -> Answer:
     """Answer in the form of ollama's older address, which takes one text."""
     fields = await read_fields(request, service.settings)
-    named, pooling = await _named_of_ollama(service, fields, str(fields.required("model")))
+    embedder, pooling = await _named_of_ollama(service, fields, str(fields.required("model")))
     text = fields.required_text("prompt")
     fields.end()
 
@@ -97,7 +97,7 @@ async def embed_one(request: Request, service: Service) -> Answer:
         vectors, _ = await _embed(job, fields, [text], pooling, None, truncate=True)
         return {"embedding": vectors[0].tolist()}
 
-    return Answer(service, named, fields, compute)
+    return Answer(service, embedder, fields, compute)
 
 
 async def _named(service: Service, model: str | None) -> tuple[Named, str | None]:
@@ -110,20 +110,20 @@ async def _named(service: Service, model: str | None) -> tuple[Named, str | None
 
 async def _named_of_ollama(service: Service, fields: Fields, model: str) -> tuple[Named, str | None]:
     """Return the model of a name with ollama's fields about it, and the pooling that the name asks for, or None."""
-    named, pooling = await _named(service, model)
+    embedder, pooling = await _named(service, model)
     _, n_ctx = read_options(fields.object("options"))
-    return named.asked(asked_seconds(fields.take("keep_alive")), n_ctx), pooling
+    return embedder.asked(asked_seconds(fields.take("keep_alive")), n_ctx), pooling
 
 
 def _read_texts(fields: Fields, name: str) -> list[Text]:
     """Return the texts of a field: a text or token ids, or a list of these."""
-    given = fields.required(name)
-    several = given if isinstance(given, list) and not are_ids(given) else [given]
+    value = fields.required(name)
+    several = value if isinstance(value, list) and not are_ids(value) else [value]
     if not 1 <= len(several) <= _MOST_TEXTS:
         raise fields.refusal(name, f"holds {len(several)} texts; it must be 1 to {_MOST_TEXTS}")
     for i, each in enumerate(several):
         if not (isinstance(each, str) and each) and not are_ids(each):
-            place = name if several == [given] else f"{name}[{i}]"
+            place = name if several == [value] else f"{name}[{i}]"
             what = f"is {each!r:.40}; it must be a text that is not empty, or a list of token ids"
             raise fields.refusal(place, what)
     return [each if isinstance(each, str) else tuple(each) for each in several]
@@ -183,7 +183,7 @@ _RESULT_BYTES = 300  # of a document's place in the answer, without its text
 
 async def rerank(request: Request, service: Service) -> Answer:
     """Answer with the documents' scores, the best first; with the list alone to Text Embeddings Inference's form."""
-    fields, named = await read_named(request, service)
+    fields, model = await read_named(request, service)
     query = fields.text("query")
     if query is None or not query.strip():
         raise fields.refusal("query", "is missing or empty; give it")
@@ -212,33 +212,33 @@ async def rerank(request: Request, service: Service) -> Answer:
         cut = engine.n_ctx if truncates and most is None else most  # as many tokens as fit
         async with job.queue.turn():
             try:
-                found = await job.in_thread(ranking.rank, engine, query, documents, max_document_tokens=cut)
+                ranked = await job.in_thread(ranking.rank, engine, query, documents, max_document_tokens=cut)
             except PromptTooLongError as error:
                 raise too_long_field(error, "query" if isinstance(error, QueryTooLongError) else name) from error
-        best, kind = found.best(n_top, normalize=normalizes)
+        best, kind = ranked.best(n_top, normalize=normalizes)
         if is_plain:
             return [{"index": i, "score": p} | ({"text": documents[i]} if with_texts else {}) for i, p in best]
         shown = [{"document": {"text": text}} if with_texts else {} for text in documents]
         return {
             "id": f"rerank-{token_hex(12)}",
             "object": "list",
-            "model": named.name,
+            "model": model.name,
             "results": [{"index": i, "relevance_score": p} | shown[i] for i, p in best],
-            "usage": dict.fromkeys(("prompt_tokens", "total_tokens"), sum(found.n_tokens)),
+            "usage": dict.fromkeys(("prompt_tokens", "total_tokens"), sum(ranked.n_tokens)),
             "score_kind": kind,
-            "notes": list(found.notes),
+            "notes": list(ranked.notes),
         }
 
-    return Answer(service, named, fields, compute)
+    return Answer(service, model, fields, compute)
 
 
 def _texts(fields: Fields, name: str) -> tuple[str, ...]:
     """Return the texts of a list of texts, or of objects that have one."""
-    given = fields.required(name)
-    if not isinstance(given, list) or not 1 <= len(given) <= _MOST_DOCUMENTS:
+    value = fields.required(name)
+    if not isinstance(value, list) or not 1 <= len(value) <= _MOST_DOCUMENTS:
         raise fields.refusal(name, f"must be a list of 1 to {_MOST_DOCUMENTS} texts")
     texts: list[str] = []
-    for i, each in enumerate(given):
+    for i, each in enumerate(value):
         text = each.get("text") if isinstance(each, dict) else each
         if not isinstance(text, str):
             raise fields.refusal(f"{name}[{i}]", 'is no text; give a string, or an object with "text"')
@@ -252,7 +252,7 @@ _SPAN_TOKEN_BYTES = 8  # of each token of its longest span
 
 async def extract(request: Request, service: Service) -> Answer:
     """Answer with the quotations and with what finding them took."""
-    fields, named = await read_named(request, service)
+    fields, model = await read_named(request, service)
     question, passage = _text(fields, "question"), _text(fields, "passage")
     n = fields.whole("n", low=1, high=MOST_SPANS) or 3
     max_tokens = fields.whole("max_tokens", low=1, high=MOST_SPAN_TOKENS) or 64
@@ -264,12 +264,12 @@ async def extract(request: Request, service: Service) -> Answer:
         await job.memory.grow(engine.n_ctx * (_START_BYTES + _SPAN_TOKEN_BYTES * max_tokens))
         async with job.queue.turn():
             try:
-                found = await job.in_thread(extraction.extract, engine, question, passage, n=n, max_tokens=max_tokens)
+                spans = await job.in_thread(extraction.extract, engine, question, passage, n=n, max_tokens=max_tokens)
             except OptionError as error:  # the passage leaves less room
                 raise fields.refused(error, "max_tokens", "max_tokens") from error
-        return _document(found)
+        return _document(spans)
 
-    return Answer(service, named, fields, compute)
+    return Answer(service, model, fields, compute)
 
 
 def _text(fields: Fields, name: str) -> str:
@@ -279,15 +279,15 @@ def _text(fields: Fields, name: str) -> str:
     return text
 
 
-def _document(found: Extraction) -> dict[str, Any]:
+def _document(extraction: Extraction) -> dict[str, Any]:
     """Return the JSON object of what was found."""
     spans = [
         {"text": span.text, "start": span.start, "end": span.end, "probability": span.probability}
         | {"logprob": span.logprob}
-        for span in found.spans
+        for span in extraction.spans
     ]
-    timings = {"prompt_ms": 1000 * found.prompt_s, "total_ms": 1000 * found.total_s}
-    usage = {"prompt_tokens": found.n_prompt_tokens, "cached_tokens": found.n_reused_tokens}
-    searched = {"starts": found.n_starts, "span_tokens": found.n_span_tokens}
-    searched |= {"forwards": found.n_forwards, "rows": found.n_rows}
+    timings = {"prompt_ms": 1000 * extraction.prompt_s, "total_ms": 1000 * extraction.total_s}
+    usage = {"prompt_tokens": extraction.n_prompt_tokens, "cached_tokens": extraction.n_reused_tokens}
+    searched = {"starts": extraction.n_starts, "span_tokens": extraction.n_span_tokens}
+    searched |= {"forwards": extraction.n_forwards, "rows": extraction.n_rows}
     return {"object": "extraction", "spans": spans, "usage": usage, "searched": searched, "timings": timings}

@@ -32,8 +32,8 @@ def open_socket(settings: Settings) -> socket.socket:
     """
     host = settings.host.strip("[]")
     try:
-        found = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        addresses = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = min(addresses, key=lambda each: each[0] != socket.AF_INET)
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
@@ -127,8 +127,8 @@ async def _start(service: Service, on_ready: Callable[[Service], None]) -> None:
     """Load the models of the settings, as many as fit together; the others are loaded when they are asked for."""
     begun = perf_counter()
     try:
-        for named in service.names.served:
-            await service.registry.preload(named.recipe, n_ctx=named.n_ctx, keep_s=named.keep_s)
+        for served in service.names.served:
+            await service.registry.preload(served.recipe, n_ctx=served.n_ctx, keep_s=served.keep_s)
     except Exception as error:  # becomes the error of the command
         if service.closing:
             return

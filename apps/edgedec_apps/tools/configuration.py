@@ -96,10 +96,10 @@ def _server(path: Path, name: str, entry: Any) -> Server:
         return RequestError(f"{path}: the tool server {name!r:.100} {what}")
 
     def texts(key: str) -> dict[str, str]:
-        found = entry.get(key) or {}
-        if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        entries = entry.get(key) or {}
+        if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
             raise refuse(f"has {key} that is not an object of texts")
-        return found
+        return entries
 
     if _NAME.fullmatch(name) is None:
         raise refuse("must be named with letters, digits, '_', '-' and '.', at most 64")

@@ -167,14 +167,14 @@ class _BoundedBody(httpx2.AsyncByteStream):
 
 async def _all_tools(client: Client) -> Sequence[types.Tool]:
     """Return the tools of all pages of a list, and not many more than a model gets."""
-    found, cursor = list[types.Tool](), None
+    tools, cursor = list[types.Tool](), None
     for _ in range(_MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
-        found += page.tools
+        tools += page.tools
         cursor = page.next_cursor
-        if cursor is None or len(found) > MOST_TOOLS:
+        if cursor is None or len(tools) > MOST_TOOLS:
             break
-    return found[: MOST_TOOLS + 1]
+    return tools[: MOST_TOOLS + 1]
 
 
 def _as_listed(tool: types.Tool) -> Listed:

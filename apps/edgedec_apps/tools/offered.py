@@ -57,12 +57,12 @@ def offered(lists: Sequence[tuple[str, Sequence[Listed]]]) -> tuple[list[Tool], 
     >>> [tool.name for tool in offered([("a", [Listed("x", "", {})]), ("b", [Listed("x", "", {})])])[0]]
     ['a_x', 'b_x']
     """
-    found = [(server, each) for server, listed in lists for each in listed]
-    plain = [_plain(each.name) for _, each in found]
+    all_tools = [(server, each) for server, listed in lists for each in listed]
+    plain = [_plain(each.name) for _, each in all_tools]
     times = Counter(plain)
     prefixes = {server: _plain(f"{server}_") for server, _ in lists}
     tools, left_out, taken = list[Tool](), list[str](), set[str]()
-    for (server, each), name in zip(found, plain, strict=True):
+    for (server, each), name in zip(all_tools, plain, strict=True):
         others = tuple(prefix for other, prefix in prefixes.items() if other != server)
         final = name if times[name] == 1 and not name.startswith(others) else _plain(f"{server}_{name}")
         if (fault := _fault(final, taken, others, each)) is not None:
@@ -79,13 +79,13 @@ def is_allowed(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def patterns_of(given: str | None) -> tuple[str, ...]:
+def patterns_of(text: str | None) -> tuple[str, ...]:
     """Return the patterns of an option.
 
     >>> patterns_of("read_*, search"), patterns_of(None)
     (('read_*', 'search'), ())
     """
-    return tuple(part.strip() for part in (given or "").split(",") if part.strip())
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def _plain(name: str) -> str:

@@ -67,8 +67,8 @@ def _text(block: Any) -> str | None:
     if block.type == "text":
         return str(block.text)
     if block.type == "resource":
-        found = getattr(block.resource, "text", None)
-        return None if found is None else f"{block.resource.uri}:\n{found}"
+        content = getattr(block.resource, "text", None)
+        return None if content is None else f"{block.resource.uri}:\n{content}"
     if block.type == "resource_link":
         return " ".join(_filled((block.name, block.uri, block.description)))
     return None

@@ -85,15 +85,15 @@ class ToolServers:
         """Begin a call, as call() makes it; cancelling the future cancels it."""
         tool = self.find(name)
         try:
-            given = json.loads(arguments or "{}")
+            parsed = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            given = None
+            parsed = None
         if tool is None or self._loop is None:
-            known = ", ".join(each.name for each in self.tools) or "none"
-            return _done(ToolResult(f"There is no tool {name!r:.80}; known: {known}", failed=True))
-        if not isinstance(given, dict):
+            names = ", ".join(each.name for each in self.tools) or "none"
+            return _done(ToolResult(f"There is no tool {name!r:.80}; known: {names}", failed=True))
+        if not isinstance(parsed, dict):
             return _done(ToolResult("The arguments must be a JSON object.", failed=True))
-        return self._submit(self._call(tool, given, most))
+        return self._submit(self._call(tool, parsed, most))
 
     def close(self) -> None:
         """End all connections, and the programs behind them."""

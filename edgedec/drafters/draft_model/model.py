@@ -147,18 +147,18 @@ class DraftModel:
                 yield path, self.read(text, [*window, *path]), 0
             return
         for begin in range(0, len(paths), most):
-            wanted = paths[begin : begin + most]
+            batch = paths[begin : begin + most]
             rows: dict[tuple[int, ...], int] = {(): -1}
-            for depth in range(1, len(wanted[0]) + 1):
-                for path in wanted:
+            for depth in range(1, len(batch[0]) + 1):
+                for path in batch:
                     rows.setdefault(path[:depth], len(rows) - 1)
             del rows[()]
             tokens = np.array([path[-1] for path in rows], np.int32)
             parents = np.array([rows.get(path[:-1], -1) for path in rows], np.int32)
-            last = np.array([rows[path] for path in wanted], np.int32)
+            last = np.array([rows[path] for path in batch], np.int32)
             item = partial(ForwardItem, text.session, len(window), (RowGroup(tokens, sees=parents),), last)
             forward = self._evaluated(text, item, window)
-            for row, path in enumerate(wanted):
+            for row, path in enumerate(batch):
                 yield path, forward, row
 
     def _evaluated(self, text: DraftText, item: Callable[[], ForwardItem], cached: Sequence[int]) -> Forward:
@@ -337,11 +337,11 @@ class ModelDrafter:
         made: Callable[[Forward, int, Sequence[int]], T],
     ) -> list[T]:
         """Return what `made` makes of the row after each path, one result for equal paths."""
-        found = {
+        results = {
             path: made(forward, row, [*self._ids, *path])
             for path, forward, row in self._source.read_paths(self._text, window, list(dict.fromkeys(paths)))
         }
-        return [found[path] for path in paths]
+        return [results[path] for path in paths]
 
     @property
     def _text(self) -> DraftText:
@@ -381,9 +381,9 @@ class ModelDrafter:
         n_most = min(n_left, self._source.model.capabilities.max_rows) - 1
         if self._ahead is None or n_most < 1:
             return []
-        found = self._ahead(drafted, n_most)[:n_most]
-        n_known = next((i for i, token in enumerate(found) if token >= self._n_vocab), len(found))
-        return found[:n_known]
+        ahead = self._ahead(drafted, n_most)[:n_most]
+        n_known = next((i for i, token in enumerate(ahead) if token >= self._n_vocab), len(ahead))
+        return ahead[:n_known]
 
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""

@@ -85,9 +85,9 @@ def _tokens(tokenizer: Tokenizer, cache_dir: Path | None, fingerprint: str) -> l
     except OSError:
         return []
     key = f"{fingerprint} {hashlib.sha256(text.encode()).hexdigest()}"
-    known = probe_cache.get(cache_dir, "common-text", key)
-    if isinstance(known, list) and all(isinstance(token, int) and 0 <= token < tokenizer.n_vocab for token in known):
-        return known
+    stored = probe_cache.get(cache_dir, "common-text", key)
+    if isinstance(stored, list) and all(isinstance(token, int) and 0 <= token < tokenizer.n_vocab for token in stored):
+        return stored
     try:
         tokens = tokenizer.encode(text, add_special=False)
     except EdgedecError:

@@ -69,17 +69,17 @@ class SortedMatch:
     def follow(self, token: int) -> None:
         """Move on to the longest context that ends with this token."""
         self._end = [*self._end[1 - _LONGEST :], token]
-        found = self._narrowed(self._places, token)
-        if found.low < found.high and found.length < _LONGEST:
-            self._places = found
+        narrowed = self._narrowed(self._places, token)
+        if narrowed.low < narrowed.high and narrowed.length < _LONGEST:
+            self._places = narrowed
             return
         low, high = 0, min(self.length + 1, _SHORTENED, len(self._end))
         best = self._whole
         while low < high:  # where a context occurs, each shorter one does
             middle = (low + high + 1) // 2
-            found = self._found(self._end[-middle:])
-            if found.low < found.high:
-                low, best = middle, found
+            narrowed = self._found(self._end[-middle:])
+            if narrowed.low < narrowed.high:
+                low, best = middle, narrowed
             else:
                 high = middle - 1
         self._places = best
@@ -111,26 +111,26 @@ class SortedMatch:
     def _ranked(self, places: Places) -> list[tuple[float, int]]:
         """Return up to three continuations of a context, most frequent first: the share of each, and its token."""
         step = max(1, (places.high - places.low) // _LOOKED_AT)
-        found = self._text.tokens[self._text.order[places.low : places.high : step] + places.length]
-        token_ids, counts = np.unique(found, return_counts=True)
+        tokens = self._text.tokens[self._text.order[places.low : places.high : step] + places.length]
+        token_ids, counts = np.unique(tokens, return_counts=True)
         best = np.argsort(-counts, kind="stable")[: _CHILDREN + 1]
-        shares = zip((counts[best] / len(found)).tolist(), token_ids[best].tolist(), strict=True)
+        shares = zip((counts[best] / len(tokens)).tolist(), token_ids[best].tolist(), strict=True)
         return [(share, token) for share, token in shares if token >= 0][:_CHILDREN]
 
     def draft(self, rates: MatchRates, n_max: int) -> Draft:
         """Return a tree of at most `n_max` nodes: what followed the context, most probable paths first."""
         if not self.length:
             return EMPTY_DRAFT
-        known = rates.known()
+        accept_rates = rates.known()
 
         def children(behind: Behind, depth: int) -> list[Child[Behind]]:
             if depth >= _DEEPEST:
                 return []
             places, last = behind
-            found = places if last is None else self._narrowed(places, last)
-            rate = known[(found.length - 1).bit_length()]
-            chances = [(rate * share, token) for share, token in self._ranked(found)]
-            return [(p, token, p, (found, token)) for p, token in chances if p >= LEAST_PATH]
+            narrowed = places if last is None else self._narrowed(places, last)
+            rate = accept_rates[(narrowed.length - 1).bit_length()]
+            chances = [(rate * share, token) for share, token in self._ranked(narrowed)]
+            return [(p, token, p, (narrowed, token)) for p, token in chances if p >= LEAST_PATH]
 
         here: Behind = (self._places, None)
         return grow_tree(here, children, n_max=n_max, least_path=LEAST_PATH, older_first=True)

@@ -87,10 +87,10 @@ def read_learned(path: Path, n_vocab: int | None = None) -> tuple[Learned, Sorte
         return None
     except (OSError, ValueError) as error:  # ValueError: it is empty
         raise StorageError(f"what was learned can't be read from {path} ({error}); learn the files again") from error
-    found = _parse(data, path, n_vocab)
-    if found is None:
+    learned = _parse(data, path, n_vocab)
+    if learned is None:
         raise StorageError(f"{path} is damaged, or of another release; delete it, and learn the files again")
-    return found
+    return learned
 
 
 def _parse(data: NDArray[np.uint8], path: Path, n_vocab: int | None) -> tuple[Learned, SortedText] | None:
@@ -128,8 +128,8 @@ def _parse(data: NDArray[np.uint8], path: Path, n_vocab: int | None) -> tuple[Le
 
 def _header(data: bytes) -> tuple[tuple[str, ...], list[tuple[str, int]]] | None:
     try:
-        found = json.loads(data)
-        models, files = found["models"], found["files"]
+        header = json.loads(data)
+        models, files = header["models"], header["files"]
         if not all(isinstance(name, str) for name in models):
             return None
         if not all(isinstance(name, str) and type(n) is int and n >= 0 for name, n in files):

@@ -56,11 +56,11 @@ class Match:
 
     def follow(self, token: int) -> None:
         """Move on to the longest context that ends with this token."""
-        known, state, length = self.automaton, self.state, self.length
-        target = known.next[state].get(token)
+        automaton, state, length = self.automaton, self.state, self.length
+        target = automaton.next[state].get(token)
         while target is None and state > 0:
-            state = known.link[state]
-            length, target = known.length[state], known.next[state].get(token)
+            state = automaton.link[state]
+            length, target = automaton.length[state], automaton.next[state].get(token)
         self.state, self.length = (0, 0) if target is None else (target, length + 1)
 
     def best(self) -> int | None:
@@ -72,17 +72,17 @@ class Match:
         """Return a tree of at most `n_max` nodes: what followed the context, most probable paths first."""
         if not self.length:
             return EMPTY_DRAFT
-        following, counts, known, length = self.automaton.next, self.automaton.count, rates.known(), self.length
+        following, counts, chances, length = self.automaton.next, self.automaton.count, rates.known(), self.length
 
         def children(state: int, depth: int) -> list[Child[int]]:
-            found: list[Child[int]] = []
+            children: list[Child[int]] = []
             if following[state]:
-                rate, (ranked, total) = known[(length + depth - 1).bit_length()], _ranked(following[state], counts)
+                rate, (ranked, total) = chances[(length + depth - 1).bit_length()], _ranked(following[state], counts)
                 for count, token in ranked:
                     p = rate * (count / total)
                     if p >= LEAST_PATH:
-                        found.append((p, token, p, following[state][token]))
-            return found
+                        children.append((p, token, p, following[state][token]))
+            return children
 
         return grow_tree(self.state, children, n_max=n_max, least_path=LEAST_PATH, older_first=True)
 
@@ -114,14 +114,14 @@ class MatchRates:
 
 def _ranked(following: Mapping[int, int], counts: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
     """Return up to three continuations of a state, most frequent first: the count of each, its token; all counts."""
-    found: list[tuple[int, int]] = []
+    ranked: list[tuple[int, int]] = []
     total = 0
     for token, target in islice(following.items(), _LOOKED_AT):
         count = counts[target] or 1
         total += count
-        found.append((count, token))
-    found.sort(reverse=True)
-    return found[:_CHILDREN], total
+        ranked.append((count, token))
+    ranked.sort(reverse=True)
+    return ranked[:_CHILDREN], total
 
 
 class FixedTextDrafter:

@@ -99,8 +99,8 @@ class DraftStore:
             return
         held = parse(_read(self.path), self._vocabulary, self._n_vocab, self.path) or []
         texts = {text.tobytes(): text for text in reversed([*([] if forgotten else held), *added])}  # each once
-        kept = newest(list(reversed(texts.values())), MOST_TOKENS)
-        _write(self.path, serialize(kept, self._vocabulary))
+        newest_texts = newest(list(reversed(texts.values())), MOST_TOKENS)
+        _write(self.path, serialize(newest_texts, self._vocabulary))
 
     def forget(self) -> None:
         """Drop the texts that the file holds when it is saved next."""
@@ -123,15 +123,15 @@ def newest(texts: Sequence[Text], n_tokens: int) -> list[Text]:
     >>> [text.tolist() for text in newest([array("i", [1, 2]), array("i", [3]), array("i", [4, 5])], 3)]
     [[3], [4, 5]]
     """
-    kept: list[Text] = []
+    chosen: list[Text] = []
     for text in reversed(texts):
-        if not kept and len(text) > n_tokens > 0:
+        if not chosen and len(text) > n_tokens > 0:
             text = text[-n_tokens:]
         n_tokens -= len(text)
         if n_tokens < 0:
             break
-        kept.append(text)
-    return kept[::-1]
+        chosen.append(text)
+    return chosen[::-1]
 
 
 def serialize(texts: Sequence[Text], vocabulary: bytes) -> bytes:
@@ -195,19 +195,19 @@ def require_draft_store(path: Path) -> Path:
         StorageError: The path holds something other than a draft store, or nothing can be written there.
     """
     try:
-        found = Path(os.path.realpath(path))  # a link stays one, and the working directory may change
-        if found.exists() and not found.is_file():
+        real_path = Path(os.path.realpath(path))  # a link stays one, and the working directory may change
+        if real_path.exists() and not real_path.is_file():
             raise StorageError(f"{path} is no regular file; name another one for the draft store")
-        if not found.parent.is_dir():
-            raise StorageError(f"the draft store {path} can't be written: there is no directory {found.parent}")
-        with tempfile.TemporaryFile(dir=found.parent):
+        if not real_path.parent.is_dir():
+            raise StorageError(f"the draft store {path} can't be written: there is no directory {real_path.parent}")
+        with tempfile.TemporaryFile(dir=real_path.parent):
             pass
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"the draft store {path} can't be written there ({reason}); name another file") from error
-    if _read(found, len(_KIND)) not in (_KIND, b""):
+    if _read(real_path, len(_KIND)) not in (_KIND, b""):
         raise StorageError(f"{path} exists and is no draft store; name another file")
-    return found
+    return real_path
 
 
 def _read(path: Path, n_bytes: int = _MOST_BYTES + 1) -> bytes:

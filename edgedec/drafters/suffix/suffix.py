@@ -118,8 +118,8 @@ class SuffixDrafter:
             self._store.outputs.append(self._output)
             self._learn_prediction(token_ids)
             # In `young` are soon the texts that are written beside this one.
-            known = [self._store.young, *(a for a in (self._store.old, self._predicted) if len(a.next) > 1)]
-            self._earlier = [Match(a) for a in known]
+            automata = [self._store.young, *(a for a in (self._store.old, self._predicted) if len(a.next) > 1)]
+            self._earlier = [Match(a) for a in automata]
             self._kept_in, self._kept = self._store.young, 0
             self._prompt = list(token_ids[-_MAX_PROMPT:])
 

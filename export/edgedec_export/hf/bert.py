@@ -78,13 +78,13 @@ class BertConfig:
 
 
 def bert_parts(
-    folder: Path, found: Mapping[str, Tensor], matrix_type: GGMLType | None
+    folder: Path, checkpoint: Mapping[str, Tensor], matrix_type: GGMLType | None
 ) -> tuple[list[OutTensor], list[Entry]]:
     """Return the tensors and the metadata of the GGUF of a BERT, except the keys that every GGUF has.
 
     Args:
         folder: The checkpoint.
-        found: Its tensors.
+        checkpoint: Its tensors.
         matrix_type: Type of the matrices; None keeps their types. Vectors and positions become F32.
 
     Raises:
@@ -94,17 +94,17 @@ def bert_parts(
         StorageError: A file can't be read.
     """
     config = read_bert_config(folder)
-    tensors = _tensors(found, config, matrix_type, folder)
+    tensors = _tensors(checkpoint, config, matrix_type, folder)
     return tensors, [*_entries(config), *_vocabulary(folder, config.n_vocab)]
 
 
 def read_bert_config(folder: Path) -> BertConfig:
     """Return the configuration of a folder's config.json and of its pooling (raises what bert_parts raises)."""
     path = folder / "config.json"
-    given = {key: value for key, value in read_json(path).items() if value is not None}
-    values = ConfigValues(path, given, _REMEDY)
+    raw = {key: value for key, value in read_json(path).items() if value is not None}
+    values = ConfigValues(path, raw, _REMEDY)
     for key, expected in {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}.items():
-        if given.get(key, expected) != expected:
+        if raw.get(key, expected) != expected:
             values.refuse(key, f"expected {expected}")
     config = BertConfig(
         n_ctx_train=values.whole("max_position_embeddings", 512),
@@ -116,7 +116,7 @@ def read_bert_config(folder: Path) -> BertConfig:
         n_ff=values.whole("intermediate_size", 3072),
         norm_epsilon=values.number("layer_norm_eps", 1e-12),
         pooling=pooling_of_modules(folder),
-        classifies=_CLASSIFIER in (given.get("architectures") or ()),
+        classifies=_CLASSIFIER in (raw.get("architectures") or ()),
     )
     if config.n_embd % config.n_head:
         values.fail(f"{config.n_head} heads can't share {config.n_embd} numbers evenly")
@@ -142,12 +142,12 @@ def _entries(config: BertConfig) -> list[Entry]:
 
 
 def _tensors(
-    found: Mapping[str, Tensor], config: BertConfig, matrix_type: GGMLType | None, folder: Path
+    checkpoint: Mapping[str, Tensor], config: BertConfig, matrix_type: GGMLType | None, folder: Path
 ) -> list[OutTensor]:
-    shapes = _shapes(config, found["classifier.weight"].shape[0] if "classifier.weight" in found else 1)
+    shapes = _shapes(config, checkpoint["classifier.weight"].shape[0] if "classifier.weight" in checkpoint else 1)
     outer = _OUTER | _HEAD if config.classifies else _OUTER
     placed: dict[str, Tensor] = {}
-    for name, tensor in found.items():
+    for name, tensor in checkpoint.items():
         plain = name.removeprefix("bert.")
         if _UNUSED.fullmatch(plain) and plain not in outer:
             continue
@@ -279,7 +279,7 @@ def pooling_of_modules(folder: Path) -> Pooling | None:
     path = folder / "modules.json"
     if not path.is_file():
         return None
-    found: Pooling | None = None
+    pooling: Pooling | None = None
     for module in read_json_list(path):
         kind = str(module.get("type") if isinstance(module, dict) else module).rpartition(".")[2]
         if kind not in _MODULES:
@@ -288,18 +288,18 @@ def pooling_of_modules(folder: Path) -> Pooling | None:
             where = module.get("path")
             if not isinstance(where, str) or not re.fullmatch(r"[\w-]+", where):
                 raise ModelFormatError(f"{path}: its module Pooling has the path {shown(where)}, expected a folder")
-            found = _pooling_of(folder / where / "config.json")
-    return found
+            pooling = _pooling_of(folder / where / "config.json")
+    return pooling
 
 
 def _pooling_of(path: Path) -> Pooling:
-    given: dict[str, Any] = read_json(path)
-    named = given.get("pooling_mode")
-    if isinstance(named, str) and named in _POOLING_NAMES:
-        return _POOLING_NAMES[named]
-    modes = [key for key, value in given.items() if key.startswith("pooling_mode_") and value is True]
-    if named is not None or len(modes) != 1 or modes[0] not in _POOLING_FLAGS:
-        what = shown(named) if named is not None else ", ".join(modes) or "none"
+    values: dict[str, Any] = read_json(path)
+    mode = values.get("pooling_mode")
+    if isinstance(mode, str) and mode in _POOLING_NAMES:
+        return _POOLING_NAMES[mode]
+    modes = [key for key, value in values.items() if key.startswith("pooling_mode_") and value is True]
+    if mode is not None or len(modes) != 1 or modes[0] not in _POOLING_FLAGS:
+        what = shown(mode) if mode is not None else ", ".join(modes) or "none"
         raise UnsupportedModelError(
             f"{path}: its pooling is {what}, expected one of {', '.join(_POOLING_FLAGS)}; take another model"
         )

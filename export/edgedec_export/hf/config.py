@@ -161,10 +161,10 @@ def read_config(folder: Path) -> Config:
             "others use llama.cpp's convert_hf_to_gguf.py"
         )
     text = raw.get("text_config")
-    own = raw | text if model_type == "gemma3" and isinstance(text, dict) else raw
+    merged = raw | text if model_type == "gemma3" and isinstance(text, dict) else raw
     # Null stands for the default, as it does in the classes that write these files.
-    given = {key: value for key, value in own.items() if value is not None}
-    values = _values(path, _DEFAULTS[architecture] | given)
+    raw_values = {key: value for key, value in merged.items() if value is not None}
+    values = _values(path, _DEFAULTS[architecture] | raw_values)
     return _config(values, raw)
 
 
@@ -223,17 +223,17 @@ def _experts(values: ConfigValues) -> dict[str, int]:
     for key, expected in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
         if values.values.get(key, expected) != expected:
             values.refuse(key, f"expected {expected}, which gives every layer experts")
-    found = {field: values.whole(name, most=2**24) for field, name in names.items()}
-    if found["n_expert_used"] > found["n_expert"]:
-        values.fail(f"{found['n_expert_used']} of {found['n_expert']} experts are used")
-    return found
+    counts = {field: values.whole(name, most=2**24) for field, name in names.items()}
+    if counts["n_expert_used"] > counts["n_expert"]:
+        values.fail(f"{counts['n_expert_used']} of {counts['n_expert']} experts are used")
+    return counts
 
 
 def _first_id(raw: dict[str, Any], values: ConfigValues, key: str) -> int | None:
     """Return the token id under a key, the first one where the key has a list; None where it has none."""
-    found = raw.get(key, values.values.get(key))
-    found = found[0] if isinstance(found, list) and found else found
-    return found if type(found) is int and found >= 0 else None
+    token_id = raw.get(key, values.values.get(key))
+    token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
+    return token_id if type(token_id) is int and token_id >= 0 else None
 
 
 def _check_switches(values: ConfigValues) -> None:
@@ -270,8 +270,8 @@ def _check_rotated_layers(values: ConfigValues, config: Config) -> None:
     """Refuse a smollm3 that rotates other layers than llama.cpp assumes."""
     rotated = [int((i + 1) % _UNROTATED_PERIOD != 0) for i in range(config.n_layer)]
     if "no_rope_layers" in values.values:
-        found = values.values["no_rope_layers"]
-        if not isinstance(found, list) or found[: config.n_layer] != rotated:
+        layers = values.values["no_rope_layers"]
+        if not isinstance(layers, list) or layers[: config.n_layer] != rotated:
             values.refuse("no_rope_layers", f"expected 0 for every {_UNROTATED_PERIOD}th layer and 1 for the others")
     elif values.values.get("no_rope_layer_interval", _UNROTATED_PERIOD) != _UNROTATED_PERIOD:
         values.refuse("no_rope_layer_interval", f"expected {_UNROTATED_PERIOD}")

@@ -77,12 +77,12 @@ class Denoising:
 
     def entries(self, architecture: str) -> list[Entry]:
         """Return the metadata entries of a GGUF. The keys of sizes are edgedec's own; the others are llama.cpp's."""
-        found = [("diffusion.shift_logits", boolean(self.shift))]
+        pairs = [("diffusion.shift_logits", boolean(self.shift))]
         if self.window is not None:
-            return [*found, ("diffusion.window_size", whole_number(self.window))]
+            return [*pairs, ("diffusion.window_size", whole_number(self.window))]
         if self.block is None:
-            return [*found, (f"{architecture}.attention.causal", boolean(False))]
-        return [*found, ("diffusion.block_size", whole_number(self.block))]
+            return [*pairs, (f"{architecture}.attention.causal", boolean(False))]
+        return [*pairs, ("diffusion.block_size", whole_number(self.block))]
 
 
 def read_denoising(values: ConfigValues) -> Denoising | None:
@@ -122,9 +122,9 @@ def usual_name(name: str) -> str:
     >>> usual_name("model.transformer.blocks.3.ff_out.weight"), usual_name("model.transformer.ff_out.weight")
     ('model.layers.3.mlp.down_proj.weight', 'lm_head.weight')
     """
-    found = _LLADA_NAME.fullmatch(name)
-    if found is None:
+    match = _LLADA_NAME.fullmatch(name)
+    if match is None:
         return name
-    layer, short, end = found.groups()
+    layer, short, end = match.groups()
     usual = (_LLADA_OUTER if layer is None else _LLADA_TENSORS).get(short)
     return name if usual is None else f"{usual}{end}" if layer is None else f"model.layers.{layer}.{usual}{end}"

@@ -39,12 +39,12 @@ _BUFFERS = re.compile(r".*\.rotary_emb\.inv_freq")
 
 
 def gguf_tensors(
-    found: Mapping[str, Tensor], config: Config, matrix_type: GGMLType | None, path: Path
+    checkpoint: Mapping[str, Tensor], config: Config, matrix_type: GGMLType | None, path: Path
 ) -> list[OutTensor]:
     """Return all tensors of the GGUF, in the order of a forward.
 
     Args:
-        found: The checkpoint's tensors by name.
+        checkpoint: The checkpoint's tensors by name.
         matrix_type: Type of the matrices; None keeps their types. Vectors become F32.
         path: The checkpoint, for messages.
 
@@ -53,7 +53,7 @@ def gguf_tensors(
         UnsupportedModelError: A tensor has no place in the GGUF.
     """
     shapes = _shapes(config)
-    placed = _place(found, config, path)
+    placed = _place(checkpoint, config, path)
     tensors = []
     if config.rope_divisors is not None:
         data = config.rope_divisors.astype("<f4").tobytes()
@@ -75,11 +75,11 @@ def gguf_tensors(
     return tensors
 
 
-def _place(found: Mapping[str, Tensor], config: Config, path: Path) -> dict[tuple[str, int], Tensor]:
+def _place(tensors: Mapping[str, Tensor], config: Config, path: Path) -> dict[tuple[str, int], Tensor]:
     """Return the checkpoint's tensors by their name in the GGUF, and their number among the experts or 0."""
     placed: dict[tuple[str, int], Tensor] = {}
-    for given, tensor in found.items():
-        name = usual_name(given)
+    for full_name, tensor in tensors.items():
+        name = usual_name(full_name)
         if _BUFFERS.fullmatch(name) or (config.architecture == "gemma3" and _NOT_TEXT.fullmatch(name)):
             continue
         prefix = next((prefix for prefix in TEXT_PREFIXES if name.startswith(prefix)), "")
@@ -151,8 +151,8 @@ def matrix_kind(tensor: Tensor, matrix_type: GGMLType | None) -> GGMLType:
     """Return the type that a tensor gets; rows that are not whole blocks of the type keep theirs."""
     if len(tensor.shape) == 1:
         return GGMLType.F32
-    kept = GGMLType[tensor.dtype]
-    return kept if matrix_type is None or tensor.shape[-1] % matrix_type.block_size else matrix_type
+    kind = GGMLType[tensor.dtype]
+    return kind if matrix_type is None or tensor.shape[-1] % matrix_type.block_size else matrix_type
 
 
 def _joined(tensors: list[Tensor], short: str, kind: GGMLType, config: Config) -> Iterator[bytes]:

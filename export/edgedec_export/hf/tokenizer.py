@@ -130,22 +130,22 @@ def _byte_level_entries(files: TokenizerFiles) -> list[Entry]:
 def _role_entries(files: TokenizerFiles, tokens: Tokens, ids: Mapping[str, int]) -> list[Entry]:
     """Return which tokens have a role, and which of these are put around every text."""
     number_of = {token: number for number, token in enumerate(tokens.texts)}
-    found = {role: i for role, i in ids.items() if i < len(tokens.texts)}
+    roles = {role: i for role, i in ids.items() if i < len(tokens.texts)}
     for role in _ROLES:
-        named = files.config.get(f"{role}_token")
-        named = named.get("content") if isinstance(named, dict) else named
-        if isinstance(named, str) and named in number_of:
-            found[role] = number_of[named]
-    entries = [(f"tokenizer.ggml.{_ROLES[role]}_token_id", whole_number(i)) for role, i in found.items()]
+        role_token = files.config.get(f"{role}_token")
+        role_token = role_token.get("content") if isinstance(role_token, dict) else role_token
+        if isinstance(role_token, str) and role_token in number_of:
+            roles[role] = number_of[role_token]
+    entries = [(f"tokenizer.ggml.{_ROLES[role]}_token_id", whole_number(i)) for role, i in roles.items()]
     around = _around(files)
     for role in ("bos", "eos"):
         setting = files.config.get(f"add_{role}_token")
         if not isinstance(setting, bool) and around is None:
             continue  # llama.cpp then uses the default of the pre-tokenizer
         put = setting if isinstance(setting, bool) else role in (around or {})
-        if put and role not in found:
+        if put and role not in roles:
             files.fail(f"it adds the {role} token to texts, but names no such token")
-        if put and around is not None and role in around and tokens.texts[found[role]] != around[role]:
+        if put and around is not None and role in around and tokens.texts[roles[role]] != around[role]:
             files.refuse(f"it puts {around[role][:40]!r} around texts, which is not the {role} token")
         entries.append((f"tokenizer.ggml.add_{role}_token", boolean(put)))
     return entries
@@ -182,16 +182,16 @@ def _template_ends(files: TokenizerFiles, single: Any) -> dict[str, str]:
 def _template(files: TokenizerFiles, folder: Path) -> list[Entry]:
     """Return the chat template, if there is one: from its own file, else from tokenizer_config.json."""
     file = folder / "chat_template.jinja"
-    found: Any = files.config.get("chat_template")
+    template: Any = files.config.get("chat_template")
     if file.is_file():
         try:
-            found = file.read_text(encoding="utf-8")
+            template = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelFormatError(f"{file}: it cannot be read as UTF-8 ({error}); download it again") from error
-    if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        found = named.get("default")
-    return [("tokenizer.chat_template", text(found))] if isinstance(found, str) else []
+    if isinstance(template, list):
+        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = by_name.get("default")
+    return [("tokenizer.chat_template", text(template))] if isinstance(template, str) else []
 
 
 def _encoded(files: TokenizerFiles, strings: list[str]) -> list[bytes]:
@@ -227,10 +227,10 @@ def pre_tokenizer_name(pre_tokenizer: Any) -> str | None:
     >>> pre_tokenizer_name({"type": "ByteLevel", "add_prefix_space": False, "use_regex": True})
     'gpt-2'
     """
-    found: list[str] = []
+    names: list[str] = []
     for step in steps(pre_tokenizer, "pretokenizers") or [{}]:
-        found += _step(step)
-    return _NAMES.get(tuple(found))
+        names += _step(step)
+    return _NAMES.get(tuple(names))
 
 
 def _step(entry: dict[str, Any]) -> list[str]:
@@ -307,11 +307,11 @@ def _scores(files: TokenizerFiles, tokens: Tokens) -> NDArray[np.float32]:
 
 def _space_first(files: TokenizerFiles) -> bool:
     """Tell whether a space is put before a text, by the steps that come before the merges."""
-    found = steps(files.json.get("normalizer"), "normalizers")
-    found += steps(files.json.get("pre_tokenizer"), "pretokenizers")
+    normalizers = steps(files.json.get("normalizer"), "normalizers")
+    normalizers += steps(files.json.get("pre_tokenizer"), "pretokenizers")
     first = False
     replaced = False
-    for step in found:
+    for step in normalizers:
         kind = step.get("type")
         if kind == "Prepend" and step.get("prepend") == SPACE and not replaced:
             first = True

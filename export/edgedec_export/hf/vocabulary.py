@@ -70,14 +70,14 @@ class TokenizerFiles:
             pairs.append((pair[0], pair[1]))
         return pairs
 
-    def fail(self, found: str) -> NoReturn:
+    def fail(self, actual: str) -> NoReturn:
         """Raise ModelFormatError."""
-        raise ModelFormatError(f"{self.path}: {found}; download the checkpoint again")
+        raise ModelFormatError(f"{self.path}: {actual}; download the checkpoint again")
 
-    def refuse(self, found: str) -> NoReturn:
+    def refuse(self, actual: str) -> NoReturn:
         """Raise UnsupportedModelError."""
         raise UnsupportedModelError(
-            f"{self.path}: {found}; the GGUF would make other tokens; use llama.cpp's convert_hf_to_gguf.py, or "
+            f"{self.path}: {actual}; the GGUF would make other tokens; use llama.cpp's convert_hf_to_gguf.py, or "
             "a ready-made GGUF of the model"
         )
 

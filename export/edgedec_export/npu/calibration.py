@@ -102,7 +102,7 @@ def calibrate(
     context = max(len(sequence) for sequence in sequences)
     session = _open(graph, facts, context)
     names = [output.name for output in session.get_outputs()]
-    found, done, total = Statistics(), 0, sum(map(len, sequences))
+    statistics, done, total = Statistics(), 0, sum(map(len, sequences))
     for sequence in sequences:
         cache = _empty_cache(facts, context)
         for start in range(0, len(sequence), _ROWS):
@@ -111,11 +111,11 @@ def calibrate(
             inputs = {"hidden": hidden, **_positions(facts, start, context), **cache}
             inputs["logit_rows"] = np.arange(_ROWS, dtype=np.int32)
             results = dict(zip(names, session.run(names, inputs), strict=True))
-            _note(found, plan, facts, results)
+            _note(statistics, plan, facts, results)
             _extend(cache, facts, results, start)
             done += _ROWS
             report_progress(on_progress, "calibrate", done, total, "tokens")
-    return found
+    return statistics
 
 
 def limits(seen: Statistics) -> dict[int, float]:
@@ -123,12 +123,12 @@ def limits(seen: Statistics) -> dict[int, float]:
 
     Only layers with products far beyond the usual ones are in the result.
     """
-    found = {}
+    by_name = {}
     for layer, usual in seen.usual.items():
         limit = _USUAL_MARGIN * usual
         if max(map(abs, seen.ranges[f"blk.{layer}.ffn_product"])) > _FAR * limit > 0:
-            found[layer] = 2.0 ** math.ceil(math.log2(limit))
-    return found
+            by_name[layer] = 2.0 ** math.ceil(math.log2(limit))
+    return by_name
 
 
 def ranges(plan: Plan, seen: Statistics, hidden: tuple[float, float]) -> dict[str, tuple[float, float]]:
@@ -139,12 +139,12 @@ def ranges(plan: Plan, seen: Statistics, hidden: tuple[float, float]) -> dict[st
         seen: What the calibration saw.
         hidden: Smallest and largest value of the embeddings.
     """
-    found = {name: (lowest * _MARGIN, highest * _MARGIN) for name, (lowest, highest) in seen.ranges.items()}
+    wider = {name: (lowest * _MARGIN, highest * _MARGIN) for name, (lowest, highest) in seen.ranges.items()}
     for name in plan.masked:
         lowest, highest = seen.ranges[name]
-        found[name] = min(lowest, 0.0) - _NEGLIGIBLE, max(highest, 0.0) * _MARGIN
-    found["hidden"] = hidden
-    return found | {name: (-1.0, 1.0) for name in plan.inputs if name.startswith(("cos", "sin"))}
+        wider[name] = min(lowest, 0.0) - _NEGLIGIBLE, max(highest, 0.0) * _MARGIN
+    wider["hidden"] = hidden
+    return wider | {name: (-1.0, 1.0) for name in plan.inputs if name.startswith(("cos", "sin"))}
 
 
 def _open(graph: Path, facts: Facts, context: int) -> Any:
@@ -166,31 +166,31 @@ def _layers(facts: Facts) -> Iterator[tuple[int, str]]:
 
 
 def _positions(facts: Facts, start: int, context: int) -> dict[str, F32]:
-    found = {}
+    by_name = {}
     for suffix, frequencies in facts.frequencies.items():
         cos, sin = rotation(frequencies, start, _ROWS, facts.head_dim)
-        found[f"cos{suffix}"], found[f"sin{suffix}"] = cos.astype(np.float32), sin.astype(np.float32)
+        by_name[f"cos{suffix}"], by_name[f"sin{suffix}"] = cos.astype(np.float32), sin.astype(np.float32)
         seen = visible(start, _ROWS, context, facts.sliding_window if suffix else 0)
         mask = np.where(seen, np.float32(0), _HIDDEN)
-        found[f"mask{suffix}"] = np.tile(mask, (facts.n_groups, 1))
-    return found
+        by_name[f"mask{suffix}"] = np.tile(mask, (facts.n_groups, 1))
+    return by_name
 
 
-def _note(found: Statistics, plan: Plan, facts: Facts, results: dict[str, F32]) -> None:
+def _note(statistics: Statistics, plan: Plan, facts: Facts, results: dict[str, F32]) -> None:
     masked = set(plan.masked)
     for op in plan.ops:
         if not op.same:
             values = results[op.output]
-            found.see(op.output, values.max(axis=-1) if op.output in masked else values)
+            statistics.see(op.output, values.max(axis=-1) if op.output in masked else values)
     for layer in range(facts.n_layer):
         usual = float(np.quantile(np.abs(results[f"blk.{layer}.ffn_product"]), 0.999))
-        found.usual[layer] = max(usual, found.usual.get(layer, 0.0))
+        statistics.usual[layer] = max(usual, statistics.usual.get(layer, 0.0))
     for layer, what in _layers(facts):
         name = f"new_{what}_high_{layer}"  # the whole value, as floats have no low part
         axis = 2 if what == "key" else 1
         seen = np.stack((results[name].min(axis=axis), results[name].max(axis=axis)))
-        lowest, highest = found.channels.get(name, seen)
-        found.channels[name] = np.stack((np.minimum(seen[0], lowest), np.maximum(seen[1], highest)))
+        lowest, highest = statistics.channels.get(name, seen)
+        statistics.channels[name] = np.stack((np.minimum(seen[0], lowest), np.maximum(seen[1], highest)))
 
 
 def _extend(cache: dict[str, F32], facts: Facts, results: dict[str, F32], start: int) -> None:

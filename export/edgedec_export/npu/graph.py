@@ -132,8 +132,8 @@ def make_plan(network: Network, has: Callable[[str], bool], limits: Mapping[int,
         state = _attention(context, layer, state)
         state = _feed_forward(context, layer, state)
     # Rows are selected before the head, as it is the largest matrix of small models.
-    wanted = plan.add("Gather", [state, "logit_rows"], "wanted", same=True, axis=0)
-    normed = plan.norm(wanted, "output_norm.weight", "output_norm", n.rms_epsilon)
+    selected = plan.add("Gather", [state, "logit_rows"], "wanted", same=True, axis=0)
+    normed = plan.norm(selected, "output_norm.weight", "output_norm", n.rms_epsilon)
     head = "output.weight" if has("output.weight") else "token_embd.weight"
     plan.linear(normed, head, "logits")
     plan.outputs["logits"] = ("logit_rows", n.n_vocab)

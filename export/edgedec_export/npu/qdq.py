@@ -48,26 +48,26 @@ def quantizers(plan: Plan, weights: Weights, ranges: Mapping[str, tuple[float, f
         weights: Holds the matrices' scales.
         ranges: Smallest and largest value of each input except masks, and of each result that is computed, not moved.
     """
-    found = {name: spanning(*ranges[name]) for name in plan.inputs if name in ranges}
+    by_name = {name: spanning(*ranges[name]) for name in plan.inputs if name in ranges}
     readers = {source: past for past, (_, source) in plan.derived.items() if past in plan.inputs}
     for op in plan.ops:
         if op.output in plan.derived:
             relation, other = plan.derived[op.output]
-            found[op.output] = _derived(relation, found[other])
+            by_name[op.output] = _derived(relation, by_name[other])
         elif op.same:
-            found[op.output] = found[op.inputs[0]]
+            by_name[op.output] = by_name[op.inputs[0]]
         elif op.operator in FIXED:
-            found[op.output] = FIXED[op.operator]
+            by_name[op.output] = FIXED[op.operator]
         elif op.output in plan.limits:
-            found[op.output] = Quantizer(plan.limits[op.output] / 2**15, 2**15)  # clipped at the end of the range
+            by_name[op.output] = Quantizer(plan.limits[op.output] / 2**15, 2**15)  # clipped at the end of the range
         else:
-            least = _least_step(op, found, weights) if op.output in plan.coarse else 0.0
-            found[op.output] = exact(*ranges[op.output], least)
+            least = _least_step(op, by_name, weights) if op.output in plan.coarse else 0.0
+            by_name[op.output] = exact(*ranges[op.output], least)
         if op.output in readers:
-            found[readers[op.output]] = found[op.output]
-    masked = [(found[op.inputs[0]].highest, found[op.output].lowest) for op in plan.ops if op.output in plan.masked]
+            by_name[readers[op.output]] = by_name[op.output]
+    masked = [(by_name[op.inputs[0]].highest, by_name[op.output].lowest) for op in plan.ops if op.output in plan.masked]
     drop = max(highest - lowest for highest, lowest in masked)
-    return found | {name: spanning(-drop, 0.0) for name in plan.inputs if name.startswith("mask")}
+    return by_name | {name: spanning(-drop, 0.0) for name in plan.inputs if name.startswith("mask")}
 
 
 def _derived(relation: str, other: Quantizer) -> Quantizer:
@@ -79,12 +79,12 @@ def _derived(relation: str, other: Quantizer) -> Quantizer:
     return Quantizer(other.scale / _FINER, 2**15) if relation == "finer" else other  # of both signs
 
 
-def _least_step(op: Op, found: Mapping[str, Quantizer], weights: Weights) -> float:
+def _least_step(op: Op, by_name: Mapping[str, Quantizer], weights: Weights) -> float:
     """Return a step that hides what the hardware makes of 0: half a step of rounding, or a truncated sum."""
     first, second = op.inputs
     if op.operator == "MatMul":
-        return 3 * _HALF * found[first].scale * float(weights.scales[second].max())
-    return 2 * found[first].scale
+        return 3 * _HALF * by_name[first].scale * float(weights.scales[second].max())
+    return 2 * by_name[first].scale
 
 
 def exact(lowest: float, highest: float, least: float = 0.0) -> Quantizer:
@@ -95,12 +95,12 @@ def exact(lowest: float, highest: float, least: float = 0.0) -> Quantizer:
     >>> exact(-100.0, 200.0, 0.125)
     Quantizer(scale=0.125, zero_point=1024, bits=16)
     """
-    found = spanning(lowest, highest, mantissa_bits=1)
+    quantizer = spanning(lowest, highest, mantissa_bits=1)
     while True:
-        up = replace(found, zero_point=-(-found.zero_point // _HALF) * _HALF)
+        up = replace(quantizer, zero_point=-(-quantizer.zero_point // _HALF) * _HALF)
         if up.highest >= max(highest, 0.0) and up.scale >= least:
             return up
-        found = replace(found, scale=2 * found.scale, zero_point=-(-found.zero_point // 2))
+        quantizer = replace(quantizer, scale=2 * quantizer.scale, zero_point=-(-quantizer.zero_point // 2))
 
 
 def emit(plan: Plan, weights: Weights, constants: Initializers, how: Mapping[str, Quantizer] | None) -> ModelProto:
@@ -173,17 +173,17 @@ class _Writer:
     def inputs(self) -> list[ValueInfoProto]:
         """Return the graph's inputs; all are quantized except the numbers of rows."""
         plan = self._plan
-        found = [helper.make_tensor_value_info(name, self._type(name), shape) for name, shape in plan.inputs.items()]
-        return [*found, helper.make_tensor_value_info("logit_rows", TensorProto.INT32, ["logit_rows"])]
+        infos = [helper.make_tensor_value_info(name, self._type(name), shape) for name, shape in plan.inputs.items()]
+        return [*infos, helper.make_tensor_value_info("logit_rows", TensorProto.INT32, ["logit_rows"])]
 
     def outputs(self) -> list[ValueInfoProto]:
         """Return the graph's outputs; of a float graph, also every result that has a range of its own."""
         plan = self._plan
-        found = [helper.make_tensor_value_info(name, self._type(name), shape) for name, shape in plan.outputs.items()]
+        infos = [helper.make_tensor_value_info(name, self._type(name), shape) for name, shape in plan.outputs.items()]
         if self._how is None:
-            own = (op.output for op in plan.ops if not op.same and op.output not in plan.outputs)
-            found += [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in own]
-        return found
+            names = (op.output for op in plan.ops if not op.same and op.output not in plan.outputs)
+            infos += [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+        return infos
 
     def _type(self, name: str) -> int:
         if self._how is None:

@@ -58,9 +58,13 @@ class FileWeights:
         """Return a matrix. The last one is kept, because head and embedding may be the same."""
         if self._last is None or self._last[0] != name:
             self._last = None  # free its memory first
-            found = quantize(self._gguf, name, self._quant)
-            self.matrices[name] = {"method": found.method, "error": found.error, "bits": found.bits_per_weight}
-            self._last = name, found.matrix
+            quantized = quantize(self._gguf, name, self._quant)
+            self.matrices[name] = {
+                "method": quantized.method,
+                "error": quantized.error,
+                "bits": quantized.bits_per_weight,
+            }
+            self._last = name, quantized.matrix
         return self._last[1]
 
     def _emit(self, scope: Scope, name: str, emitted: Emitted) -> str:

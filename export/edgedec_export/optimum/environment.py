@@ -41,8 +41,8 @@ def environments_folder(cache_dir: Path) -> Path:
 
 def environment_folder(cache_dir: Path) -> Path:
     """Return the folder of the environment for these packages and this Python, made or not."""
-    wanted = json.dumps([TORCH, *PACKAGES, sys.version_info[:2], sys.base_prefix])
-    return environments_folder(cache_dir) / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+    digest_text = json.dumps([TORCH, *PACKAGES, sys.version_info[:2], sys.base_prefix])
+    return environments_folder(cache_dir) / hashlib.sha256(digest_text.encode()).hexdigest()[:16]
 
 
 def is_ready(folder: Path) -> bool:

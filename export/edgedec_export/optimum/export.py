@@ -207,9 +207,9 @@ def _read_facts(work: Path) -> CheckpointFacts:
     n_embd = _whole(raw, "n_embd")
     roles = {}
     for role in ("bos", "eos"):
-        found = raw[role][0] if isinstance(raw[role], list) and raw[role] else raw[role]
-        if type(found) is int and found >= 0:
-            roles[role] = found
+        value = raw[role][0] if isinstance(raw[role], list) and raw[role] else raw[role]
+        if type(value) is int and value >= 0:
+            roles[role] = value
     return CheckpointFacts(
         architecture=str(raw["architecture"])[:80],
         n_vocab=_whole(raw, "n_vocab"),
@@ -370,8 +370,10 @@ def _ports(values: Iterable[ValueInfoProto]) -> list[Port]:
     names: dict[int, str] = {TensorProto.FLOAT: "tensor(float)", TensorProto.INT64: "tensor(int64)"}
     ports = []
     for value in values:
-        found = value.type.tensor_type
-        shape = tuple(axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in found.shape.dim)
-        kind = names.get(found.elem_type) or f"tensor({TensorProto.DataType.Name(found.elem_type).lower()})"
+        tensor_type = value.type.tensor_type
+        shape = tuple(
+            axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in tensor_type.shape.dim
+        )
+        kind = names.get(tensor_type.elem_type) or f"tensor({TensorProto.DataType.Name(tensor_type.elem_type).lower()})"
         ports.append(Port(value.name, kind, shape))
     return ports

@@ -64,11 +64,11 @@ def linear_nodes(
     nodes = [make_node("MatMulNBits", inputs, [product], name=name, domain=CONTRIB, **options)]
     if matrix.minimums is None:
         return nodes, initializers, product
-    known = {} if block_sums is None else block_sums
-    if (x, matrix.min_block) not in known:
-        sum_nodes, constants, known[x, matrix.min_block] = _block_sums(name, x, n_in, matrix.min_block)
+    shared_sums = {} if block_sums is None else block_sums
+    if (x, matrix.min_block) not in shared_sums:
+        sum_nodes, constants, shared_sums[x, matrix.min_block] = _block_sums(name, x, n_in, matrix.min_block)
         nodes, initializers = nodes + sum_nodes, initializers + constants
-    sums = known[x, matrix.min_block]
+    sums = shared_sums[x, matrix.min_block]
     if isinstance(matrix.minimums, Packed):
         emitted = linear_nodes(f"{name}.minimums", sums, matrix.minimums, accuracy_level=accuracy_level)
     else:

@@ -17,9 +17,9 @@ def matrix_of(gguf: GGUF, name: str) -> TensorInfo:
     """
     tensor = gguf.tensors.get(name)
     if tensor is None or len(tensor.shape) != 2:
-        found = "no such tensor" if tensor is None else f"{len(tensor.shape)} dimensions"
+        actual = "no such tensor" if tensor is None else f"{len(tensor.shape)} dimensions"
         raise ModelFormatError(
-            f"{gguf.paths[0]}: expected a matrix {name!r}, found {found}; another model may be meant"
+            f"{gguf.paths[0]}: expected a matrix {name!r}, found {actual}; another model may be meant"
         )
     return tensor
 

@@ -233,8 +233,8 @@ def _centre(scales: F32, minimums: F32, lowest: int, highest: int) -> tuple[NDAr
         zero = np.clip(np.rint(np.nan_to_num(minimums / scales)), lowest, highest)
         exact = minimums.astype(np.float64) - zero.astype(np.float64) * scales
         rest = exact.astype(np.float32)
-        kept = rest == exact
-    return np.where(kept, zero, 0).astype(np.int16), np.where(kept, rest, minimums)
+        whole = rest == exact
+    return np.where(whole, zero, 0).astype(np.int16), np.where(whole, rest, minimums)
 
 
 def _like(piece: Packed, n_out: int) -> Packed:

@@ -39,7 +39,7 @@ class Progressed:
     @property
     def best_yield(self) -> float:
         """The most tokens that a step added when the drafter was measured; 0 before."""
-        return max((found for _, found in self.history), default=0.0)
+        return max((value for _, value in self.history), default=0.0)
 
 
 def save(path: Path, key: str, state: Progressed) -> None:
@@ -54,7 +54,7 @@ def save(path: Path, key: str, state: Progressed) -> None:
         OSError: The file can't be written.
     """
     place = [state.place.n_pass, state.place.n_mix, state.place.n_group]
-    found = {
+    document = {
         "key": key,
         "token_ids": torch.from_numpy(state.token_ids),
         "place": place,
@@ -64,7 +64,7 @@ def save(path: Path, key: str, state: Progressed) -> None:
         "learner": state.learner,
     }
     buffer = io.BytesIO()
-    torch.save(found, buffer)
+    torch.save(document, buffer)
     write_atomically(path, buffer.getvalue(), sync=True)
 
 
@@ -76,13 +76,13 @@ def restore(path: Path, key: str) -> Progressed | None:
         ModelFormatError: The file is damaged.
     """
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        document = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         return None
     except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError, OSError) as error:
         raise ModelFormatError(f"{path} is damaged ({error}); delete it to train from the beginning") from error
-    if found["key"] != key:
+    if document["key"] != key:
         raise RequestError(f"{path} is of a training with other settings; delete it to train from the beginning")
-    history = [(int(seen), float(gain)) for seen, gain in found["history"]]
-    token_ids, place = found["token_ids"].numpy(), LessonPlace(*found["place"])
-    return Progressed(token_ids, place, found["n_seen"], history, found["best"], found["learner"])
+    history = [(int(seen), float(gain)) for seen, gain in document["history"]]
+    token_ids, place = document["token_ids"].numpy(), LessonPlace(*document["place"])
+    return Progressed(token_ids, place, document["n_seen"], history, document["best"], document["learner"])

@@ -76,11 +76,11 @@ _ROWS = 4096
 
 def drafted_on(card: HeadCard, weights: Weights, borrowed: Borrowed, lessons: Sequence[Lesson]) -> list[Drafted]:
     """Return what a head drafts after each token of each lesson's answer; lessons of a single token are left out."""
-    found: list[Drafted] = []
+    drafts: list[Drafted] = []
     with torch.no_grad(), in_product_type(borrowed.device):
         for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
-            found += _drafted(card, weights, borrowed, group)
-    return found
+            drafts += _drafted(card, weights, borrowed, group)
+    return drafts
 
 
 def _drafted(card: HeadCard, weights: Weights, borrowed: Borrowed, lessons: Sequence[Lesson]) -> list[Drafted]:

@@ -45,8 +45,8 @@ class Borrowed:
 
     def embeddings(self, batch: Batch, n_steps: int) -> list[Tensor]:
         """Return for each step f32[B, T, n_embd], the embeddings of the tokens that it reads."""
-        known, places = np.unique(batch.token_ids, return_inverse=True)
-        table = torch.from_numpy(self.parts.embeddings(known)).to(self.device)
+        distinct, places = np.unique(batch.token_ids, return_inverse=True)
+        table = torch.from_numpy(self.parts.embeddings(distinct)).to(self.device)
         placed = torch.from_numpy(places.reshape(batch.token_ids.shape)).to(self.device)
         n_rows = batch.taps.shape[1]
         return [table[placed[:, 1 + k : 1 + k + n_rows]] for k in range(n_steps)]

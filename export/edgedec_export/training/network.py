@@ -62,8 +62,8 @@ def new_weights(card: HeadCard, output_norm: Any, tap_scale: Any, seed: int) -> 
         "down": random(n, card.n_ff, narrow),
     }
     norms = {name: torch.ones(n) for name in ("input_norm", "hidden_norm", "post_attention_norm")}
-    given = {"output_norm": FIRST_OUTPUT * output_norm, TAP_SCALE: tap_scale}
-    return weights | norms | {name: torch.from_numpy(np.array(values, np.float32)) for name, values in given.items()}
+    extra = {"output_norm": FIRST_OUTPUT * output_norm, TAP_SCALE: tap_scale}
+    return weights | norms | {name: torch.from_numpy(np.array(values, np.float32)) for name, values in extra.items()}
 
 
 def folded(weights: Weights) -> dict[str, Any]:
@@ -118,17 +118,17 @@ class Unroll:
 
 def heads_of(x: Tensor, matrix: Tensor, card: HeadCard, first: int | None = None) -> Tensor:
     """Return [B, heads, T, head_dim], rows times a matrix, turned to the positions first, first + 1, ... if given."""
-    found = F.linear(x, matrix).view(*x.shape[:2], -1, card.head_dim).transpose(1, 2)
-    return found if first is None else rotate(found, first, card.rope_base)
+    split = F.linear(x, matrix).view(*x.shape[:2], -1, card.head_dim).transpose(1, 2)
+    return split if first is None else rotate(split, first, card.rope_base)
 
 
-def attend(q: Tensor, seen: tuple[Tensor, Tensor], own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return [B, T, n_head * head_dim]: row t sees the rows of `seen` up to row t, and row t of each of `own`.
+def attend(q: Tensor, seen: tuple[Tensor, Tensor], new: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return [B, T, n_head * head_dim]: row t sees the rows of `seen` up to row t, and row t of each of `new`.
 
     Args:
         q: [B, n_head, T, head_dim].
         seen: Keys and values, each [B, n_head_kv, T, head_dim].
-        own: More of them.
+        new: More of them.
     """
     (n_batch, n_head, n_rows, d), (keys, values) = q.shape, seen
     n_kv, groups = keys.shape[1], n_head // keys.shape[1]
@@ -137,11 +137,11 @@ def attend(q: Tensor, seen: tuple[Tensor, Tensor], own: Sequence[tuple[Tensor, T
     scores = scores.view(n_batch, n_kv, groups, n_rows, n_rows)
     hidden = torch.ones(n_rows, n_rows, dtype=torch.bool, device=q.device).triu(1)
     scores = scores.masked_fill(hidden, -math.inf)
-    alone = [(q * k[:, :, None]).sum(-1, keepdim=True).to(scores.dtype) for k, _ in own]
+    alone = [(q * k[:, :, None]).sum(-1, keepdim=True).to(scores.dtype) for k, _ in new]
     share = torch.cat([scores, *alone], -1).softmax(-1).to(values.dtype)
     out = share[..., :n_rows].flatten(2, 3) @ values
     out = out.view(n_batch, n_kv, groups, n_rows, d)
-    for i, (_, v) in enumerate(own):
+    for i, (_, v) in enumerate(new):
         out = out + share[..., n_rows + i, None] * v[:, :, None]
     return out.flatten(1, 2).transpose(1, 2).reshape(n_batch, n_rows, -1)
 
@@ -238,7 +238,7 @@ def loss_of(
     loss, handle = torch.zeros(()), torch.zeros(())
     for k, (embedding, (at, which)) in enumerate(zip(embeddings, counted, strict=True)):
         outputs = unroll.step(embedding).flatten(0, 1)[at]
-        found, gradient = cross_entropy(outputs.detach(), head["shares"], which, head["rows"])
-        loss = loss.to(found.device) + _STEP_WEIGHT**k * found
-        handle = handle.to(found.device) + _STEP_WEIGHT**k * (outputs.float() * gradient).sum()
+        value, gradient = cross_entropy(outputs.detach(), head["shares"], which, head["rows"])
+        loss = loss.to(value.device) + _STEP_WEIGHT**k * value
+        handle = handle.to(value.device) + _STEP_WEIGHT**k * (outputs.float() * gradient).sum()
     return loss, handle

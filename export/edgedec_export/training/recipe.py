@@ -38,8 +38,8 @@ class Recipe:
     @classmethod
     def of(cls, target: Target, taps: tuple[int, ...], texts: list[str], **sizes: int) -> "Recipe":
         """Return the recipe for a target, and the user's own prompts `texts`."""
-        own = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32] if texts else ""
-        return cls(weights=target.weights_hash, taps=taps, prompts=own, **sizes)
+        digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32] if texts else ""
+        return cls(weights=target.weights_hash, taps=taps, prompts=digest, **sizes)
 
     @property
     def key(self) -> str:
@@ -58,25 +58,25 @@ def keep(folder: Path, recipe: Recipe) -> None:
     path = folder / FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found = path.read_bytes() if path.exists() else None
-        if found is None:
+        earlier = path.read_bytes() if path.exists() else None
+        if earlier is None:
             write_atomically(path, json.dumps(_values(recipe), indent=1).encode(), sync=True)
             return
     except OSError as error:
         raise storage_error(path, error) from error
-    _compare(path, found, _values(recipe))
+    _compare(path, earlier, _values(recipe))
 
 
-def _compare(path: Path, found: bytes, wanted: dict[str, Any]) -> None:
+def _compare(path: Path, earlier: bytes, recipe: dict[str, Any]) -> None:
     try:
-        there = json.loads(found)
+        there = json.loads(earlier)
     except (ValueError, RecursionError) as error:
         raise ModelFormatError(f"{path} is damaged ({error}); delete its folder to begin anew") from error
     if not isinstance(there, dict):
         raise ModelFormatError(f"{path} is damaged (no JSON object); delete its folder to begin anew")
-    different = [name for name in wanted if there.get(name) != wanted[name]]
+    different = [name for name in recipe if there.get(name) != recipe[name]]
     if different:
-        pairs = ", ".join(f"{name} {there.get(name)!r} instead of {wanted[name]!r}" for name in different)
+        pairs = ", ".join(f"{name} {there.get(name)!r} instead of {recipe[name]!r}" for name in different)
         raise RequestError(
             f"{path.parent} is of another training ({pairs}); give the options of that training, choose another folder "
             f"({argument('work')}), or delete this one"

@@ -57,9 +57,9 @@ def replay(texts: Iterable[Drafted], costs: Costs, n_most: int, least_sure: floa
         accepted = np.minimum(text.right[:, :n_most].cumprod(axis=1).sum(axis=1), lengths)
         i = 0
         while i < len(lengths):
-            n, kept = min(int(lengths[i]), len(lengths) - i), int(accepted[i])
+            n, n_accepted = min(int(lengths[i]), len(lengths) - i), int(accepted[i])
             n_steps, n_drafted, seconds = n_steps + 1, n_drafted + n, seconds + costs(n)
-            n_tokens, i = n_tokens + min(kept + 1, len(lengths) - i), i + kept + 1
+            n_tokens, i = n_tokens + min(n_accepted + 1, len(lengths) - i), i + n_accepted + 1
     if not n_steps:
         return Outcome(n_most, least_sure, 1.0, 0.0, 1.0)
     return Outcome(n_most, least_sure, n_tokens / n_steps, n_drafted / n_steps, n_tokens / seconds)

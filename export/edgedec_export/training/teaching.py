@@ -192,16 +192,16 @@ def _held_back(files: Sequence[LessonFile]) -> list[Lesson]:
 
     A draft is right there where it is the target's most probable token.
     """
-    learned = {found for file in files if not file.is_held_back for found in file.prompt_hashes()}
-    found: list[Lesson] = []
+    learned = {digest for file in files if not file.is_held_back for digest in file.prompt_hashes()}
+    held_back: list[Lesson] = []
     size = 0
     for file in files:
         if file.is_held_back and size < _MOST_HELD_BACK:
             greedy = [lesson for lesson in file.read() if lesson.temperature == 0 and lesson.n_answer > 1]
             lessons = [lesson for lesson in greedy if lesson.prompt_hash not in learned]
             size += sum(lesson.taps.size for lesson in lessons)
-            found += lessons
-    return found
+            held_back += lessons
+    return held_back
 
 
 def default_device() -> str:

@@ -107,11 +107,11 @@ def vulkan_devices() -> list[VulkanDevice]:
     count, handles = U32(_MOST), (ctypes.c_void_p * _MOST)()
     try:
         done = library.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), handles)
-        found = [_device(library, handles[i]) for i in range(count.value)] if done >= 0 else []
+        devices = [_device(library, handles[i]) for i in range(count.value)] if done >= 0 else []
     finally:
         library.vkDestroyInstance(instance, None)
     order = ("discrete", "integrated", "virtual", "other", "software")
-    return sorted(found, key=lambda device: order.index(device.kind))
+    return sorted(devices, key=lambda device: order.index(device.kind))
 
 
 def _device(library: Any, handle: int | None) -> VulkanDevice:
@@ -181,28 +181,28 @@ def look() -> Found:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Found(refusal=f"the process that looked for a GPU gave no answer ({error}); update the card's driver")
     with suppress(ValueError, TypeError, KeyError, IndexError):
-        told = json.loads(done.stdout.splitlines()[-1])
-        devices = [VulkanDevice(**device) for device in told.pop("devices")]
-        return Found(**told, devices=devices)
+        report = json.loads(done.stdout.splitlines()[-1])
+        devices = [VulkanDevice(**device) for device in report.pop("devices")]
+        return Found(**report, devices=devices)
     how = ending(done.returncode) or f"the process that looked for a GPU ended with status {done.returncode}"
     return Found(refusal=f"the card's driver can't be used: {how}; update the driver")
 
 
 def require() -> Found:
     """Return what found() returns (RuntimeUnavailableError, with what to install, where no GPU can be used)."""
-    told = found()
-    if told.refusal:
-        kind = RuntimeAbsentError if told.absent else RuntimeUnavailableError
-        raise kind(f"no GPU can be used: {told.refusal}")
-    return told
+    report = found()
+    if report.refusal:
+        kind = RuntimeAbsentError if report.absent else RuntimeUnavailableError
+        raise kind(f"no GPU can be used: {report.refusal}")
+    return report
 
 
-def as_device(told: Found) -> Device:
+def as_device(report: Found) -> Device:
     """Return the GPU for memory plans. One whose memory is unknown is taken to share the host's, as Apple's do."""
-    if not told.devices:
+    if not report.devices:
         free = available_bytes() or 0
         return Device(NAME, NAME, free, free, unified=True, driver_bytes=_DRIVER_BYTES)
-    gpu = told.devices[0]
+    gpu = report.devices[0]
     unified = gpu.kind != "discrete"
     return Device(NAME, NAME, gpu.total_bytes, gpu.free_bytes, unified, _DRIVER_BYTES, description=gpu.name)
 

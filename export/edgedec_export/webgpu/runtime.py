@@ -57,7 +57,7 @@ class WebGpu:
     def load(self, path: Path, options: LoadOptions) -> Model:
         """Make the graph where there is none, and load it in a process of its own."""
         _check(path, options)
-        told = require()
+        report = require()
         folder = path if is_onnx(path) else make_graph(path, options)
         try:
             export, base = read_export(folder), resident_bytes() or 0
@@ -76,7 +76,7 @@ class WebGpu:
             return _terms(export, replace(options, max_rows=n_rows), n_ctx, base)
 
         def explain(how: str) -> str:
-            name = told.devices[0].name if told.devices else "the GPU"
+            name = report.devices[0].name if report.devices else "the GPU"
             return f"the process that ran the model on {name} was lost ({how})"
 
         plain = replace(options, device=PROVIDER.device, layer_split=None, n_gpu_layers=None, planning_bytes=None)
@@ -85,8 +85,8 @@ class WebGpu:
 
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
         """Return the GPU; see edgedec.memory_plan.HasDevices. None where none can be used: plan() says why."""
-        told = found()
-        return () if told.refusal else with_measured_drivers([as_device(told)], self.name, options.cache_dir)
+        report = found()
+        return () if report.refusal else with_measured_drivers([as_device(report)], self.name, options.cache_dir)
 
     def split(self, names: Sequence[str], n_layers: int, is_over: IsOver, *, whole: bool) -> Split:
         """Return a split with all layers on the GPU, or with none where they do not fit and need not be there."""
@@ -101,13 +101,13 @@ class WebGpu:
 
     def report(self) -> RuntimeReport:
         """Return the versions, and which GPU was found (RuntimeUnavailableError says what to install)."""
-        told = require()
+        report = require()
         notes = [
             f"{gpu.name} ({gpu.kind}, {format_bytes(gpu.total_bytes)})"
-            + (" is the GPU that is most likely taken" if gpu is told.devices[0] and len(told.devices) > 1 else "")
-            for gpu in told.devices
+            + (" is the GPU that is most likely taken" if gpu is report.devices[0] and len(report.devices) > 1 else "")
+            for gpu in report.devices
         ]
-        return RuntimeReport(told.version, (NAME,), tuple(notes))
+        return RuntimeReport(report.version, (NAME,), tuple(notes))
 
 
 def load_here(path: Path, options: LoadOptions) -> Model:

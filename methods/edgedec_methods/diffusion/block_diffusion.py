@@ -127,13 +127,13 @@ class DiffusionSession(UnsavedSession, OuterSession):
         super().__init__(inner, DiffusionModel(inner.model, options, facts))
         self._facts, self._options, self._tokenizer = facts, options, inner.model.tokenizer
         self._size = facts.block or facts.window or options.length
-        named = denoising_named(options.denoise)
-        if named.layout is not None and (facts.block or facts.window):
+        rule = denoising_named(options.denoise)
+        if rule.layout is not None and (facts.block or facts.window):
             raise OptionError("denoise", options.denoise, "this model's rows don't see a whole text; give a rule alone")
-        if (named.layout is not None or facts.window is not None) and not inner.model.capabilities.positions:
+        if (rule.layout is not None or facts.window is not None) and not inner.model.capabilities.positions:
             raise CapabilityError("rows can't have positions of their own here; use the cpu runtime")
-        self._make_rule = named.rule
-        self._forwards = Forwards(inner, facts, named.layout, named.n_ahead)
+        self._make_rule = rule.rule
+        self._forwards = Forwards(inner, facts, rule.layout, rule.n_ahead)
         self._ids: list[int] = []  # the text
         self._open: Opened | None = None
         self._n_prompt: int | None = None
@@ -217,11 +217,11 @@ class DiffusionSession(UnsavedSession, OuterSession):
         """Forget what is behind `n_past`; return the written tokens of its block, to be taken once more."""
         if n_past == len(self._ids):
             return []
-        kept = n_past if n_past <= n_prompt else max(n_prompt, self._start(n_past, n_prompt))
-        again = self._ids[kept:n_past]
-        del self._ids[kept:]
+        n_past_kept = n_past if n_past <= n_prompt else max(n_prompt, self._start(n_past, n_prompt))
+        again = self._ids[n_past_kept:n_past]
+        del self._ids[n_past_kept:]
         self._leave()
-        self._forwards.forget(kept)
+        self._forwards.forget(n_past_kept)
         return again
 
     def _leave(self) -> None:

@@ -25,11 +25,11 @@ _DECAY, _EXPONENT, _WEIGHT = 0.8, 0.2, 0.7
 
 def credits(passes: Sequence[Pass]) -> dict[int, dict[int, float]]:
     """Return the credits of tokens after some passes, by position."""
-    found: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    credits_by_token: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for age, its in enumerate(reversed(passes)):
         for place, token, p in zip(its.places.tolist(), its.tokens.tolist(), its.confidences.tolist(), strict=True):
-            found[place][token] += _DECAY**age * p**_EXPONENT
-    return found
+            credits_by_token[place][token] += _DECAY**age * p**_EXPONENT
+    return credits_by_token
 
 
 def credit(least: float) -> Rule:
@@ -39,10 +39,10 @@ def credit(least: float) -> Rule:
         latest, of = passes[-1], credits(passes)
         tokens, confidences = latest.tokens.copy(), latest.confidences.copy()
         for i, (place, row) in enumerate(zip(latest.places.tolist(), latest.logits, strict=True)):
-            own = [int(latest.tokens[i]), *of[place]]
+            newest = [int(latest.tokens[i]), *of[place]]
             most = float(row.max())
             total = float(np.exp(row.astype(np.float64) - most).sum())
-            weights = {token: float(np.exp(float(row[token]) - most)) for token in own}
+            weights = {token: float(np.exp(float(row[token]) - most)) for token in newest}
             fused = {token: weight * (1 + of[place][token]) ** _WEIGHT for token, weight in weights.items()}
             total += sum(fused.values()) - sum(weights.values())
             tokens[i] = max(fused, key=lambda token: fused[token])

@@ -24,16 +24,16 @@ def entropies(its: Pass) -> NDArray[np.float64]:
     scores = its.logits.astype(np.float64) - its.logits.max(1, keepdims=True)
     weights = np.exp(scores)
     total = weights.sum(1)
-    found: NDArray[np.float64] = np.log(total) - (weights * scores).sum(1) / total
-    return found
+    bits: NDArray[np.float64] = np.log(total) - (weights * scores).sum(1) / total
+    return bits
 
 
 def entropy(most: float) -> Rule:
     """Return the rule that commits every position whose entropy is below `most`."""
 
     def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
-        found = entropies(passes[-1])
-        return replace(passes[-1], confidences=-found).chosen(found < most)
+        spread = entropies(passes[-1])
+        return replace(passes[-1], confidences=-spread).chosen(spread < most)
 
     return rule
 

@@ -24,12 +24,12 @@ def entropy_bound(most: float) -> Rule:
     """Return the rule that commits the surest positions whose entropies, without the last, sum to at most `most`."""
 
     def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
-        found = entropies(passes[-1])
-        order = np.argsort(found, kind="stable")
-        sums = np.cumsum(found[order])
+        spread = entropies(passes[-1])
+        order = np.argsort(spread, kind="stable")
+        sums = np.cumsum(spread[order])
         which = np.zeros(len(order), np.bool_)
-        which[order[sums - found[order] <= most]] = True
-        return replace(passes[-1], confidences=-found).chosen(which)
+        which[order[sums - spread[order] <= most]] = True
+        return replace(passes[-1], confidences=-spread).chosen(which)
 
     return rule
 

@@ -26,8 +26,8 @@ def explore(least: float) -> Rule:
         latest = passes[-1]
         which = latest.confidences >= least
         if not which.any():
-            found = entropies(latest)
-            which[[int(found.argmin()), int(found.argmax())]] = True
+            spread = entropies(latest)
+            which[[int(spread.argmin()), int(spread.argmax())]] = True
         return latest.chosen(which)
 
     return rule

@@ -140,9 +140,9 @@ class Forwards:
             end: Where the last position that may be written ends.
             on_progress: Called while a long prompt is read, with how much of it was.
         """
-        found = opened.ahead.get(tuple(opened.ids))
-        if found is not None:
-            return found
+        forward = opened.ahead.get(tuple(opened.ids))
+        if forward is not None:
+            return forward
         self.n_passes += 1
         if self._layout is not None:
             return self._laid_out(self._layout, text, opened, end)
@@ -154,17 +154,20 @@ class Forwards:
         places = opened.masked(opened.ids, mask)
         n_behind = 0 if self._facts.window else max(0, end - opened.end)
         ids = [*text[:start], *opened.ids, *[mask] * n_behind]
-        wanted = (places - self._facts.shift).tolist()
+        row_places = (places - self._facts.shift).tolist()
         held = [place for place, token in self._held if place < len(ids) and ids[place] == token]
         passes = len(opened.passes)
-        canvas = Canvas(ids, start, opened.end, places.tolist(), frozenset(wanted), passes, held)
-        kept, fresh = layout(canvas)
+        canvas = Canvas(ids, start, opened.end, places.tolist(), frozenset(row_places), passes, held)
+        n_kept, fresh = layout(canvas)
         n_past = 0
-        while n_past < min(len(kept), len(self._held)) and self._held[n_past] == (kept[n_past], ids[kept[n_past]]):
+        while n_past < min(len(n_kept), len(self._held)) and self._held[n_past] == (
+            n_kept[n_past],
+            ids[n_kept[n_past]],
+        ):
             n_past += 1
-        order = kept[n_past:] + fresh
+        order = n_kept[n_past:] + fresh
         row_of = {place: row for row, place in enumerate(order)}
-        rows = np.array([row_of[place] for place in wanted])
+        rows = np.array([row_of[place] for place in row_places])
         tokens, at = np.array([ids[place] for place in order], np.int32), np.array(order, np.int32)
         before, self._held = self._held[:n_past], []
         ascending = np.sort(rows).astype(np.int32)
@@ -187,11 +190,11 @@ class Forwards:
             report_progress(on_progress, "prefill", first, start, "tokens")
         behind = [facts.mask] * (0 if facts.block else end - opened.end)
         states = [opened.ids, *(self._states_ahead(opened, opened.end - first) if first in (0, start) else [])]
-        wanted = [opened.masked(ids, facts.mask) for ids in states]
+        masked = [opened.masked(ids, facts.mask) for ids in states]
         items = [
             self._item(session, [*text[first:start], *ids, *behind], first, rows - facts.shift - first)
             for session, ids, rows in zip(
-                [self._inner, *self._forks(opened, len(states) - 1)], states, wanted, strict=True
+                [self._inner, *self._forks(opened, len(states) - 1)], states, masked, strict=True
             )
         ]
         forwards = self._evaluated(items)
@@ -199,7 +202,7 @@ class Forwards:
         if facts.shift and places[0] == start and first < start:
             opened.before = forwards[0].logits[0].copy()
         looked = []
-        for forward, rows in zip(forwards, wanted, strict=True):
+        for forward, rows in zip(forwards, masked, strict=True):
             logits = forward.logits if forward.is_own or len(items) == 1 else forward.logits.copy()  # they are kept
             if facts.shift and len(rows) > len(logits):
                 assert opened.before is not None, "the first pass of a block evaluates the row before it"
@@ -217,8 +220,8 @@ class Forwards:
         if not self._n_ahead or not opened.passes:
             return []
         latest, ids = opened.passes[-1], list(opened.ids)
-        own = PAGE_TOKENS * n_pages(opened.end - n_rows, opened.end)
-        room = min(self._n_ahead, (self._inner.n_ctx - opened.end) // own, self._facts.most_rows // n_rows - 1)
+        pages_bytes = PAGE_TOKENS * n_pages(opened.end - n_rows, opened.end)
+        room = min(self._n_ahead, (self._inner.n_ctx - opened.end) // pages_bytes, self._facts.most_rows // n_rows - 1)
         n_masked = ids.count(self._facts.mask)
         n_logits = self._facts.kept_rows - len(opened.rows) - n_masked
         states: list[list[int]] = []
@@ -240,8 +243,8 @@ class Forwards:
         return opened.forks[:n]
 
     def _item(self, session: Session, ids: Sequence[int], n_past: int, rows: NDArray[np.int64]) -> ForwardItem:
-        wanted = rows[rows >= 0].astype(np.int32)
-        return ForwardItem(session, n_past, (RowGroup(np.array(ids, np.int32), sees=self._grid),), wanted)
+        row_numbers = rows[rows >= 0].astype(np.int32)
+        return ForwardItem(session, n_past, (RowGroup(np.array(ids, np.int32), sees=self._grid),), row_numbers)
 
     def cost(self) -> float | None:
         """Return how many forwards of one row a pass takes as long as; None where that is not known.
@@ -258,12 +261,12 @@ class Forwards:
         return median(self._costs) if self._costs else None
 
     def _evaluated(self, items: list[ForwardItem]) -> list[Forward]:
-        found, seconds = self._timed(items)
+        forwards, seconds = self._timed(items)
         self._pass_s += [seconds] if len(items[0].rows) else []  # without rows, a prompt is read
         self.n_rows += sum(item.n_rows for item in items)
-        return found
+        return forwards
 
     def _timed(self, items: list[ForwardItem]) -> tuple[list[Forward], float]:
         begun = perf_counter()
-        found = [self._inner.evaluate(items[0])] if len(items) == 1 else self._inner.model.forward(items)
-        return found, perf_counter() - begun
+        forwards = [self._inner.evaluate(items[0])] if len(items) == 1 else self._inner.model.forward(items)
+        return forwards, perf_counter() - begun

@@ -56,15 +56,15 @@ def _read(path: Path) -> list[NDArray[np.float64]]:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
         values: Any = json.loads(data) if len(data) <= _MOST_BYTES else None
-        found = [np.array(values[name], np.float64) for name in ("first", "bias", "second", "last")]
+        arrays = [np.array(values[name], np.float64) for name in ("first", "bias", "second", "last")]
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise wrong from error
-    n = found[1].size
+    n = arrays[1].size
     shapes = [(N_FEATURES, n), (n,), (n,), ()]
-    is_whole = all(np.isfinite(array).all() and np.abs(array).max(initial=0.0) < 1e6 for array in found)
-    if not 1 <= n <= _MOST_HIDDEN or [array.shape for array in found] != shapes or not is_whole:
+    is_whole = all(np.isfinite(array).all() and np.abs(array).max(initial=0.0) < 1e6 for array in arrays)
+    if not 1 <= n <= _MOST_HIDDEN or [array.shape for array in arrays] != shapes or not is_whole:
         raise wrong
-    return found
+    return arrays
 
 
 LEARNED = RuleKind(learned)

@@ -24,8 +24,8 @@ def near_first(most: float) -> Rule:
 
     def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
         latest = passes[-1]
-        found = entropies(latest) + _BY_PLACE * (latest.places - latest.places[0])
-        return replace(latest, confidences=-found).chosen(found < most)
+        spread = entropies(latest) + _BY_PLACE * (latest.places - latest.places[0])
+        return replace(latest, confidences=-spread).chosen(spread < most)
 
     return rule
 

@@ -135,15 +135,15 @@ def denoising_named(text: str) -> Denoising:
     if not isinstance(kind, RuleKind):
         raise OptionError("denoise", text, "a rule comes first, as in threshold,window:64")
     made = kind.make(value)
-    found = Denoising(lambda: kind.make(value), int(value) if kind.looks_ahead else 0)
+    rule = Denoising(lambda: kind.make(value), int(value) if kind.looks_ahead else 0)
     if kind.default is None:  # a file is read once
-        found = Denoising(lambda: made)
+        rule = Denoising(lambda: made)
     if comma:
         layout, number = _named(text, second)
         if not isinstance(layout, LayoutKind):
             raise OptionError("denoise", text, "one rule can be given; behind it comes what a pass evaluates")
-        found = replace(found, layout=layout.make(number))
-    return found
+        rule = replace(rule, layout=layout.make(number))
+    return rule
 
 
 def _named(text: str, part: str) -> tuple[RuleKind | LayoutKind, Any]:

@@ -26,8 +26,8 @@ def window(n_behind: float) -> Layout:
         seen = range(min(len(canvas.ids), canvas.end + int(n_behind)))
         inside = {*range(canvas.start, canvas.end)} | canvas.wanted
         around = [place for place in seen if place not in inside]
-        kept = [place for place in canvas.held if place not in inside] if canvas.n_passes % _CYCLE else []
-        return kept, [place for place in around if place not in {*kept}] + sorted(inside)
+        outside = [place for place in canvas.held if place not in inside] if canvas.n_passes % _CYCLE else []
+        return outside, [place for place in around if place not in {*outside}] + sorted(inside)
 
     return layout
 

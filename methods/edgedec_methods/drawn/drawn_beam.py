@@ -26,7 +26,7 @@ def _add(level: DrawnLevel) -> list[TreePlace]:
         for token, key in level.drawn(law, place):
             yield -key, family, token
 
-    found, n_tried = [], [0] * len(level.known)
+    children, n_tried = [], [0] * len(level.known)
     width = min(level.widths[0], level.nodes.n_left)
     for negative, family, token in islice(merge(*map(keyed, range(len(level.known)))), width):
         place, law = level.known[family]
@@ -34,8 +34,8 @@ def _add(level: DrawnLevel) -> list[TreePlace]:
         chance = p * (1 - p) ** n_tried[family]
         n_tried[family] += 1
         node = level.nodes.add(token, place.node, chance, law)
-        found.append(place.behind(node, token, chance, log(mass_of(law, token)), -negative))
-    return found
+        children.append(place.behind(node, token, chance, log(mass_of(law, token)), -negative))
+    return children
 
 
 BEAM = DrawnShape(_add, siblings="without replacement", n_widths=1)

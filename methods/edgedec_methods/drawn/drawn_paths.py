@@ -15,16 +15,16 @@ from edgedec_methods.drawn.drawn_trees import DrawnLevel, DrawnShape, TreePlace,
 
 def _add(level: DrawnLevel) -> list[TreePlace]:
     """Add the next token of each path, a draw of its own; behind the text, the one place there begins all paths."""
-    known = list(level.known) * (level.widths[0] if level.depth == 0 else 1)
-    found: list[TreePlace] = []
+    laws = list(level.known) * (level.widths[0] if level.depth == 0 else 1)
+    children: list[TreePlace] = []
     n_tried: dict[tuple[int, ...], int] = {}
-    for place, law in known[: level.nodes.n_left]:
+    for place, law in laws[: level.nodes.n_left]:
         token, _ = next(level.drawn(law, place))
         p, nth = agreement(law), n_tried.get(place.tokens, 0)
         n_tried[place.tokens] = nth + 1
         node = level.nodes.add(token, place.node, p * (1 - p) ** nth, law)
-        found.append(place.behind(node, token, p))
-    return found
+        children.append(place.behind(node, token, p))
+    return children
 
 
 PATHS = DrawnShape(_add, siblings="independent", n_widths=1)

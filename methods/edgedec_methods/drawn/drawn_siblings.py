@@ -20,13 +20,13 @@ _MOST_LEVELS = 64  # that branch
 def _add(level: DrawnLevel) -> list[TreePlace]:
     """Add as many children to each place: the number of the level or, below the last one, a single child."""
     width = level.widths[level.depth] if level.depth < len(level.widths) else 1
-    found = []
+    children = []
     for place, law in level.known:
         p = agreement(law)
         for nth, (token, _) in enumerate(islice(level.drawn(law, place), min(width, level.nodes.n_left))):
             chance = p * (1 - p) ** nth
-            found.append(place.behind(level.nodes.add(token, place.node, chance, law), token, chance))
-    return found
+            children.append(place.behind(level.nodes.add(token, place.node, chance, law), token, chance))
+    return children
 
 
 SIBLINGS = DrawnShape(_add, siblings="without replacement", n_widths=_MOST_LEVELS)

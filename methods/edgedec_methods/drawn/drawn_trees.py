@@ -183,8 +183,8 @@ def parse_shape(text: object) -> TreeShape:
     parts = numbers.split("-") if colon else [str(_WIDE)] * min(n_widths, 1)
     holds = all(part.isascii() and part.isdigit() and 1 <= int(part[:9]) <= _MOST_WIDE for part in parts)
     if not (is_known or kind == CHAIN) or not holds or len(parts) > n_widths:
-        named = [name + ("", ":K", ":K-L")[min(shape.n_widths, 2)] for name, shape in installed()]
-        expected = f"it must be one of {', '.join([CHAIN, *named])}, with numbers from 1 to {_MOST_WIDE}"
+        spellings = [name + ("", ":K", ":K-L")[min(shape.n_widths, 2)] for name, shape in installed()]
+        expected = f"it must be one of {', '.join([CHAIN, *spellings])}, with numbers from 1 to {_MOST_WIDE}"
         raise OptionError("draft_tree", text, expected)
     return TreeShape(kind, tuple(map(int, parts)))
 
@@ -208,9 +208,9 @@ def draw_tree(
     nodes, add = DraftBuilder(n_max), find_shape(shape.kind).add
     places, depth = [TreePlace()], 0
     while places and nodes.n_left:
-        found = zip(places, laws([place.tokens for place in places]), strict=True)
-        known = [(place, law) for place, law in found if law is not None]
-        level = DrawnLevel(nodes, known, drawn, depth, shape.widths, least_path)
+        with_laws = zip(places, laws([place.tokens for place in places]), strict=True)
+        with_law = [(place, law) for place, law in with_laws if law is not None]
+        level = DrawnLevel(nodes, with_law, drawn, depth, shape.widths, least_path)
         places = [place for place in add(level) if place.chance >= least_path]
         depth += 1
     return nodes.build()
@@ -227,26 +227,26 @@ def _add_grown(level: DrawnLevel) -> list[TreePlace]:
     A child is reached when its place was and the siblings before it were rejected; it is taken to be accepted as
     often as the drafter draws it.
     """
-    nodes, known = level.nodes, level.known
+    nodes, laws = level.nodes, level.known
     least = max(level.least, least_grown(nodes.n_max))
-    found, families = [], [level.drawn(law, place) for place, law in known]
-    left = [1.0] * len(known)  # of each law, the mass that was not drawn yet
-    waiting = [(-place.chance, family) for family, (place, _) in enumerate(known)]
+    children, families = [], [level.drawn(law, place) for place, law in laws]
+    left = [1.0] * len(laws)  # of each law, the mass that was not drawn yet
+    waiting = [(-place.chance, family) for family, (place, _) in enumerate(laws)]
     waiting.sort()
     while waiting and nodes.n_left and -waiting[0][0] >= least:
         negative, family = heappop(waiting)
-        place, law = known[family]
+        place, law = laws[family]
         token = next(families[family], (None, -inf))[0]
         if token is None:
             continue
         mass = mass_of(law, token)
         share = min(1.0, mass / left[family])
         node = nodes.add(token, place.node, min(1.0, -negative * share / place.chance), law)
-        found.append(replace(place.behind(node, token, 1.0), chance=-negative * share))
+        children.append(replace(place.behind(node, token, 1.0), chance=-negative * share))
         left[family] -= mass
         if left[family] > 1e-9:
             heappush(waiting, (negative * (1 - share), family))
-    return [place for place in found if place.chance >= least]
+    return [place for place in children if place.chance >= least]
 
 
 GROWN = DrawnShape(_add_grown, siblings="without replacement")
@@ -285,14 +285,14 @@ def grow_ranked(levels: RowsAfter, n_max: int, least_path: float, corrected: Cal
     nodes, least = DraftBuilder(n_max), max(least_path, least_grown(n_max))
     places = [TreePlace()]
     while places and nodes.n_left:
-        found: list[tuple[float, int, TreePlace, int, float]] = []
+        ranked: list[tuple[float, int, TreePlace, int, float]] = []
         for place, level in zip(places, levels([place.tokens for place in places]), strict=True):
             if level is not None:
                 for token, p in zip(level.tokens, level.p, strict=True):
-                    found.append((place.chance * corrected(p), len(found), place, token, p))
-        found.sort(key=lambda child: (-child[0], child[1]))
+                    ranked.append((place.chance * corrected(p), len(ranked), place, token, p))
+        ranked.sort(key=lambda child: (-child[0], child[1]))
         places = []
-        for chance, _, place, token, p in found[: nodes.n_left]:
+        for chance, _, place, token, p in ranked[: nodes.n_left]:
             if chance < least / 3:
                 break
             node = nodes.add(token, place.node, p)

@@ -71,14 +71,14 @@ def verify_kseq(draft: Draft, q: Sequence[Distribution | None], target: TargetRo
 
 def groups(candidates: Sequence[int], laws: Sequence[Distribution]) -> list[list[int]]:
     """Return the candidates grouped by the distribution they were drawn from, in the order of each one's first node."""
-    found: list[list[int]] = []
+    parts: list[list[int]] = []
     for node in candidates:
-        group = next((group for group in found if same(laws[group[0]], laws[node])), None)
+        group = next((group for group in parts if same(laws[group[0]], laws[node])), None)
         if group is None:
-            found.append([node])
+            parts.append([node])
         else:
             group.append(node)
-    return found
+    return parts
 
 
 def strictness(p: NDArray[np.float64], q: NDArray[np.float64], k: int) -> float:

@@ -93,8 +93,8 @@ def choice(p: Distribution, q: Distribution, weight: float, k: int) -> tuple[fro
     best = int(np.argmax(_covered(weight * ratio[order], q.probs[order], often, seldom)))
     probs = q.probs * seldom[best]
     probs[order[best:]] = q.probs[order[best:]] * often[best]
-    kept = probs > 0
-    return frozenset(q.token_ids[order[best:]].tolist()), Distribution(q.token_ids[kept], probs[kept])
+    positive = probs > 0
+    return frozenset(q.token_ids[order[best:]].tolist()), Distribution(q.token_ids[positive], probs[positive])
 
 
 def _covered(

@@ -67,8 +67,8 @@ def point_mass(token: int) -> Distribution:
 def probability(dist: Distribution, token: int) -> float:
     """Return the probability of one token."""
     place = int(np.searchsorted(dist.token_ids, token))
-    found = place < len(dist.token_ids) and dist.token_ids[place] == token
-    return float(dist.probs[place]) if found else 0.0
+    holds = place < len(dist.token_ids) and dist.token_ids[place] == token
+    return float(dist.probs[place]) if holds else 0.0
 
 
 def probabilities(dist: Distribution, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -89,8 +89,8 @@ def rescaled(p: Distribution, masses: NDArray[np.float64]) -> Distribution:
 
     Where all are 0, which only rounding can bring about, p itself is returned.
     """
-    kept = masses > 0
-    return Distribution(p.token_ids[kept], masses[kept] / masses.sum()) if kept.any() else p
+    positive = masses > 0
+    return Distribution(p.token_ids[positive], masses[positive] / masses.sum()) if positive.any() else p
 
 
 def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribution:
@@ -105,9 +105,9 @@ def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribut
 
 def without(q: Distribution, token: int) -> Distribution:
     """Return q without one of its tokens, rescaled; a point mass becomes an empty distribution."""
-    kept = q.token_ids != token
-    total = q.probs[kept].sum()
-    return Distribution(q.token_ids[kept], q.probs[kept] / total if total > 0 else q.probs[kept])
+    others = q.token_ids != token
+    total = q.probs[others].sum()
+    return Distribution(q.token_ids[others], q.probs[others] / total if total > 0 else q.probs[others])
 
 
 def sample(dist: Distribution, number: float) -> int:

@@ -89,7 +89,7 @@ def shape_for(rule: str, wish: TreeShape | None, *, trees: bool, greedy: bool) -
     default = TreeShape() if coupled else parse_shape(find_rule(rule).shape)
     shape, why = default if wish is None else wish, ""
     if shape.kind not in (CHAIN, default.kind) and not _fits(rule, shape.kind, find_shape(shape.kind), coupled=coupled):
-        fitting = [name for name, found in installed() if _fits(rule, name, found, coupled=coupled)]
+        fitting = [name for name, candidate in installed() if _fits(rule, name, candidate, coupled=coupled)]
         kinds = dict.fromkeys((default.kind, *fitting, CHAIN))
         by = "at temperature 0" if greedy else f"under the rule {rule}"
         shape, why = default, f"the shape {wish} is not used {by}, where drafts are {' or '.join(kinds)}"
@@ -113,21 +113,21 @@ def rule_notes(rule: str, shape: TreeShape, draws: Iterable[Draws], *, greedy: b
         greedy: Whether tokens are drawn at temperature 0.
     """
     draws, on_chains = set(draws), None if rule == COUPLED else find_rule(rule).on_chains
-    named = f"the rule {rule}"
+    rule_name = f"the rule {rule}"
     if rule != COUPLED and greedy:
-        return [f"{named} changes nothing at temperature 0: the most probable token is taken under every rule"]
+        return [f"{rule_name} changes nothing at temperature 0: the most probable token is taken under every rule"]
     if Draws.UNKNOWN in draws:
         return []
     if Draws.SHAPES in draws:
         same = on_chains if shape.kind == CHAIN else None
-        return [f"{named} does what {same} does, as drafts are chains"] if same is not None else []
+        return [f"{rule_name} does what {same} does, as drafts are chains"] if same is not None else []
     who = "only a draft model with the target's tokenizer and a trained head make trees of a shape"
     if Draws.CHAINS in draws:
         if on_chains is not None:
-            return [f"{named} does what {on_chains} does: {who}, others a chain"]
+            return [f"{rule_name} does what {on_chains} does: {who}, others a chain"]
     elif rule != COUPLED:
         return [
-            f"{named} gains nothing: all guesses are looked up, and none is drawn; only a draft model, a "
+            f"{rule_name} gains nothing: all guesses are looked up, and none is drawn; only a draft model, a "
             "trained head and the model's own layers draw"
         ]
     return [] if shape.kind == CHAIN else [f"the shape {shape} has no effect: {who}"]

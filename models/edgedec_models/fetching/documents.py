@@ -47,10 +47,10 @@ class Document:
         try:
             return json.loads(self.content)
         except (ValueError, RecursionError) as error:
-            found = self.content[:_SHOWN_BYTES].decode("utf-8", "replace")
+            start = self.content[:_SHOWN_BYTES].decode("utf-8", "replace")
             kind = f" of type {self.kind}" if self.kind else ""
             why = "nested too deep" if isinstance(error, RecursionError) else "no JSON"
-            raise ValueError(f"{len(self.content)} bytes{kind} that are {why} and begin with {found!r}") from error
+            raise ValueError(f"{len(self.content)} bytes{kind} that are {why} and begin with {start!r}") from error
 
 
 def get(

@@ -36,14 +36,14 @@ class Remote:
 
 def download_gguf(
     url: str,
-    wanted: WantedFile,
+    file: WantedFile,
     options: ResolveOptions,
     *,
     headers: Mapping[str, str] | None = None,
     advice: str = "",
     magic: bytes = b"GGUF",
 ) -> str:
-    """Fetch the GGUF at a URL as `wanted` and return its SHA-256 (hex); the caller holds the lock of the path.
+    """Fetch the GGUF at a URL as `file` and return its SHA-256 (hex); the caller holds the lock of the path.
 
     Args:
         headers, advice, magic: As in `Remote`; another `magic` is for the files of a draft head, which are no GGUFs.
@@ -52,11 +52,11 @@ def download_gguf(
         ModelNotFoundError, PullError, StorageError, CancelledError: As `download`.
     """
     with open_client() as client:
-        return download(client, Remote(url, headers or {}, advice, magic=magic), wanted, options)
+        return download(client, Remote(url, headers or {}, advice, magic=magic), file, options)
 
 
-def download(client: httpx.Client, remote: Remote, wanted: WantedFile, options: ResolveOptions) -> str:
-    """Fetch `remote` as `wanted` and return its SHA-256 (hex); the caller holds the lock of the path.
+def download(client: httpx.Client, remote: Remote, file: WantedFile, options: ResolveOptions) -> str:
+    """Fetch `remote` as `file` and return its SHA-256 (hex); the caller holds the lock of the path.
 
     Raises:
         ModelNotFoundError: The server has no such file.
@@ -64,13 +64,13 @@ def download(client: httpx.Client, remote: Remote, wanted: WantedFile, options: 
         StorageError: The disk has too little room, or cannot be written.
         CancelledError: `options.cancel` was cancelled; what was fetched is kept for resuming.
     """
-    what = f"pull {wanted.name}"
-    with Partial(wanted, options) as partial:
+    what = f"pull {file.name}"
+    with Partial(file, options) as partial:
         resumed = partial.size_bytes > 0
-        retry(lambda: _receive(client, remote, wanted, partial, options), what, options, lambda: partial.size_bytes)
-        if resumed and wanted.sha256 not in (None, partial.sha256()):
+        retry(lambda: _receive(client, remote, file, partial, options), what, options, lambda: partial.size_bytes)
+        if resumed and file.sha256 not in (None, partial.sha256()):
             partial.restart()  # what an earlier attempt left was damaged
-            retry(lambda: _receive(client, remote, wanted, partial, options), what, options, lambda: partial.size_bytes)
+            retry(lambda: _receive(client, remote, file, partial, options), what, options, lambda: partial.size_bytes)
         head = partial.head(len(remote.magic))
         if head != remote.magic:
             partial.restart()
@@ -81,20 +81,18 @@ def download(client: httpx.Client, remote: Remote, wanted: WantedFile, options: 
         return partial.publish()
 
 
-def _receive(
-    client: httpx.Client, remote: Remote, wanted: WantedFile, partial: Partial, options: ResolveOptions
-) -> None:
+def _receive(client: httpx.Client, remote: Remote, file: WantedFile, partial: Partial, options: ResolveOptions) -> None:
     """Make one request and append what comes; return when the file is complete."""
-    if not (wanted.sha256 or partial.validator) and partial.size_bytes:
+    if not (file.sha256 or partial.validator) and partial.size_bytes:
         partial.restart()  # nothing shows whether the remote file is still the same
-    if wanted.size_bytes is not None and wanted.size_bytes == partial.size_bytes:
+    if file.size_bytes is not None and file.size_bytes == partial.size_bytes:
         return
     headers = dict(remote.headers)
     if partial.size_bytes:
         headers["Range"] = f"bytes={partial.size_bytes}-"
-        if partial.validator and not wanted.sha256:  # each mirror has its own validator; the checksum is better
+        if partial.validator and not file.sha256:  # each mirror has its own validator; the checksum is better
             headers["If-Range"] = partial.validator
-    with watched(f"pull {wanted.name}", options) as extensions:
+    with watched(f"pull {file.name}", options) as extensions:
         request = client.build_request("GET", remote.url, headers=headers, extensions=extensions)
         response = client.send(request, stream=True)
     with closing(response):
@@ -103,25 +101,25 @@ def _receive(
                 return
             partial.restart()
             raise TransientError("the remote file is shorter than the part that was fetched before")
-        check_status(response, f"pull {wanted.name}", remote.advice)
+        check_status(response, f"pull {file.name}", remote.advice)
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise PullError(
-                f"pull {wanted.name}: {redact(remote.url)} sends the file compressed, expected it as it is; try "
+                f"pull {file.name}: {redact(remote.url)} sends the file compressed, expected it as it is; try "
                 "another address"
             )
         if response.status_code == 206:
             _check_range(response, partial)
         else:
             partial.restart(_validator(response))
-        _append(response, wanted, partial, options)
+        _append(response, file, partial, options)
 
 
-def _append(response: httpx.Response, wanted: WantedFile, partial: Partial, options: ResolveOptions) -> None:
-    total = _total_bytes(response, partial.size_bytes) or wanted.size_bytes
-    if wanted.size_bytes not in (None, total):
+def _append(response: httpx.Response, file: WantedFile, partial: Partial, options: ResolveOptions) -> None:
+    total = _total_bytes(response, partial.size_bytes) or file.size_bytes
+    if file.size_bytes not in (None, total):
         partial.restart()
         raise PullError(
-            f"pull {wanted.name}: {redact(str(response.url))} has {total} bytes where {wanted.size_bytes} were "
+            f"pull {file.name}: {redact(str(response.url))} has {total} bytes where {file.size_bytes} were "
             "expected: it is another file; nothing was kept"
         )
     if total is not None:
@@ -131,14 +129,14 @@ def _append(response: httpx.Response, wanted: WantedFile, partial: Partial, opti
         pace.got(len(block))
         if total is None:
             partial.make_room(len(block))
-        check_cancelled(options.cancel, f"pull {wanted.name}")
+        check_cancelled(options.cancel, f"pull {file.name}")
         partial.write(block)
         if total is not None and partial.size_bytes > total:
             partial.restart()
             raise PullError(
-                f"pull {wanted.name}: the server announced {total} bytes and sent more; nothing was kept, try again"
+                f"pull {file.name}: the server announced {total} bytes and sent more; nothing was kept, try again"
             )
-        report_progress(options.on_progress, "download", partial.size_bytes, total, "bytes", wanted.name)
+        report_progress(options.on_progress, "download", partial.size_bytes, total, "bytes", file.name)
     if total is not None and partial.size_bytes < total:
         raise TransientError(f"the connection ended after {partial.size_bytes} of {total} bytes")
 

@@ -42,16 +42,16 @@ class Partial:
         n_parts: Number of complete parts, for a file that comes in parts.
     """
 
-    def __init__(self, wanted: WantedFile, options: ResolveOptions, *, in_parts: bool = False) -> None:
+    def __init__(self, file: WantedFile, options: ResolveOptions, *, in_parts: bool = False) -> None:
         """Prepare. With `in_parts` only complete parts (see checkpoint) are resumed."""
-        self._wanted = wanted
+        self._wanted = file
         self._options = options
-        self._identity = wanted.sha256 or wanted.source
+        self._identity = file.sha256 or file.source
         self._in_parts = in_parts
-        self._path = partial_path(wanted.path)
+        self._path = partial_path(file.path)
         self._state = sidecar(self._path)
         self._digest = hashlib.sha256()
-        self._total_bytes = wanted.size_bytes or 0
+        self._total_bytes = file.size_bytes or 0
         self.size_bytes = 0
         self.validator = ""
         self.n_parts = 0
@@ -159,22 +159,22 @@ class Partial:
             PullError: It is not the file wanted, and was deleted.
             StorageError: It cannot be stored.
         """
-        wanted, sha256 = self._wanted, self.sha256()
+        file, sha256 = self._wanted, self.sha256()
         fault = None
-        if wanted.size_bytes not in (None, self.size_bytes):
-            fault = f"{self.size_bytes} bytes came where {wanted.size_bytes} were expected"
-        elif wanted.sha256 not in (None, sha256):
-            fault = f"its SHA-256 is {sha256} where {wanted.sha256} was expected"
+        if file.size_bytes not in (None, self.size_bytes):
+            fault = f"{self.size_bytes} bytes came where {file.size_bytes} were expected"
+        elif file.sha256 not in (None, sha256):
+            fault = f"its SHA-256 is {sha256} where {file.sha256} was expected"
         if fault:
             self.restart()
             raise PullError(
-                f"{wanted.name} from {wanted.source} is not the file wanted: {fault}; nothing was kept. Try "
+                f"{file.name} from {file.source} is not the file wanted: {fault}; nothing was kept. Try "
                 "again if it was damaged on the way; it may also have changed at its source"
             )
         with storage_errors("write", self._path):
             os.fsync(self._file.fileno())
             self._file.close()
-        move_into_place(self._path, wanted.path)
+        move_into_place(self._path, file.path)
         self.discard()
         return sha256
 
@@ -204,12 +204,12 @@ class Partial:
         self.size_bytes = size_bytes
 
     def _require_space(self, n_bytes: int) -> None:
-        kept = (
+        note = (
             f". The {human_bytes(self.size_bytes)} fetched so far stay for resuming; "
             f"`edgedec rm {self._wanted.name}` deletes them"
         )
         what = f"pull {self._wanted.name}"
-        require_space(self._path.parent, max(0, n_bytes), what, kept if self.size_bytes else "")
+        require_space(self._path.parent, max(0, n_bytes), what, note if self.size_bytes else "")
 
     def _write_state(self) -> None:
         state: dict[str, object] = {"identity": self._identity, "source": self._wanted.source}

@@ -75,16 +75,16 @@ class RemoteFile(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         """Return so many bytes from here on, fewer only at the end of the file (raises as __init__)."""
         end = self.size_bytes if size < 0 else min(self.size_bytes, self._position + size)
-        found = bytearray()
+        data = bytearray()
         while self._position < end:
             if not self._start <= self._position < self._start + len(self._kept):
                 goes_on = self._position == self._start + len(self._kept)
                 ahead = min(2 * len(self._kept), _MOST_AHEAD_BYTES) if goes_on else _LEAST_BYTES
                 self._fetch(self._position, min(max(end - self._position, ahead), self.size_bytes - self._position))
             begin = self._position - self._start
-            found += self._kept[begin : begin + end - self._position]
+            data += self._kept[begin : begin + end - self._position]
             self._position = self._start + min(len(self._kept), begin + end - self._position)
-        return bytes(found)
+        return bytes(data)
 
     def _fetch(self, start: int, n_bytes: int) -> None:
         """Keep `n_bytes` from `start` on, as many as the file has."""
@@ -126,14 +126,14 @@ class RemoteFile(io.RawIOBase):
             with suppress(ValueError):
                 n_bytes = int(response.headers.get("Content-Length", ""))
             raise WholeFilesOnlyError(f"{self._what}: {redact(self._remote.url)} sends only the whole file", n_bytes)
-        found = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})", response.headers.get("Content-Range", ""))
-        if found is None or int(found[1]) != start or int(found[2]) <= start:
+        match = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18})", response.headers.get("Content-Range", ""))
+        if match is None or int(match[1]) != start or int(match[2]) <= start:
             raise PullError(
                 f"{self._what}: {redact(self._remote.url)} answers with the range "
                 f"{response.headers.get('Content-Range', '')[:80]!r}, expected one from byte {start} on and the size "
                 "of the file; try another address"
             )
-        if self.size_bytes not in (0, int(found[2])):
+        if self.size_bytes not in (0, int(match[2])):
             raise PullError(f"{self._what}: the file changed at {redact(self._remote.url)}; try again")
-        self.size_bytes = int(found[2])
+        self.size_bytes = int(match[2])
         return self.size_bytes

@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from edgedec.gguf.file import GGUF
 
 
-def write_record(wanted: WantedFile, sha256: str) -> None:
+def write_record(file: WantedFile, sha256: str) -> None:
     """Write the record of a file whose SHA-256 was just computed.
 
     Raises:
         StorageError: The record cannot be written.
     """
-    with storage_errors("look at", wanted.path):
-        stat = standing(wanted.path).stat()
+    with storage_errors("look at", file.path):
+        stat = standing(file.path).stat()
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    record = FileRecord(wanted.source, sha256, stat.st_size, stat.st_mtime_ns, wanted.licence, now)
-    if (tiled := _tiled(wanted.path)) is not None:
-        before = read_record(wanted.path) or replace(record, size_bytes=tiled.n_bytes, mtime_ns=0)
+    record = FileRecord(file.source, sha256, stat.st_size, stat.st_mtime_ns, file.licence, now)
+    if (tiled := _tiled(file.path)) is not None:
+        before = read_record(file.path) or replace(record, size_bytes=tiled.n_bytes, mtime_ns=0)
         record = replace(before, checked=now, tiles_mtime_ns=stat.st_mtime_ns)
-    write_json(sidecar(wanted.path), asdict(record))
-    if tiled is None and wanted.path.suffix == ".gguf":  # it was fetched again, or made again at last
-        with storage_errors("delete", wanted.path):
-            tiled_place(wanted.path).unlink(missing_ok=True)
+    write_json(sidecar(file.path), asdict(record))
+    if tiled is None and file.path.suffix == ".gguf":  # it was fetched again, or made again at last
+        with storage_errors("delete", file.path):
+            tiled_place(file.path).unlink(missing_ok=True)
 
 
-def find_fault(wanted: WantedFile, options: ResolveOptions, *, rehash: bool = False) -> str | None:
+def find_fault(file: WantedFile, options: ResolveOptions, *, rehash: bool = False) -> str | None:
     """Return what is wrong with an existing file, for a message; None where nothing is.
 
     The file is hashed unless its record shows that this was done, or if `rehash`. Where the SHA-256 is neither wanted
@@ -49,20 +49,20 @@ def find_fault(wanted: WantedFile, options: ResolveOptions, *, rehash: bool = Fa
         StorageError: The file cannot be read.
         CancelledError: `options.cancel` was cancelled.
     """
-    if not rehash and is_recorded(wanted):
+    if not rehash and is_recorded(file):
         return None
-    tiled = _tiled(wanted.path)
-    with storage_errors("look at", wanted.path):
-        size_bytes = standing(wanted.path).stat().st_size if tiled is None else tiled.n_bytes
-    if wanted.size_bytes not in (None, size_bytes):
-        return f"it has {size_bytes} bytes where {wanted.size_bytes} were expected"
-    record = read_record(wanted.path)
-    expected = wanted.sha256 or (record.sha256 if record else None)
-    found = sha256_of(wanted.path, wanted.name, options) if tiled is None else _sha256_of_tiled(tiled, wanted, options)
-    if expected not in (None, found):
-        return f"its SHA-256 is {found} where {expected} was expected"
+    tiled = _tiled(file.path)
+    with storage_errors("look at", file.path):
+        size_bytes = standing(file.path).stat().st_size if tiled is None else tiled.n_bytes
+    if file.size_bytes not in (None, size_bytes):
+        return f"it has {size_bytes} bytes where {file.size_bytes} were expected"
+    record = read_record(file.path)
+    expected = file.sha256 or (record.sha256 if record else None)
+    sha256 = sha256_of(file.path, file.name, options) if tiled is None else _sha256_of_tiled(tiled, file, options)
+    if expected not in (None, sha256):
+        return f"its SHA-256 is {sha256} where {expected} was expected"
     with suppress(StorageError):  # a cache that is read-only is fine; its files are hashed at each start
-        write_record(wanted, found)
+        write_record(file, sha256)
     return None
 
 
@@ -75,13 +75,13 @@ def _tiled(path: Path) -> "GGUF | None":
     return read_gguf(path)
 
 
-def _sha256_of_tiled(tiled: "GGUF", wanted: WantedFile, options: ResolveOptions) -> str:
+def _sha256_of_tiled(tiled: "GGUF", file: WantedFile, options: ResolveOptions) -> str:
     """Return the SHA-256 (hex) of the file whose place a tile file took; one that is damaged has another."""
     from edgedec_runtimes.tile_files.keeping import whole_sha256  # here, as it imports numpy
 
     def report(_: bytes, done: int) -> None:
-        check_cancelled(options.cancel, f"verify {wanted.name}")
-        report_progress(options.on_progress, "verify", done, tiled.n_bytes, "bytes", wanted.name)
+        check_cancelled(options.cancel, f"verify {file.name}")
+        report_progress(options.on_progress, "verify", done, tiled.n_bytes, "bytes", file.name)
 
     try:
         return whole_sha256(tiled, report)

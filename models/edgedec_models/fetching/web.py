@@ -103,9 +103,9 @@ def retry(attempt: Callable[[], T], what: str, options: ResolveOptions, n_done: 
                 furthest, n_failed = n_done(), 0
             n_failed += 1
             if n_failed >= N_TRIES:
-                kept = ". What was fetched stays for resuming" if n_done() else ""
+                note = ". What was fetched stays for resuming" if n_done() else ""
                 raise PullError(
-                    f"{what}: {_reason(error)} (tried {N_TRIES} times); check the connection and run it again{kept}"
+                    f"{what}: {_reason(error)} (tried {N_TRIES} times); check the connection and run it again{note}"
                 ) from error
             wait_s = max(BACKOFF_S * 2 ** (n_failed - 1), getattr(error, "wait_s", 0.0))
         _pause(min(wait_s, LONGEST_WAIT_S), what, options)

@@ -108,8 +108,8 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
     make_folder(folder)
     write_json(folder / LISTING, asdict(listing))
     for path in (*chosen, *_with_projector(spec, list(files), chosen)):
-        wanted = _fetch_file(spec, listing.commit, files[path], folder, options, rehash=rehash)
-        if path == HEAD_CONFIG and kind_of(wanted.path) is None:
+        target = _fetch_file(spec, listing.commit, files[path], folder, options, rehash=rehash)
+        if path == HEAD_CONFIG and kind_of(target.path) is None:
             raise ModelNotFoundError(
                 f"hf:{spec.repo_id}: no GGUF in this repository, and its {HEAD_CONFIG} is that of a model, not of a "
                 "draft head; look for a model whose name ends in -GGUF, or for a head (EAGLE-3, DFlash, DSpark)"
@@ -120,8 +120,8 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
 def _with_projector(spec: HubSpec, files: Sequence[str], chosen: Sequence[str]) -> tuple[str, ...]:
     """Return the picture encoder that is fetched with a model's files, where the repository has one."""
     is_model = chosen[0].lower().endswith(".gguf") and chosen[0] not in projectors(files)
-    found = choose_projector(files, chosen[0]) if is_model else None
-    return () if found is None else (found,)
+    projector = choose_projector(files, chosen[0]) if is_model else None
+    return () if projector is None else (projector,)
 
 
 def _fetch_file(
@@ -129,11 +129,11 @@ def _fetch_file(
 ) -> WantedFile:
     """Fetch one file of a repository unless it is there."""
     name = spec.name_of(file.path)
-    wanted = WantedFile(name, folder / file.path, name, file.size_bytes, file.sha256)
-    with locked(wanted.path, name, options):
-        if not standing(wanted.path).exists() or find_fault(wanted, options, rehash=rehash):
-            write_record(wanted, _download(spec, file.path, commit, wanted, options))
-    return wanted
+    target = WantedFile(name, folder / file.path, name, file.size_bytes, file.sha256)
+    with locked(target.path, name, options):
+        if not standing(target.path).exists() or find_fault(target, options, rehash=rehash):
+            write_record(target, _download(spec, file.path, commit, target, options))
+    return target
 
 
 def bring_projector(spec: HubSpec, model: Path, folder: Path, options: ResolveOptions) -> None:
@@ -153,7 +153,7 @@ def _choice(draft_head: bool) -> Callable[[Sequence[str], HubSpec], tuple[str, .
     return choose_head if draft_head else choose
 
 
-def fetch_hub_file(spec: HubSpec, wanted: WantedFile, options: ResolveOptions) -> str:
+def fetch_hub_file(spec: HubSpec, file: WantedFile, options: ResolveOptions) -> str:
     """Fetch the file that a catalogue entry names and return its SHA-256 (hex); the caller holds the lock.
 
     Raises:
@@ -163,7 +163,7 @@ def fetch_hub_file(spec: HubSpec, wanted: WantedFile, options: ResolveOptions) -
         raise PullError(
             f"hf:{spec.repo_id}:{spec.what} is one shard of a split model, expected a whole file; correct the catalogue"
         )
-    return _download(spec, spec.what, spec.revision, wanted, options)
+    return _download(spec, spec.what, spec.revision, file, options)
 
 
 def list_repository(spec: HubSpec, options: ResolveOptions) -> Listing:
@@ -230,7 +230,7 @@ def _is_match(pattern: str, value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII | re.DOTALL) is not None
 
 
-def require(holds: bool, found: Any, expected: str) -> None:
+def require(holds: bool, value: Any, expected: str) -> None:
     """Raise ValueError with what was found, unless something holds.
 
     >>> require(False, 7, "a list as siblings")
@@ -238,7 +238,7 @@ def require(holds: bool, found: Any, expected: str) -> None:
     ValueError: 7 where a list as siblings was expected
     """
     if not holds:
-        raise ValueError(f"{found!r:.80} where {expected} was expected")
+        raise ValueError(f"{value!r:.80} where {expected} was expected")
 
 
 def _check(response: "httpx.Response", what: str) -> None:
@@ -278,11 +278,11 @@ def chosen_files(spec: HubSpec, options: ResolveOptions) -> list[tuple[str, "Rem
     return [(file, _remote(spec, file, listing.commit)) for file in files]
 
 
-def _download(spec: HubSpec, file: str, revision: str, wanted: WantedFile, options: ResolveOptions) -> str:
+def _download(spec: HubSpec, file: str, revision: str, target: WantedFile, options: ResolveOptions) -> str:
     from edgedec_models.fetching.download import download_gguf  # here, as in ask_hub
 
     remote = _remote(spec, file, revision)
-    return download_gguf(remote.url, wanted, options, headers=remote.headers, advice=remote.advice, magic=remote.magic)
+    return download_gguf(remote.url, target, options, headers=remote.headers, advice=remote.advice, magic=remote.magic)
 
 
 def _remote(spec: HubSpec, file: str, revision: str) -> "Remote":

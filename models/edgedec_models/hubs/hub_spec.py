@@ -75,8 +75,8 @@ def parse_hub(name: str) -> HubSpec:
             f"{name!r} is not the name of a model on a hub: write hf:OWNER/REPO, then :Q4_K_M or :FILE.gguf for "
             "a quantization or a file, then @REVISION for a branch, tag or commit"
         )
-    found = match.groupdict(default="")
-    return HubSpec(found["owner"], found["repo"], found["what"], found["revision"] or "main")
+    parts = match.groupdict(default="")
+    return HubSpec(parts["owner"], parts["repo"], parts["what"], parts["revision"] or "main")
 
 
 def is_safe(file: str) -> bool:
@@ -111,11 +111,11 @@ def choose(files: Sequence[str], spec: HubSpec) -> tuple[str, ...]:
         fitting = _of_quantization(spec.what, models)
     else:
         by_default = (_of_quantization(quantization, models) for quantization in DEFAULTS)
-        fitting = next((found for found in by_default if found), list(models) if len(models) == 1 else [])
+        fitting = next((name for name in by_default if name), list(models) if len(models) == 1 else [])
     if len(fitting) == 1:
         return models[fitting[0]]
-    wanted = spec.what or f"a default quantization ({', '.join(DEFAULTS)})"
-    problem = f"{len(fitting)} files fit {wanted}" if fitting else f"nothing fits {wanted}"
+    kind = spec.what or f"a default quantization ({', '.join(DEFAULTS)})"
+    problem = f"{len(fitting)} files fit {kind}" if fitting else f"nothing fits {kind}"
     listed = "\n".join(f"  {spec.name_of(first)}" for first in sorted(fitting or models))
     raise ModelNotFoundError(f"hf:{spec.repo_id}: {problem}; name one of:\n{listed}")
 

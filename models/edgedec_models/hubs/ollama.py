@@ -48,9 +48,9 @@ def find_ollama(name: str) -> Path:
             is_there = manifest.is_file()
         if is_there:
             return _weights(name, manifest, folder / "blobs")
-    known = [known for folder in folders for known in _names(folder)]
+    names = [name for folder in folders for name in _names(folder)]
     raise ModelNotFoundError(
-        f"Ollama has no model {name!r} in {' or '.join(map(str, folders))}{did_you_mean(name, known)}; get it with "
+        f"Ollama has no model {name!r} in {' or '.join(map(str, folders))}{did_you_mean(name, names)}; get it with "
         f"`ollama pull {name.removeprefix('ollama:')}`, or set OLLAMA_MODELS to the folder that has it"
     )
 
@@ -62,25 +62,27 @@ def _weights(name: str, manifest: Path, blobs: Path) -> Path:
         if len(text) > _MOST_BYTES:
             raise ValueError(f"more than {_MOST_BYTES} bytes")
         layers = json.loads(text)["layers"]
-        found = [(str(layer["digest"]), layer.get("size")) for layer in layers if layer["mediaType"] == MODEL_LAYER]
+        model_layers = [
+            (str(layer["digest"]), layer.get("size")) for layer in layers if layer["mediaType"] == MODEL_LAYER
+        ]
         adapters = [str(layer["digest"]) for layer in layers if layer["mediaType"] == ADAPTER_LAYER]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFormatError(
             f"{name}: the manifest {manifest} is not one of Ollama's: {error!r}; pull the model again with `ollama "
             "pull`"
         ) from error
-    if adapters and found:
-        weights, adapter = (str(blobs / digest.replace(":", "-")) for digest in (found[0][0], adapters[0]))
+    if adapters and model_layers:
+        weights, adapter = (str(blobs / digest.replace(":", "-")) for digest in (model_layers[0][0], adapters[0]))
         raise UnsupportedModelError(
             f"{name}: a model with an adapter (ADAPTER), without which its text would be another one: use the file "
             f"{weights!r} with {argument('lora')} {adapter!r}"
         )
-    if len(found) != 1:
+    if len(model_layers) != 1:
         raise ModelFormatError(
-            f"{name}: the manifest {manifest} names {len(found)} files of weights, expected one; edgedec runs only "
-            "models that are one GGUF file"
+            f"{name}: the manifest {manifest} names {len(model_layers)} files of weights, expected one; edgedec runs "
+            "only models that are one GGUF file"
         )
-    digest, size_bytes = found[0]
+    digest, size_bytes = model_layers[0]
     if re.fullmatch(r"sha256:[0-9a-f]{64}", digest) is None:
         raise ModelFormatError(
             f"{name}: the manifest {manifest} names the digest {digest!r}, expected sha256: and 64 hex digits; pull "

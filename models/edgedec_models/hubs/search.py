@@ -57,8 +57,8 @@ def search_hub(words: Sequence[str], n_most: int, options: ResolveOptions) -> li
         ("limit", n_most),
     ]
     asked += [("expand", field) for field in _FIELDS]
-    found = ask_hub(f"/api/models?{urlencode(asked)}", f"search for {text!r:.100}", options, _all_found)
-    return sorted(found[:n_most], key=lambda each: -(each.n_downloads or 0))
+    results = ask_hub(f"/api/models?{urlencode(asked)}", f"search for {text!r:.100}", options, _all_found)
+    return sorted(results[:n_most], key=lambda each: -(each.n_downloads or 0))
 
 
 def _all_found(answer: Any) -> list[FoundModel]:

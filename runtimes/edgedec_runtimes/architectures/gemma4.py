@@ -36,7 +36,7 @@ def _layers(header: Header) -> tuple[LayerShape, ...]:
             f"{header.gguf.paths[0]}: keys and values of a layer's window differ in length; use the llamacpp runtime"
         )
     newest: dict[bool, int] = {}
-    found = []
+    layers = []
     for number, (layer, slides) in enumerate(zip(said, sliding, strict=True)):
         if number < n_own:
             newest[slides] = number
@@ -45,8 +45,8 @@ def _layers(header: Header) -> tuple[LayerShape, ...]:
                 f"{header.gguf.paths[0]}: layer {number} has no keys and values, and no layer of its kind before it "
                 "has some; download the file again"
             )
-        found.append(replace(layer, head_dim=narrow if slides else layer.head_dim, kv_from=newest[slides]))
-    return tuple(found)
+        layers.append(replace(layer, head_dim=narrow if slides else layer.head_dim, kv_from=newest[slides]))
+    return tuple(layers)
 
 
 def _switches(header: Header) -> Switches:

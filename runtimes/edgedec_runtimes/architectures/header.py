@@ -32,20 +32,20 @@ class Header:
             ModelFormatError: The value is no number, or it is missing and there is no default.
         """
         full = f"{self.info.architecture}.{key}"
-        found = get_float(self.gguf, full)
-        if found is None:
+        value = get_float(self.gguf, full)
+        if value is None:
             return default if default is not None else refuse_missing(self.gguf, full)
-        return found
+        return value
 
     def whole(self, key: str, default: int) -> int:
         """Return a whole number of at least 0, or the default where the file does not give it."""
-        found = get_int(self.gguf, f"{self.info.architecture}.{key}", at_most=_MOST)
-        return default if found is None else found
+        value = get_int(self.gguf, f"{self.info.architecture}.{key}", at_most=_MOST)
+        return default if value is None else value
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Return a boolean, or the default where the file does not give it."""
-        found = get_bool(self.gguf, f"{self.info.architecture}.{key}")
-        return default if found is None else found
+        value = get_bool(self.gguf, f"{self.info.architecture}.{key}")
+        return default if value is None else value
 
     def every(self, period: int) -> tuple[bool, ...]:
         """Return by layer whether it is the last one of a group of `period` layers."""
@@ -53,8 +53,8 @@ class Header:
 
     def flags(self, key: str) -> tuple[bool, ...] | None:
         """Return a boolean by block, or None where the file does not give the key."""
-        found = get_per_layer(self.gguf, f"{self.info.architecture}.{key}", self.info.n_layer, at_most=1)
-        return None if found is None else tuple(map(bool, found))
+        values = get_per_layer(self.gguf, f"{self.info.architecture}.{key}", self.info.n_layer, at_most=1)
+        return None if values is None else tuple(map(bool, values))
 
     def sliding_layers(self, period: int) -> tuple[bool, ...]:
         """Return by layer whether it sees a sliding window; () where the file gives no window.
@@ -68,7 +68,7 @@ class Header:
         if isinstance(self.gguf.metadata.get(key), GGUFArray):
             pattern = get_per_layer(self.gguf, key, self.hyper.n_layer, at_most=1)
             return tuple(bool(slides) for slides in pattern or ())
-        found = self.whole("attention.sliding_window_pattern", period)
-        if not found:
+        whole_period = self.whole("attention.sliding_window_pattern", period)
+        if not whole_period:
             raise ModelFormatError(f"{self.gguf.paths[0]}: {key} is 0, expected 1 or more; download the file again")
-        return tuple(not whole for whole in self.every(found))
+        return tuple(not whole for whole in self.every(whole_period))

@@ -65,14 +65,14 @@ def nextn_model(gguf: GGUF) -> GGUF:
     if f"{name}.ssm.state_size" in metadata:  # else only some layers have attention
         metadata[f"{name}.full_attention_interval"] = 1
     replaced = {other for short, other in IN_PLACE.items() if f"blk.{n_layer}.{short}" in gguf.tensors}
-    kept = {key: tensor for key, tensor in gguf.tensors.items() if key not in replaced}
+    remaining = {key: tensor for key, tensor in gguf.tensors.items() if key not in replaced}
 
     def named(layer: int, short: str) -> str | None:
         if layer != n_layer:
             return None
         return IN_PLACE.get(short) if short.startswith(_OWN) else f"blk.0.{short}"
 
-    return _header(replace(gguf, tensors=kept), metadata, named)
+    return _header(replace(gguf, tensors=remaining), metadata, named)
 
 
 def _counts(gguf: GGUF) -> tuple[str, int, int]:
@@ -86,22 +86,22 @@ def _counts(gguf: GGUF) -> tuple[str, int, int]:
 def _metadata(gguf: GGUF, n_layer: int) -> dict[str, Value]:
     """Return the metadata of a model with so many layers, of which none is a nextn layer."""
     name = get_text(gguf, "general.architecture") or ""
-    found = {key: value for key, value in gguf.metadata.items() if key != f"{name}.{_COUNT}"}
-    return found | {f"{name}.block_count": n_layer}
+    metadata = {key: value for key, value in gguf.metadata.items() if key != f"{name}.{_COUNT}"}
+    return metadata | {f"{name}.block_count": n_layer}
 
 
 def _of_layer(value: GGUFArray, layer: int) -> Value:
     """Return an array's number for a layer; where the array is for the model's own layers alone, that of the last."""
-    found: Value = value.numpy()[min(layer, len(value) - 1)].item()
-    return int(found) if isinstance(found, bool) else found
+    number: Value = value.numpy()[min(layer, len(value) - 1)].item()
+    return int(number) if isinstance(number, bool) else number
 
 
 def _header(gguf: GGUF, metadata: dict[str, Value], named: Callable[[int, str], str | None]) -> GGUF:
     """Return a header with other metadata, in which tensors of layers have other names; None leaves a tensor out."""
-    found: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorInfo] = {}
     for name, tensor in gguf.tensors.items():
         match = _LAYER.fullmatch(name)
         other = name if match is None else named(int(match[1]), match[2])
         if other is not None:
-            found[other] = replace(tensor, name=other)
-    return replace(gguf, metadata=MappingProxyType(metadata), tensors=MappingProxyType(found))
+            tensors[other] = replace(tensor, name=other)
+    return replace(gguf, metadata=MappingProxyType(metadata), tensors=MappingProxyType(tensors))

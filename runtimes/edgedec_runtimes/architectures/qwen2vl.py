@@ -9,8 +9,8 @@ from edgedec_runtimes.architectures.rope import SECTIONS
 
 
 def _switches(header: Header) -> Switches:
-    found = QWEN2.switches(header)
-    return replace(found, rope=replace(found.rope, woven=False))
+    switches = QWEN2.switches(header)
+    return replace(switches, rope=replace(switches.rope, woven=False))
 
 
 QWEN2VL = replace(QWEN2, switches=_switches, keys=QWEN2.keys | {SECTIONS})

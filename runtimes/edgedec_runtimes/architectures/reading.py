@@ -90,15 +90,15 @@ def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     other parts of the file, and keys and values of layers that read those of another one.
     """
     architecture: Architecture = load_plugin(ARCHITECTURES, hyper.architecture)
-    found = unfused(_with_ffn_norms(_renamed(without_nextn(gguf), architecture.renamed), hyper), hyper)
+    whole = unfused(_with_ffn_norms(_renamed(without_nextn(gguf), architecture.renamed), hyper), hyper)
     sharing = [number for number, layer in enumerate(hyper.layers) if layer.kv_from != number]
     unread = {f"blk.{layer}.{short}.weight" for layer in sharing for short in ("attn_k", "attn_v", "attn_k_norm")}
-    kept = {
+    tensors = {
         name: tensor
-        for name, tensor in found.tensors.items()
+        for name, tensor in whole.tensors.items()
         if name not in unread and not name.startswith((*architecture.ignored, "cls."))
     }
-    return found if len(kept) == len(found.tensors) else replace(found, tensors=MappingProxyType(kept))
+    return whole if len(tensors) == len(whole.tensors) else replace(whole, tensors=MappingProxyType(tensors))
 
 
 def _with_ffn_norms(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
@@ -109,10 +109,10 @@ def _with_ffn_norms(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
 
 def _renamed(gguf: GGUF, names: Mapping[str, str]) -> GGUF:
     """Return a header with other names of tensors; one whose new name is taken keeps its own."""
-    found: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorInfo] = {}
     for name, tensor in gguf.tensors.items():
         *place, short = name.split(".", 2)
         other = names.get(name, ".".join((*place, names.get(short, short))))
         is_taken = other in gguf.tensors
-        found[name if is_taken else other] = tensor if is_taken else replace(tensor, name=other)
-    return replace(gguf, tensors=MappingProxyType(found)) if names else gguf
+        tensors[name if is_taken else other] = tensor if is_taken else replace(tensor, name=other)
+    return replace(gguf, tensors=MappingProxyType(tensors)) if names else gguf

@@ -118,13 +118,13 @@ def _sections(header: Header) -> tuple[int, ...]:
         UnsupportedModelError: Some pairs turn with something else.
     """
     key = f"{header.info.architecture}.{SECTIONS}"
-    found = get_array(header.gguf, key, WHOLE)
-    if found is not None and found.numpy()[3:].any():
+    sections = get_array(header.gguf, key, WHOLE)
+    if sections is not None and sections.numpy()[3:].any():
         raise UnsupportedModelError(
             f"{header.gguf.paths[0]}: {key} has a section after its first three, for time, height and width; "
             "use the llamacpp runtime"
         )
-    sizes = [] if found is None else [*map(int, found.numpy()), 0, 0, 0][:3]
+    sizes = [] if sections is None else [*map(int, sections.numpy()), 0, 0, 0][:3]
     return tuple(sizes) if any(sizes) else ()
 
 
@@ -155,10 +155,10 @@ def turns(rope: Rope, divisors: NDArray[np.float32] | None = None) -> Turns:
     by = np.ones(half) if divisors is None else divisors.astype(np.float64)
     if not rope.yarn:
         return Turns(powers * scale / by, rope.attention_factor, axes_of(rope))
-    kept = _kept(rope, base)
+    cached = _kept(rope, base)
     stretched = math.log(max(1.0, 1 / scale))
     magnitude = (0.1 * stretched + 1) / (0.1 * rope.log_multiplier * stretched + 1)
-    return Turns(powers / by * (scale * (1 - kept) + kept), magnitude * rope.attention_factor, axes_of(rope))
+    return Turns(powers / by * (scale * (1 - cached) + cached), magnitude * rope.attention_factor, axes_of(rope))
 
 
 def _kept(rope: Rope, base: float) -> NDArray[np.float64]:
@@ -192,9 +192,9 @@ def turns_in(gguf: GGUF, rope: Rope, n_ctx: int) -> Turns:
     if name is None:
         return turns(rope)
     if gguf.tensors[name].type is not GGMLType.F32 or gguf.tensors[name].shape != (rope.n_rot // 2,):
-        found = f"{gguf.tensors[name].type.name} of the shape {gguf.tensors[name].shape}"
+        actual = f"{gguf.tensors[name].type.name} of the shape {gguf.tensors[name].shape}"
         raise ModelFormatError(
-            f"{gguf.paths[0]}: tensor {name!r} is {found}, expected F32 of {rope.n_rot // 2}; download the file again"
+            f"{gguf.paths[0]}: tensor {name!r} is {actual}, expected F32 of {rope.n_rot // 2}; download the file again"
         )
     divisors = np.frombuffer(gguf.read_tensor_bytes(name), "<f4").astype(np.float32)
     if not (np.isfinite(divisors).all() and (divisors > 0).all()):

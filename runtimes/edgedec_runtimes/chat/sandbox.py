@@ -98,8 +98,8 @@ class _Rewriter(NodeTransformer):  # Jinja is extended by inheritance
         return self.visit_List(node) if isinstance(node.arg, nodes.Slice) else self.generic_visit(node)
 
     def visit_Name(self, node: nodes.Name) -> nodes.Node:
-        named = node.ctx == "load" and node.name in ("varargs", "kwargs")
-        return self.visit_List(node) if named else self.generic_visit(node)
+        is_star = node.ctx == "load" and node.name in ("varargs", "kwargs")
+        return self.visit_List(node) if is_star else self.generic_visit(node)
 
     def visit_NSRef(self, node: nodes.NSRef) -> nodes.Node:
         if node.attr.startswith("_"):

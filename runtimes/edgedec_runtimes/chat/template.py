@@ -82,8 +82,8 @@ class ChatTemplate:
         if _TAKES_KINDS in self.source and not self._strings_are_taken(cancel) and self._parts_are_taken(cancel):
             checked = [_in_parts(message) for message in checked]
         checked = with_field_names(checked, self.source)
-        given = {"documents": None, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        chat = {**self._tokens, **given, **variables, "messages": checked}
+        fixed_variables = {"documents": None, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        chat = {**self._tokens, **fixed_variables, **variables, "messages": checked}
         try:
             return self._run(chat, cancel)
         except TemplateError:
@@ -197,10 +197,10 @@ def with_field_names(messages: Sequence[Message], source: str) -> list[Message]:
     The templates of gpt-oss and LFM2.5 read what was thought as `thinking`. Earlier ones of Gemma 4 read the answers of
     tools as `tool_responses` of the message that calls the tools.
     """
-    found = [dict(message) for message in messages]
+    copies = [dict(message) for message in messages]
     if _THINKING.search(source) and "reasoning_content" not in source:
-        found = [_with_thinking(message, source) for message in found]
-    return _with_tool_responses(found) if "tool_responses" in source else found
+        copies = [_with_thinking(message, source) for message in copies]
+    return _with_tool_responses(copies) if "tool_responses" in source else copies
 
 
 def _with_thinking(message: Message, source: str) -> Message:
@@ -215,19 +215,21 @@ def _with_thinking(message: Message, source: str) -> Message:
 
 
 def _with_tool_responses(messages: list[Message]) -> list[Message]:
-    found: list[Message] = []
+    merged: list[Message] = []
     for message in messages:
-        calls = found[-1].get("tool_calls") if found else None
+        calls = merged[-1].get("tool_calls") if merged else None
         if message["role"] != "tool" or not calls:
-            found.append(message)
+            merged.append(message)
             continue
-        caller = found[-1]
+        caller = merged[-1]
         responses = caller.setdefault("tool_responses", [])
-        named = {call.get("id"): call["function"]["name"] for call in calls if isinstance(call.get("function"), dict)}
-        by_place = list(named.values())[len(responses) :]
-        name = named.get(message.get("tool_call_id")) or message.get("name") or message.get("tool_name")
+        function_names = {
+            call.get("id"): call["function"]["name"] for call in calls if isinstance(call.get("function"), dict)
+        }
+        by_place = list(function_names.values())[len(responses) :]
+        name = function_names.get(message.get("tool_call_id")) or message.get("name") or message.get("tool_name")
         responses.append({"name": name or (by_place or ["unknown"])[0], "response": message.get("content")})
-    return found
+    return merged
 
 
 def with_text_calls_told(messages: Sequence[Message]) -> list[Message]:
@@ -235,19 +237,19 @@ def with_text_calls_told(messages: Sequence[Message]) -> list[Message]:
 
     A call whose arguments are a text, as a model wrote them when they are no JSON, stands in the content.
     """
-    found: list[Message] = []
+    merged: list[Message] = []
     for message in messages:
         calls = [call for call in message.get("tool_calls") or [] if isinstance(call, dict)]
         functions = [call["function"] for call in calls if isinstance(call.get("function"), dict)]
         broken = [each for each in functions if isinstance(each.get("arguments"), str)]
         if broken:
-            told = [f"{function.get('name')} {function['arguments']}" for function in broken]
+            lines = [f"{function.get('name')} {function['arguments']}" for function in broken]
             content = message.get("content") or ""
             if isinstance(content, str):
-                content = "\n".join(filter(None, [content, *told]))
+                content = "\n".join(filter(None, [content, *lines]))
             else:
-                content = [*content, *({"type": "text", "text": text} for text in told)]
-            kept = [call for call in calls if call.get("function") not in broken]
-            message = {**message, "content": content, "tool_calls": kept}
-        found.append(message)
-    return found
+                content = [*content, *({"type": "text", "text": text} for text in lines)]
+            sound = [call for call in calls if call.get("function") not in broken]
+            message = {**message, "content": content, "tool_calls": sound}
+        merged.append(message)
+    return merged

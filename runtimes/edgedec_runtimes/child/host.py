@@ -108,8 +108,8 @@ class Calls:
         return_free_memory()
         tokenizer = self._model.tokenizer
         infill, controls = dict(tokenizer.infill_ids), tuple(tokenizer.control_texts)
-        known = Vocabulary(tokenizer.n_vocab, tokenizer.bos_token, tokenizer.eos_token, infill, controls)
-        return Opened(self._model.card, self._model.capabilities, known)
+        vocabulary = Vocabulary(tokenizer.n_vocab, tokenizer.bos_token, tokenizer.eos_token, infill, controls)
+        return Opened(self._model.card, self._model.capabilities, vocabulary)
 
     def share_rows(self, path: Path, n_rows: int) -> None:
         """Map the file in which rows of logits are returned."""
@@ -162,13 +162,15 @@ class Calls:
 
     def _results(self, forwards: list[Forward], exact: list[dict[int, ExactRows]]) -> list[Result]:
         results, n = [], 0
-        for forward, known in zip(forwards, exact, strict=True):
+        for forward, is_exact in zip(forwards, exact, strict=True):
             rows = forward.logits
             fits = self._rows is not None and n + len(rows) <= len(self._rows.rows)
             if fits and self._rows is not None:
                 self._rows.rows[n : n + len(rows)] = rows
             hidden = {layer: np.array(states) for layer, states in forward.hidden.items()}
-            results.append(Result(rows.shape, n if fits else None, None if fits else rows, hidden, forward.best, known))
+            results.append(
+                Result(rows.shape, n if fits else None, None if fits else rows, hidden, forward.best, is_exact)
+            )
             n += len(rows)
         return results
 
@@ -253,8 +255,8 @@ class Host:
 
     def _cancel_until_answered(self, number: int, session: int) -> None:
         """Cancel again and again: a forward that has not quite begun does not notice."""
-        while number in self._unanswered and (found := self._calls.sessions.get(session)) is not None:
-            found.cancel()
+        while number in self._unanswered and (cancel_session := self._calls.sessions.get(session)) is not None:
+            cancel_session.cancel()
             sleep(_AGAIN_S)
 
     def _answer_all(self, asks: SimpleQueue[Ask | GoOn]) -> None:

@@ -63,7 +63,9 @@ def attach_adapters(handle: ctypes.c_void_p, gguf: GGUF, network: Network, optio
                 f"{adapter.path}: the pair of {min(unused)!r} changes what is no matrix here; merge it with PEFT "
                 "(merge_and_unload), and convert the result"
             )
-    return Attached(tuple(str(found.path) for found in adapters), tuple(found.sha256 for found in adapters), tiles)
+    return Attached(
+        tuple(str(adapter.path) for adapter in adapters), tuple(adapter.sha256 for adapter in adapters), tiles
+    )
 
 
 def adapter_terms(options: LoadOptions, network: Network, path: Path) -> tuple[MemoryTerm, ...]:

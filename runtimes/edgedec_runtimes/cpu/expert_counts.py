@@ -60,6 +60,6 @@ def described(touched: Mapping[int, float]) -> list[str]:
     >>> described({1: 8.0, 4: 27.25, 256: 128.0})
     ['experts of a layer that a forward of n tokens went through, since the model was loaded: 1: 8.0, 4: 27.2']
     """
-    known = ", ".join(f"{n}: {mean:.1f}" for n, mean in touched.items() if n <= _MOST_TOLD)
+    shown = ", ".join(f"{n}: {mean:.1f}" for n, mean in touched.items() if n <= _MOST_TOLD)
     what = "experts of a layer that a forward of n tokens went through, since the model was loaded"
-    return [f"{what}: {known}"] if known else []
+    return [f"{what}: {shown}"] if shown else []

@@ -77,11 +77,11 @@ class _Reading:
 
 def addresses(first: bytes, ids: NDArray[np.int64]) -> list[str]:
     """Return the addresses of the whole blocks of a text; `first` is what its bits depend on beside its tokens."""
-    found, previous = [], sha256(first).digest()
+    hashes, previous = [], sha256(first).digest()
     for end in range(BLOCK_TOKENS, len(ids) + 1, BLOCK_TOKENS):
         previous = sha256(previous + ids[end - BLOCK_TOKENS : end].astype("<i8").tobytes()).digest()
-        found.append(previous.hex())
-    return found
+        hashes.append(previous.hex())
+    return hashes
 
 
 def kept_in(cache: Path, model: str, most_bytes: int, fingerprint: str, *, has_places: bool) -> "KeptPrompts":
@@ -143,8 +143,8 @@ class KeptPrompts:
     def described(self, session: CpuSession) -> list[str]:
         """Return sentences on the prompt that a session read last: what came from the disk, and what ails the files."""
         n = reading.n_loaded if (reading := self._readings.get(session)) is not None else 0
-        found = [f"{counted(n, 'token')} of the prompt came from the prompt cache on the disk"] if n else []
-        return [*found, *filter(None, [self.files.note])]
+        notes = [f"{counted(n, 'token')} of the prompt came from the prompt cache on the disk"] if n else []
+        return [*notes, *filter(None, [self.files.note])]
 
     def n_rows_at(self, item: CheckedItem, begin: int, most: int) -> int:
         """Return how many rows of an item, from one on, go into a forward: at most `most`, up to where states are kept.
@@ -254,8 +254,8 @@ class KeptPrompts:
             check(code, "loading a prompt")
             places = None
             if len(data) > n_pages:
-                own = np.frombuffer(data[n_pages:].tobytes(), np.int32).reshape(-1, 3)
-                places = np.concatenate([session.state.held_places(begin), own])
+                entries = np.frombuffer(data[n_pages:].tobytes(), np.int32).reshape(-1, 3)
+                places = np.concatenate([session.state.held_places(begin), entries])
             session.state.restore(end, True, places)
         return True
 

@@ -262,7 +262,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
 
 
 def _groups(
-    checked: list[CheckedItem], results: list[Forward], kept: "KeptPrompts | None", n_most: int
+    checked: list[CheckedItem], results: list[Forward], prompts: "KeptPrompts | None", n_most: int
 ) -> list[list[Piece]]:
     """Cut items into forwards of at most `n_most` rows: first the beginnings of long chains, then all ends.
 
@@ -275,7 +275,7 @@ def _groups(
         group = item.groups[0]
         if group.block is not None and group.tokens is not None:
             return min(n_most, group.block.n_rows - (item.n_past + begin) % group.block.n_rows)
-        return n_most if kept is None else kept.n_rows_at(item, begin, n_most)
+        return n_most if prompts is None else prompts.n_rows_at(item, begin, n_most)
 
     if len(checked) == 1 and checked[0].n_rows <= most(checked[0], 0):  # a step: nothing to cut or to join
         return [[(checked[0], results[0], 0, 0, checked[0].n_rows)]]
@@ -321,8 +321,8 @@ def explain(code: int, reason: str, tiles: Tiles | StreamedTiles) -> EdgedecErro
             f"{reason}, and the tiles of {tiles.label} are undamaged: the model's file itself is damaged, or holds no "
             "working model; download it again"
         )
-    found = damage or f"the tiles of {tiles.label} are sound now; load the model again"
-    return StorageError(f"{reason}: {found}")
+    cause = damage or f"the tiles of {tiles.label} are sound now; load the model again"
+    return StorageError(f"{reason}: {cause}")
 
 
 def _delete_if_damaged(tiles: Tiles | StreamedTiles) -> str:
@@ -331,8 +331,8 @@ def _delete_if_damaged(tiles: Tiles | StreamedTiles) -> str:
     if path is None:
         return ""
     try:
-        with map_tiles(path, tiles.label) as found:
-            found.verify()
+        with map_tiles(path, tiles.label) as tiles_map:
+            tiles_map.verify()
     except ModelFormatError as error:
         if path.suffix == ".gguf":  # there is no other file of the model
             return f"{str(error).removesuffix(f'; {REMEDY}')}; download the model again with edgedec pull --force"

@@ -80,15 +80,15 @@ def read_network(gguf: GGUF) -> Network:
         ModelFormatError: The file contradicts itself.
         PluginError: Another package's architecture does not import.
     """
-    found = read_description(gguf, "cpu")
-    matrices, vectors = place(found)
+    description = read_description(gguf, "cpu")
+    matrices, vectors = place(description)
     network = Network(
-        **{field.name: getattr(found.hyper, field.name) for field in fields(found.hyper)},
-        switches=found.switches,
+        **{field.name: getattr(description.hyper, field.name) for field in fields(description.hyper)},
+        switches=description.switches,
         matrices=matrices,
         vectors=vectors,
     )
-    _check(found.gguf, network)
+    _check(description.gguf, network)
     return network
 
 
@@ -117,10 +117,10 @@ def _check(gguf: GGUF, n: Network) -> None:
     if n.n_ff_expert % 32 or n.n_expert_used > n.n_expert:
         raise unsupported(gguf, f"experts are {n.n_ff_expert} wide, and {n.n_expert_used} of {n.n_expert} are used")
     expected = _shapes(n) | {tensor.name: (n.n_rot // 2,) for tensor in divisors}
-    for name, wanted in expected.items():
-        if gguf.tensors[name].shape != wanted:
+    for name, shape in expected.items():
+        if gguf.tensors[name].shape != shape:
             raise ModelFormatError(
-                f"{gguf.paths[0]}: tensor {name!r} has the shape {gguf.tensors[name].shape}, expected {wanted}; "
+                f"{gguf.paths[0]}: tensor {name!r} has the shape {gguf.tensors[name].shape}, expected {shape}; "
                 "download the file again"
             )
 

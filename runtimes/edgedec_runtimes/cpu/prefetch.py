@@ -79,7 +79,7 @@ def parse(text: str) -> Ahead:
     """
     if text in ("usual", "off"):
         return USUAL if text == "usual" else OFF
-    found = OFF
+    distances = OFF
     for part in text.split("+"):
         match = re.fullmatch(r"L1:([0-9]+)|L2:([0-9]+)(?:x([0-9]+))?", part)
         if match is None or not 1 <= int(match[1] or match[2]) * int(match[3] or 1) <= MOST_BYTES:
@@ -90,10 +90,10 @@ def parse(text: str) -> Ahead:
                 'as "L1:1536+L2:12288", or "L2:4096x3" for 3 times, at most 12288 bytes ahead',
             )
         if match[1]:
-            found = replace(found, l1=int(match[1]))
+            distances = replace(distances, l1=int(match[1]))
         else:
-            found = replace(found, l2=int(match[2]), times=int(match[3] or 1))
-    return found
+            distances = replace(distances, l2=int(match[2]), times=int(match[3] or 1))
+    return distances
 
 
 def key(instruction_set: str, n_threads: int) -> str:
@@ -104,10 +104,10 @@ def key(instruction_set: str, n_threads: int) -> str:
 
 def known(cache_dir: Path | None, instruction_set: str, n_threads: int) -> dict[GGMLType, dict[int, Ahead]]:
     """Return the settings that were measured before; {} where none were, or what is kept is damaged."""
-    found = probe_cache.get(cache_dir, KIND, key(instruction_set, n_threads))
+    stored = probe_cache.get(cache_dir, KIND, key(instruction_set, n_threads))
     try:
         return {
-            GGMLType[name]: {int(n): _ahead(*ahead) for n, ahead in by_rows.items()} for name, by_rows in found.items()
+            GGMLType[name]: {int(n): _ahead(*ahead) for n, ahead in by_rows.items()} for name, by_rows in stored.items()
         }
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}
@@ -145,17 +145,17 @@ def set_up(
     new = [kind for kind, n_bytes in bytes_of.items() if n_bytes >= LEAST_BYTES and kind not in settings]
     if new and sum(bytes_of[kind] for kind in new) >= LEAST_TOGETHER:
         with stage(options.on_progress, "measuring", _WHAT):
-            found, is_quiet = probe_cache.quietly(
+            measured, is_quiet = probe_cache.quietly(
                 lambda: measure(
                     new,
                     Products(handle, bytes_of),
                     check_cancel=lambda: check_cancelled(options.cancel, f"measuring {_WHAT}"),
                 )
             )
-        settings |= found
-        kept = {kind.name: {str(n): astuple(ahead) for n, ahead in of.items()} for kind, of in settings.items()}
+        settings |= measured
+        document = {kind.name: {str(n): astuple(ahead) for n, ahead in of.items()} for kind, of in settings.items()}
         if is_quiet:
-            probe_cache.put(options.cache_dir, KIND, key(instruction_set, n_threads), kept)
+            probe_cache.put(options.cache_dir, KIND, key(instruction_set, n_threads), document)
     _apply(handle, settings)
 
 
@@ -181,7 +181,7 @@ def measure(
         rng.shuffle(cases)
         for case in cases:
             seconds[case].append(seconds_of(*case))
-    times = {case: min(found) for case, found in seconds.items()}
+    times = {case: min(timings) for case, timings in seconds.items()}
     return {kind: {n: _fastest({ahead: times[kind, n, ahead] for ahead in CANDIDATES}) for n in ROWS} for kind in kinds}
 
 
@@ -204,10 +204,10 @@ class Products:
 
     def _seconds(self, kind: GGMLType, n: int, ahead: Ahead, start: int, n_bytes: int) -> float:
         _set(self._handle, kind, n, ahead)
-        found = ctypes.c_double()
-        code = native().ec_model_time_products(self._handle, kind, n, start, n_bytes, ctypes.byref(found))
+        seconds = ctypes.c_double()
+        code = native().ec_model_time_products(self._handle, kind, n, start, n_bytes, ctypes.byref(seconds))
         check(code, f"products of {kind.name}")
-        return found.value
+        return seconds.value
 
 
 def described(settings: Settings) -> str:
@@ -220,13 +220,13 @@ def described(settings: Settings) -> str:
     """
     if not settings:
         return "weights are fetched ahead as usual: nothing was measured yet, which the first load of a model does"
-    found = []
+    lines = []
     for kind, by_rows in settings.items():
         aheads = list(by_rows.values())
         most = max(aheads, key=aheads.count)
         others = [f"{counted(n, 'row')}: {ahead}" for n, ahead in by_rows.items() if ahead != most]
-        found.append(f"{kind.name} {most}" + (f" ({', '.join(others)})" if others else ""))
-    return f"weights are fetched ahead as measured: {', '.join(found)}"
+        lines.append(f"{kind.name} {most}" + (f" ({', '.join(others)})" if others else ""))
+    return f"weights are fetched ahead as measured: {', '.join(lines)}"
 
 
 def _fastest(times: Mapping[Ahead, float]) -> Ahead:

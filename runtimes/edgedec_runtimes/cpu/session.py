@@ -57,12 +57,12 @@ class NativeRows:
     def fill(self, c: CheckedItem, begin: int, end: int, mass: NDArray[np.float32] | None = None) -> None:
         """Describe rows [begin, end) of an item, whose attention is added to `mass` where that is given."""
         item, n = self.item, end - begin
-        wanted, first = c.wanted, 0
+        mask, first = c.wanted, 0
         if n < c.n_rows:  # a part of a long chain
-            first, last = bisect_left(wanted, begin), bisect_left(wanted, end)
-            wanted = wanted[first:last] - begin
-        n_wanted = len(wanted)
-        self._wanted[:n_wanted] = wanted
+            first, last = bisect_left(mask, begin), bisect_left(mask, end)
+            mask = mask[first:last] - begin
+        n_wanted = len(mask)
+        self._wanted[:n_wanted] = mask
         self.wanted = slice(first, first + n_wanted)
         item.n_past, item.n_rows, item.n_wanted = c.n_past + begin, n, n_wanted
         places = c.session.state.places

@@ -157,14 +157,14 @@ class Placed:
     layer: int
 
 
-def place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
+def place(description: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     """Return the matrices and the vectors with their places; refuse a file with a tensor too many or too few."""
-    gguf, architecture = found.gguf, found.architecture
+    gguf, architecture = description.gguf, description.architecture
     matrices, vectors = [], []
     needed = {"output_norm.weight"} | architecture.needed
     used = set(DIVISORS) & architecture.vectors
-    may_lack = _OPTIONAL_MATRICES | ({"attn_v.weight"} if found.switches.value_norm else frozenset())
-    for name, layer, short in _names(found):
+    may_lack = _OPTIONAL_MATRICES | ({"attn_v.weight"} if description.switches.value_norm else frozenset())
+    for name, layer, short in _names(description):
         tensor = gguf.tensors.get(name)
         if short in _OF_SEPARATE_EXPERTS and f"blk.{layer}.{GATES_AND_UPS}" in gguf.tensors:
             continue
@@ -185,9 +185,9 @@ def place(found: Described) -> tuple[tuple[Placed, ...], tuple[Placed, ...]]:
     return tuple(matrices), tuple(vectors)
 
 
-def _names(found: Described) -> Iterator[tuple[str, int, str]]:
+def _names(description: Described) -> Iterator[tuple[str, int, str]]:
     """Yield (name, layer, name within the layer) of every tensor that can be there, in the order of their use."""
-    n, left_out = found.hyper, _GLOBAL | (_GATES if found.switches.ungated else set())
+    n, left_out = description.hyper, _GLOBAL | (_GATES if description.switches.ungated else set())
     yield "token_embd.weight", 0, "token_embd.weight"
     for layer in range(n.n_layer):
         for short in (*MATRICES, *VECTORS):

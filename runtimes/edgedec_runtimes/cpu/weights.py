@@ -259,10 +259,10 @@ def _set_ropes(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int
     switches = network.switches
     for sliding, rope in enumerate((switches.rope, switches.rope_sliding)):
         if rope is not None and rope.n_rot:
-            found = turns_in(gguf, rope, n_ctx)
-            speeds = np.ascontiguousarray(found.frequencies)
-            axes = None if found.axes is None else address(found.axes)
-            code = native().ec_model_set_rope(handle, sliding, address(speeds), axes, len(speeds), found.magnitude)
+            factors = turns_in(gguf, rope, n_ctx)
+            speeds = np.ascontiguousarray(factors.frequencies)
+            axes = None if factors.axes is None else address(factors.axes)
+            code = native().ec_model_set_rope(handle, sliding, address(speeds), axes, len(speeds), factors.magnitude)
             check(code, str(gguf.paths[0]))
 
 
@@ -279,13 +279,13 @@ def rarely_read(network: Network) -> tuple[Placed, ...]:
 
 def bytes_by_type(network: Network) -> dict[GGMLType, int]:
     """Return the bytes of the tiles that forwards multiply, by their type."""
-    found: dict[GGMLType, int] = {}
+    by_type: dict[GGMLType, int] = {}
     rare = {placed.tensor.name for placed in rarely_read(network)}
     for tensor in (placed.tensor for placed in network.matrices):
         if tensor.name not in rare:
             n_bytes = native().ec_tile_bytes(tensor.type, tensor.shape[1], tensor.shape[0])
-            found[tensor.type] = found.get(tensor.type, 0) + n_bytes
-    return found
+            by_type[tensor.type] = by_type.get(tensor.type, 0) + n_bytes
+    return by_type
 
 
 def _set_matrices(handle: ctypes.c_void_p, network: Network, tiles: Tiles) -> None:

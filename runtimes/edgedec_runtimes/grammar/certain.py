@@ -65,10 +65,10 @@ def lark_bytes(source: str) -> int:
     bodies = {head["name"]: source[head.end() - 1 : end] for head, end in zip(heads, ends, strict=True)}
     tokens = {name: [*_lark_tokens(body)] for name, body in bodies.items()}
 
-    def value(name: str, known: Mapping[str, int]) -> int:
-        return _longest((kind, n) if kind in _KINDS else ("text", known.get(kind, 0)) for kind, n in tokens[name])
+    def value(name: str, values: Mapping[str, int]) -> int:
+        return _longest((kind, n) if kind in _KINDS else ("text", values.get(kind, 0)) for kind, n in tokens[name])
 
-    uses = {name: {kind for kind, _ in found if kind in tokens} for name, found in tokens.items()}
+    uses = {name: {kind for kind, _ in bodies if kind in tokens} for name, bodies in tokens.items()}
     return _known("start", uses.__getitem__, value)["start"] if "start" in uses else 0
 
 
@@ -92,15 +92,15 @@ def schema_bytes(schema: Any) -> int:
     def uses(place: int) -> list[int]:
         node = nodes[place]
         inner = node if isinstance(node, list) else [node[key] for key in node if key not in _DEFINITIONS]
-        found = [*inner, *(references_of(node) if isinstance(node, dict) else ())]
-        return [id(each) for each in found if id(each) in nodes]
+        references = [*inner, *(references_of(node) if isinstance(node, dict) else ())]
+        return [id(each) for each in references if id(each) in nodes]
 
-    def value(place: int, known: Mapping[int, int]) -> int:
+    def value(place: int, values: Mapping[int, int]) -> int:
         node = nodes[place]
         if isinstance(node, list):
-            return max((known.get(id(each), 1) for each in node), default=0)
-        references = sum(known.get(id(each), 0) for each in references_of(node))
-        return references + _schema_value(node, lambda part: known.get(id(part), 1), sizes)
+            return max((values.get(id(each), 1) for each in node), default=0)
+        references = sum(values.get(id(each), 0) for each in references_of(node))
+        return references + _schema_value(node, lambda part: values.get(id(part), 1), sizes)
 
     return _known(id(schema), uses, value)[id(schema)] if whole else 1
 
@@ -162,38 +162,38 @@ def _longest(tokens: Iterable[_Token]) -> int:
 
 
 def _regex_tokens(pattern: str) -> Iterator[_Token]:
-    for found in _REGEX.finditer(pattern):
-        if found["times"]:
-            yield "times", int(found["least"][:12])
-        elif found["open"]:
+    for match in _REGEX.finditer(pattern):
+        if match["times"]:
+            yield "times", int(match["least"][:12])
+        elif match["open"]:
             yield "(", 0
-        elif found["mark"]:
-            yield found["mark"], 0
-        elif found["one"]:
-            yield "text", len(found["one"].encode(errors="surrogatepass")) if len(found["one"]) == 1 else 1
+        elif match["mark"]:
+            yield match["mark"], 0
+        elif match["one"]:
+            yield "text", len(match["one"].encode(errors="surrogatepass")) if len(match["one"]) == 1 else 1
 
 
 def _lark_tokens(body: str) -> Iterator[_Token]:
     """Yield the tokens of a definition; the token of a reference is its name."""
     at = 0
-    while (found := _LARK.search(body, at)) is not None:
-        at = found.end()
-        if found["json"]:
+    while (match := _LARK.search(body, at)) is not None:
+        at = match.end()
+        if match["json"]:
             try:
                 schema, at = json.JSONDecoder().raw_decode(body, at)
             except (ValueError, RecursionError):  # llguidance refuses it
                 continue
             yield "text", schema_bytes(schema)
-        elif found["string"]:
-            yield "text", len(found["string"].encode(errors="surrogatepass")) - 2
-        elif found["regex"]:
-            yield "text", regex_bytes(found["regex"])
-        elif found["times"]:
-            yield "times", int(found["least"][:12])
-        elif found["name"]:
-            yield found["name"], 0
-        elif not found["skipped"]:
-            yield "(" if found["open"] else ")" if found["close"] else "|", 0
+        elif match["string"]:
+            yield "text", len(match["string"].encode(errors="surrogatepass")) - 2
+        elif match["regex"]:
+            yield "text", regex_bytes(match["regex"])
+        elif match["times"]:
+            yield "times", int(match["least"][:12])
+        elif match["name"]:
+            yield match["name"], 0
+        elif not match["skipped"]:
+            yield "(" if match["open"] else ")" if match["close"] else "|", 0
 
 
 def _known(
@@ -203,19 +203,19 @@ def _known(
 
     There is no recursion. A name that leads back to itself gets its value without the names that are not known yet.
     """
-    known: dict[_Name, int] = {}
+    values: dict[_Name, int] = {}
     begun: set[_Name] = set()
     path = [first]
     while path:
         name = path[-1]
         if name in begun:
             path.pop()
-            if name not in known:
-                known[name] = min(value(name, known), _FAR)
+            if name not in values:
+                values[name] = min(value(name, values), _FAR)
         else:
             begun.add(name)
             path += [use for use in uses(name) if use not in begun]
-    return known
+    return values
 
 
 def _nodes(schema: Any) -> list[Any]:

@@ -266,10 +266,10 @@ def above(bound: Decimal, is_reached: bool, is_whole: bool) -> str:
 def _bound(node: Mapping[str, Any], name: str, *, is_whole: bool) -> _Bound | None:
     """Return the lower or the upper bound of a number, whole for whole numbers; None where there is none."""
     plain, exclusive, is_low = node.get(name.lower()), node.get(f"exclusive{name}"), name == "Minimum"
-    found = [] if plain is None else [(plain, exclusive is not True)]
-    found += [] if exclusive is None or isinstance(exclusive, bool) else [(exclusive, False)]
+    limits = [] if plain is None else [(plain, exclusive is not True)]
+    limits += [] if exclusive is None or isinstance(exclusive, bool) else [(exclusive, False)]
     bounds: list[_Bound] = []
-    for number, is_reached in found:
+    for number, is_reached in limits:
         try:
             value = decimal_of(number)
         except ArithmeticError:
@@ -305,8 +305,8 @@ def _require(node: Mapping[str, Any], *keys: str) -> None:
 
 def _of_type(node: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return a part of a schema for values of one type."""
-    own = _KEYS.get("number" if kind == "integer" else kind, ())
-    others = {key for keys in _KEYS.values() for key in keys} - {*own}
+    keywords = _KEYS.get("number" if kind == "integer" else kind, ())
+    others = {key for keys in _KEYS.values() for key in keys} - {*keywords}
     return {key: part for key, part in node.items() if key not in others} | {"type": kind}
 
 

@@ -92,24 +92,24 @@ class _Reader:
 
     def rules(self) -> dict[str, Node]:
         """Return all rules."""
-        found: dict[str, Node] = {}
+        by_name: dict[str, Node] = {}
         self._skip(_SPACE_AND_LINES)
         while self._at < len(self._source):
             name = self._name("the name of a rule")
             self._skip(_SPACE)
             self._expect("::=")
             self._skip(_SPACE_AND_LINES)
-            found[name] = self._choice(nested=False)
+            by_name[name] = self._choice(nested=False)
             if self._at < len(self._source) and self._source[self._at] not in "\r\n":
                 self._fail("a part of a rule or the end of the line")
             self._skip(_SPACE_AND_LINES)
         for name, at in self._used.items():
-            if name not in found:
+            if name not in by_name:
                 self._at = at
                 self._fail(f"the name of a rule that the grammar has (there is no rule {name!r:.60})")
-        if ROOT not in found:
+        if ROOT not in by_name:
             self._fail(f"a rule {ROOT!r}, which is the whole text")
-        return found
+        return by_name
 
     def _choice(self, *, nested: bool) -> Node:
         parts = [self._sequence(nested=nested)]
@@ -217,26 +217,26 @@ class _Reader:
             return _SIGNS[sign]
         if sign != "{":
             return None
-        found = _REPETITION.match(self._source, self._at)
-        if found is None:
+        match = _REPETITION.match(self._source, self._at)
+        if match is None:
             self._fail("{n}, {n,} or {n,m}")
-        least = int(found[1])
-        most = least if found[2] is None else int(found[3]) if found[3] else None
+        least = int(match[1])
+        most = least if match[2] is None else int(match[3]) if match[3] else None
         if most is not None and most < least:
             self._fail(f"at least {least} repetitions after the comma")
-        self._at = found.end()
+        self._at = match.end()
         return least, most
 
     def _name(self, expected: str) -> str:
-        found = _NAME.match(self._source, self._at)
-        if found is None:
+        match = _NAME.match(self._source, self._at)
+        if match is None:
             self._fail(expected)
-        self._at = found.end()
-        return found[0]
+        self._at = match.end()
+        return match[0]
 
     def _skip(self, pattern: re.Pattern[str]) -> None:
-        found = pattern.match(self._source, self._at)
-        self._at = self._at if found is None else found.end()
+        match = pattern.match(self._source, self._at)
+        self._at = self._at if match is None else match.end()
 
     def _expect(self, text: str) -> None:
         if not self._source.startswith(text, self._at):
@@ -246,5 +246,5 @@ class _Reader:
     def _fail(self, expected: str) -> NoReturn:
         line = self._source.count("\n", 0, self._at) + 1
         rest = self._source[self._at : self._at + 40].split("\n", 1)[0]
-        found = repr(rest) if rest else "the end of the line" if self._at < len(self._source) else "the end"
-        raise RequestError(f"the grammar (GBNF), line {line}: expected {expected}, found {found}")
+        actual = repr(rest) if rest else "the end of the line" if self._at < len(self._source) else "the end"
+        raise RequestError(f"the grammar (GBNF), line {line}: expected {expected}, found {actual}")

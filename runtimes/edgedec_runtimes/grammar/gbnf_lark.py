@@ -101,25 +101,25 @@ def _mask(chars: Chars) -> int:
 
 def _facts_of(rules: Mapping[str, Node], order: list[str]) -> dict[str, _Facts]:
     """Return the facts of every rule: the least ones that agree with each other; none where that takes too long."""
-    known = dict.fromkeys(order, _Facts())
+    facts = dict.fromkeys(order, _Facts())
     for _ in range(_MOST_PASSES):
-        before = dict(known)
+        before = dict(facts)
         for name in order:
-            known[name] = _facts(rules[name], known)
-        if known == before:
-            return known
+            facts[name] = _facts(rules[name], facts)
+        if facts == before:
+            return facts
     return {}
 
 
-def _facts(node: Node, known: Mapping[str, _Facts]) -> _Facts:
+def _facts(node: Node, facts: Mapping[str, _Facts]) -> _Facts:
     if isinstance(node, Chars):
         mask = _mask(node)
         return _Facts(False, mask, 0, mask)
     if isinstance(node, Rule):
-        return known[node.name]
+        return facts[node.name]
     if isinstance(node, Repeat):
-        return _repeated(_facts(node.part, known), node)
-    parts = [_facts(part, known) for part in node.parts]
+        return _repeated(_facts(node.part, facts), node)
+    parts = [_facts(part, facts) for part in node.parts]
     return _one_of(parts) if isinstance(node, Choice) else _in_turn(parts)
 
 
@@ -169,29 +169,29 @@ def _is_decided(
     node: Node, after: int, follow: dict[str, int], regular: frozenset[str], facts: Mapping[str, _Facts]
 ) -> bool:
     """Return the same for a part that the characters `after` may follow; add to what may follow its rules."""
-    own = _facts(node, facts)
+    first_facts = _facts(node, facts)
     if _is_regular(node, regular):
-        return not (own.longer | (own.first if own.empty else 0)) & after
+        return not (first_facts.longer | (first_facts.first if first_facts.empty else 0)) & after
     if isinstance(node, Rule):
         follow[node.name] |= after
         return True
     if isinstance(node, Repeat):
-        again = after if node.most == 1 else after | own.first
-        clash = node.least != node.most and own.first & after
+        again = after if node.most == 1 else after | first_facts.first
+        clash = node.least != node.most and first_facts.first & after
         return not clash and _is_decided(node.part, again, follow, regular, facts)
     if isinstance(node, Sequence):
         for part in reversed(node.parts):
             if not _is_decided(part, after, follow, regular, facts):
                 return False
-            found = _facts(part, facts)
-            after = found.first | (after if found.empty else 0)
+            part_facts = _facts(part, facts)
+            after = part_facts.first | (after if part_facts.empty else 0)
         return True
     assert isinstance(node, Choice)
     taken, n_empty = 0, 0
     for part in node.parts:
-        found = _facts(part, facts)
-        begins = found.first | (after if found.empty else 0)
-        n_empty += found.empty
+        part_facts = _facts(part, facts)
+        begins = part_facts.first | (after if part_facts.empty else 0)
+        n_empty += part_facts.empty
         if begins & taken or n_empty > 1 or not _is_decided(part, after, follow, regular, facts):
             return False
         taken |= begins

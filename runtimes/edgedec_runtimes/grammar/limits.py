@@ -191,7 +191,7 @@ def _summed(parts: Mapping[str, _Part], join: Callable[[Iterable[int]], int]) ->
     >>> _summed({"a": _Part(1, ["b", "b"]), "b": _Part(2)}, sum)
     ({'b': 2, 'a': 5}, set())
     """
-    found: dict[str, int] = {}
+    sums: dict[str, int] = {}
     users: dict[str, list[str]] = {}
     n_open = {name: len(set(part.uses)) for name, part in parts.items()}
     for name, part in parts.items():
@@ -200,12 +200,12 @@ def _summed(parts: Mapping[str, _Part], join: Callable[[Iterable[int]], int]) ->
     ready = [name for name, n in n_open.items() if n == 0]
     while ready:
         name = ready.pop()
-        found[name] = parts[name].weight + join([0, *(found[use] for use in parts[name].uses)])
+        sums[name] = parts[name].weight + join([0, *(sums[use] for use in parts[name].uses)])
         for user in users.get(name, ()):
             n_open[user] -= 1
             if n_open[user] == 0:
                 ready.append(user)
-    return found, set(parts) - set(found)
+    return sums, set(parts) - set(sums)
 
 
 def _schema_parts(schema: Any) -> dict[str, _Part]:
@@ -220,10 +220,10 @@ def _schema_parts(schema: Any) -> dict[str, _Part]:
         name = missing.pop()
         if name in parts:
             continue
-        found = None if whole.renamed and name else target(schema, name)
-        if found is None:
+        target_name = None if whole.renamed and name else target(schema, name)
+        if target_name is None:
             return {"": _Part(whole.weight * (1 + len(set(whole.uses))))}
-        parts[name] = _measured(found)
+        parts[name] = _measured(target_name)
         n_walked += parts[name].n_nodes
         if n_walked > MOST_WALKED:
             raise RequestError(

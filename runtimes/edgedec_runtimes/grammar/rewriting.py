@@ -102,26 +102,26 @@ def _opposite(schema: Any, lookup: Lookup) -> Any:
     return None if opposite is None else _rewritten(opposite, lookup)
 
 
-def _dependencies(node: dict[str, Any], given: Mapping[str, Any], lookup: Lookup) -> Iterator[Any]:
+def _dependencies(node: dict[str, Any], schema: Mapping[str, Any], lookup: Lookup) -> Iterator[Any]:
     """Yield what dependencies between properties say: a property is not there, or what it needs is."""
     for key in ("dependencies", "dependentRequired", "dependentSchemas"):
-        found = node.pop(key, None)
-        for name, needed in found.items() if isinstance(found, dict) else ():
+        dependencies = node.pop(key, None)
+        for name, needed in dependencies.items() if isinstance(dependencies, dict) else ():
             then = {"required": needed} if isinstance(needed, list) else needed
             if then != {"required": []}:
                 yield any_of([{"properties": {name: False}}, then])
 
 
-def _negation(node: dict[str, Any], given: Mapping[str, Any], lookup: Lookup) -> Iterator[Any]:
-    if "not" in node and (opposite := _opposite(given["not"], lookup)) is not None:
+def _negation(node: dict[str, Any], schema: Mapping[str, Any], lookup: Lookup) -> Iterator[Any]:
+    if "not" in node and (opposite := _opposite(schema["not"], lookup)) is not None:
         del node["not"]
         yield opposite
 
 
-def _condition(node: dict[str, Any], given: Mapping[str, Any], lookup: Lookup) -> Iterator[Any]:
+def _condition(node: dict[str, Any], schema: Mapping[str, Any], lookup: Lookup) -> Iterator[Any]:
     """Yield what if, then and else say: not the condition, or the first; the condition, or the second."""
     condition, then, other = node.get("if"), node.get("then", True), node.get("else", True)
-    opposite = _opposite(given["if"], lookup) if condition is not None else None
+    opposite = _opposite(schema["if"], lookup) if condition is not None else None
     if condition is None or opposite is not None or then is True:
         for key in ("if", "then", "else"):
             node.pop(key, None)
@@ -130,7 +130,7 @@ def _condition(node: dict[str, Any], given: Mapping[str, Any], lookup: Lookup) -
             yield any_of([condition, other]) if other is not True else True
 
 
-def _one(node: dict[str, Any], given: Mapping[str, Any], lookup: Lookup) -> Iterator[Any]:
+def _one(node: dict[str, Any], schema: Mapping[str, Any], lookup: Lookup) -> Iterator[Any]:
     """Yield what oneOf says: a case, and none of the others that it may overlap with."""
     cases = node.get("oneOf")
     if not isinstance(cases, list):
@@ -138,7 +138,7 @@ def _one(node: dict[str, Any], given: Mapping[str, Any], lookup: Lookup) -> Iter
     whole = []
     n_cases = 0
     for i, case in enumerate(cases):
-        others = [other for j, other in enumerate(given["oneOf"]) if j != i and not _apart(case, other, lookup)]
+        others = [other for j, other in enumerate(schema["oneOf"]) if j != i and not _apart(case, other, lookup)]
         opposites = [_opposite(other, lookup) for other in others]
         if any(opposite is None for opposite in opposites):
             return
@@ -191,11 +191,11 @@ def _followed(schema: Any, lookup: Lookup) -> Any:
 
 
 def _types(node: Mapping[str, Any]) -> set[str] | None:
-    found = node.get("type")
-    if found is None:
+    types = node.get("type")
+    if types is None:
         values = _values(node)
         return None if values is None else {_type(value) for value in values}
-    return {"number" if each == "integer" else each for each in ([found] if isinstance(found, str) else found)}
+    return {"number" if each == "integer" else each for each in ([types] if isinstance(types, str) else types)}
 
 
 def _type(value: Any) -> str:

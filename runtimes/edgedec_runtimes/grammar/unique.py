@@ -78,9 +78,9 @@ class UniqueItems:
 
     def _state(self, text: str) -> _State:
         if text not in self._states:
-            known = max((each for each in self._states if text.startswith(each)), key=len, default="")
-            state = self._states.get(known, _State())
-            for at in range(len(known), len(text)):
+            prefix = max((each for each in self._states if text.startswith(each)), key=len, default="")
+            state = self._states.get(prefix, _State())
+            for at in range(len(prefix), len(text)):
                 if not state.repeats:
                     state = self._after(state, text, at)
             self._states[text] = state

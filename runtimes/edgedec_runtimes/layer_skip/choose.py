@@ -106,15 +106,15 @@ def choose_layers(sizes: LayerBytes, speedup: float, tuned: TunedSet | None = No
         RequestError: The speed-up is below 1, or higher than what the first and the last layer alone would give.
     """
     require_speedup(speedup)
-    wanted = 1 / speedup + _ROUNDING
+    share = 1 / speedup + _ROUNDING
     widest = int(sizes.halves.sum(axis=1).max()) / sizes.total
-    if tuned is not None and speedup > 1 and wanted - widest <= tuned.share <= wanted:
+    if tuned is not None and speedup > 1 and share - widest <= tuned.share <= share:
         return ChosenSet(tuned.layers, tuned.share)
     least = 1.0
     for n_out in range(max(1, sizes.n_layer - 1)):
         layers = evenly_spaced(sizes.n_layer, n_out)
         least = sizes.share(layers)
-        if least <= wanted:
+        if least <= share:
             return ChosenSet(layers, least)
     raise RequestError(
         f"a layer skip of {speedup:g} is out of reach: with the first and the last layer alone a token reads "
@@ -216,10 +216,10 @@ class LossyModel(OuterModel):
         self.layers = layers
         out = tuple(left_out(layers))
         fingerprint = hashlib.sha256(f"{card.fingerprint} {variant(out)}".encode()).hexdigest()
-        found = replace(card, fingerprint=fingerprint, left_out=out, share=share, variant=variant(out))
+        variant_card = replace(card, fingerprint=fingerprint, left_out=out, share=share, variant=variant(out))
         super().__init__(
             inner,
-            replace(found, lossy=lossy_note(found)),
+            replace(variant_card, lossy=lossy_note(variant_card)),
             replace(inner.capabilities, layers=False, groups=False, hidden_input=False, vector_rows=False),
         )
 

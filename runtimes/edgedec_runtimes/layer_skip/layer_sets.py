@@ -54,8 +54,8 @@ def evenly_spaced(n_layer: int, n_out: int) -> LayerSet:
     """
     inner = max(0, n_layer - 2)
     n_out = min(n_out, inner)
-    kept = {round((i + 1) * (n_layer - 1) / (n_out + 1)) for i in range(n_out)}
-    out = sorted(layer for layer in kept if 0 < layer < n_layer - 1)
+    left_in = {round((i + 1) * (n_layer - 1) / (n_out + 1)) for i in range(n_out)}
+    out = sorted(layer for layer in left_in if 0 < layer < n_layer - 1)
     return without(n_layer, [(layer, half) for layer in out for half in (0, 1)])
 
 
@@ -93,7 +93,7 @@ class TunedSet:
         return best_length(self.agreement, DraftPrice(self.cost * whole_s), cost, n_max, 1 / whole_s)[1]
 
 
-def keep_tuned_set(cache_dir: Path, card: ModelCard, found: TunedSet, *, lossy: bool = False) -> None:
+def keep_tuned_set(cache_dir: Path, card: ModelCard, tuned: TunedSet, *, lossy: bool = False) -> None:
     """Keep a set under a model's fingerprint below the cache folder, in place of an earlier one.
 
     The set to draft with and the set to use where nothing is verified (`lossy`) are kept apart.
@@ -103,12 +103,12 @@ def keep_tuned_set(cache_dir: Path, card: ModelCard, found: TunedSet, *, lossy: 
     """
     document = {
         "fingerprint": card.fingerprint,
-        "attn": found.layers.attn.astype(int).tolist(),
-        "mlp": found.layers.mlp.astype(int).tolist(),
-        "share": found.share,
-        "cost": found.cost,
-        "agreement": found.agreement,
-        "n_positions": found.n_positions,
+        "attn": tuned.layers.attn.astype(int).tolist(),
+        "mlp": tuned.layers.mlp.astype(int).tolist(),
+        "share": tuned.share,
+        "cost": tuned.cost,
+        "agreement": tuned.agreement,
+        "n_positions": tuned.n_positions,
     }
     kind = _LOSSY_KIND if lossy else _KIND
     probe_cache.put(cache_dir, kind, card.fingerprint, document)
@@ -118,12 +118,12 @@ def keep_tuned_set(cache_dir: Path, card: ModelCard, found: TunedSet, *, lossy: 
 
 def tuned_set(cache_dir: Path | None, card: ModelCard, *, lossy: bool = False) -> TunedSet | None:
     """Return the set that is kept for a model; None where there is none, or it is damaged, or another model's."""
-    found = probe_cache.get(cache_dir, _LOSSY_KIND if lossy else _KIND, card.fingerprint)
-    if not isinstance(found, dict) or found.get("fingerprint") != card.fingerprint:
+    stored = probe_cache.get(cache_dir, _LOSSY_KIND if lossy else _KIND, card.fingerprint)
+    if not isinstance(stored, dict) or stored.get("fingerprint") != card.fingerprint:
         return None
-    attn, mlp = (_switches(found.get(name), card.n_layer) for name in ("attn", "mlp"))
-    share, cost, agreement = (_number(found.get(name)) for name in ("share", "cost", "agreement"))
-    n_positions = found.get("n_positions")
+    attn, mlp = (_switches(stored.get(name), card.n_layer) for name in ("attn", "mlp"))
+    share, cost, agreement = (_number(stored.get(name)) for name in ("share", "cost", "agreement"))
+    n_positions = stored.get("n_positions")
     if attn is None or mlp is None or type(n_positions) is not int or n_positions < 1:
         return None
     if not (0 < share <= 1 and 0 < cost < _MOST_COST and 0 <= agreement <= 1):
@@ -131,13 +131,13 @@ def tuned_set(cache_dir: Path | None, card: ModelCard, *, lossy: bool = False) -
     return TunedSet(LayerSet(attn, mlp), share, cost, agreement, n_positions)
 
 
-def _switches(found: Any, n_layer: int) -> NDArray[np.bool_] | None:
+def _switches(entry: Any, n_layer: int) -> NDArray[np.bool_] | None:
     """Return bool[n_layer] of a list of 0 and 1; None for anything else."""
-    if not isinstance(found, list) or len(found) != n_layer or any(value not in (0, 1) for value in found):
+    if not isinstance(entry, list) or len(entry) != n_layer or any(value not in (0, 1) for value in entry):
         return None
-    return np.array(found, np.bool_)
+    return np.array(entry, np.bool_)
 
 
-def _number(found: Any) -> float:
+def _number(value: Any) -> float:
     """Return a finite number; -1 for anything else."""
-    return float(found) if type(found) in (int, float) and math.isfinite(found) else -1.0
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else -1.0

@@ -175,11 +175,11 @@ def _open(folders: tuple[Path, ...], *names: str) -> list[ctypes.CDLL]:
 
     There, opening the others by their paths might load them a second time, with variables of their own.
     """
-    found = {name: find(folders, name) for name in (names[:1] if NEEDED_ARE_FOUND else names)}
-    missing = [name for name, path in found.items() if path is None]
+    libraries = {name: find(folders, name) for name in (names[:1] if NEEDED_ARE_FOUND else names)}
+    missing = [name for name, path in libraries.items() if path is None]
     if missing:
         raise OSError(f"no library {' and '.join(missing)} in {' or '.join(map(str, folders))}")
-    return open_libraries([path for path in found.values() if path is not None])
+    return open_libraries([path for path in libraries.values() if path is not None])
 
 
 def _declare(api: SimpleNamespace, handles: list[ctypes.CDLL], table: str) -> None:
@@ -211,9 +211,9 @@ def _check_defaults(api: Any, release: Release) -> None:
     """Raise RuntimeUnavailableError where a field of a struct does not have its default: it has moved."""
     for function, expected in _DEFAULTS.items():
         params = getattr(api, function)()
-        found = {name: value for name, _ in params._fields_ if (value := getattr(params, name))}
-        if found != expected:
+        values = {name: value for name, _ in params._fields_ if (value := getattr(params, name))}
+        if values != expected:
             raise RuntimeUnavailableError(
-                f"{release} lays its structs out unlike the release that was read: {function} gives {found}, not "
+                f"{release} lays its structs out unlike the release that was read: {function} gives {values}, not "
                 f"{expected}; install it anew"
             )

@@ -373,15 +373,15 @@ def open_adapters(model: Any, gguf: GGUF, paths: Sequence[Path]) -> tuple[Any, .
         if path.is_dir():
             raise RequestError(f"{path}: the llamacpp runtime takes adapters that are GGUFs; use the cpu runtime")
     load_adapters(paths, gguf)
-    found = []
+    opened = []
     for path in paths:
         with captured_log():
             adapter = llama().llama_adapter_lora_init(model, os.fsencode(path))
             complaint = last_complaint()
         if not adapter:
             raise UnsupportedModelError(f"llama.cpp does not load the adapter {path}: {complaint}")
-        found.append(adapter)
-    return tuple(found)
+        opened.append(adapter)
+    return tuple(opened)
 
 
 def set_adapters(context: Any, adapters: Sequence[Any], scales: Sequence[float]) -> None:

@@ -105,11 +105,11 @@ def default_split(devices: Iterable[Device], n_gpu_layers: int | None, n_layers:
         n_gpu_layers: Layers that are not the host's; None and -1 for all.
         n_layers: All layers, the output matrix included.
     """
-    found = tuple(devices)
+    split = tuple(devices)
     n_wanted = n_layers if n_gpu_layers in (None, -1) else min(n_gpu_layers or 0, n_layers)
-    free = sum(max(1, device.free_bytes) for device in found)
+    free = sum(max(1, device.free_bytes) for device in split)
     counts, share, done = [], 0, 0
-    for device in found:
+    for device in split:
         share += max(1, device.free_bytes)
         last = -(-n_wanted * share // free)  # layer i is here while i / n_wanted is below the share
         counts.append((device.name, last - done))
@@ -125,7 +125,7 @@ def weight_terms(gguf: GGUF, split: Split, later: Sequence[MemoryTerm], *, mmap:
     sizes = layer_bytes(gguf)
     n_layers = len(sizes.layers)
     first = n_layers - n_split(split)
-    kept = sizes.embedding + sum(sizes.layers[:first])
+    n_bytes = sizes.embedding + sum(sizes.layers[:first])
     if not split or not n_split(split):
         yield MemoryTerm(f"weights ({'mapped' if mmap else 'private'})", gguf.n_bytes, "the whole file")
         return
@@ -133,11 +133,11 @@ def weight_terms(gguf: GGUF, split: Split, later: Sequence[MemoryTerm], *, mmap:
         detail = "the whole file, while it is copied to the devices"
         yield MemoryTerm("weights (mapped)", gguf.n_bytes, detail)
     else:
-        yield MemoryTerm("weights (private)", kept, f"the embedding and {first} of {n_layers} layers")
+        yield MemoryTerm("weights (private)", n_bytes, f"the embedding and {first} of {n_layers} layers")
     n_later = Counter[str]()
     for term in later:
         n_later[term.device] += term.n_bytes
-    n_copied = _copied_bytes(sizes, split, n_later[HOST] + (0 if mmap else kept), mmap=mmap)
+    n_copied = _copied_bytes(sizes, split, n_later[HOST] + (0 if mmap else n_bytes), mmap=mmap)
     yield MemoryTerm("weights (being copied)", n_copied, "for a while, to the devices")
     for name, n in split:
         if n:
@@ -216,8 +216,8 @@ def compute_bytes(run: HostRun, split: Split, n_layer: int) -> dict[str, int]:
     used = [name for name, n in split if n]
     is_whole = n_split(split) == n_layer + 1
     n_more = _N_COPIES - 1 if is_whole and len(split) > 1 else 0
-    found = {HOST: min(run.compute_bytes, inputs) * (1 + n_more) if is_whole else run.compute_bytes}
+    by_device = {HOST: min(run.compute_bytes, inputs) * (1 + n_more) if is_whole else run.compute_bytes}
     for index, name in enumerate(used):
         copies = n_more * (inputs + (states if index else 0))
-        found[name] = max(run.compute_bytes - states, 0) + copies
-    return found
+        by_device[name] = max(run.compute_bytes - states, 0) + copies
+    return by_device

@@ -31,11 +31,11 @@ def devices(options: LoadOptions) -> tuple[Device, ...]:
     if options.device is not None:
         handles = [device_handle(options.device)]
         return tuple(_device(handle) for handle in handles if _kind(handle) in (_GPU, _INTEGRATED_GPU))
-    found = [_device(handle) for handle in _handles() if _kind(handle) == _GPU]
-    remote, own = [one for one in found if one.backend == _RPC], [one for one in found if one.backend != _RPC]
-    if not own:
-        own = [_device(handle) for handle in _handles() if _kind(handle) == _INTEGRATED_GPU]
-    return (*remote, *own)
+    gpus = [_device(handle) for handle in _handles() if _kind(handle) == _GPU]
+    remote, local = [one for one in gpus if one.backend == _RPC], [one for one in gpus if one.backend != _RPC]
+    if not local:
+        local = [_device(handle) for handle in _handles() if _kind(handle) == _INTEGRATED_GPU]
+    return (*remote, *local)
 
 
 def device_array(names: Sequence[str]) -> Any:
@@ -53,15 +53,15 @@ def device_handle(name: str) -> int:
     Raises:
         RuntimeUnavailableError: There is no device of that name.
     """
-    found = [handle for handle in _handles() if _name(handle) == name]
-    if not found and name.lower() == "gpu":
-        found = sorted((handle for handle in _handles() if _kind(handle) in (_GPU, _INTEGRATED_GPU)), key=_kind)
-    if not found:
+    handles = [handle for handle in _handles() if _name(handle) == name]
+    if not handles and name.lower() == "gpu":
+        handles = sorted((handle for handle in _handles() if _kind(handle) in (_GPU, _INTEGRATED_GPU)), key=_kind)
+    if not handles:
         raise RuntimeUnavailableError(
             f"llama.cpp knows no device {name!r}; it knows {', '.join(device_names())} (edgedec doctor --all lists "
             f"them); for a GPU, install its driver and {install_command('gpu')}"
         )
-    return found[0]
+    return handles[0]
 
 
 def device_names() -> tuple[str, ...]:

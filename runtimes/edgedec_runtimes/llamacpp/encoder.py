@@ -145,9 +145,9 @@ def typed_rows(gguf: GGUF) -> Callable[[NDArray[np.int32], int], NDArray[np.floa
     step = second - first
 
     def rows(tokens: NDArray[np.int32], n_first: int) -> NDArray[np.float32]:
-        found = np.concatenate([read_rows(gguf, "token_embd.weight", token_id, 1) for token_id in tokens.tolist()])
-        found[n_first:] += step
-        return found
+        all_rows = np.concatenate([read_rows(gguf, "token_embd.weight", token_id, 1) for token_id in tokens.tolist()])
+        all_rows[n_first:] += step
+        return all_rows
 
     return rows
 

@@ -42,8 +42,8 @@ def how_to_install() -> str:
 
 def how_to_mend() -> str:
     """Return a phrase that says what to do where the library ends the processes that use it."""
-    own = RELEASES[0].distribution
-    anew = f"build it here (pip install --force-reinstall --no-cache-dir --no-binary {own} {own})"
+    distribution = RELEASES[0].distribution
+    anew = f"build it here (pip install --force-reinstall --no-cache-dir --no-binary {distribution} {distribution})"
     first = anew if chosen() == RELEASES[0] else "hide the GPU from it (GGML_VK_VISIBLE_DEVICES=)"
     return f"{first}, look after the GPU's driver, or use another runtime (--runtime cpu)"
 

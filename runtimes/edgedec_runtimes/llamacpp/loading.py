@@ -206,5 +206,5 @@ def dry_run(path: Path, options: LoadOptions, n_ctx: int, *, embeds: bool = Fals
 
 
 def _logged(lines: list[str], pattern: str) -> int:
-    found = [match for line in lines if (match := re.search(pattern, line))]
-    return int(sum(float(match[1]) for match in found) * _MIB)
+    matches = [match for line in lines if (match := re.search(pattern, line))]
+    return int(sum(float(match[1]) for match in matches) * _MIB)

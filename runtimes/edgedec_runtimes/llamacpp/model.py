@@ -107,7 +107,7 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
             _decode(group, is_last=n_done == n_total)
             if on_progress is not None and n_total > N_UBATCH:
                 on_progress(Progress("prefill", n_done, n_total, "tokens"))
-        return [Forward(_joined(found, self.card.n_vocab)) for found in logits]
+        return [Forward(_joined(rows, self.card.n_vocab)) for rows in logits]
 
     def _check_tree(self, item: CheckedItem) -> None:
         """Raise CapabilityError where a tree is larger than the session's context takes."""
@@ -179,14 +179,14 @@ def _decode(group: list[Rows], *, is_last: bool) -> None:
     """Evaluate rows of one context together; `is_last` when no other decode follows, which would overwrite logits."""
     parts = []
     for item, _, start, stop in group:
-        wanted = np.zeros(stop - start, dtype=np.bool_)
-        wanted[item.wanted[(item.wanted >= start) & (item.wanted < stop)] - start] = True
-        parts.append(item.session.part(item, start, stop, wanted))
+        mask = np.zeros(stop - start, dtype=np.bool_)
+        mask[item.wanted[(item.wanted >= start) & (item.wanted < stop)] - start] = True
+        parts.append(item.session.part(item, start, stop, mask))
     try:
         group[0][0].session.use_adapters()
         results = group[0][0].session.pool.context.decode(parts)
-        for (item, found, start, stop), logits in zip(group, results, strict=True):
-            found.append(logits if is_last else logits.copy())
+        for (item, rows, start, stop), logits in zip(group, results, strict=True):
+            rows.append(logits if is_last else logits.copy())
             item.session.state.advance(stop - start)
     except BaseException:  # KeyboardInterrupt too, which arrives when the native call returns
         for item, _, _, _ in group:
@@ -198,18 +198,18 @@ def _groups(checked: list[CheckedItem], logits: list[list[NDArray[np.float32]]])
     """Arrange rows in decodes: long prefills by themselves, all but their ends; then the ends of equal adapters."""
     groups: list[list[Rows]] = []
     ends: dict[tuple[int, tuple[float, ...]], list[list[Rows]]] = {}
-    for item, found in zip(checked, logits, strict=True):
+    for item, rows in zip(checked, logits, strict=True):
         start, context = 0, item.session.pool.context
         for stop in prefill_chunks(item.n_rows)[:-1]:
-            groups.append([(item, found, start, stop)])
+            groups.append([(item, rows, start, stop)])
             start = stop
         if item.groups[0].vectors is not None:  # a decode has tokens or vectors
-            groups.append([(item, found, start, item.n_rows)])
+            groups.append([(item, rows, start, item.n_rows)])
             continue
         batches = ends.setdefault((id(context), item.session.scales), [[]])
         if _n_rows(batches[-1]) + item.n_rows - start > context.n_batch:
             batches.append([])
-        batches[-1].append((item, found, start, item.n_rows))
+        batches[-1].append((item, rows, start, item.n_rows))
     return groups + [batch for batches in ends.values() for batch in batches if batch]
 
 

@@ -70,9 +70,9 @@ class LlamaCppOptions:
 
 def of_this_machine(options: LoadOptions) -> LoadOptions:
     """Return the options without the servers of other machines."""
-    given = options.runtime_options.items()
-    own = {name: value for name, value in given if name not in LlamaCppOptions.of_other_machines}
-    return replace(options, runtime_options=own, machines=())
+    pairs = options.runtime_options.items()
+    local = {name: value for name, value in pairs if name not in LlamaCppOptions.of_other_machines}
+    return replace(options, runtime_options=local, machines=())
 
 
 def is_apart(options: LoadOptions) -> bool:

@@ -129,8 +129,8 @@ class LlamaCpp:
         if options.planning_bytes is not None and options.planning_bytes < 2 * _DRY_RUN_BYTES:
             return ()
         llama()
-        found = (*rpc_devices(own(options).machines), *devices(options))
-        return with_measured_drivers(found, self.name, options.cache_dir)
+        all_devices = (*rpc_devices(own(options).machines), *devices(options))
+        return with_measured_drivers(all_devices, self.name, options.cache_dir)
 
     def split(self, names: Sequence[str], n_layers: int, is_over: IsOver, *, whole: bool) -> Split:
         """Return how many layers each device takes; see edgedec.memory_plan.HasDevices."""
@@ -143,9 +143,9 @@ class LlamaCpp:
         """
         if own(options).machines:
             return plan
-        found = with_account(plan, devices(options))
-        remember_drivers(found, self.name, options.cache_dir)
-        return found
+        accounted = with_account(plan, devices(options))
+        remember_drivers(accounted, self.name, options.cache_dir)
+        return accounted
 
     def report(self) -> RuntimeReport:
         """Return llama.cpp's version, its devices, what it was built with, and whether it has RPC."""
@@ -215,11 +215,11 @@ def _placed(options: LoadOptions, gguf: GGUF) -> LoadOptions:
     """Return the options with the layers that llama.cpp puts on each device by itself, where none are named."""
     if options.layer_split is not None or options.n_gpu_layers == 0:
         return options
-    found = LlamaCpp().devices(options)
-    if not found:
+    all_devices = LlamaCpp().devices(options)
+    if not all_devices:
         return options
     n_layers = describe(gguf).n_layer + 1
-    return replace(options, layer_split=default_split(found, options.n_gpu_layers, n_layers))
+    return replace(options, layer_split=default_split(all_devices, options.n_gpu_layers, n_layers))
 
 
 def _with_rows(options: LoadOptions, n_rows: int) -> LoadOptions:

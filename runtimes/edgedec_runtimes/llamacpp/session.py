@@ -62,16 +62,16 @@ class LlamaCppSession(MeasuredSession):
             self.pool.context.remove(self.sequence, self.state.next_place(item.n_past))
         self.state.begin(item)
 
-    def part(self, item: CheckedItem, start: int, stop: int, wanted: NDArray[np.bool_]) -> Part:
+    def part(self, item: CheckedItem, start: int, stop: int, mask: NDArray[np.bool_]) -> Part:
         """Return rows [start, stop) of an item that was begun; of a tree all of them."""
         tokens = item.groups[0].tokens
         if tokens is None:
-            return self._vector_part(item.groups[0], start, stop, wanted)
+            return self._vector_part(item.groups[0], start, stop, mask)
         if item.parents is not None:
-            return self._tree_part(tokens, item.parents.tolist(), wanted)
-        return self._chain_part(tokens[start:stop], self.state.next_place(self.n_cached), wanted)
+            return self._tree_part(tokens, item.parents.tolist(), mask)
+        return self._chain_part(tokens[start:stop], self.state.next_place(self.n_cached), mask)
 
-    def _vector_part(self, group: RowGroup, start: int, stop: int, wanted: NDArray[np.bool_]) -> Part:
+    def _vector_part(self, group: RowGroup, start: int, stop: int, mask: NDArray[np.bool_]) -> Part:
         assert group.vectors is not None, "the rows are vectors"
         n_past, n, places = self.n_cached, stop - start, self.state.places
         if not self._model.has_places:
@@ -82,13 +82,13 @@ class LlamaCppSession(MeasuredSession):
             positions[:3] = held[n_past : n_past + n].T
         mutual = group.block is not None and group.block.mutual
         vectors = np.ascontiguousarray(group.vectors[start:stop])
-        return Part(None, positions.reshape(-1), (self.sequence,), wanted, vectors, mutual)
+        return Part(None, positions.reshape(-1), (self.sequence,), mask, vectors, mutual)
 
-    def _chain_part(self, tokens: NDArray[np.int32], position: int, wanted: NDArray[np.bool_]) -> Part:
+    def _chain_part(self, tokens: NDArray[np.int32], position: int, mask: NDArray[np.bool_]) -> Part:
         positions = np.arange(position, position + len(tokens), dtype=np.int32)
-        return Part(tokens, positions, (self.sequence,), wanted)
+        return Part(tokens, positions, (self.sequence,), mask)
 
-    def _tree_part(self, tokens: NDArray[np.int32], parents: list[int], wanted: NDArray[np.bool_]) -> Part:
+    def _tree_part(self, tokens: NDArray[np.int32], parents: list[int], mask: NDArray[np.bool_]) -> Part:
         """Return the rows of a tree: each leaf's path has a sequence id of its own, and shared nodes carry several."""
         n = len(tokens)
         depth = np.zeros(n, dtype=np.int32)
@@ -106,7 +106,7 @@ class LlamaCppSession(MeasuredSession):
                 self.pool.context.copy(self.sequence, sequence)
         self._branch = Branch(tokens, [ids[0] for ids in members], scratch)
         positions = np.int32(self.state.next_place(self.n_cached)) + depth
-        return Part(tokens, positions, [tuple(ids) for ids in members], wanted)
+        return Part(tokens, positions, [tuple(ids) for ids in members], mask)
 
     def abandon(self) -> None:
         """Drop what a failed decode may have left beyond the cached tokens."""

@@ -103,12 +103,12 @@ def _context(api: Any, path: Path, *, repack: bool, on_cpu: bool = False) -> Ite
 
 def _decode(api: Any, context: Any, n: int) -> NDArray[np.float32]:
     """Evaluate tokens 0 to n - 1 from the first position on, and return their logits, f32[n, width]."""
-    tokens, positions, wanted = (np.arange(n, dtype=np.int32), np.arange(n, dtype=np.int32), np.ones(n, np.int8))
+    tokens, positions, mask = (np.arange(n, dtype=np.int32), np.arange(n, dtype=np.int32), np.ones(n, np.int8))
     batch = api.llama_batch(
         n_tokens=n,
         token=tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
         pos=positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-        logits=wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        logits=mask.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
     )
     api.llama_memory_seq_rm(api.llama_get_memory(context), -1, -1, -1)
     code = api.llama_decode(context, batch)

@@ -47,8 +47,8 @@ class LlamaCppTokenizer:
     @property
     def infill_ids(self) -> Mapping[str, int]:
         """Ids of the tokens for infilling by role."""
-        found = {role: getattr(self._api, f"llama_vocab_fim_{role}")(self._handle()) for role in _INFILL_ROLES}
-        return {role: int(token_id) for role, token_id in found.items() if token_id >= 0}
+        ids = {role: getattr(self._api, f"llama_vocab_fim_{role}")(self._handle()) for role in _INFILL_ROLES}
+        return {role: int(token_id) for role, token_id in ids.items() if token_id >= 0}
 
     @cached_property
     def control_texts(self) -> tuple[str, ...]:

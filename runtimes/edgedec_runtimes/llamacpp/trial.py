@@ -71,8 +71,8 @@ def folders(release: Release) -> tuple[Path, ...]:
     package = importlib.util.find_spec(release.package)
     if package is None or package.origin is None:
         return ()
-    found = (Path(package.origin).parent / name for name in ("lib", "bin"))
-    return tuple(folder for folder in found if folder.is_dir())
+    paths = (Path(package.origin).parent / name for name in ("lib", "bin"))
+    return tuple(folder for folder in paths if folder.is_dir())
 
 
 @cache
@@ -85,12 +85,12 @@ def choice() -> Chosen | None:
         RuntimeUnavailableError: The environment variable names a package that is not installed.
     """
     there = [release for release in RELEASES if folders(release)]
-    if named := os.environ.get(VARIABLE):
+    if path := os.environ.get(VARIABLE):
         for release in there:
-            if named in (release.package, release.distribution):
+            if path in (release.package, release.distribution):
                 return Chosen(release, f"{VARIABLE} names it")
         names = " or ".join(release.distribution for release in there) or "nothing, as none is installed"
-        raise RuntimeUnavailableError(f"{VARIABLE} names {named!r}; unset it, or let it name {names}")
+        raise RuntimeUnavailableError(f"{VARIABLE} names {path!r}; unset it, or let it name {names}")
     if len(there) < 2:
         return Chosen(there[0], "no other one is installed") if there else None
     running = [release for release in there if outcome(release).plain is None]
@@ -103,14 +103,14 @@ def choice() -> Chosen | None:
 
 def complaint() -> str | None:
     """Return how llama.cpp's library failed in the processes that tried it; None where a model ran, or did before."""
-    found = choice()
-    return None if found is None else outcome(found.release).plain
+    chosen = choice()
+    return None if chosen is None else outcome(chosen.release).plain
 
 
 def repack_complaint() -> str | None:
     """Return how the library failed in the process that tried it with rearranged weights; None where a model ran."""
-    found = choice()
-    return None if found is None else outcome(found.release).repacked
+    chosen = choice()
+    return None if chosen is None else outcome(chosen.release).repacked
 
 
 @cache
@@ -123,24 +123,24 @@ def outcome(release: Release) -> Outcome:
     if getattr(sys, "frozen", False):
         return Outcome()
     folder, key = cache_folder(), _key(release)
-    if (known := _remembered(probe_cache.get(folder, "llamacpp", key))) is not None:
-        return known
+    if (remembered := _remembered(probe_cache.get(folder, "llamacpp", key))) is not None:
+        return remembered
     free = available_bytes()
     if free is not None and free < _BYTES:
         return Outcome()
-    found = tried(release)
-    if found.repacked is not None:
+    result = tried(release)
+    if result.repacked is not None:
         plain = tried(release, _PLAIN)
-        found = Outcome(found.repacked, plain.repacked, plain.gpus)
-    if found.plain is None:
-        probe_cache.put(folder, "llamacpp", key, asdict(found))
-    if found.plain is None and found.repacked is not None:
-        logger.warning("llama.cpp's weights will not be rearranged: %s", found.repacked)
-    return found
+        result = Outcome(result.repacked, plain.repacked, plain.gpus)
+    if result.plain is None:
+        probe_cache.put(folder, "llamacpp", key, asdict(result))
+    if result.plain is None and result.repacked is not None:
+        logger.warning("llama.cpp's weights will not be rearranged: %s", result.repacked)
+    return result
 
 
-def _remembered(kept: object) -> Outcome | None:
-    match kept:
+def _remembered(stored: object) -> Outcome | None:
+    match stored:
         case {"repacked": str() | None as repacked, "plain": None, "gpus": list() as gpus}:
             return Outcome(repacked, None, tuple(map(str, gpus)))
     return None

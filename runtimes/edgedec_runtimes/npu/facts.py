@@ -191,7 +191,7 @@ def read_facts(path: Path) -> Facts:
     manifest = folder_of(path) / MANIFEST
     try:
         text = manifest.read_bytes()
-        found = json.loads(text)
+        facts = json.loads(text)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ModelNotFoundError(
             f"{path}: no exported model, expected a folder that `edgedec export MODEL --target npu` wrote"
@@ -202,26 +202,26 @@ def read_facts(path: Path) -> Facts:
         ) from error
     except (ValueError, RecursionError) as error:
         raise ModelFormatError(f"{manifest}: no JSON ({error}); export the model again") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("target") != TARGET:
-        target = found.get("target") if isinstance(found, dict) else None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT or facts.get("target") != TARGET:
+        target = facts.get("target") if isinstance(facts, dict) else None
         raise UnsupportedModelError(
             f"{manifest}: an export for the target {target!r}, expected {TARGET!r} of format {FORMAT}; "
             "use the onnx runtime, or edgedec export --target npu"
         )
     try:
-        section = found["npu"]
-        if found["kv"] != KV:
-            raise ValueError(f"keys and values are {found['kv']!r}, expected {KV!r}")
-        return _facts(found, section, hashlib.sha256(text).hexdigest())
+        section = facts["npu"]
+        if facts["kv"] != KV:
+            raise ValueError(f"keys and values are {facts['kv']!r}, expected {KV!r}")
+        return _facts(facts, section, hashlib.sha256(text).hexdigest())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelFormatError(
             f"{manifest}: its facts of the graph are damaged ({type(error).__name__}: {error}); export the model again"
         ) from error
 
 
-def _facts(found: Mapping[str, Any], section: Mapping[str, Any], sha256: str) -> Facts:
+def _facts(document: Mapping[str, Any], section: Mapping[str, Any], sha256: str) -> Facts:
     """Return the facts; raises KeyError, TypeError, ValueError or AttributeError where one is missing or wrong."""
-    counts = {name: _whole(found[name], name) for name in _COUNTS}
+    counts = {name: _whole(document[name], name) for name in _COUNTS}
     counts |= {name: _whole(section[name], name) for name in _NPU_COUNTS}
     contexts = tuple(_whole(n, "contexts") for n in section["contexts"])
     usable = {context for context in contexts if context % ROWS[-1] == 0}
@@ -240,14 +240,14 @@ def _facts(found: Mapping[str, Any], section: Mapping[str, Any], sha256: str) ->
         if values.ndim != 1 or not 0 < 2 * len(values) <= counts["head_dim"] or not np.isfinite(values).all():
             raise ValueError(f"frequencies of the shape {values.shape}")
     return Facts(
-        architecture=str(found["architecture"]),
+        architecture=str(document["architecture"]),
         contexts=contexts,
         embedding_scale=_positive(section["embedding_scale"]),
         sliding_window=window,
         frequencies=frequencies,
         quantizers={name: _quantizer(section["quantizers"][name]) for name in QUANTIZERS},
         zeros=zeros,
-        files=read_files(found["files"], {GRAPH, VOCABULARY, EMBEDDING}),
+        files=read_files(document["files"], {GRAPH, VOCABULARY, EMBEDDING}),
         sha256=sha256,
         **counts,
     )

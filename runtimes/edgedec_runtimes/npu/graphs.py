@@ -32,13 +32,13 @@ _FELL_BACK = "fallback to CPU EP has been explicitly disabled"
 
 def device_of(name: str | None) -> str:
     """Return "npu", "cpu" or one of OpenVINO's for the name that a user gave (RequestError for any other name)."""
-    found = _NAMES.get(name.lower() if name is not None else None)
-    if found is None:
+    device = _NAMES.get(name.lower() if name is not None else None)
+    if device is None:
         others = ", ".join(map(repr, _OPENVINO_DEVICES))
         raise OptionError(
             "device", name, f"the npu runtime takes {NPU!r}, {others}, and {CPU!r} to try an export without one"
         )
-    return found
+    return device
 
 
 @dataclass(slots=True)
@@ -71,8 +71,8 @@ class Graphs:
         """
         session = self.session(n_rows, context)
         with translated("a forward"):
-            found: list[Any] = session.run(outputs, inputs)
-        return found
+            outputs_read: list[Any] = session.run(outputs, inputs)
+        return outputs_read
 
     def session(self, n_rows: int, context: int) -> Any:
         """Return ONNX Runtime's session for n_rows rows and a context, opened at its first use (raises as `run`)."""
@@ -111,13 +111,13 @@ class Graphs:
                 return self._opened(self.folder / GRAPH, options, [(chosen.provider.name, settings), _CPU_PROVIDER])
             finally:
                 self.ort.set_default_logger_severity(2)
-        found = [d for d in self.ort.get_ep_devices() if d.ep_name == chosen.provider.name]
-        wanted = [d for d in found if d.device.type.name == device]
-        if not wanted:
+        devices = [d for d in self.ort.get_ep_devices() if d.ep_name == chosen.provider.name]
+        of_type = [d for d in devices if d.device.type.name == device]
+        if not of_type:
             raise RuntimeUnavailableError(
-                f"OpenVINO finds no {device} on this machine; it finds {', '.join(d.device.type.name for d in found)}"
+                f"OpenVINO finds no {device} on this machine; it finds {', '.join(d.device.type.name for d in devices)}"
             )
-        options.add_provider_for_devices(wanted[:1], {})
+        options.add_provider_for_devices(of_type[:1], {})
         return self._opened(self.folder / GRAPH, options, None)
 
     def _options(self, n_rows: int, context: int) -> Any:
@@ -161,6 +161,6 @@ def npu_devices(ort: Any) -> list[Any]:
         provider = choose_provider(ort, "qnn").provider
     except RuntimeUnavailableError as error:
         raise RuntimeUnavailableError(f"{error}; or try the export with --device {CPU}") from error
-    found = [device for device in ort.get_ep_devices() if device.ep_name == provider.name]
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == provider.name]
     npu = ort.OrtHardwareDeviceType.NPU
-    return sorted(found, key=lambda device: device.device.type != npu)[:1]  # the emulator's device is a CPU
+    return sorted(devices, key=lambda device: device.device.type != npu)[:1]  # the emulator's device is a CPU

@@ -23,15 +23,15 @@ def position_inputs(facts: Facts, start: int, n_rows: int, context: int) -> Arra
         By name cos and sin, uint16[n_rows, 1, head_dim], and mask, uint16[n_groups * n_rows, context + n_rows],
         quantized as the facts say; where there are sliding windows, the same again with the suffix "_local".
     """
-    found: Arrays = {}
+    arrays: Arrays = {}
     for suffix, frequencies in facts.frequencies.items():
         cos, sin = rotation(frequencies, start, n_rows, facts.head_dim)
-        found[f"cos{suffix}"] = facts.quantizers["rotation"].quantize(cos)
-        found[f"sin{suffix}"] = facts.quantizers["rotation"].quantize(sin)
+        arrays[f"cos{suffix}"] = facts.quantizers["rotation"].quantize(cos)
+        arrays[f"sin{suffix}"] = facts.quantizers["rotation"].quantize(sin)
         seen = visible(start, n_rows, context, facts.sliding_window if suffix else 0)
         mask = np.where(seen, np.uint16(_VISIBLE), np.uint16(_HIDDEN))
-        found[f"mask{suffix}"] = np.tile(mask, (facts.n_groups, 1))
-    return found
+        arrays[f"mask{suffix}"] = np.tile(mask, (facts.n_groups, 1))
+    return arrays
 
 
 def rotation(
@@ -57,10 +57,10 @@ def visible(start: int, n_rows: int, context: int, window: int) -> NDArray[np.bo
     >>> visible(1, 2, 2, 0).astype(int).tolist()
     [[1, 0, 1, 0], [1, 0, 1, 1]]
     """
-    own = start + np.arange(n_rows)[:, None]
+    places = start + np.arange(n_rows)[:, None]
     # A slot without a token gets a position that no row sees.
     cached = np.where(np.arange(context) < start, np.arange(context), np.iinfo(np.int32).max)
-    distance = own - np.concatenate((cached, own[:, 0]))
+    distance = places - np.concatenate((cached, places[:, 0]))
     seen: NDArray[np.bool_] = distance >= 0
     return seen & (distance < window) if window else seen
 

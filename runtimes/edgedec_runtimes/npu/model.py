@@ -159,12 +159,12 @@ class KVCache:
 
     def inputs(self) -> Arrays:
         """Return the graph's inputs of keys and values by name; they are views."""
-        found: Arrays = {}
+        arrays: Arrays = {}
         for part, name in enumerate(PARTS):
             for layer in range(self._facts.n_layer):
-                found[f"past_key_{name}_{layer}"] = self.keys[part, layer]
-                found[f"past_value_{name}_{layer}"] = self.values[part, layer]
-        return found
+                arrays[f"past_key_{name}_{layer}"] = self.keys[part, layer]
+                arrays[f"past_value_{name}_{layer}"] = self.values[part, layer]
+        return arrays
 
     def names(self) -> Iterator[str]:
         """Yield the names of the graph's outputs of keys and values, in the order in which `write` takes them."""
@@ -176,11 +176,11 @@ class KVCache:
     def write(self, start: int, n: int, outputs: Sequence[NDArray[Any]]) -> None:
         """Copy the first n rows of the graph's outputs to the slots from `start` on."""
         self._n_used = max(self._n_used, start + n)
-        found = iter(outputs)
+        arrays = iter(outputs)
         for keys, values in zip(self.keys, self.values, strict=True):
             for layer in range(self._facts.n_layer):
-                keys[layer, :, :, start : start + n] = next(found)[:, :, :n]
-                values[layer, :, start : start + n] = next(found)[:, :n]
+                keys[layer, :, :, start : start + n] = next(arrays)[:, :, :n]
+                values[layer, :, start : start + n] = next(arrays)[:, :n]
 
     def free(self) -> None:
         """Free the memory."""
@@ -274,7 +274,7 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
         return Forward(logits)
 
     def _run_block(
-        self, session: NpuSession, block: Block, wanted: NDArray[np.int32], logits: NDArray[np.float32]
+        self, session: NpuSession, block: Block, row_numbers: NDArray[np.int32], logits: NDArray[np.float32]
     ) -> None:
         """Run the graph on a block as often as its wanted rows need; `logits` takes them, f32[len(wanted), n_vocab]."""
         facts, cache = self.facts, session.cache
@@ -287,8 +287,8 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
         inputs["hidden"] = quantized(facts, self._embedding[tokens])
         self._files.check()
         names = list(cache.names())
-        for at in range(0, max(1, len(wanted)), LOGIT_ROWS):
-            rows = wanted[at : at + LOGIT_ROWS]
+        for at in range(0, max(1, len(row_numbers)), LOGIT_ROWS):
+            rows = row_numbers[at : at + LOGIT_ROWS]
             inputs["logit_rows"] = np.resize(rows, LOGIT_ROWS) if len(rows) else np.zeros(LOGIT_ROWS, np.int32)
             outputs = self.handle.run(block.n_rows, context, inputs, [*names, "logits"])
             logits[at : at + len(rows)] = facts.quantizers["logits"].dequantize(outputs[-1][: len(rows)])

@@ -145,13 +145,13 @@ def verify_files(folder: Path, files: Mapping[str, FileFacts], options: LoadOpti
         StorageError: A file can't be read.
         CancelledError: options.cancel was set.
     """
-    known: list[Any] = [_CHECKS]
+    listed: list[Any] = [_CHECKS]
     for name, facts in files.items():
-        found = _own_file(folder, name)
-        if found.st_size != facts.n_bytes:
-            raise _changed(folder / name, f"{found.st_size} bytes, expected {facts.n_bytes}")
-        known.append([str((folder / name).absolute()), found.st_size, found.st_mtime_ns, facts.sha256])
-    key = json.dumps(known)
+        status = _own_file(folder, name)
+        if status.st_size != facts.n_bytes:
+            raise _changed(folder / name, f"{status.st_size} bytes, expected {facts.n_bytes}")
+        listed.append([str((folder / name).absolute()), status.st_size, status.st_mtime_ns, facts.sha256])
+    key = json.dumps(listed)
     if probe_cache.get(options.cache_dir, "onnx", key) is True:
         return
     _check_graph(folder, files)
@@ -192,9 +192,9 @@ def _parsed(folder: Path, text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelFormatError(f"{folder / MANIFEST}: damaged ({error}); export the model again") from error
     if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
-        found = facts.get("format") if isinstance(facts, dict) else facts
+        form = facts.get("format") if isinstance(facts, dict) else facts
         raise UnsupportedModelError(
-            f"{folder / MANIFEST}: format {_shown(found)}, expected {_FORMAT}; export the model again with this edgedec"
+            f"{folder / MANIFEST}: format {_shown(form)}, expected {_FORMAT}; export the model again with this edgedec"
         )
     return facts
 
@@ -249,18 +249,18 @@ def _own_file(folder: Path, name: str) -> os.stat_result:
     """Return the status of a file; refuse one that is not a regular file in the folder itself."""
     path = folder / name
     try:
-        real, found = path.resolve(strict=True), path.stat()
+        real, status = path.resolve(strict=True), path.stat()
         inside = real.parent == folder.resolve(strict=True)
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"{path}: missing, but part of the export; copy the whole folder again") from error
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise storage_error(path, error if isinstance(error, OSError) else OSError(str(error))) from error
-    if not inside or not stat.S_ISREG(found.st_mode):
+    if not inside or not stat.S_ISREG(status.st_mode):
         raise ModelFormatError(
             f"{path}: a link out of the folder, or no regular file; nothing outside an export is read: copy the file "
             "into the folder"
         )
-    return found
+    return status
 
 
 def _changed(path: Path, what: str) -> ModelFormatError:

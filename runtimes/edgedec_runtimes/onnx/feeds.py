@@ -109,7 +109,7 @@ def feeds(piece: Piece, export: Export, zeros: Zeros, padding: Padding, taps: Co
     ids = np.empty((1, n_graph), np.int64)
     ids[0, :n], ids[0, n:] = piece.tokens, piece.tokens[-1]
     depths = np.arange(n_padded) if c.parents is None else _depths(c.parents, n_padded)
-    found: Arrays = {
+    arrays: Arrays = {
         "input_ids": ids,
         "position_ids": (n_past + depths[:n_graph])[None],
         "seqlens_k": np.array([n_total - 1], np.int32),
@@ -120,15 +120,15 @@ def feeds(piece: Piece, export: Export, zeros: Zeros, padding: Padding, taps: Co
         "mlp_on": _switches(export.n_layer, None if layers is None else layers.mlp),
         "tap_rows": np.zeros(export.n_layer, np.int64),
     }
-    found["tap_rows"][list(taps)] = n
-    found["attention_bias"] = zeros.of(n_padded, n_total) if c.parents is None else _tree_bias(c.parents, n_past)
+    arrays["tap_rows"][list(taps)] = n
+    arrays["attention_bias"] = zeros.of(n_padded, n_total) if c.parents is None else _tree_bias(c.parents, n_past)
     if export.local_layers:
-        found["attention_bias_local"] = _local_bias(found["attention_bias"], n_past, depths, export.window)
-    return found
+        arrays["attention_bias_local"] = _local_bias(arrays["attention_bias"], n_past, depths, export.window)
+    return arrays
 
 
-def _switches(n_layer: int, given: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
-    return np.ones(n_layer, np.bool_) if given is None else np.array(given, np.bool_)
+def _switches(n_layer: int, switches: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    return np.ones(n_layer, np.bool_) if switches is None else np.array(switches, np.bool_)
 
 
 def attention_rows(n: int, padding: Padding) -> NDArray[np.int64]:
@@ -141,13 +141,13 @@ def attention_rows(n: int, padding: Padding) -> NDArray[np.int64]:
     return np.minimum(rows, n - 1) if padding is Padding.ATTENTION else rows
 
 
-def logit_rows(wanted: NDArray[np.int32], padding: Padding) -> NDArray[np.int64]:
+def logit_rows(row_numbers: NDArray[np.int32], padding: Padding) -> NDArray[np.int64]:
     """Return the rows that go through the head, int64: at least one row, and an even number with Padding.ALL.
 
     >>> logit_rows(np.array([2, 4, 5]), Padding.ALL).tolist(), logit_rows(np.array([]), Padding.ATTENTION).tolist()
     ([2, 4, 5, 5], [0])
     """
-    rows = wanted.astype(np.int64) if len(wanted) else np.zeros(1, np.int64)
+    rows = row_numbers.astype(np.int64) if len(row_numbers) else np.zeros(1, np.int64)
     n_more = 0 if padding is Padding.ATTENTION else even(len(rows)) - len(rows)
     return np.append(rows, rows[len(rows) - n_more :])
 

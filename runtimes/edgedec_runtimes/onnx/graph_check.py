@@ -75,12 +75,12 @@ def check_graph(graph: bytes, data_files: Mapping[str, int]) -> list[External]:
     """
     if len(graph) > MOST_GRAPH_BYTES:
         raise damaged(f"the graph has {len(graph)} bytes, more than {MOST_GRAPH_BYTES}")
-    found: list[External] = []
-    _walk(memoryview(graph), "model", 0, data_files, found)
-    return found
+    externals: list[External] = []
+    _walk(memoryview(graph), "model", 0, data_files, externals)
+    return externals
 
 
-def _walk(message: memoryview, kind: str, depth: int, data_files: Mapping[str, int], found: list[External]) -> None:
+def _walk(message: memoryview, kind: str, depth: int, data_files: Mapping[str, int], externals: list[External]) -> None:
     if depth > _DEEPEST:
         raise damaged("its branches are nested too deep")
     schema, seen = _SCHEMA[kind], set()
@@ -100,11 +100,11 @@ def _walk(message: memoryview, kind: str, depth: int, data_files: Mapping[str, i
         if what == "tensor":
             external = _tensor(value, data_files)
             if external is not None:
-                found.append(external)
+                externals.append(external)
         elif what in ("operator", "domain"):
             _require_known(bytes(value), what)
         else:
-            _walk(value, what, depth + 1, data_files, found)
+            _walk(value, what, depth + 1, data_files, externals)
 
 
 def _require_known(name: bytes, what: str) -> None:

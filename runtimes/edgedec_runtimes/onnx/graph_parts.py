@@ -89,21 +89,21 @@ def read_parts(export: Export, prefixes: tuple[str, ...]) -> GraphParts:
 
 def _outermost(graph: memoryview) -> list[tuple[int, memoryview]]:
     """Return the nodes and the initializers of a model's graph: the number of the field, and its bytes."""
-    found: list[tuple[int, memoryview]] = []
+    parts: list[tuple[int, memoryview]] = []
     for number, _, value in fields(graph):
         if number == _GRAPH and isinstance(value, memoryview):
-            found += [(n, v) for n, _, v in fields(value) if n in (_NODE, _INITIALIZER) and isinstance(v, memoryview)]
-    return found
+            parts += [(n, v) for n, _, v in fields(value) if n in (_NODE, _INITIALIZER) and isinstance(v, memoryview)]
+    return parts
 
 
 def _add_tensor(parts: GraphParts, message: memoryview, prefixes: tuple[str, ...], data_bytes: int) -> None:
-    found = list(fields(message))
-    name = _text(next((value for number, _, value in found if number == _NAME), b""))
+    message_fields = list(fields(message))
+    name = _text(next((value for number, _, value in message_fields if number == _NAME), b""))
     if not name.startswith(prefixes):
         return
     shape: list[int] = []
     dtype, inside, place = None, None, {}
-    for number, _, value in found:
+    for number, _, value in message_fields:
         if number == _DIMS:
             shape += whole_numbers(value)
         elif number == _TYPE and isinstance(value, int):
@@ -125,12 +125,12 @@ def _add_tensor(parts: GraphParts, message: memoryview, prefixes: tuple[str, ...
 
 
 def _add_operator(parts: GraphParts, message: memoryview, prefixes: tuple[str, ...]) -> None:
-    found = list(fields(message))
-    name = _text(next((value for number, _, value in found if number == _NODE_NAME), b""))
+    message_fields = list(fields(message))
+    name = _text(next((value for number, _, value in message_fields if number == _NODE_NAME), b""))
     if not name.startswith(prefixes):
         return
     numbers: dict[str, int] = {}
-    for number, _, value in found:
+    for number, _, value in message_fields:
         if number == _ATTRIBUTE and isinstance(value, memoryview):
             attribute = {n: v for n, _, v in fields(value)}
             if isinstance(whole := attribute.get(_NUMBER), int):

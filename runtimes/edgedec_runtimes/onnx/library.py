@@ -72,14 +72,14 @@ def open_graph(ort: Any, export: Export, chosen: ChosenProvider, n_threads: int)
         RuntimeUnavailableError: The provider takes no part of the graph.
     """
     options = session_options(ort, n_threads)
-    own = chosen.provider.device != CPU
-    if own:
+    on_device = chosen.provider.device != CPU
+    if on_device:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     names = None
     if chosen.devices:
         options.add_provider_for_devices(list(chosen.devices), {})
     else:
-        names = [chosen.provider.name, *(["CPUExecutionProvider"] if own else [])]
+        names = [chosen.provider.name, *(["CPUExecutionProvider"] if on_device else [])]
     with translated(f"{export.graph}: it can't be opened"):
         session = ort.InferenceSession(
             export.graph, options, providers=names, enable_fallback=0, read_config_from_model=0
@@ -88,7 +88,7 @@ def open_graph(ort: Any, export: Export, chosen: ChosenProvider, n_threads: int)
         read_foreign(session, export)
     else:
         _check_signature(session, export)
-    if own:
+    if on_device:
         _require_used(session, chosen, export)
     return session
 
@@ -177,8 +177,8 @@ def read_foreign(session: Any, export: Export) -> Contract:
         contract = read_contract(*ports)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{export.graph}: {error}") from error
-    found = (contract.n_layer, contract.n_head_kv, contract.head_dim, contract.n_vocab or export.n_vocab)
-    if found != (export.n_layer, export.n_head_kv, export.head_dim, export.n_vocab):
+    shape = (contract.n_layer, contract.n_head_kv, contract.head_dim, contract.n_vocab or export.n_vocab)
+    if shape != (export.n_layer, export.n_head_kv, export.head_dim, export.n_vocab):
         raise ModelFormatError(f"{export.graph}: its sizes are not those of edgedec.json; export the model again")
     return contract
 

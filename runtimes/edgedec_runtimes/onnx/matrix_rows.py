@@ -122,15 +122,15 @@ class MatrixRows:
         if tensor.inside is not None:
             return tensor.inside.reshape(self.n_rows, row_bytes)[rows].view(tensor.dtype)
         assert self._file is not None, "a tensor outside the graph lies in the file"
-        found = np.empty((len(rows), row_bytes), np.uint8)
+        row_bytes_of = np.empty((len(rows), row_bytes), np.uint8)
         try:
-            for place, row in zip(found, rows.tolist(), strict=True):
+            for place, row in zip(row_bytes_of, rows.tolist(), strict=True):
                 self._file.seek(tensor.offset + row * row_bytes)
                 if self._file.readinto(place.data) != row_bytes:
                     raise ModelFormatError(f"{self._path}: it has become shorter; copy the export again")
         except OSError as error:
             raise storage_error(self._path, error) from error
-        return found.view(tensor.dtype)
+        return row_bytes_of.view(tensor.dtype)
 
 
 def open_matrix(export: Export, parts: GraphParts, name: str) -> MatrixRows:

@@ -72,41 +72,41 @@ def choose_provider(ort: Any, device: str | None) -> ChosenProvider:
     Raises:
         RuntimeUnavailableError: There is no such provider, or it does not work here; the message says why.
     """
-    wanted = (device or CPU).lower()
-    if wanted == AUTO:
+    device_name = (device or CPU).lower()
+    if device_name == AUTO:
         for name in _AUTO_ORDER:
-            found = _try(ort, PROVIDERS[name])
-            if isinstance(found, ChosenProvider):
-                return found
+            chosen = _try(ort, PROVIDERS[name])
+            if isinstance(chosen, ChosenProvider):
+                return chosen
         return ChosenProvider(PROVIDERS[CPU])
-    provider = next((p for p in PROVIDERS.values() if wanted in (p.device, p.name.lower())), None)
+    provider = next((p for p in PROVIDERS.values() if device_name in (p.device, p.name.lower())), None)
     if provider is None:
         raise RuntimeUnavailableError(
             f"the onnx runtime knows no device {device!r}; it knows {', '.join(PROVIDERS)} and {AUTO}"
         )
-    found = _try(ort, provider)
-    if isinstance(found, str):
-        raise RuntimeUnavailableError(f"the device {device!r} can't be used: {found}")
-    return found
+    chosen = _try(ort, provider)
+    if isinstance(chosen, str):
+        raise RuntimeUnavailableError(f"the device {device!r} can't be used: {chosen}")
+    return chosen
 
 
 def devices(ort: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the devices that work here, and for each other device why it does not."""
     works, refusals = [], []
     for provider in PROVIDERS.values():
-        found = _try(ort, provider)
-        if isinstance(found, ChosenProvider):
+        chosen = _try(ort, provider)
+        if isinstance(chosen, ChosenProvider):
             works.append(provider.device)
         else:
-            refusals.append(f"{provider.device}: {found}")
+            refusals.append(f"{provider.device}: {chosen}")
     return tuple(works), tuple(refusals)
 
 
 def _try(ort: Any, provider: Provider) -> ChosenProvider | str:
     """Return how to use a provider, or why it can't be used."""
-    found = () if provider.plug_in is None else tuple(_plugged_in(ort, provider))
-    if found or provider.name in ort.get_available_providers():
-        return ChosenProvider(provider, found)
+    plugged_in = () if provider.plug_in is None else tuple(_plugged_in(ort, provider))
+    if plugged_in or provider.name in ort.get_available_providers():
+        return ChosenProvider(provider, plugged_in)
     if provider.plug_in is None:
         return f"the installed onnxruntime has no {provider.name}; it comes with the package {provider.package}"
     try:
@@ -118,8 +118,8 @@ def _try(ort: Any, provider: Provider) -> ChosenProvider | str:
         ort.register_execution_provider_library(provider.name, library)
     except Exception as error:
         return f"{provider.package} does not load into onnxruntime {ort.__version__} ({error})"
-    found = tuple(_plugged_in(ort, provider))
-    return ChosenProvider(provider, found) if found else f"{provider.package} finds no device that it runs on"
+    plugged_in = tuple(_plugged_in(ort, provider))
+    return ChosenProvider(provider, plugged_in) if plugged_in else f"{provider.package} finds no device that it runs on"
 
 
 def _plugged_in(ort: Any, provider: Provider) -> Iterator[Any]:

@@ -25,9 +25,9 @@ def one_row_is_exact(model: Model, cache_dir: Path | None) -> bool:
     model's fingerprint, which names export, release, device and machine.
     """
     key = f"{model.card.fingerprint} one row"
-    found = probe_cache.get(cache_dir, KIND, key)
-    if type(found) is bool:
-        return found
+    stored = probe_cache.get(cache_dir, KIND, key)
+    if type(stored) is bool:
+        return stored
     tokens = np.random.default_rng(0).integers(0, model.card.n_vocab, _N_FEW).astype(np.int32)
     n, few = model.card.n_layer, None
     if model.capabilities.layers:

@@ -78,8 +78,8 @@ def decode(data: bytes, limits: Limits, name: str) -> Picture:
         pixels = _eight_bits(image)
         if image.size != size:
             pixels = pixels.reduce(2)
-        found = upright(pixels, orientation)
-        return Picture(*found.size, found.tobytes())
+        turned = upright(pixels, orientation)
+        return Picture(*turned.size, turned.tobytes())
     except EdgedecError:
         raise
     except Exception as error:
@@ -94,10 +94,10 @@ def of_image(image: Any, limits: Limits, name: str) -> Picture:
     with suppress(Exception):  # damaged EXIF data fail in many ways, and turn nothing
         orientation = image.getexif().get(_ORIENTATION, 1)
     try:
-        found = upright(_eight_bits(image), orientation)
+        turned = upright(_eight_bits(image), orientation)
     except ValueError as error:
         raise RequestError(f"{name}: a picture of mode {image.mode} can't be converted; give one in RGB") from error
-    return Picture(*found.size, found.tobytes())
+    return Picture(*turned.size, turned.tobytes())
 
 
 def _pillow() -> Any:

@@ -27,15 +27,15 @@ def find_projector(model: Path) -> Path | None:
     if not standing(model).is_file():
         return None
     try:
-        found = [path for path in sorted(model.parent.glob(PATTERN)) if path.is_file()]
+        projectors = [path for path in sorted(model.parent.glob(PATTERN)) if path.is_file()]
     except OSError:
         return None
     base = base_name(model)
-    named = [path for path in found if base_name(path) == base]
-    if not named:
+    same_base = [path for path in projectors if base_name(path) == base]
+    if not same_base:
         models = {base_name(path) for path in model.parent.glob("*.gguf") if "mmproj" not in path.name.lower()}
-        named = [path for path in found if not base_name(path)] if len(models) <= 1 else []
-    return min(named, key=preference, default=None)
+        same_base = [path for path in projectors if not base_name(path)] if len(models) <= 1 else []
+    return min(same_base, key=preference, default=None)
 
 
 def base_name(path: Path) -> str:

@@ -88,9 +88,9 @@ class Mtmd:
                 on_block(i, len(images))
                 if api.mtmd_encode_chunk(self._context, chunk):
                     raise RequestError(f"libmtmd can't encode the picture: {last_complaint()}")
-                found = api.mtmd_get_output_embd(self._context)
+                embeddings = api.mtmd_get_output_embd(self._context)
                 shape = (block.n_rows, self._header.row_width)
-                rows.append(np.ctypeslib.as_array(found, shape).astype(np.float32))  # valid until the next call
+                rows.append(np.ctypeslib.as_array(embeddings, shape).astype(np.float32))  # valid until the next call
         return layout, rows
 
     def close(self) -> None:

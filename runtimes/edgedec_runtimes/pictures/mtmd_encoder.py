@@ -37,21 +37,21 @@ class MtmdEncoder:
     def layout(self, width: int, height: int) -> PictureLayout:
         """Return what a picture of that size becomes; see edgedec_runtimes.pictures.contract.PictureEncoder."""
         with self._lock:
-            found = self._layouts.get((width, height))
-        if found is None:
-            found = self._child.ask("layout", self._opening, width, height)
+            layout = self._layouts.get((width, height))
+        if layout is None:
+            layout = self._child.ask("layout", self._opening, width, height)
             with self._lock:
                 if len(self._layouts) >= _MOST_LAYOUTS:
                     self._layouts.clear()
-                self._layouts[width, height] = found
-        return found
+                self._layouts[width, height] = layout
+        return layout
 
     def encode(
         self, picture: Picture, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
     ) -> list[NDArray[np.float32]]:
         """Return the rows of a picture; see edgedec_runtimes.pictures.contract.PictureEncoder."""
-        found: Encoded = self._child.ask("encode", self._opening, picture, cancel=cancel, on_progress=on_progress)
-        return found[1]
+        encoded: Encoded = self._child.ask("encode", self._opening, picture, cancel=cancel, on_progress=on_progress)
+        return encoded[1]
 
     def encode_file(
         self,
@@ -62,9 +62,9 @@ class MtmdEncoder:
         on_progress: OnProgress | None = None,
     ) -> list[NDArray[np.float32]]:
         """Return the rows of the picture in a file, whose pixels stay in the child; raises as encode()."""
-        given = (self._opening, data, limits, name)
-        found: Encoded = self._child.ask("encode_file", *given, cancel=cancel, on_progress=on_progress)
-        return found[1]
+        arguments = (self._opening, data, limits, name)
+        encoded: Encoded = self._child.ask("encode_file", *arguments, cancel=cancel, on_progress=on_progress)
+        return encoded[1]
 
     def terms(self) -> tuple[MemoryTerm, ...]:
         """Return what the child holds for the encoder, beside what it is without."""

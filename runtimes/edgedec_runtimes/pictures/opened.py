@@ -30,11 +30,11 @@ def picture_reader(model: Path, options: EngineOptions) -> "PictureReader | None
     if options.projector is None:
         return None
     is_named = options.projector != "auto"
-    found = resolve(options.projector, options.resolving, "projector") if is_named else find_projector(model)
-    if found is None:
+    projector = resolve(options.projector, options.resolving, "projector") if is_named else find_projector(model)
+    if projector is None:
         return None
     try:
-        return open_reader(model, found, options.n_threads, options.image_max_tokens, options.cap_bytes)
+        return open_reader(model, projector, options.n_threads, options.image_max_tokens, options.cap_bytes)
     except EdgedecError:
         if is_named:
             raise

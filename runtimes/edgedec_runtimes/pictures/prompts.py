@@ -43,13 +43,15 @@ def with_marks(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
     Raises:
         RequestError: A part or a list of pictures is malformed, or there are too many pictures.
     """
-    key, given, marked = secrets.token_hex(16), list[GivenPicture](), list[Mapping[str, Any]]()
+    key, pictures, marked = secrets.token_hex(16), list[GivenPicture](), list[Mapping[str, Any]]()
 
     def mark(image: Any, name: Any) -> str:
-        if len(given) >= MOST_PICTURES:
+        if len(pictures) >= MOST_PICTURES:
             raise RequestError(f"the messages have more than {MOST_PICTURES} pictures; leave the oldest ones out")
-        given.append(GivenPicture(f"picture{key}number{len(given)}end", image, name if isinstance(name, str) else ""))
-        return given[-1].marker
+        pictures.append(
+            GivenPicture(f"picture{key}number{len(pictures)}end", image, name if isinstance(name, str) else "")
+        )
+        return pictures[-1].marker
 
     for i, message in enumerate(messages):
         content, images = message.get("content"), message.get("images") or ()
@@ -78,7 +80,7 @@ def with_marks(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
             is_text = False
         rest = {key: value for key, value in message.items() if key != "images"}
         marked.append({**rest, "content": _content(texts)} if texts else message)
-    return marked, given
+    return marked, pictures
 
 
 def _join(texts: list[str], text: str, *, apart: bool) -> None:

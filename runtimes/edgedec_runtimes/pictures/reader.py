@@ -44,31 +44,31 @@ class Source:
     pixels: Picture | None = None
 
 
-def source_of(given: Any, name: str, limits: Limits) -> Source:
+def source_of(picture: Any, name: str, limits: Limits) -> Source:
     """Return what an application gave as a picture in one form.
 
     Args:
-        given: The bytes of a file, a path, or a PIL.Image.
+        picture: The bytes of a file, a path, or a PIL.Image.
         name: What messages call the picture; "" to call a file by its name.
         limits: What a picture is refused for.
 
     Raises:
         RequestError: It is none of these, a file can't be read, or it is beyond the limits.
     """
-    if isinstance(given, str | os.PathLike):
-        path = Path(given)
+    if isinstance(picture, str | os.PathLike):
+        path = Path(picture)
         return source_of(_read(path, limits), name or path.name, limits)
     name = name or "the picture"
-    if isinstance(given, bytes | bytearray | memoryview):
-        data = bytes(given)
+    if isinstance(picture, bytes | bytearray | memoryview):
+        data = bytes(picture)
         limits.require_bytes(len(data), name)
         return Source(name, sha256(data).digest(), data)
-    if hasattr(given, "getexif") and hasattr(given, "convert"):
-        pixels = of_image(given, limits, name)
+    if hasattr(picture, "getexif") and hasattr(picture, "convert"):
+        pixels = of_image(picture, limits, name)
         size = f"{pixels.width} x {pixels.height}: ".encode()
         return Source(name, sha256(size + pixels.rgb).digest(), b"", pixels)
     raise RequestError(
-        f"{name}: a picture is given as the bytes of a file, a path or a PIL.Image, found {type(given).__name__}"
+        f"{name}: a picture is given as the bytes of a file, a path or a PIL.Image, found {type(picture).__name__}"
     )
 
 
@@ -162,15 +162,15 @@ class PictureReader:
 
     def mark(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], tuple[MarkedPicture, ...]]:
         """Return messages with a mark in place of each picture, and the pictures (raises what measure() raises)."""
-        marked, given = with_marks(messages)
-        return marked, tuple(self.measure(one.image, one.name, one.marker) for one in given)
+        marked, pictures = with_marks(messages)
+        return marked, tuple(self.measure(one.image, one.name, one.marker) for one in pictures)
 
     def ids(self, tokenizer: Tokenizer, text: str, pictures: Sequence[MarkedPicture], n_most: int) -> list[int]:
         """Return the ids of a rendered prompt; see edgedec.pictures.PictureReader."""
         spelled = [(picture.marker, picture.layout, picture.ids) for picture in pictures]
         return prompt_ids(tokenizer, text, spelled, n_most)
 
-    def measure(self, given: Any, name: str = "", marker: str = "") -> MarkedPicture:
+    def measure(self, picture: Any, name: str = "", marker: str = "") -> MarkedPicture:
         """Return size, layout and ids of a picture: the bytes of a file, a path or a PIL.Image.
 
         Raises:
@@ -178,7 +178,7 @@ class PictureReader:
             RuntimeUnavailableError: Pillow or the encoder's library is not installed.
             RuntimeLostError: The process that decodes was lost.
         """
-        source = source_of(given, name, self.limits)
+        source = source_of(picture, name, self.limits)
         width, height = self._size(source)
         layout = self._encoder.layout(width, height)
         if self._decoder is None:
@@ -210,22 +210,22 @@ class PictureReader:
         """
         blocks = list[PictureRows]()
         for i, picture in enumerate(pictures):
-            found = self._find(picture)
-            if found is None:
+            encoded = self._find(picture)
+            if encoded is None:
                 with stage(on_progress, PHASE, f"{i + 1} of {len(pictures)}"):
-                    found = self._encoded(picture, cancel, on_progress)
-            blocks += found
+                    encoded = self._encoded(picture, cancel, on_progress)
+            blocks += encoded
         return by_first_id(blocks)
 
     def terms(self) -> tuple[MemoryTerm, ...]:
         """Return what reading pictures takes, in all processes."""
         process = process_term()
-        kept = f"of pictures that may come again, at most {format_bytes(self._most_bytes)}"
+        description = f"of pictures that may come again, at most {format_bytes(self._most_bytes)}"
         return (
             MemoryTerm("process of pictures", process.n_bytes, process.detail, grows=True),
             *self._encoder.terms(),
             MemoryTerm("pixels", self.limits.memory_bytes, "of the largest picture, while it is decoded", grows=True),
-            MemoryTerm("rows of pictures", self._most_bytes, kept, grows=True),
+            MemoryTerm("rows of pictures", self._most_bytes, description, grows=True),
         )
 
     def close(self) -> None:
@@ -240,35 +240,35 @@ class PictureReader:
         if source.pixels is not None:
             return source.pixels.width, source.pixels.height
         with self._lock:
-            found = self._sizes.get(source.digest)
-        if found is None:
+            size = self._sizes.get(source.digest)
+        if size is None:
             with self._turn(self._measuring, None):  # so the patience is for this picture alone
-                found = self._child.ask("measure", source.data, self.limits, source.name, patience_s=DECODING_S)
+                size = self._child.ask("measure", source.data, self.limits, source.name, patience_s=DECODING_S)
             with self._lock:
-                self._sizes[source.digest] = found
+                self._sizes[source.digest] = size
                 if len(self._sizes) > 1024:
                     self._sizes.popitem(last=False)
-        return found
+        return size
 
     def _find(self, picture: MarkedPicture) -> tuple[PictureRows, ...] | None:
         with self._lock:
-            found = self._kept.get(picture.ids[0][0])
-            if found is not None:
+            encoded = self._kept.get(picture.ids[0][0])
+            if encoded is not None:
                 self._kept.move_to_end(picture.ids[0][0])
-        return found
+        return encoded
 
     def _encoded(
         self, picture: MarkedPicture, cancel: CancelToken | None, on_progress: OnProgress | None
     ) -> tuple[PictureRows, ...]:
         """Return the rows of a picture that is not kept, or is encoded by another thread in this moment."""
         with self._turn(self._encoding, cancel):
-            found = self._find(picture)
-            if found is None:
+            encoded = self._find(picture)
+            if encoded is None:
                 made = self._encode(picture.source, cancel, on_progress)
                 parts = zip(picture.layout.blocks, made, picture.ids, strict=True)
-                found = tuple(PictureRows(block, rows, ids) for block, rows, ids in parts)
-                self._keep(found)
-        return found
+                encoded = tuple(PictureRows(block, rows, ids) for block, rows, ids in parts)
+                self._keep(encoded)
+        return encoded
 
     def _encode(
         self, source: Source, cancel: CancelToken | None, on_progress: OnProgress | None

@@ -187,10 +187,10 @@ def _triangles(n_old: int, n_new: int) -> NDArray[np.float64]:
 
 
 def _three(gguf: GGUF, key: str) -> tuple[float, ...]:
-    found = get_array(gguf, _VISION + key, frozenset({ValueType.FLOAT32, ValueType.FLOAT64}))
-    if found is None or len(found) < 3:
+    values = get_array(gguf, _VISION + key, frozenset({ValueType.FLOAT32, ValueType.FLOAT64}))
+    if values is None or len(values) < 3:
         return ()
-    numbers = tuple(float(number) for number in found.numpy()[:3])
+    numbers = tuple(float(number) for number in values.numpy()[:3])
     return numbers if all(map(math.isfinite, numbers)) else ()
 
 
@@ -205,20 +205,20 @@ def _heads(gguf: GGUF, n_embd: int) -> int | None:
 
 def _table(gguf: GGUF, n_embd: int) -> TensorInfo | None:
     """Return the table of positions, where it is a square one of floats."""
-    found = gguf.tensors.get("v.position_embd.weight")
-    if found is None or found.type not in FLOATS or len(found.shape) != 2:
+    table = gguf.tensors.get("v.position_embd.weight")
+    if table is None or table.type not in FLOATS or len(table.shape) != 2:
         return None
-    return found if found.shape == (n_embd, math.isqrt(found.shape[1]) ** 2) else None
+    return table if table.shape == (n_embd, math.isqrt(table.shape[1]) ** 2) else None
 
 
 def _matrix(gguf: GGUF, name: str, n_rows: int | None, n_cols: int) -> Weight | None:
     tensor = gguf.tensors.get(name)
     if tensor is None or tensor.type not in (*FLOATS, GGMLType.Q8_0) or len(tensor.shape) < 2:
         return None
-    found = (math.prod(tensor.shape[:-1]), tensor.shape[-1])
-    if found[0] != n_cols or n_rows not in (None, found[1]) or not 1 <= found[1] <= _MOST_WIDTH:
+    shape = (math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    if shape[0] != n_cols or n_rows not in (None, shape[1]) or not 1 <= shape[1] <= _MOST_WIDTH:
         return None
-    return Weight(tensor, found[1], n_cols)
+    return Weight(tensor, shape[1], n_cols)
 
 
 def _once(gguf: GGUF, cutting: Cutting, n_embd: int, n_out: int) -> tuple[Weight, ...] | None:
@@ -227,9 +227,9 @@ def _once(gguf: GGUF, cutting: Cutting, n_embd: int, n_out: int) -> tuple[Weight
     if patch is None or patch.tensor.type not in FLOATS or patch.n_cols > _MOST_WIDTH:
         return None
     if cutting.kind == "gemma3":
-        found = _matrix(gguf, f"{first}.weight", n_embd, n_out)
-        is_read = found is not None and found.tensor.type in FLOATS
-        return (patch, Weight(found.tensor, n_out, n_embd, transposed=True)) if found and is_read else None
+        matrix = _matrix(gguf, f"{first}.weight", n_embd, n_out)
+        is_read = matrix is not None and matrix.tensor.type in FLOATS
+        return (patch, Weight(matrix.tensor, n_out, n_embd, transposed=True)) if matrix and is_read else None
     merged = n_embd * cutting.merge**2
     projection = _matrix(gguf, f"{first}.weight", None if second else n_out, merged)
     behind = _matrix(gguf, f"{second}.weight", n_out, projection.n_rows) if second and projection else None
@@ -242,8 +242,8 @@ def _layers(gguf: GGUF, kind: str, n_embd: int, n_ff: int, n_layer: int) -> tupl
     layers = list[tuple[Weight, ...]]()
     for i in range(n_layer):
         up, down = f"v.blk.{i}.ffn_up.weight", f"v.blk.{i}.ffn_down.weight"
-        found = gguf.tensors.get(down)
-        if kind != "lfm2" and found is not None and found.shape[0] == n_embd:  # files of old converters
+        tensor = gguf.tensors.get(down)
+        if kind != "lfm2" and tensor is not None and tensor.shape[0] == n_embd:  # files of old converters
             up, down = down, up
         names = [f"v.blk.{i}.{name}.weight" for name in _LAYER_MATRICES[:4]]
         read = [_matrix(gguf, name, n_embd, n_embd) for name in names]

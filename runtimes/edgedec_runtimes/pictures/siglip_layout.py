@@ -94,13 +94,13 @@ def cut_of(cutting: Cutting, width: int, height: int) -> Cut:
         cut = _cut_lfm2(cutting, width, height)
     else:
         cut = _cut_idefics3(cutting, width, height)
-    sizes = [found for found in (cut.first, cut.refined, cut.whole) if found]
-    sides = [side for found in sizes for side in found]
+    sizes = [size for size in (cut.first, cut.refined, cut.whole) if size]
+    sides = [side for size in sizes for side in size]
     n_patches = max(cut.whole[0] * cut.whole[1], cut.tile**2 if cut.refined else 0) // cutting.patch_size**2
     n_columns, n_lines = cut.grid
     if (
         not 1 <= min(sides) <= max(sides) <= _MOST_SIDE
-        or max(found[0] * found[1] for found in sizes) > _MOST_PIXELS
+        or max(size[0] * size[1] for size in sizes) > _MOST_PIXELS
         or n_columns * n_lines > _MOST_TILES
         or n_patches > _MOST_PATCHES
     ):

@@ -137,8 +137,8 @@ def evaluate_together(weights: Weights, cache: KVCache, states: Floats, rows: Se
     outputs = [state[:n_embd] for state in states]
     for i in range(weights.hyper.n_layer):
         for _ in range(2):
-            found = [_layer(weights, cache, i, state, row) for state, row in zip(outputs, rows, strict=True)]
-        outputs = found
+            rows_out = [_layer(weights, cache, i, state, row) for state, row in zip(outputs, rows, strict=True)]
+        outputs = rows_out
         added = states[:, (i + 1) * n_embd : (i + 2) * n_embd]
         if added.shape[1]:
             outputs = [state + more for state, more in zip(outputs, added, strict=True)]

@@ -45,8 +45,8 @@ class RecurrentWeights:
 
     def arrays(self) -> list[Floats]:
         """Return all of them."""
-        found = [self.mix, self.gate, self.alpha, self.beta, self.output, self.kernels, self.kernel_bias]
-        return [array for array in (*found, self.bias, self.rate, self.norm, self.passed) if array is not None]
+        arrays_of = [self.mix, self.gate, self.alpha, self.beta, self.output, self.kernels, self.kernel_bias]
+        return [array for array in (*arrays_of, self.bias, self.rate, self.norm, self.passed) if array is not None]
 
 
 def recur(

@@ -43,23 +43,23 @@ class Reference:
         """Return the terms of the memory plan, from the header."""
         _check_options(options)
         gguf = read_gguf(path)
-        found = read_shape(gguf)
-        sizes = (found.hyper, found.switches.recurrence, n_weight_bytes(gguf), _KV_DTYPES[options.kv_type])
+        shape = read_shape(gguf)
+        sizes = (shape.hyper, shape.switches.recurrence, n_weight_bytes(gguf), _KV_DTYPES[options.kv_type])
         needs = Needs(*sizes, resident_bytes() or 0, options.n_parallel)
-        return memory_terms(needs, options.n_ctx or default_n_ctx(found.hyper.n_ctx_train), options.max_rows)
+        return memory_terms(needs, options.n_ctx or default_n_ctx(shape.hyper.n_ctx_train), options.max_rows)
 
     def load(self, path: Path, options: LoadOptions) -> Model:
         """Load the weights as float32."""
         _check_options(options)
         before = resident_bytes() or 0
         gguf = read_gguf(path)
-        found = read_shape(gguf)
-        hyper = found.hyper
+        shape = read_shape(gguf)
+        hyper = shape.hyper
         n_ctx = options.n_ctx or default_n_ctx(hyper.n_ctx_train)
-        weights, divisors = read_weights(found, n_ctx), divisor_tensor(gguf, found.switches.rope, n_ctx)
+        weights, divisors = read_weights(shape, n_ctx), divisor_tensor(gguf, shape.switches.rope, n_ctx)
         if options.cancel is not None:
             options.cancel.check(f"loading {path.name}")
-        identity = f"reference 2 numpy {np.__version__} {options.kv_type} {hyper} {found.switches} {divisors}"
+        identity = f"reference 2 numpy {np.__version__} {options.kv_type} {hyper} {shape.switches} {divisors}"
         card = model_card(self.name, gguf, hyper, fingerprint(weights, identity))
         needs = Needs(hyper, weights.switches.recurrence, weights.n_bytes, _KV_DTYPES[options.kv_type], before)
         return ReferenceModel(weights, ReferenceTokenizer(gguf, hyper.n_vocab), card, needs)

@@ -132,8 +132,8 @@ class Weights:
         if self.per_layer is not None:
             yield from (self.per_layer.embedding, self.per_layer.projection, self.per_layer.norm)
         for layer in self.layers:
-            found = (getattr(layer, field.name) for field in fields(layer))
-            yield from (array for array in found if isinstance(array, np.ndarray))
+            values = (getattr(layer, field.name) for field in fields(layer))
+            yield from (array for array in values if isinstance(array, np.ndarray))
             yield from layer.recurrence.arrays() if layer.recurrence is not None else ()
         yield self.output_norm
         if self.output is not self.embedding:
@@ -158,14 +158,14 @@ def read_shape(gguf: GGUF) -> Described:
         ModelFormatError: The file contradicts itself.
         PluginError: Another package's architecture does not import.
     """
-    found = read_description(gguf, "reference")
+    description = read_description(gguf, "reference")
     for tensor in gguf.tensors.values():
         if tensor.type not in _DTYPES:
             raise UnsupportedModelError(
                 f"{gguf.paths[0]}: tensor {tensor.name!r} is {tensor.type.name}, but the reference runtime reads only "
                 "F32 and F16: use the llamacpp runtime"
             )
-    return found
+    return description
 
 
 class _Reader:
@@ -175,9 +175,9 @@ class _Reader:
         left: The names of tensors that were not read yet.
     """
 
-    def __init__(self, found: Described) -> None:
-        self._found = found
-        self.left = set(found.gguf.tensors) - (set(DIVISORS) & found.architecture.vectors)
+    def __init__(self, description: Described) -> None:
+        self._found = description
+        self.left = set(description.gguf.tensors) - (set(DIVISORS) & description.architecture.vectors)
 
     def has(self, name: str) -> bool:
         """Return whether the file has a tensor."""
@@ -195,19 +195,19 @@ class _Reader:
         return self.take(name, n) if short in architecture.needed or is_there else None
 
 
-def read_weights(found: Described, n_ctx: int) -> Weights:
+def read_weights(description: Described, n_ctx: int) -> Weights:
     """Return all tensors of a file as float32 arrays.
 
     Args:
-        found: What the file's header says.
+        description: What the file's header says.
         n_ctx: The context for which positions are scaled, in tokens.
 
     Raises:
         ModelFormatError: A tensor is missing, or its shape contradicts the hyperparameters.
         UnsupportedModelError: The reference runtime has no use for a tensor.
     """
-    reader, gguf, h = _Reader(found), found.gguf, found.hyper
-    layers = tuple(_read_layer(reader, found, i, n_ctx) for i in range(h.n_block)) * h.n_loops
+    reader, gguf, h = _Reader(description), description.gguf, description.hyper
+    layers = tuple(_read_layer(reader, description, i, n_ctx) for i in range(h.n_block)) * h.n_loops
     embedding = reader.take("token_embd.weight", h.n_vocab, h.n_embd)
     tied = "output.weight" not in gguf.tensors
     output_norm = reader.take("output_norm.weight", h.n_embd)
@@ -218,49 +218,51 @@ def read_weights(found: Described, n_ctx: int) -> Weights:
             f"{gguf.paths[0]}: the reference runtime has no use for tensor {min(reader.left)!r}: use the llamacpp "
             "runtime"
         )
-    return Weights(h, found.switches, embedding, layers, output_norm, output, per_layer)
+    return Weights(h, description.switches, embedding, layers, output_norm, output, per_layer)
 
 
-def _read_layer(reader: _Reader, found: Described, i: int, n_ctx: int) -> Layer:
-    h, switches, maybe = found.hyper, found.switches, reader.maybe
+def _read_layer(reader: _Reader, description: Described, i: int, n_ctx: int) -> Layer:
+    h, switches, maybe = description.hyper, description.switches, reader.maybe
     has_mlp = h.has_mlp(i)
     return Layer(
-        **_read_mixer(reader, found, i),
+        **_read_mixer(reader, description, i),
         ffn_norm=maybe(i, "ffn_norm.weight", h.n_embd) if has_mlp else None,
         **_read_dense(reader, h, i, ungated=switches.ungated),
         **_read_experts(reader, h, i, ungated=switches.ungated),
         **_read_token_parts(reader, h, i),
         scale=maybe(i, "layer_output_scale.weight", 1),
         ffn_post_norm=maybe(i, "post_ffw_norm.weight", h.n_embd) if has_mlp else None,
-        turns=turns_in(found.gguf, switches.rope_of(i), n_ctx) if switches.rotates(i) else None,
+        turns=turns_in(description.gguf, switches.rope_of(i), n_ctx) if switches.rotates(i) else None,
         window=switches.sliding_window if switches.slides(i) else 0,
-        recurrence=_read_recurrence(reader, found, i),
+        recurrence=_read_recurrence(reader, description, i),
     )
 
 
-def _read_mixer(reader: _Reader, found: Described, i: int) -> dict[str, Any]:
+def _read_mixer(reader: _Reader, description: Described, i: int) -> dict[str, Any]:
     """Return the fields of Layer about its attention or convolution; None for vectors that it does not have."""
-    h, shape, maybe, p = found.hyper, found.hyper.layers[i], reader.maybe, f"blk.{i}"
+    h, shape, maybe, p = description.hyper, description.hyper.layers[i], reader.maybe, f"blk.{i}"
     d, is_attention = h.n_embd, shape.has(ATTENTION)
     n_q, n_kv = (shape.n_q, shape.n_kv) if is_attention else (d, d)
     q, k, v, out = ("attn_q", "attn_k", "attn_v", "attn_output") if is_attention else _CONVOLVED
-    normed = (n_q, n_kv) if found.switches.wide_norms else (shape.head_dim, shape.head_dim)
+    normed = (n_q, n_kv) if description.switches.wide_norms else (shape.head_dim, shape.head_dim)
     read: dict[str, Any] = dict.fromkeys(_MAY_LACK)
     if shape.mixer != NO_MIXER:
         read |= {"attn_norm": maybe(i, "attn_norm.weight", d)}
     if shape.mixer in (NO_MIXER, RECURRENT):
         return read | {"q": np.zeros((0, d), np.float32), "attn_output": np.zeros((d, 0), np.float32)}
     read |= {
-        "q": reader.take(f"{p}.{q}.weight", n_q * (2 if found.switches.attention_gate and is_attention else 1), d),
+        "q": reader.take(
+            f"{p}.{q}.weight", n_q * (2 if description.switches.attention_gate and is_attention else 1), d
+        ),
         "attn_output": reader.take(f"{p}.{out}.weight", d, n_q),
         "attn_post_norm": maybe(i, "post_attention_norm.weight", d),
     }
     if not is_attention or h.stores_kv(i):
         read["k"] = reader.take(f"{p}.{k}.weight", n_kv, d)
-        if not found.switches.value_norm or f"{p}.{v}.weight" in reader.left:
+        if not description.switches.value_norm or f"{p}.{v}.weight" in reader.left:
             read["v"] = reader.take(f"{p}.{v}.weight", n_kv, d)
     if not is_attention:
-        return read | {"kernels": reader.take(f"{p}.shortconv.conv.weight", d, found.switches.convolution_length)}
+        return read | {"kernels": reader.take(f"{p}.shortconv.conv.weight", d, description.switches.convolution_length)}
     return read | {
         "q_bias": maybe(i, "attn_q.bias", n_q),
         "k_bias": maybe(i, "attn_k.bias", n_kv),
@@ -292,10 +294,10 @@ def _read_token_parts(reader: _Reader, h: Hyperparameters, i: int) -> dict[str, 
     }
 
 
-def _read_recurrence(reader: _Reader, found: Described, i: int) -> RecurrentWeights | None:
+def _read_recurrence(reader: _Reader, description: Described, i: int) -> RecurrentWeights | None:
     """Return the weights of a layer with a recurrent state; None for a layer without."""
-    sizes, d, p = found.switches.recurrence, found.hyper.n_embd, f"blk.{i}"
-    if sizes is None or not found.hyper.has_mixer(i, RECURRENT):
+    sizes, d, p = description.switches.recurrence, description.hyper.n_embd, f"blk.{i}"
+    if sizes is None or not description.hyper.has_mixer(i, RECURRENT):
         return None
     beta, is_space = f"{p}.ssm_beta.weight", sizes.rule == "space"
     is_joined = not is_space and beta not in reader.left
@@ -338,20 +340,20 @@ def _read_experts(reader: _Reader, h: Hyperparameters, i: int, *, ungated: bool)
     sizes = {"gate": (h.n_ff_expert, d), "up": (h.n_ff_expert, d), "down": (d, h.n_ff_expert)}
     if ungated:
         del sizes["gate"]
-    found: dict[str, Any] = {"expert_gate": None, "expert_gate_bias": None}
+    experts: dict[str, Any] = {"expert_gate": None, "expert_gate_bias": None}
     for name, (rows, columns) in sizes.items():
         fused = f"{p}.ffn_gate_up_exps.weight"
         if name != "down" and reader.has(fused):
             pair = reader.take(fused, n * 2 * rows, columns).reshape(n, 2, rows, columns)
-            found[f"expert_{name}"] = pair[:, int(name == "up")]
+            experts[f"expert_{name}"] = pair[:, int(name == "up")]
         else:
             matrix = reader.take(f"{p}.ffn_{name}_exps.weight", n * rows, columns)
-            found[f"expert_{name}"] = matrix.reshape(n, rows, columns)
+            experts[f"expert_{name}"] = matrix.reshape(n, rows, columns)
     for name, (rows, _) in sizes.items():
         bias = reader.maybe(i, f"ffn_{name}_exps.bias", n * rows)
-        found[f"expert_{name}_bias"] = None if bias is None else bias.reshape(n, rows)
+        experts[f"expert_{name}_bias"] = None if bias is None else bias.reshape(n, rows)
     shared = f"{p}.ffn_gate_inp_shexp.weight"
-    return found | {
+    return experts | {
         "router_bias": reader.maybe(i, "ffn_gate_inp.bias", n),
         "router": reader.take(f"{p}.ffn_gate_inp.weight", n, d),
         "shared_router": reader.take(shared, 1, d) if h.n_ff_shared and shared in reader.left else None,

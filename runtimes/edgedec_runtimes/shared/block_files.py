@@ -224,12 +224,12 @@ def make_room(root: Path, most_bytes: int, n_bytes: int) -> int:
 
 def list_folders(root: Path) -> list[BlockFolder]:
     """Return what models have blocks in the folder of all blocks, the last used first."""
-    found: dict[str, list[os.stat_result]] = {}
+    by_folder: dict[str, list[os.stat_result]] = {}
     for path, state in _files(root):
-        found.setdefault(path.parent.name, []).append(state)
+        by_folder.setdefault(path.parent.name, []).append(state)
     folders = [
         BlockFolder(name, len(states), sum(s.st_size for s in states), max(s.st_mtime for s in states))
-        for name, states in found.items()
+        for name, states in by_folder.items()
     ]
     return sorted(folders, key=lambda folder: -folder.last_used_s)
 
@@ -242,9 +242,9 @@ def delete_folder(root: Path, name: str) -> None:
 
 def _files(root: Path) -> list[tuple[Path, os.stat_result]]:
     """Return all files of blocks with what the system knows of them; those that vanish meanwhile are left out."""
-    found = []
+    files = []
     for path in root.glob("*/*"):
         if cache_files.is_ours(path, root, FOLDER):
             with suppress(OSError):
-                found.append((path, path.lstat()))
-    return found
+                files.append((path, path.lstat()))
+    return files

@@ -62,8 +62,8 @@ def row_count(gguf: GGUF, n: int) -> int:
     Of a diffusion language model these are a pass's rows of a block, those by which its positions were committed, and a
     copy of the first, while one is put in front of them.
     """
-    kept: int = methods_of(gguf).get("diffusion", {}).get("kept_rows", n)
-    return max(n, kept)
+    n_rows: int = methods_of(gguf).get("diffusion", {}).get("kept_rows", n)
+    return max(n, n_rows)
 
 
 def rows_together(gguf: GGUF, n: int, n_ctx: int) -> int:

@@ -110,27 +110,27 @@ def _check_layers(gguf: GGUF, info: ModelInfo) -> None:
     if get_int(gguf, f"{name}.attention.sliding_window", at_most=_MAX_WIDTH):
         pattern = gguf.metadata.get(f"{name}.attention.sliding_window_pattern")
         if pattern == 1 or (isinstance(pattern, GGUFArray) and not any(list(pattern)[: info.n_layer])):
-            found = f"{name}.attention.sliding_window_pattern gives no layer a window"
-            refuse(gguf, found, "one at least, as there is a sliding_window")
+            actual = f"{name}.attention.sliding_window_pattern gives no layer a window"
+            refuse(gguf, actual, "one at least, as there is a sliding_window")
     if name in _LAYERS:
         blocks = {tensor.split(".")[1] for tensor in gguf.tensors if tensor.startswith("blk.")}
         odd = blocks ^ {str(i) for i in range(info.n_layer)}
         if odd:
-            found = f"{name}.block_count is {info.n_layer}, and the tensors are of {len(blocks)} layers"
-            refuse(gguf, found, f"the same (layer {min(odd)[:20]!r} is in one of the two only)")
+            actual = f"{name}.block_count is {info.n_layer}, and the tensors are of {len(blocks)} layers"
+            refuse(gguf, actual, f"the same (layer {min(odd)[:20]!r} is in one of the two only)")
 
 
 def _check_state_space(gguf: GGUF, info: ModelInfo) -> None:
     """Refuse sizes of Mamba-2 mixers that do not divide each other; what is missing, llama.cpp names itself."""
     kinds = ("inner_size", "time_step_rank", "group_count", "state_size", "conv_kernel")
     keys = [f"{info.architecture}.ssm.{kind}" for kind in kinds]
-    found = [get_int(gguf, key, at_least=1, at_most=_MAX_WIDTH) or 1 for key in keys if key in gguf.metadata]
-    if len(found) < len(keys):
+    sizes = [get_int(gguf, key, at_least=1, at_most=_MAX_WIDTH) or 1 for key in keys if key in gguf.metadata]
+    if len(sizes) < len(keys):
         return
-    n_inner, n_head, n_group, _, length = found
+    n_inner, n_head, n_group, _, length = sizes
     if n_inner % n_head or n_head % n_group or length == 1:
         refuse(
-            gguf, f"{', '.join(keys)} are {found}", "each of the first two a multiple of the next, and 2 or more last"
+            gguf, f"{', '.join(keys)} are {sizes}", "each of the first two a multiple of the next, and 2 or more last"
         )
     if info.architecture in _TWICE_AS_WIDE and n_inner != 2 * info.n_embd:
         refuse(gguf, f"{keys[0]} is {n_inner}", f"{2 * info.n_embd}, twice the embedding length")
@@ -164,15 +164,19 @@ def _check_heads(gguf: GGUF, info: ModelInfo) -> None:
             expected = f"an even number from {at_least} up to the key length {most}"
             refuse(gguf, f"{name}.rope.{key} is {n_rotated}", expected)
     if name in _WHOLE_HEADS and not n_key == n_value == info.n_rot:
-        found = f"a key has the length {n_key}, a value {n_value}, and {info.n_rot} are rotated"
-        refuse(gguf, found, f"the same three times for the architecture {name}")
+        actual = f"a key has the length {n_key}, a value {n_value}, and {info.n_rot} are rotated"
+        refuse(gguf, actual, f"the same three times for the architecture {name}")
 
 
 def _check_sections(gguf: GGUF, name: str, n_key: int) -> None:
     """Refuse sections of a rotation that llama.cpp ends the process over."""
-    found = get_array(gguf, f"{name}.rope.dimension_sections", WHOLE) if name in _SECTIONED else None
-    if found is not None and not (min(found.numpy()[:4], default=-1) >= 0 and 0 < sum(found.numpy()[:3]) <= n_key):
-        refuse(gguf, f"{name}.rope.dimension_sections is {found.numpy()[:8].tolist()}", "some pairs of a head in each")
+    sections = get_array(gguf, f"{name}.rope.dimension_sections", WHOLE) if name in _SECTIONED else None
+    if sections is not None and not (
+        min(sections.numpy()[:4], default=-1) >= 0 and 0 < sum(sections.numpy()[:3]) <= n_key
+    ):
+        refuse(
+            gguf, f"{name}.rope.dimension_sections is {sections.numpy()[:8].tolist()}", "some pairs of a head in each"
+        )
 
 
 def _check_experts(gguf: GGUF, info: ModelInfo) -> None:
@@ -189,8 +193,8 @@ def _check_experts(gguf: GGUF, info: ModelInfo) -> None:
     n_groups = get_int(gguf, f"{name}.expert_group_count", at_most=_MAX_COUNT) or 0
     n_groups_used = get_int(gguf, f"{name}.expert_group_used_count", at_most=_MAX_COUNT) or 0
     if n_groups > 1 and not (n_groups < n and n % n_groups == 0 and 0 < n_groups_used < n_groups):
-        found = f"{n} experts are in {n_groups} groups, {n_groups_used} of them used"
-        refuse(gguf, found, "fewer groups than experts, of one size, and some but not all used")
+        actual = f"{n} experts are in {n_groups} groups, {n_groups_used} of them used"
+        refuse(gguf, actual, "fewer groups than experts, of one size, and some but not all used")
     if n_groups == 1 and n < 2:
         refuse(gguf, f"{n} experts are in 1 group", "2 experts or more")
 
@@ -277,6 +281,6 @@ def _check_shape(gguf: GGUF, name: str, letters: str, sizes: Mapping[str, int | 
         refuse(gguf, f"there is no tensor {name}", f"one of the shape {expected}")
     # Missing dimensions are 1.
     shape = tensor.shape + (1,) * (len(expected) - len(tensor.shape))
-    wanted = expected + (1,) * (len(shape) - len(expected))
-    if any(size not in (found, None) for found, size in zip(shape, wanted, strict=True)):
+    full_shape = expected + (1,) * (len(shape) - len(expected))
+    if any(size not in (actual, None) for actual, size in zip(shape, full_shape, strict=True)):
         refuse(gguf, f"{name} has the shape {tensor.shape}", f"{expected} by the metadata")

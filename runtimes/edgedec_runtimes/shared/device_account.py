@@ -17,10 +17,10 @@ def with_measured_drivers(devices: Sequence[Device], runtime: str, cache_dir: Pa
 
 
 def _with_measured(device: Device, runtime: str, cache_dir: Path | None) -> Device:
-    found = probe_cache.get(cache_dir, _KIND, _key(device, runtime))
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= _MOST_BYTES:
+    measured = probe_cache.get(cache_dir, _KIND, _key(device, runtime))
+    if not isinstance(measured, int) or isinstance(measured, bool) or not 0 <= measured <= _MOST_BYTES:
         return device
-    return replace(device, driver_bytes=found, measured=True)
+    return replace(device, driver_bytes=measured, measured=True)
 
 
 def with_account(plan: MemoryPlan, after: Sequence[Device]) -> MemoryPlan:

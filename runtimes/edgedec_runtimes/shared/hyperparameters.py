@@ -168,13 +168,13 @@ class Hyperparameters:
             UnsupportedModelError: They differ in it.
         """
         is_there = "n_ff" if name == "n_ff" else "n_head_kv"
-        found = {getattr(layer, name) for layer in self.layers if getattr(layer, is_there)}
-        if len(found) > 1:
+        values = {getattr(layer, name) for layer in self.layers if getattr(layer, is_there)}
+        if len(values) > 1:
             raise UnsupportedModelError(
-                f"the layers of this {self.architecture} differ in {name}, which is from {min(found)} to {max(found)}; "
-                "expected layers of one shape: run the GGUF itself, with the cpu runtime"
+                f"the layers of this {self.architecture} differ in {name}, which is from {min(values)} to "
+                f"{max(values)}; expected layers of one shape: run the GGUF itself, with the cpu runtime"
             )
-        return max(found, default=0)
+        return max(values, default=0)
 
 
 def read_hyperparameters(
@@ -245,10 +245,10 @@ def _experts(gguf: GGUF, info: ModelInfo) -> dict[str, int]:
     n_dense = get_int(gguf, f"{info.architecture}.leading_dense_block_count", at_most=info.n_layer) or 0
 
     def width(key: str, *shorts: str) -> int:
-        found = get_int(gguf, f"{info.architecture}.{key}", at_most=_MAX_WIDTH)
+        value = get_int(gguf, f"{info.architecture}.{key}", at_most=_MAX_WIDTH)
         tensors = (gguf.tensors.get(f"blk.{n_dense}.{short}.weight") for short in shorts)
         widths = (tensor.shape[1] for tensor in tensors if tensor is not None and len(tensor.shape) > 1)
-        return found or next(widths, 0)
+        return value or next(widths, 0)
 
     n_ff_expert = width("expert_feed_forward_length", "ffn_gate_exps", "ffn_up_exps")
     n_ff_shared = width("expert_shared_feed_forward_length", "ffn_up_shexp", "ffn_gate")

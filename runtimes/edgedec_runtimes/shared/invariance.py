@@ -43,9 +43,9 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
     n_max = min(N_MAX, model.capabilities.max_rows)
     if n_max == 1 or not model.capabilities.rollback:
         return 1
-    found = _known(model.card.fingerprint, n_max, cache_dir, n_prefix)
-    if found is not None:
-        return found
+    remembered = _known(model.card.fingerprint, n_max, cache_dir, n_prefix)
+    if remembered is not None:
+        return remembered
     n_tokens = n_prefix + n_max + 1
     tokens = _some_tokens(model, n_tokens)
     session = model.session(n_tokens + n_room)
@@ -124,7 +124,7 @@ class MeasuredRows:
         except ContextFullError:  # other sessions have taken the cells
             return
         self._found[place] = (equal, ceiling if equal == n else equal)
-        probe_cache.put(self._cache_dir, KIND, self._key, {str(at): list(found) for at, found in self._found.items()})
+        probe_cache.put(self._cache_dir, KIND, self._key, {str(at): list(ranges) for at, ranges in self._found.items()})
 
     @property
     def _model_rows(self) -> int:
@@ -133,16 +133,16 @@ class MeasuredRows:
 
     def _ceiling(self, place: int) -> int:
         """Return the most rows that are not known to differ in a range or in an earlier one."""
-        return min([self._model_rows, *(found[1] for at, found in self._found.items() if at <= place)])
+        return min([self._model_rows, *(ranges[1] for at, ranges in self._found.items() if at <= place)])
 
 
 def _remembered_ranges(value: object) -> dict[int, tuple[int, int]]:
     """Return by range how many rows are proven equal and how many are not disproven; empty where `value` is damaged."""
     ranges: dict[int, tuple[int, int]] = {}
-    for place, found in value.items() if isinstance(value, dict) else ():
-        if not (isinstance(place, str) and place.isdecimal() and isinstance(found, list) and len(found) == 2):
+    for place, remembered in value.items() if isinstance(value, dict) else ():
+        if not (isinstance(place, str) and place.isdecimal() and isinstance(remembered, list) and len(remembered) == 2):
             return {}
-        proven, ceiling = found
+        proven, ceiling = remembered
         if not (type(proven) is int and type(ceiling) is int and 1 <= proven <= ceiling <= N_MAX):
             return {}
         ranges[int(place)] = proven, ceiling
@@ -150,8 +150,8 @@ def _remembered_ranges(value: object) -> dict[int, tuple[int, int]]:
 
 
 def _known(fingerprint: str, n_max: int, cache_dir: Path | None, n_prefix: int) -> int | None:
-    found = probe_cache.get(cache_dir, KIND, _key(fingerprint, n_max, n_prefix))
-    return found if type(found) is int and 1 <= found <= n_max else None
+    remembered = probe_cache.get(cache_dir, KIND, _key(fingerprint, n_max, n_prefix))
+    return remembered if type(remembered) is int and 1 <= remembered <= n_max else None
 
 
 def _key(fingerprint: str, n_max: int, n_prefix: int) -> str:

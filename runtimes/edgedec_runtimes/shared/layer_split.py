@@ -42,6 +42,6 @@ def split_layers(names: Sequence[str], n_layers: int, is_over: IsOver) -> Split:
 
 def whole_split(names: Sequence[str], n_layers: int, is_over: IsOver) -> Split:
     """Return a split of exactly `n_layers` layers: as split_layers, with what is left over on the first device."""
-    found = dict(split_layers(names, n_layers, is_over))
-    found[names[0]] = found.get(names[0], 0) + n_layers - n_split(tuple(found.items()))
-    return tuple((name, found[name]) for name in names if found.get(name))
+    split = dict(split_layers(names, n_layers, is_over))
+    split[names[0]] = split.get(names[0], 0) + n_layers - n_split(tuple(split.items()))
+    return tuple((name, split[name]) for name in names if split.get(name))

@@ -61,5 +61,5 @@ class MappedFiles:
 
 
 def _state(fd: int) -> tuple[int, int]:
-    found = os.fstat(fd)
-    return found.st_size, found.st_mtime_ns
+    status = os.fstat(fd)
+    return status.st_size, status.st_mtime_ns

@@ -54,7 +54,7 @@ def _mappings(paths: Sequence[Path]) -> list[tuple[Mapping, bool]]:
         lines = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):  # not Linux, or no permission
         return []
-    return [found for name in names for found in parsed_mappings(name, lines)]
+    return [mapping for name in names for mapping in parsed_mappings(name, lines)]
 
 
 def parsed_mappings(name: str, lines: list[str]) -> Iterator[tuple[Mapping, bool]]:
@@ -135,7 +135,7 @@ def is_mapped(error: OSError) -> bool:
     return not MAPPED_FILES_MOVE and isinstance(error, PermissionError)
 
 
-def is_mostly_hole(found: os.stat_result) -> bool:
+def is_mostly_hole(status: os.stat_result) -> bool:
     """Return whether most of a file is a hole, which takes no room on a disk; False where the system does not tell."""
-    n_blocks = getattr(found, "st_blocks", None)
-    return n_blocks is not None and n_blocks * 512 < found.st_size // 2
+    n_blocks = getattr(status, "st_blocks", None)
+    return n_blocks is not None and n_blocks * 512 < status.st_size // 2

@@ -82,13 +82,13 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
             raise CapabilityError(
                 f"a tree of {n} rows is over the {limits.tree_rows} rows that a forward of this model takes"
             )
-    wanted = _wanted(item.rows, n)
-    if len(wanted) > limits.capabilities.max_rows:
-        _refuse_rows(len(wanted), limits.capabilities.max_rows)
+    mask = _wanted(item.rows, n)
+    if len(mask) > limits.capabilities.max_rows:
+        _refuse_rows(len(mask), limits.capabilities.max_rows)
     mass = _mass(item, n, limits.card.n_layer) if item.mass else {}
     if not is_plain and any(each.positions is not None for each in groups):
         positions = np.concatenate([_positions(each) for each in groups])
-    checked = CheckedItem(session, item.n_past, groups, n, parents, wanted, tuple(item.taps), mass)
+    checked = CheckedItem(session, item.n_past, groups, n, parents, mask, tuple(item.taps), mass)
     checked.positions, checked.is_special = positions, is_special
     if state.n_whole < item.n_past or len(groups) > 1:
         state.check_written(checked)
@@ -147,18 +147,18 @@ def _wanted(rows: Rows, n: int) -> NDArray[np.int32]:
         if rows not in ("all", "last"):
             raise RequestError(f"rows is {rows!r}; it must be 'all', 'last' or row numbers")
         return _ONE_ROW if n == 1 else np.arange(0 if rows == "all" else n - 1, n, dtype=np.int32)
-    wanted = np.asarray(rows)
-    is_rows = wanted.ndim == 1 and (wanted.dtype.kind in "iu" or not len(wanted))
-    if not is_rows or np.any((wanted < 0) | (wanted >= n)) or np.any(np.diff(wanted) <= 0):
-        raise RequestError(f"rows must be ascending row numbers from 0 to {n - 1}, found {wanted.tolist()}")
-    return np.ascontiguousarray(wanted, dtype=np.int32)
+    row_numbers = np.asarray(rows)
+    is_rows = row_numbers.ndim == 1 and (row_numbers.dtype.kind in "iu" or not len(row_numbers))
+    if not is_rows or np.any((row_numbers < 0) | (row_numbers >= n)) or np.any(np.diff(row_numbers) <= 0):
+        raise RequestError(f"rows must be ascending row numbers from 0 to {n - 1}, found {row_numbers.tolist()}")
+    return np.ascontiguousarray(row_numbers, dtype=np.int32)
 
 
-def _tokens(given: NDArray[np.int32], limits: Limits) -> NDArray[np.int32]:
-    is_one = type(given) is np.ndarray and given.shape == (1,) and given.dtype is _INT32
-    if is_one and 0 <= given.item() < limits.card.n_vocab:  # a step, whose id is checked without numpy
-        return given
-    tokens = np.asarray(given)
+def _tokens(raw: NDArray[np.int32], limits: Limits) -> NDArray[np.int32]:
+    is_one = type(raw) is np.ndarray and raw.shape == (1,) and raw.dtype is _INT32
+    if is_one and 0 <= raw.item() < limits.card.n_vocab:  # a step, whose id is checked without numpy
+        return raw
+    tokens = np.asarray(raw)
     if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
         raise RequestError(f"tokens are {tokens.dtype}{list(tokens.shape)}; they must be a row of at least one id")
     ids = tokens.tolist()  # a list, as numpy's reductions of one number take longer than the rest of the checks
@@ -167,8 +167,8 @@ def _tokens(given: NDArray[np.int32], limits: Limits) -> NDArray[np.int32]:
     return np.ascontiguousarray(tokens, dtype=np.int32)
 
 
-def _vectors(given: NDArray[np.float32], enter: int, limits: Limits) -> NDArray[np.float32]:
-    vectors, n_embd, n_layer = np.ascontiguousarray(given, dtype=np.float32), limits.card.n_embd, limits.card.n_layer
+def _vectors(raw: NDArray[np.float32], enter: int, limits: Limits) -> NDArray[np.float32]:
+    vectors, n_embd, n_layer = np.ascontiguousarray(raw, dtype=np.float32), limits.card.n_embd, limits.card.n_layer
     widths = (n_embd,) if enter else range(n_embd, n_embd * (n_layer + 1) + 1, n_embd)
     if vectors.ndim != 2 or vectors.shape[1] not in widths or not len(vectors):
         several = "" if enter else " or a multiple"

@@ -27,10 +27,10 @@ _BYTE_KIND = 6
 _TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # the bytes that occur in UTF-8
 
 
-def refuse(gguf: GGUF, found: str, expected: str) -> NoReturn:
+def refuse(gguf: GGUF, actual: str, expected: str) -> NoReturn:
     """Raise the error of a header that contradicts itself: what was found, and what was expected in its place."""
     raise ModelFormatError(
-        f"{gguf.paths[0]}: {found}, expected {expected}; the file is damaged or was converted wrongly: "
+        f"{gguf.paths[0]}: {actual}, expected {expected}; the file is damaged or was converted wrongly: "
         "download another GGUF of the model"
     )
 
@@ -70,13 +70,13 @@ def _check_tokenizer(gguf: GGUF, n_vocab: int, texts: set[bytes]) -> None:
     if model == "llama":
         bare = [byte for byte in _TEXT_BYTES if b"<0x%02X>" % byte not in texts and bytes([byte]) not in texts]
         if bare:
-            found = f"the vocabulary has no token for {len(bare)} bytes, such as <0x{bare[0]:02X}>"
-            refuse(gguf, found, "one for each byte of UTF-8, to spell out what no other token covers")
+            actual = f"the vocabulary has no token for {len(bare)} bytes, such as <0x{bare[0]:02X}>"
+            refuse(gguf, actual, "one for each byte of UTF-8, to spell out what no other token covers")
     if model == "rwkv":
         bare = sorted(set(_TEXT_BYTES) - _spelled_bytes(texts))
         if bare:
-            found = f"the vocabulary has no token for {len(bare)} bytes, such as \\x{bare[0]:02x}"
-            refuse(gguf, found, "one for each byte of UTF-8")
+            actual = f"the vocabulary has no token for {len(bare)} bytes, such as \\x{bare[0]:02x}"
+            refuse(gguf, actual, "one for each byte of UTF-8")
     if model == "t5":
         _check_replacements(gguf)
     if model == "plamo2" and sum(len(text) ** 3 for text in texts) > _MAX_SUFFIX_COST:
@@ -101,8 +101,8 @@ def _check_special(gguf: GGUF, which: str, default: int | None, n_vocab: int) ->
     """Refuse a token that is added to every text and does not exist: the metadata's, else the tokenizer's default."""
     key = f"tokenizer.ggml.{which}_token_id"
     token_id = gguf.metadata.get(key)
-    known = (token_id, default)
-    if not any(type(n) is int and 0 <= n < n_vocab for n in known):
+    expected = (token_id, default)
+    if not any(type(n) is int and 0 <= n < n_vocab for n in expected):
         refuse(gguf, f"every text gets the token {which}, and {key} is {token_id}", f"a token, 0 to {n_vocab - 1}")
 
 

@@ -215,8 +215,8 @@ def _restore(gguf: GGUF, path: Path, report: Callable[[int], None]) -> None:
 
 def _is_fetched(path: Path, record: FileRecord) -> bool:
     """Tell whether what is at a path still is the file that was fetched, or tiles that took its place."""
-    found = standing(path).stat()
-    if (found.st_size, found.st_mtime_ns) == (record.size_bytes, record.mtime_ns):
+    status = standing(path).stat()
+    if (status.st_size, status.st_mtime_ns) == (record.size_bytes, record.mtime_ns):
         return True
     form = read_gguf(path).form if is_tiled(path) else None
     return form is not None and form.tiles.model_sha256 == record.sha256

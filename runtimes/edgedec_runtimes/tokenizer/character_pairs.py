@@ -35,7 +35,7 @@ class CharacterPairs:
 
     def words(self, text: str, *, after_special: bool) -> Iterator[str]:
         """Yield the parts of a text that can be encoded each by itself; `after_special` does not matter here."""
-        return (found[0] for found in self._words.finditer(text.replace(" ", SPACE)))
+        return (match[0] for match in self._words.finditer(text.replace(" ", SPACE)))
 
     def encode_word(self, word: str) -> tuple[int, ...]:
         """Return the token ids of a word."""

@@ -31,9 +31,9 @@ def merge(symbols: list[bytes], priority: Callable[[bytes, bytes], int | None]) 
     before, after = array("q", range(-1, n - 1)), array("q", range(1, n + 1))
     queue: list[int] = []  # priority, left symbol, length of the two
     for i in range(n - 1):
-        found = priority(symbols[i], symbols[i + 1])
-        if found is not None:
-            queue.append(_pair(found, i, len(symbols[i]) + len(symbols[i + 1])))
+        rank = priority(symbols[i], symbols[i + 1])
+        if rank is not None:
+            queue.append(_pair(rank, i, len(symbols[i]) + len(symbols[i + 1])))
     heapq.heapify(queue)
     while queue:
         pair = heapq.heappop(queue)
@@ -47,14 +47,14 @@ def merge(symbols: list[bytes], priority: Callable[[bytes, bytes], int | None]) 
         j = after[i] = after[j]
         if j < n:
             before[j] = i
-            found = priority(symbols[i], symbols[j])
-            if found is not None:
-                heapq.heappush(queue, _pair(found, i, len(symbols[i]) + len(symbols[j])))
+            rank = priority(symbols[i], symbols[j])
+            if rank is not None:
+                heapq.heappush(queue, _pair(rank, i, len(symbols[i]) + len(symbols[j])))
         h = before[i]
         if h >= 0:
-            found = priority(symbols[h], symbols[i])
-            if found is not None:
-                heapq.heappush(queue, _pair(found, h, len(symbols[h]) + len(symbols[i])))
+            rank = priority(symbols[h], symbols[i])
+            if rank is not None:
+                heapq.heappush(queue, _pair(rank, h, len(symbols[h]) + len(symbols[i])))
     return [symbol for symbol in symbols if symbol]
 
 

@@ -76,11 +76,11 @@ def metadata_refusal(gguf: GGUF) -> str | None:
         return f"its pre-tokenizer is {pre[:40]!r}; covered are " + ", ".join(sorted(NAMES - {""}))
     name = (get_text(gguf, "general.name") or "").lower()
     architecture = get_text(gguf, "general.architecture") or ""
-    for known in (
+    for each in (
         *(n for n in _STRIPPING_NAMES if n in name),
         *(a for a in _STRIPPING_ARCHITECTURES if a in architecture),
     ):
-        return f"models named {known!r} take spaces off around special tokens, which is not covered"
+        return f"models named {each!r} take spaces off around special tokens, which is not covered"
     return None
 
 
@@ -98,12 +98,12 @@ def read_vocabulary(gguf: GGUF) -> Vocabulary:
     model = get_text(gguf, "tokenizer.ggml.model") or ""
     tokens = _read_tokens(gguf)
     kinds = _read_kinds(gguf, tokens.n)
-    named = {key: token_id(gguf, key, tokens.n) for key in (*ROLE_KEYS, "eot_token_id", "eom_token_id")}
-    known = {key: i for key, i in named.items() if i is not None}
+    roles = {key: token_id(gguf, key, tokens.n) for key in (*ROLE_KEYS, "eot_token_id", "eom_token_id")}
+    present = {key: i for key, i in roles.items() if i is not None}
     eos = named_token(gguf, "eos", tokens.n, default=DEFAULT_IDS[model]["eos"])
-    ends = [i for i in (eos, known.get("eot_token_id"), known.get("eom_token_id")) if i is not None]
+    ends = [i for i in (eos, present.get("eot_token_id"), present.get("eom_token_id")) if i is not None]
     try:
-        all_ends, infill = assign_roles(tokens, kinds, known, ends)
+        all_ends, infill = assign_roles(tokens, kinds, present, ends)
         special = {i: _text(gguf, tokens, i) for i in _with(kinds, _SPECIAL)}
         require_order(special.values())
     except AmbiguousError as error:
@@ -118,7 +118,7 @@ def read_vocabulary(gguf: GGUF) -> Vocabulary:
 def _stripping(gguf: GGUF, special: dict[int, str]) -> frozenset[int]:
     """Return the ids of the tokens that swallow white space: most special ones of Phi 3, which has only its name."""
     name = (get_text(gguf, "general.name") or "").lower()
-    if not any(known in name for known in _PHI3_NAMES):
+    if not any(each in name for each in _PHI3_NAMES):
         return frozenset()
     return frozenset(i for i, text in special.items() if text not in _NOT_STRIPPING)
 
@@ -134,9 +134,9 @@ DEFAULT_IDS: dict[str, dict[str, int | None]] = {
 
 def named_token(gguf: GGUF, role: str, n_vocab: int, *, default: int | None) -> int | None:
     """Return the id of a role's token ("bos", "eos"), or the default where the metadata names no token that exists."""
-    named = token_id(gguf, f"{role}_token_id", n_vocab)
-    if named is not None:
-        return named
+    token = token_id(gguf, f"{role}_token_id", n_vocab)
+    if token is not None:
+        return token
     return default if default is not None and default < n_vocab else None
 
 
@@ -152,10 +152,10 @@ def flag(gguf: GGUF, key: str, *, default: bool) -> bool:
     return default if value is None else value
 
 
-def damaged(gguf: GGUF, found: str) -> ModelFormatError:
-    """Return the error to raise for a vocabulary that contradicts itself; `found` says how."""
+def damaged(gguf: GGUF, actual: str) -> ModelFormatError:
+    """Return the error to raise for a vocabulary that contradicts itself; `actual` says how."""
     return ModelFormatError(
-        f"{gguf.paths[0]}: {found}; the file is damaged or was converted wrongly: download another GGUF of the model"
+        f"{gguf.paths[0]}: {actual}; the file is damaged or was converted wrongly: download another GGUF of the model"
     )
 
 
@@ -210,9 +210,9 @@ def _read_kinds(gguf: GGUF, n_vocab: int) -> bytearray:
     return bytearray(kinds.tobytes())
 
 
-def _with(kinds: bytearray, wanted: int) -> list[int]:
-    """Return the ids of the tokens that have a bit of `wanted` in their kind."""
-    numbers: list[int] = np.flatnonzero(np.frombuffer(kinds, np.uint8) & np.uint8(wanted)).tolist()
+def _with(kinds: bytearray, kind: int) -> list[int]:
+    """Return the ids of the tokens that have a bit of `kind` in their kind."""
+    numbers: list[int] = np.flatnonzero(np.frombuffer(kinds, np.uint8) & np.uint8(kind)).tolist()
     return numbers
 
 
@@ -239,8 +239,8 @@ def _require_every_byte(gguf: GGUF, tokens: StringTable) -> None:
 
 def byte_token(tokens: StringTable, byte: int) -> int:
     """Return the id of the token for a byte in a SentencePiece vocabulary; -1 where there is none."""
-    named = tokens.find(f"<0x{byte:02X}>".encode())
-    return named if named >= 0 else tokens.find(bytes([byte]))
+    token = tokens.find(f"<0x{byte:02X}>".encode())
+    return token if token >= 0 else tokens.find(bytes([byte]))
 
 
 def byte_of(token: bytes) -> int | None:

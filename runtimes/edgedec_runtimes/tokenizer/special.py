@@ -76,7 +76,7 @@ class AmbiguousError(Exception):
 
 
 def assign_roles(
-    table: StringTable, kinds: bytearray, named: Mapping[str, int], ends: Iterable[int]
+    table: StringTable, kinds: bytearray, roles: Mapping[str, int], ends: Iterable[int]
 ) -> tuple[frozenset[int], dict[str, int]]:
     """Return the ids of the tokens that end a generation, and those for infilling by their role.
 
@@ -85,16 +85,16 @@ def assign_roles(
     Args:
         table: The tokens.
         kinds: Kind of each token, or the bits of two kinds; changed in place.
-        named: Id of the token that the metadata names for a role, by the role's key (ROLE_KEYS).
+        roles: Id of the token that the metadata names for a role, by the role's key (ROLE_KEYS).
         ends: Ids that the metadata names as the end of a text, turn or message.
 
     Raises:
         AmbiguousError: Two tokens could both have a role.
     """
-    found: set[int] = set()
+    ends_seen: set[int] = set()
     infill: dict[str, int] = {}
     for role, (keys, texts) in _INFILL_ROLES.items():
-        ids = [named[key] for key in keys if key in named][-1:]
+        ids = [roles[key] for key in keys if key in roles][-1:]
         if not ids:
             ids = _ids(table, texts)
             plain = [i for i in ids if not kinds[i] & Kind.CONTROL]
@@ -106,15 +106,15 @@ def assign_roles(
         if len(ids) == 1:
             infill[role] = ids[0]
         if role in _INFILL_ENDS:
-            found.update(ids)
+            ends_seen.update(ids)
     by_text = _ids(table, _ENDS)
     for i in by_text:
         kinds[i] |= Kind.CONTROL
     for i in _ids(table, _ALWAYS_SHOWN):
         kinds[i] = Kind.USER_DEFINED
-    found.update(by_text, ends)
-    _correct_ends(table, kinds, found)
-    return frozenset(found), infill
+    ends_seen.update(by_text, ends)
+    _correct_ends(table, kinds, ends_seen)
+    return frozenset(ends_seen), infill
 
 
 def _correct_ends(table: StringTable, kinds: bytearray, ends: set[int]) -> None:
@@ -175,13 +175,13 @@ def _cut_and_strip(fragment: str | int, token: str, token_id: int) -> list[str |
     if isinstance(fragment, int):
         return [fragment]
     parts: list[str | int] = []
-    begin, found = 0, fragment.find(token)
-    while found >= 0:
-        parts += [fragment[begin:found], token_id] if found > begin else [token_id]
-        begin = found + len(token)
+    begin, place = 0, fragment.find(token)
+    while place >= 0:
+        parts += [fragment[begin:place], token_id] if place > begin else [token_id]
+        begin = place + len(token)
         while begin < len(fragment) and fragment[begin] in WHITE_SPACE:
             begin += 1
-        found = fragment.find(token, begin)
+        place = fragment.find(token, begin)
     return [*parts, fragment[begin:]] if begin < len(fragment) else parts
 
 

@@ -78,13 +78,13 @@ def read_block_checkpoint(folder: Path) -> Head:
             f"{folder}: {MASK_FILE} is a PyTorch file, which can run code when it is read; take a GGUF of this head"
         )
     record = read_record(folder)
-    named = _by_name(folder, open_head(folder))
+    tensors = _by_name(folder, open_head(folder))
     taps = settings.taps if record.taps is None else record.taps
-    n_embd_target, n_ff = _sizes(folder, named, len(taps))
+    n_embd_target, n_ff = _sizes(folder, tensors, len(taps))
     if n_embd_target == settings.n_embd:
-        _leave_out_copies(named, settings)
-    weights = {name: weight(tensor) for name, tensor in named.items() if name not in MAPS}
-    d2t, n_target = vocabularies(folder, named, settings.n_vocab_target, settings.n_vocab_draft)
+        _leave_out_copies(tensors, settings)
+    weights = {name: weight(tensor) for name, tensor in tensors.items() if name not in MAPS}
+    d2t, n_target = vocabularies(folder, tensors, settings.n_vocab_target, settings.n_vocab_draft)
     _complete(folder, weights, settings)
     card = HeadCard(
         name=record.name or head_name(folder),
@@ -114,10 +114,10 @@ def read_block_checkpoint(folder: Path) -> Head:
     return _in_halves(head) if settings.neighbours else head
 
 
-def _by_name(folder: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _by_name(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors by the names of HeadTensor's table, and d2t and t2d among them."""
-    named: dict[str, Tensor] = {}
-    for full, tensor in found.items():
+    by_name: dict[str, Tensor] = {}
+    for full, tensor in tensors.items():
         short = _BEFORE.sub("", full, count=1)
         if _UNUSED.fullmatch(short):
             continue
@@ -130,30 +130,30 @@ def _by_name(folder: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 f"{folder}: tensor {full[:80]!r} is none that a block head of Qwen3 layers has; edgedec does not run "
                 "this head: take one without it"
             )
-        if name in named:
-            fail(folder, f"it has both {named[name].name!r} and {full[:80]!r}")
-        named[name] = tensor
-    return named
+        if name in by_name:
+            fail(folder, f"it has both {by_name[name].name!r} and {full[:80]!r}")
+        by_name[name] = tensor
+    return by_name
 
 
-def _sizes(folder: Path, named: Mapping[str, Tensor], n_taps: int) -> tuple[int, int]:
+def _sizes(folder: Path, tensors: Mapping[str, Tensor], n_taps: int) -> tuple[int, int]:
     """Return the length of a tap, and the rows of gate."""
     for name in ("fc", "layers.0.gate"):
-        if name not in named:
+        if name not in tensors:
             fail(folder, f"it has no tensor for {name!r}")
-        if len(named[name].shape) != 2:
+        if len(tensors[name].shape) != 2:
             fail(folder, f"its {name} is no matrix")
-    n_columns = named["fc"].shape[1]
+    n_columns = tensors["fc"].shape[1]
     if n_columns % n_taps or not n_columns:
         fail(folder, f"its fc has {n_columns} columns, expected {n_taps} taps of equal length")
-    return n_columns // n_taps, named["layers.0.gate"].shape[0]
+    return n_columns // n_taps, tensors["layers.0.gate"].shape[0]
 
 
-def _leave_out_copies(named: dict[str, Tensor], settings: BlockSettings) -> None:
+def _leave_out_copies(tensors: dict[str, Tensor], settings: BlockSettings) -> None:
     """Take out the embedding, and an output matrix of the whole vocabulary."""
-    named.pop("embedding", None)
-    if "output" in named and named["output"].shape[:1] == (settings.n_vocab_target,):
-        del named["output"]
+    tensors.pop("embedding", None)
+    if "output" in tensors and tensors["output"].shape[:1] == (settings.n_vocab_target,):
+        del tensors["output"]
 
 
 def _complete(folder: Path, weights: dict[str, HeadTensor], settings: BlockSettings) -> None:

@@ -166,14 +166,14 @@ def read_block_settings(path: Path, raw: Mapping[str, Any]) -> BlockSettings:
 def _flat(path: Path, raw: Mapping[str, Any]) -> ConfigValues:
     """Return all settings in one object; null stands for the default."""
     outer = ConfigValues(path, {key: value for key, value in raw.items() if value is not None}, _REMEDY)
-    found = dict(_DEFAULTS)
+    values = dict(_DEFAULTS)
     for table in (outer.table("transformer_layer_config"), outer.table("dflash_config"), outer.values):
-        found |= {key: value for key, value in table.items() if value is not None}
-    if found.get("architectures") == ["Qwen3DSparkModel"]:
-        found.pop("partial_rotary_factor", None)
-        rope = ConfigValues(path, found, _REMEDY).table("rope_parameters")
-        found["rope_parameters"] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
-    return ConfigValues(path, found, _REMEDY)
+        values |= {key: value for key, value in table.items() if value is not None}
+    if values.get("architectures") == ["Qwen3DSparkModel"]:
+        values.pop("partial_rotary_factor", None)
+        rope = ConfigValues(path, values, _REMEDY).table("rope_parameters")
+        values["rope_parameters"] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
+    return ConfigValues(path, values, _REMEDY)
 
 
 def _refuse_relatives(values: ConfigValues) -> None:
@@ -250,8 +250,8 @@ def _proposed(values: ConfigValues) -> int:
     """Return how many tokens a block proposes, as speculators' dialect says; 0 where it does not say it."""
     methods = values.table("speculators_config").get("proposal_methods")
     method = methods[0] if isinstance(methods, list) and methods else None
-    found = method.get("speculative_tokens") if isinstance(method, dict) else None
-    return found if type(found) is int else 0
+    n_tokens = method.get("speculative_tokens") if isinstance(method, dict) else None
+    return n_tokens if type(n_tokens) is int else 0
 
 
 def _sliding(values: ConfigValues, n_layer: int) -> list[bool]:

@@ -51,8 +51,8 @@ def read_checkpoint(folder: Path) -> Head:
     """
     settings = read_settings(folder / CONFIG, read_json(folder / CONFIG))
     record = read_record(folder)
-    named = _by_name(folder, open_head(folder))
-    weights = {name: weight(tensor) for name, tensor in named.items() if name not in MAPS}
+    tensors = _by_name(folder, open_head(folder))
+    weights = {name: weight(tensor) for name, tensor in tensors.items() if name not in MAPS}
     _join_fc_norms(folder, weights, settings)
     if missing := sorted({*ALWAYS} - weights.keys()):
         fail(folder, f"it has no tensor for {missing[0]!r}")
@@ -62,7 +62,7 @@ def read_checkpoint(folder: Path) -> Head:
         weights["rope_divisors"] = HeadTensor.of(settings.rope_divisors)
     taps = settings.taps if record.taps is None else record.taps
     n_taps = len(taps) or settings.n_taps
-    d2t, n_target = vocabularies(folder, named, settings.n_vocab_target, settings.n_vocab_draft)
+    d2t, n_target = vocabularies(folder, tensors, settings.n_vocab_target, settings.n_vocab_draft)
     card = _card(folder, settings, record, weights, n_taps, len(d2t), n_target)
     return checked_head(folder, card, weights, d2t, n_taps=n_taps)
 
@@ -118,10 +118,10 @@ def _card(
     )
 
 
-def _by_name(folder: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _by_name(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors by the names of HeadTensor's table, fc_norm.0, fc_norm.1, ... and d2t and t2d among them."""
-    named: dict[str, Tensor] = {}
-    for full, tensor in found.items():
+    by_name: dict[str, Tensor] = {}
+    for full, tensor in tensors.items():
         prefix = next((prefix for prefix in _PREFIXES if full.startswith(prefix)), "")
         short = full.removeprefix(prefix)
         if full in _UNUSED or (prefix and short in _UNUSED_IN_LAYER):
@@ -132,10 +132,10 @@ def _by_name(folder: Path, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 f"{folder}: tensor {full[:80]!r} is none that an EAGLE-3 head of one Llama layer has; edgedec does not "
                 "run this head: take one without it"
             )
-        if name in named:
-            fail(folder, f"it has both {named[name].name!r} and {full[:80]!r}")
-        named[name] = tensor
-    return named
+        if name in by_name:
+            fail(folder, f"it has both {by_name[name].name!r} and {full[:80]!r}")
+        by_name[name] = tensor
+    return by_name
 
 
 def _numbered_norm(name: str) -> str | None:
@@ -148,10 +148,10 @@ def _numbered_norm(name: str) -> str | None:
 def _join_fc_norms(folder: Path, weights: dict[str, HeadTensor], settings: Settings) -> None:
     """Replace the norms of single taps by one tensor fc_norm; refuse norms that the settings don't say, or lack."""
     numbered = {name: weights.pop(name) for name in sorted(weights) if name.startswith("fc_norm.")}
-    found = "joined" if "fc_norm" in weights else "each" if numbered else "none"
-    if found != settings.fc_norm or (numbered and "fc_norm" in weights):
+    norms = "joined" if "fc_norm" in weights else "each" if numbered else "none"
+    if norms != settings.fc_norm or (numbered and "fc_norm" in weights):
         raise UnsupportedModelError(
-            f"{folder}: the tensors have {_NORM_WORDS[found]}, but config.json says {_NORM_WORDS[settings.fc_norm]} "
+            f"{folder}: the tensors have {_NORM_WORDS[norms]}, but config.json says {_NORM_WORDS[settings.fc_norm]} "
             "(norm_before_fc, fc_norm); take the config.json that belongs to these weights"
         )
     if numbered:

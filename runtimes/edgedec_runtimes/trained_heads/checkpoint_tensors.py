@@ -69,30 +69,32 @@ def weight(tensor: Tensor) -> HeadTensor:
 
 
 def vocabularies(
-    folder: Path, named: Mapping[str, Tensor], n_target: int | None, n_drafted: int | None
+    folder: Path, tensors: Mapping[str, Tensor], n_target: int | None, n_drafted: int | None
 ) -> tuple[NDArray[np.int64], int]:
     """Return the target's token ids by draft id, and the size of the target's vocabulary.
 
     Args:
-        named: The tensors `d2t`, `t2d`, `embedding` and `output`, where there are any.
+        tensors: The tensors `d2t`, `t2d`, `embedding` and `output`, where there are any.
         n_target: The size of the target's vocabulary, where config.json says it.
         n_drafted: How many tokens the head drafts, where config.json says it.
     """
-    t2d = named["t2d"].read() if "t2d" in named else None
+    t2d = tensors["t2d"].read() if "t2d" in tensors else None
     if t2d is not None:
-        if named["t2d"].dtype not in ("BOOL", "U8") or len(named["t2d"].shape) != 1:
-            fail(folder, f"t2d is {named['t2d'].dtype} of shape {named['t2d'].shape}, expected a BOOL for each token")
+        if tensors["t2d"].dtype not in ("BOOL", "U8") or len(tensors["t2d"].shape) != 1:
+            fail(
+                folder, f"t2d is {tensors['t2d'].dtype} of shape {tensors['t2d'].shape}, expected a BOOL for each token"
+            )
         n_target = len(t2d)
-    if "embedding" in named and len(named["embedding"].shape) == 2:
-        n_target = named["embedding"].shape[0]
+    if "embedding" in tensors and len(tensors["embedding"].shape) == 2:
+        n_target = tensors["embedding"].shape[0]
     if n_target is None:
         fail(folder, "neither config.json (vocab_size) nor a tensor says how many tokens the target has")
-    if "d2t" not in named:
-        n_draft = named["output"].shape[0] if "output" in named else n_drafted or n_target
+    if "d2t" not in tensors:
+        n_draft = tensors["output"].shape[0] if "output" in tensors else n_drafted or n_target
         if n_draft != n_target or n_drafted not in (None, n_target):
             fail(folder, f"it drafts {n_draft} of {n_target} tokens, but has no d2t that says which")
         return np.arange(n_target, dtype=np.int64), n_target
-    d2t = named["d2t"]
+    d2t = tensors["d2t"]
     if d2t.dtype not in _WHOLE or len(d2t.shape) != 1:
         fail(folder, f"d2t is {d2t.dtype} of shape {d2t.shape}, expected I64 or I32 for each drafted token")
     ids = d2t.read().view(_WHOLE[d2t.dtype]).astype(np.int64)
@@ -108,6 +110,6 @@ def vocabularies(
     return ids, n_target
 
 
-def fail(folder: Path, found: str) -> NoReturn:
+def fail(folder: Path, actual: str) -> NoReturn:
     """Raise ModelFormatError for a folder."""
-    raise ModelFormatError(f"{folder}: {found}; the files are damaged, or not of one head: download all of them again")
+    raise ModelFormatError(f"{folder}: {actual}; the files are damaged, or not of one head: download all of them again")

@@ -61,10 +61,10 @@ class HeadFile:
 
     def whole(self, key: str, default: int | None = None, most: int = MOST_VALUES) -> int:
         """Return an integer from 1 to `most`."""
-        found = get_int(self.gguf, f"{self.architecture}.{key}", at_least=1, at_most=most)
-        if found is None and default is None:
+        value = get_int(self.gguf, f"{self.architecture}.{key}", at_least=1, at_most=most)
+        if value is None and default is None:
             self.fail(f"the metadata has no {self.architecture}.{key}")
-        return default if found is None else found  # type: ignore[return-value]  # fail does not return
+        return default if value is None else value  # type: ignore[return-value]  # fail does not return
 
     def counted(self, key: str) -> int:
         """Return an integer of at least 0, which an absent one is."""
@@ -72,15 +72,15 @@ class HeadFile:
 
     def positive(self, key: str) -> float | None:
         """Return a positive number; None where the key is absent."""
-        found = get_float(self.gguf, f"{self.architecture}.{key}")
-        if found is not None and not 0 < found < 1e30:
-            self.fail(f"{self.architecture}.{key} is {found}, expected a positive number")
-        return found
+        value = get_float(self.gguf, f"{self.architecture}.{key}")
+        if value is not None and not 0 < value < 1e30:
+            self.fail(f"{self.architecture}.{key} is {value}, expected a positive number")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false."""
-        found = get_bool(self.gguf, f"{self.architecture}.{key}")
-        return default if found is None else found
+        value = get_bool(self.gguf, f"{self.architecture}.{key}")
+        return default if value is None else value
 
     def text(self, key: str) -> str | None:
         """Return a text; None where the key is absent."""
@@ -89,24 +89,24 @@ class HeadFile:
     def layers(self, key: str) -> tuple[int, ...]:
         """Return layers of the target, all different."""
         name = f"{self.architecture}.{key}"
-        found = get_array(self.gguf, name, WHOLE)
-        if found is None or not 1 <= len(found) <= MOST_TAPS:
+        values = get_array(self.gguf, name, WHOLE)
+        if values is None or not 1 <= len(values) <= MOST_TAPS:
             self.fail(f"the metadata has no {name} of 1 to {MOST_TAPS} layers")
-        layers = tuple(int(i) for i in found.numpy())
+        layers = tuple(int(i) for i in values.numpy())
         if len(set(layers)) != len(layers) or not all(0 <= i <= MOST_LAYERS for i in layers):
             self.fail(f"{name} is {layers}, expected different layers from 0 to {MOST_LAYERS}")
         return layers
 
     def record(self) -> Record:
         """Return edgedec's record; an empty one where there is none (raises what parse_record raises)."""
-        found = get_text(self.gguf, RECORD_KEY)
-        return Record() if found is None else parse_record(found, self.path)
+        text = get_text(self.gguf, RECORD_KEY)
+        return Record() if text is None else parse_record(text, self.path)
 
     def check_known(self, keys: frozenset[str], tensors: frozenset[str], form: str) -> None:
         """Refuse settings and tensors that edgedec does not know: they could change what the head drafts."""
         prefix = f"{self.architecture}."
-        found = (key.removeprefix(prefix) for key in self.gguf.metadata if key.startswith(prefix))
-        if unknown := sorted(key for key in found if key not in keys):
+        present = (key.removeprefix(prefix) for key in self.gguf.metadata if key.startswith(prefix))
+        if unknown := sorted(key for key in present if key not in keys):
             self.refuse(unknown[0], "which edgedec does not know")
         if names := sorted(self.gguf.tensors.keys() - tensors - {D2T}):
             raise UnsupportedModelError(
@@ -118,9 +118,9 @@ class HeadFile:
         """Return a tensor, as it is stored."""
         tensor = self.gguf.tensors[name]
         if tensor.type not in FLOATS and tensor.type not in LEVELS:
-            known = ", ".join(kind.name for kind in (*FLOATS, *LEVELS))
+            kinds = ", ".join(kind.name for kind in (*FLOATS, *LEVELS))
             raise UnsupportedModelError(
-                f"{self.path}: tensor {tensor.name!r} is {tensor.type.name}, expected one of {known}; take the head in "
+                f"{self.path}: tensor {tensor.name!r} is {tensor.type.name}, expected one of {kinds}; take the head in "
                 "another quantization"
             )
         if len(tensor.shape) not in (1, 2, 3):
@@ -163,8 +163,8 @@ class HeadFile:
         head_dim = self.whole("attention.key_length", max(1, n_embd // n_head))
         n_head_kv = self.whole("attention.head_count_kv", n_head)
         for key in ("attention.value_length", "rope.dimension_count"):
-            if (found := self.whole(key, head_dim)) != head_dim:
-                self.refuse(key, f"{found}, expected {head_dim}, the length of a head")
+            if (actual := self.whole(key, head_dim)) != head_dim:
+                self.refuse(key, f"{actual}, expected {head_dim}, the length of a head")
         if n_head % n_head_kv or head_dim % 2:
             self.fail(f"{n_head} heads of size {head_dim} cannot share {n_head_kv} key-value heads")
         epsilon, base = (self.positive(key) for key in ("attention.layer_norm_rms_epsilon", "rope.freq_base"))
@@ -197,16 +197,16 @@ class HeadFile:
             self.refuse("rope.scaling.type", f"{kind[:40]!r}, expected linear or none")
         return 1.0 if kind == "none" or factor is None else factor
 
-    def refuse(self, key: str, found: str) -> NoReturn:
+    def refuse(self, key: str, actual: str) -> NoReturn:
         """Raise UnsupportedModelError for a setting."""
         raise UnsupportedModelError(
-            f"{self.path}: {self.architecture}.{key[:80]} is {found}; edgedec does not run this head: take one "
+            f"{self.path}: {self.architecture}.{key[:80]} is {actual}; edgedec does not run this head: take one "
             "without it"
         )
 
-    def fail(self, found: str) -> NoReturn:
+    def fail(self, actual: str) -> NoReturn:
         """Raise ModelFormatError."""
-        raise ModelFormatError(f"{self.path}: {found}; the file is damaged or was converted wrongly: take another one")
+        raise ModelFormatError(f"{self.path}: {actual}; the file is damaged or was converted wrongly: take another one")
 
 
 def with_linear_divisors(file: HeadFile, tensors: dict[str, HeadTensor], head_dim: int) -> None:

@@ -57,9 +57,9 @@ def load_head(path: str | os.PathLike[str]) -> Head:
     if not is_head(gguf) and nextn_layer(gguf) is not None:
         return read_nextn(gguf)
     if not is_head(gguf):
-        found, known = get_text(gguf, "general.architecture") or "unknown", " or ".join(map(repr, ARCHITECTURES))
+        architecture, names = get_text(gguf, "general.architecture") or "unknown", " or ".join(map(repr, ARCHITECTURES))
         raise UnsupportedModelError(
-            f"{place}: the architecture is {found[:40]!r}, expected {known}; this is no trained draft head: a "
+            f"{place}: the architecture is {architecture[:40]!r}, expected {names}; this is no trained draft head: a "
             "smaller model has an option of its own"
         )
     return read_gguf_head(gguf)

@@ -97,10 +97,10 @@ def n_listed(gguf: GGUF, n_vocab: int) -> int:
 
 def _are_among(first: Sequence[int], scripts: Sequence[int]) -> bool:
     """Return whether every script that some tokens of the vocabulary have is among the first of them, too."""
-    found, whole = Counter(first), Counter(scripts)
+    counts, whole = Counter(first), Counter(scripts)
     share = len(first) / len(scripts) * _LEAST_FOUND
     large = [script for script, n in whole.items() if script and n >= _LEAST_SHARE * len(scripts)]
-    return all(found[script] >= share * whole[script] for script in large)
+    return all(counts[script] >= share * whole[script] for script in large)
 
 
 def script_of(token: bytes, *, in_bytes: bool) -> int:

@@ -84,17 +84,17 @@ def record_text(
         about: Anything that a reader may want to know, of plain JSON types.
         settings: `taps` or `feeds_back_normed`, where config.json can't say them.
     """
-    found: dict[str, Any] = {"name": name}
+    values: dict[str, Any] = {"name": name}
     if target is not None:
         hashes = {"weights": target.weights_hash, "norms": target.norms_hash, "tokenizer": target.tokenizer_hash}
-        found["target"] = {"name": target.name} | hashes
+        values["target"] = {"name": target.name} | hashes
     if promise is not None:
-        found["reach"] = list(promise.reach)
-        found["reach_by_kind"] = {kind: list(reach) for kind, reach in promise.reach_by_kind.items()}
-    found |= settings
+        values["reach"] = list(promise.reach)
+        values["reach_by_kind"] = {kind: list(reach) for kind, reach in promise.reach_by_kind.items()}
+    values |= settings
     if about is not None:
-        found["about"] = about
-    return json.dumps(found, indent=1)
+        values["about"] = about
+    return json.dumps(values, indent=1)
 
 
 def _record(path: Path, raw: dict[str, Any]) -> Record:

@@ -32,7 +32,7 @@ def head_document(path: Path) -> dict[str, Any]:
 def head_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the document of a head as names and values for a person."""
     target, promise, block = document["target"], document["promise"], document["block"]
-    drafted, known = document["n_vocab_draft"], document["n_vocab_target"]
+    drafted, n_target = document["n_vocab_draft"], document["n_vocab_target"]
     rows = [
         ("name", document["name"]),
         ("file", document["path"]),
@@ -43,7 +43,7 @@ def head_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("layer" if block is None else "layers", _layers(document)),
         *([] if block is None else _block(block)),
         ("taps", _taps(document)),
-        ("vocabulary", f"drafts {drafted} of {known} tokens"),
+        ("vocabulary", f"drafts {drafted} of {n_target} tokens"),
         ("matrices", _matrices(document)),
         ("accepts", "unknown: the file does not say" if promise is None else _reach(promise["reach"])),
     ]
@@ -104,9 +104,9 @@ def _taps(document: dict[str, Any]) -> str:
 
 
 def _matrices(document: dict[str, Any]) -> str:
-    own = [name for name in ("embedding", "output") if document[f"own_{name}"]]
-    borrowed = [name for name in ("embedding", "output") if name not in own]
-    parts = [f"its own {' and '.join(own)}"] if own else []
+    matrices = [name for name in ("embedding", "output") if document[f"own_{name}"]]
+    borrowed = [name for name in ("embedding", "output") if name not in matrices]
+    parts = [f"its own {' and '.join(matrices)}"] if matrices else []
     return "; ".join([*parts, *([f"the model's {' and '.join(borrowed)}"] if borrowed else [])])
 
 

@@ -157,11 +157,11 @@ def _flat(path: Path, raw: Mapping[str, Any]) -> tuple[ConfigValues, bool]:
     Null stands for the default, as it does in the classes that write these files.
     """
     outer = ConfigValues(path, {key: value for key, value in raw.items() if value is not None}, _REMEDY)
-    found = dict(_DEFAULTS)
+    values = dict(_DEFAULTS)
     for table in (outer.table("transformer_layer_config"), outer.table("eagle_config"), outer.values):
-        found |= {key: value for key, value in table.items() if value is not None}
+        values |= {key: value for key, value in table.items() if value is not None}
     is_speculators = "transformer_layer_config" in outer.values or "speculators_model_type" in outer.values
-    return ConfigValues(path, found, _REMEDY), is_speculators
+    return ConfigValues(path, values, _REMEDY), is_speculators
 
 
 def _check_known(values: ConfigValues) -> None:
@@ -180,9 +180,9 @@ def check_expected(values: ConfigValues, expected: Mapping[str, tuple[object, ..
             values.refuse(key, f"expected {' or '.join(map(str, allowed))}")
 
 
-def refuse_unknown(values: ConfigValues, known: Set[str]) -> None:
+def refuse_unknown(values: ConfigValues, names: Set[str]) -> None:
     """Refuse a setting that edgedec does not know, unless it asks for nothing (raises UnsupportedModelError)."""
-    for key in sorted(values.values.keys() - known):
+    for key in sorted(values.values.keys() - names):
         value = values.values[key]
         if isinstance(value, str) or not value:  # a word describes; a flag that is off, or an empty list, asks nothing
             continue

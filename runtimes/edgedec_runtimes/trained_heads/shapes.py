@@ -167,7 +167,7 @@ def checked_d2t(path: Path, d2t: NDArray[np.int64], card: HeadCard) -> NDArray[n
     return d2t.astype(np.int32)
 
 
-def _fail(path: Path, found: str) -> NoReturn:
+def _fail(path: Path, actual: str) -> NoReturn:
     raise ModelFormatError(
-        f"{path}: {found}; the head is damaged, or its settings are another head's: download it again"
+        f"{path}: {actual}; the head is damaged, or its settings are another head's: download it again"
     )

@@ -56,18 +56,18 @@ def target_of(gguf: GGUF, cache_dir: Path | None = None) -> Target:
     """
     if gguf not in _known:
         key = f"{gguf.header_hash} {gguf.states}"
-        found = _target(probe_cache.get(cache_dir, _KIND, key))
-        if found is None:
+        target = _target(probe_cache.get(cache_dir, _KIND, key))
+        if target is None:
             name = gguf.metadata.get("general.name")
-            named = name if isinstance(name, str) and name else gguf.paths[0].stem
-            found = Target(
-                named,
+            model_name = name if isinstance(name, str) and name else gguf.paths[0].stem
+            target = Target(
+                model_name,
                 hash_weights(gguf) or _recorded(gguf, WEIGHTS_KEY),
                 hash_norms(gguf) or _recorded(gguf, NORMS_KEY),
                 hash_tokenizer(gguf),
             )
-            probe_cache.put(cache_dir, _KIND, key, list(astuple(found)))
-        _known[gguf] = found
+            probe_cache.put(cache_dir, _KIND, key, list(astuple(target)))
+        _known[gguf] = target
     return _known[gguf]
 
 
@@ -219,18 +219,18 @@ def _kinship(card: HeadCard, gguf: GGUF) -> tuple[str, ...]:
     if trained is None or not (trained.weights_hash or trained.norms_hash or trained.tokenizer_hash):
         name = f" but calls it {trained.name!r}" if trained is not None and trained.name else ""
         return (f"the head {card.name} does not say by a hash which model it was trained for{name}",)
-    found = target_of(gguf)
-    if trained.tokenizer_hash and found.tokenizer_hash and trained.tokenizer_hash != found.tokenizer_hash:
-        _refuse(card, f"it was trained for {trained.name!r}, which has other tokens than {found.name!r}")
-    if not found.weights_hash:
+    target = target_of(gguf)
+    if trained.tokenizer_hash and target.tokenizer_hash and trained.tokenizer_hash != target.tokenizer_hash:
+        _refuse(card, f"it was trained for {trained.name!r}, which has other tokens than {target.name!r}")
+    if not target.weights_hash:
         return (
             f"the export does not say by a hash which weights it was made of, so that nobody knows whether the head "
             f"{card.name} was trained for them; export the model again with this edgedec",
         )
-    if trained.weights_hash == found.weights_hash:
+    if trained.weights_hash == target.weights_hash:
         return ()
-    if trained.norms_hash and trained.norms_hash != found.norms_hash:
-        _refuse(card, f"it was trained for {trained.name!r}, and {found.name!r} is another model")
+    if trained.norms_hash and trained.norms_hash != target.norms_hash:
+        _refuse(card, f"it was trained for {trained.name!r}, and {target.name!r} is another model")
     return (
         f"the head {card.name} was trained with another quantization of {trained.name}; its drafts may be accepted a "
         "little less often",

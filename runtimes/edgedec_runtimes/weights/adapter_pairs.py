@@ -91,6 +91,6 @@ def content_hash(paths: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def refuse(path: Path, found: str) -> NoReturn:
-    """Raise ModelFormatError for an adapter, of which `found` says what is wrong."""
-    raise ModelFormatError(f"{path}: {found}; take an adapter that was made for this model, or download it again")
+def refuse(path: Path, actual: str) -> NoReturn:
+    """Raise ModelFormatError for an adapter, of which `actual` says what is wrong."""
+    raise ModelFormatError(f"{path}: {actual}; take an adapter that was made for this model, or download it again")

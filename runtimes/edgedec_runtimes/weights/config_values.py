@@ -52,9 +52,9 @@ class ConfigValues:
             self.fail(f"{key} is {shown(value)}, expected an object")
         return value
 
-    def fail(self, found: str) -> NoReturn:
+    def fail(self, actual: str) -> NoReturn:
         """Raise ModelFormatError."""
-        raise ModelFormatError(f"{self.path}: {found}; download the checkpoint again")
+        raise ModelFormatError(f"{self.path}: {actual}; download the checkpoint again")
 
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raise UnsupportedModelError for the value of a key."""
@@ -67,8 +67,8 @@ def shown(value: Any) -> str:
     >>> shown("gelu"), shown([2, "\\ud800"])
     ('gelu', "[2, '\\\\ud800']")
     """
-    found = str(value)[:80]
-    return found if found.isprintable() else ascii(value)[:80]
+    text = str(value)[:80]
+    return text if text.isprintable() else ascii(value)[:80]
 
 
 def llama3_divisors(rope: ConfigValues, base: float, head_dim: int) -> NDArray[np.float32]:

@@ -135,9 +135,9 @@ def dequantize(kind: GGMLType, rows: U8) -> F32:
     if kind in FLOATS:
         return floats(kind, np.ascontiguousarray(rows))
     if kind not in LEVELS and kind not in VALUES:
-        known = ", ".join(sorted(known.name for known in (*FLOATS, *LEVELS, *VALUES)))
+        ggml_type = ", ".join(sorted(ggml_type.name for ggml_type in (*FLOATS, *LEVELS, *VALUES)))
         raise UnsupportedModelError(
-            f"the tensor type is {kind.name}, expected one of {known}; take the file in another quantization"
+            f"the tensor type is {kind.name}, expected one of {ggml_type}; take the file in another quantization"
         )
     blocks = np.ascontiguousarray(rows).reshape(-1, kind.block_bytes)
     if kind in VALUES:

@@ -64,7 +64,7 @@ def read_peft(folder: Path, gguf: GGUF) -> Adapter:
 
 def _matrices(path: Path, architecture: str) -> dict[str, tuple[str, Tensor, Tensor]]:
     """Return the module and the two tensors of each matrix that an adapter changes, by the GGUF's name of it."""
-    tensors, found = read_header(path), {}
+    tensors, pairs = read_header(path), {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
         target = gguf_name(architecture, f"{match[1]}.weight") if match else None
@@ -76,8 +76,8 @@ def _matrices(path: Path, architecture: str) -> dict[str, tuple[str, Tensor, Ten
         if other is None:
             raise ModelFormatError(f"{path}: tensor {name[:100]!r} is there alone; download the adapter again")
         if match[2] == "A":
-            found[target] = (match[1], tensor, other)
-    return found
+            pairs[target] = (match[1], tensor, other)
+    return pairs
 
 
 def peft_bytes(folder: Path, gguf: GGUF) -> int:
@@ -119,8 +119,8 @@ def _factor(config: ConfigValues, module: str, rank: int) -> float:
 def _matrix(tensor: Tensor) -> Floats:
     """Return a tensor as a matrix: halves as they are, other floats as float32."""
     if tensor.dtype not in ("F32", "F16", "BF16") or len(tensor.shape) != 2 or not all(tensor.shape):
-        found = f"{tensor.dtype}{list(tensor.shape)}"
-        raise ModelFormatError(f"{tensor.path}: tensor {tensor.name[:100]!r} is {found}, expected a matrix of floats")
+        actual = f"{tensor.dtype}{list(tensor.shape)}"
+        raise ModelFormatError(f"{tensor.path}: tensor {tensor.name[:100]!r} is {actual}, expected a matrix of floats")
     data = tensor.read()
     values: Floats = data.view("<f2") if tensor.dtype == "F16" else floats(GGMLType[tensor.dtype], data)
     matrix: Floats = values.reshape(tensor.shape)

@@ -109,10 +109,10 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
     weight_map = _weight_map(index)
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(weight_map.values())):
-        found = read_header(folder / shard)
-        if found.keys() & tensors.keys():
-            _fail(folder / shard, f"tensor {min(found.keys() & tensors.keys())[:80]!r} is in two files")
-        tensors |= found
+        header = read_header(folder / shard)
+        if header.keys() & tensors.keys():
+            _fail(folder / shard, f"tensor {min(header.keys() & tensors.keys())[:80]!r} is in two files")
+        tensors |= header
     for name, shard in weight_map.items():
         if name not in tensors or tensors[name].path.name != shard:
             _fail(index, f"it says that {name[:80]!r} is in {shard}, which has no such tensor")
@@ -158,8 +158,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_list(path: Path) -> list[Any]:
     """Read a JSON array from a file (raises what read_json raises)."""
-    found = parse_json(b'{"list": ' + _read_small(path) + b"}", path).get("list")
-    return found if isinstance(found, list) else _fail(path, "it holds no JSON array")
+    items = parse_json(b'{"list": ' + _read_small(path) + b"}", path).get("list")
+    return items if isinstance(items, list) else _fail(path, "it holds no JSON array")
 
 
 def _read_small(path: Path) -> bytes:
@@ -185,10 +185,10 @@ def parse_json(raw: bytes, path: Path) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    by_name = dict(pairs)
+    if len(by_name) != len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return by_name
 
 
 def _tensor(path: Path, name: str, entry: Any, data_start: int, n_file_bytes: int) -> Tensor:
@@ -234,5 +234,5 @@ def _read_error(path: Path, error: OSError) -> Exception:
     return storage_error(path, error)
 
 
-def _fail(path: Path, found: str) -> NoReturn:
-    raise ModelFormatError(f"{path}: {found}; the file is damaged or incomplete: download it again")
+def _fail(path: Path, actual: str) -> NoReturn:
+    raise ModelFormatError(f"{path}: {actual}; the file is damaged or incomplete: download it again")

@@ -56,7 +56,7 @@ class TableBranches(Branches):
     def forward(
         self, tokens: Mapping[int, Sequence[int]], *, rows: Literal["last", "all"] = "last"
     ) -> dict[int, NDArray[np.float32]]:
-        """Add tokens, and return the logits behind the last one; what stands behind the end of the table repeats its last rows."""
+        """Add tokens, and return the logits behind them; behind the end of the table its last rows are repeated."""
         assert rows == "last"
         for branch, ids in tokens.items():
             assert ids, "a branch gets at least one token"

@@ -116,7 +116,7 @@ def _with_passages(conversation: Conversation, text: str) -> str:
     before = [] if system is None else [{"role": "system", "content": system}]
     asking = Asking(
         engine,
-        lambda found: with_pictures(conversation.pictures, "\n\n".join([*conversation.attached, found])),
+        lambda passages: with_pictures(conversation.pictures, "\n\n".join([*conversation.attached, passages])),
         before,
         conversation.tools.definitions(engine),
         n_answer=engine.n_ctx // 2,
@@ -126,13 +126,13 @@ def _with_passages(conversation: Conversation, text: str) -> str:
         with ProgressLine(quiet=conversation.quiet) as on_progress:
             return asking.search(conversation.searched, text, cancel, on_progress)
 
-    found = interruptible(work)
-    if found is None:
+    passages = interruptible(work)
+    if passages is None:
         conversation.tell("no passage of the documents matches; nothing of them is read")
         return text
     if not conversation.quiet:
-        say_found(conversation.searched, found, engine.n_ctx)
-    return found.content
+        say_found(conversation.searched, passages, engine.n_ctx)
+    return passages.content
 
 
 def regenerate(conversation: Conversation) -> None:
@@ -176,7 +176,7 @@ def _reply(conversation: Conversation) -> "Sequence[ToolCall]":
     """Let the model write its next message, and append it; return the calls in it that are to be run."""
     engine, tools = conversation.engine, conversation.tools.definitions(conversation.engine)
     _make_room(conversation, tools)
-    own = _own_marks(conversation, tools)
+    marks = _own_marks(conversation, tools)
     progress = ProgressLine(quiet=conversation.quiet)
 
     def work(cancel: CancelToken) -> "Generation":
@@ -184,7 +184,7 @@ def _reply(conversation: Conversation) -> "Sequence[ToolCall]":
             stream = engine.chat_stream(
                 conversation.messages, tools=tools, cancel=cancel, on_progress=on_progress, **conversation.options
             )
-            print_stream(stream, progress, show=_shown(conversation, own), hidden=own.hidden)
+            print_stream(stream, progress, show=_shown(conversation, marks), hidden=marks.hidden)
         return stream.generation
 
     generation = conversation.last = interruptible(work)
@@ -199,7 +199,7 @@ def _reply(conversation: Conversation) -> "Sequence[ToolCall]":
             return ()
     if error := cut_text(generation):
         say(f"edgedec: {in_options(error)}")
-    message, calls = answer_message(generation, own)
+    message, calls = answer_message(generation, marks)
     if calls and generation.finish_reason != "stop":
         say("(the answer was cut, so its calls of tools are not run)")
         message, calls = {"role": "assistant", "content": generation.text}, ()
@@ -216,14 +216,14 @@ def _own_marks(conversation: Conversation, tools: "Tools | None") -> OwnMarks:
     return own_marks(engine, schemas_of(tools), opened_mark(rendered, marks_of(template.source)))
 
 
-def _shown(conversation: Conversation, own: OwnMarks) -> ShownText:
-    """Return what shows an answer while it comes; `own` are the marks of a model that thinks by marks of its own."""
+def _shown(conversation: Conversation, marks: OwnMarks) -> ShownText:
+    """Return what shows an answer while it comes; `marks` are the marks of a model that thinks by marks of its own."""
     show: ShownText = PlainText()
     if conversation.markdown:
         from edgedec_apps.cli.shown.live_text import LiveMarkdown  # here, as it imports rich
 
         show = LiveMarkdown()
-    return with_thoughts(show, own)
+    return with_thoughts(show, marks)
 
 
 def _make_room(conversation: Conversation, tools: "Tools | None") -> None:
@@ -267,8 +267,8 @@ def require_template(name: str, flags: LoadFlags, cancel: CancelToken, *, quiet:
     if flags.chat_template is not None or (preset is not None and preset.template):
         return
     with ProgressLine(quiet=quiet) as on_progress:
-        found = name if preset is None else preset.model
-        path = resolve(found, ResolveOptions(cache_folder(), flags.offline, on_progress, cancel))
+        model = name if preset is None else preset.model
+        path = resolve(model, ResolveOptions(cache_folder(), flags.offline, on_progress, cancel))
     if not describe(read_header_of(path)).has_chat_template:
         raise TemplateError(
             f"{name} has no chat template; give a prompt to continue (edgedec run), or --chat-template FILE"

@@ -104,11 +104,11 @@ class TypedHistory:
                 write_atomically(self._path, data, private=True)
         except OSError:
             return []
-        found = []
+        typed = []
         for line in data.splitlines():
             with suppress(ValueError, RecursionError):
-                found.append(json.loads(line))
-        return [line for line in found if isinstance(line, str)]
+                typed.append(json.loads(line))
+        return [line for line in typed if isinstance(line, str)]
 
     def add(self, line: str) -> None:
         """Append a line."""
@@ -142,9 +142,9 @@ def line_editor(history: Path | None) -> Callable[[str], str]:
 class _Kept(History):
     """Our file, as prompt_toolkit wants its history: the newest line first."""
 
-    def __init__(self, kept: TypedHistory) -> None:
+    def __init__(self, history: TypedHistory) -> None:
         super().__init__()
-        self._kept = kept
+        self._kept = history
 
     def load_history_strings(self) -> Iterable[str]:
         """Return the lines of the file."""
@@ -174,8 +174,8 @@ class _Commands(Completer):
             yield from _beginning(rest, any_model(rest))
 
 
-def _beginning(text: str, known: Sequence[str]) -> Iterable[Completion]:
-    return (Completion(each, start_position=-len(text)) for each in known if each.startswith(text))
+def _beginning(text: str, names: Sequence[str]) -> Iterable[Completion]:
+    return (Completion(each, start_position=-len(text)) for each in names if each.startswith(text))
 
 
 def _keys() -> KeyBindings:
@@ -190,9 +190,9 @@ def _keys() -> KeyBindings:
 
 def _output() -> Output:
     """Return the terminal; it is never asked where the cursor is, as not all of them answer."""
-    found = create_output()
-    if not isinstance(found, Vt100_Output):  # a console of Windows
-        return found
+    output = create_output()
+    if not isinstance(output, Vt100_Output):  # a console of Windows
+        return output
 
     def size() -> Size:
         columns, rows = get_terminal_size()

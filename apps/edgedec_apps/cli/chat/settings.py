@@ -57,8 +57,8 @@ def set_option(conversation: Conversation, name: str, value: str) -> str:
 
 def _given(conversation: Conversation, options: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the options of sampling that are set."""
-    found = conversation.options if options is None else options
-    return {name: value for name, value in found.items() if name in _OPTIONS}
+    chosen = conversation.options if options is None else options
+    return {name: value for name, value in chosen.items() if name in _OPTIONS}
 
 
 def _value(option: str, text: str) -> Any:

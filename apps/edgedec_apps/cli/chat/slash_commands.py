@@ -63,10 +63,10 @@ def _handle(conversation: Conversation, text: str) -> None:
     name, _, rest = text.strip().partition(" ")
     if (command := _COMMANDS.get(name)) is not None:
         command.run(conversation, rest.strip())
-    elif conversation.typed and (found := dropped(text))[0]:
-        _take(conversation, found[0])
-        if found[1]:
-            ask(conversation, found[1])
+    elif conversation.typed and (files := dropped(text))[0]:
+        _take(conversation, files[0])
+        if files[1]:
+            ask(conversation, files[1])
     elif name.startswith("/") and not name.startswith("//"):
         _refuse(conversation, name)
     else:

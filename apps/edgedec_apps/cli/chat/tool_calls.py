@@ -86,7 +86,7 @@ class ChatTools:
             A message for each call, for the model; and whether the model is to go on: not after Ctrl-C.
         """
         most = max(1000, min(MOST_CHARACTERS, engine.n_ctx // max(1, len(calls))))
-        found, goes_on = list[Message](), True
+        results, goes_on = list[Message](), True
         for i, call in enumerate(calls):
             if not goes_on:
                 result = ToolResult("Not run: the user stopped the answer.", failed=True)
@@ -94,8 +94,8 @@ class ChatTools:
                 result = ToolResult(f"Not run: an answer may have at most {_MOST_CALLS} calls.", failed=True)
             else:
                 result, goes_on = self._one(call, most, quiet=quiet)
-            found.append({"role": "tool", "name": call.name, "tool_call_id": call.id, "content": result.text})
-        return found, goes_on
+            results.append({"role": "tool", "name": call.name, "tool_call_id": call.id, "content": result.text})
+        return results, goes_on
 
     def _one(self, call: ToolCall, most: int, *, quiet: bool) -> tuple[ToolResult, bool]:
         """Return what a call brought, and whether the model is to go on."""
@@ -156,8 +156,8 @@ def argument_rows(arguments: str, most: int = _MOST_SHOWN) -> list[str]:
     >>> argument_rows("{}")
     ['no arguments']
     """
-    given = json.loads(arguments or "{}", parse_float=exact_float)
-    texts = {name: dumps(value, ensure_ascii=False) for name, value in given.items()}
+    parsed = json.loads(arguments or "{}", parse_float=exact_float)
+    texts = {name: dumps(value, ensure_ascii=False) for name, value in parsed.items()}
     rows = [f"{_visible(name[:100])}: {_visible(cut(text, most)[0])}" for name, text in texts.items()]
     if len(rows) > _MOST_ROWS and most == _MOST_SHOWN:
         rows = [*rows[:_MOST_ROWS], f"and {len(rows) - _MOST_ROWS} further arguments"]

@@ -27,12 +27,12 @@ def chat_tools(flags: ToolFlags, stack: ExitStack, *, typed: bool) -> ChatTools:
         RuntimeUnavailableError: MCP's SDK is not installed.
     """
     patterns = patterns_of(flags.allow_tools)
-    found = configured(flags.mcp) if typed or flags.mcp is not None else ()
-    if not found:
+    configurations = configured(flags.mcp) if typed or flags.mcp is not None else ()
+    if not configurations:
         return ChatTools(None, patterns, typed)
     from edgedec_apps.tools.servers import ToolServers  # here, as most chats have none
 
-    servers = ToolServers(found)
+    servers = ToolServers(configurations)
     stack.callback(servers.close)
     return ChatTools(servers, patterns, typed)
 

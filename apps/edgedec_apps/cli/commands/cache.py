@@ -42,11 +42,13 @@ def list_files(*, as_json: AsJson = False) -> None:
     entries, environments = list_tiles(root), list_environments(root)
     prompts, graphs = list_folders(root / FOLDER), list_graphs(root)
     if as_json:
-        found = [{"path": os.fspath(e.path), "size_bytes": e.n_bytes, "current": e.is_current} for e in environments]
-        kept = [{"name": each.name, "size_bytes": each.n_bytes, "last_used_s": each.last_used_s} for each in prompts]
+        listed = [{"path": os.fspath(e.path), "size_bytes": e.n_bytes, "current": e.is_current} for e in environments]
+        documents = [
+            {"name": each.name, "size_bytes": each.n_bytes, "last_used_s": each.last_used_s} for each in prompts
+        ]
         made = [{"path": os.fspath(g.path), "size_bytes": g.n_bytes, "source": g.source} for g in graphs]
         tiles = [_document(entry) for entry in entries]
-        write_json({"tiles": tiles, "environments": found, "prompts": kept, "graphs": made})
+        write_json({"tiles": tiles, "environments": listed, "prompts": documents, "graphs": made})
         return
     if not (entries or environments or prompts or graphs):
         write_line("no tile files")
@@ -144,10 +146,10 @@ def _tile_name(entry: "TileEntry", names: Mapping[Path, str]) -> str:
 
     A model that `edgedec list` does not show has the name of its file.
     """
-    found = ", ".join(dict.fromkeys(one_line(names.get(path, path.name)) for path in entry.models))
-    if not found:
-        found = "a model that is being rearranged" if entry.state == "unfinished" else "an unknown model"
-    return found if entry.state == "current" else f"{found} ({_STATES[entry.state]})"
+    models = ", ".join(dict.fromkeys(one_line(names.get(path, path.name)) for path in entry.models))
+    if not models:
+        models = "a model that is being rearranged" if entry.state == "unfinished" else "an unknown model"
+    return models if entry.state == "current" else f"{models} ({_STATES[entry.state]})"
 
 
 def _prompts_name(folder: str) -> str:

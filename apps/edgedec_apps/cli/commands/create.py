@@ -59,28 +59,28 @@ def command(
         say(f"{name}: {path}")
 
 
-def _adapters(given: list[str] | None) -> str | None:
+def _adapters(adapters: list[str] | None) -> str | None:
     """Return adapters as a preset has them, with absolute paths; None where none are given.
 
     Raises:
         ModelNotFoundError: There is no such file or folder.
     """
-    if given is None:
+    if adapters is None:
         return None
-    for path, _ in map(adapter, given):
+    for path, _ in map(adapter, adapters):
         if not Path(path).exists() or "\n" in path:
             raise ModelNotFoundError(f"--lora is {path!r:.200}; there is no such file or folder")
-    return "\n".join(os.path.abspath(text) for text in given)  # the scale stays at the end
+    return "\n".join(os.path.abspath(text) for text in adapters)  # the scale stays at the end
 
 
-def _options(given: list[str]) -> dict[str, Any]:
+def _options(assignments: list[str]) -> dict[str, Any]:
     """Return options by name; a value that is no number and no truth value is a text.
 
     >>> _options(["top_k=5", "temperature=0.5", "ignore_end=true", "stop=a", "stop=b"])
     {'top_k': 5, 'temperature': 0.5, 'ignore_end': True, 'stop': ['a', 'b']}
     """
     options: dict[str, Any] = {}
-    for text in given:
+    for text in assignments:
         name, sign, value = text.partition("=")
         if not sign:
             raise RequestError(f"--option is {text!r:.100}; write NAME=VALUE, such as temperature=0.2")

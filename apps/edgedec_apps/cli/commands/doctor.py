@@ -119,8 +119,8 @@ def _document() -> dict[str, Any]:
 
 def _cpu() -> dict[str, str]:
     model, features = cpu_facts()
-    found = [feature for feature in _FEATURES if feature in features]
-    return {"model": model, "cores usable": str(usable_cores()), "features": " ".join(found) or "unknown"}
+    present = [feature for feature in _FEATURES if feature in features]
+    return {"model": model, "cores usable": str(usable_cores()), "features": " ".join(present) or "unknown"}
 
 
 def _memory() -> dict[str, str]:
@@ -129,8 +129,8 @@ def _memory() -> dict[str, str]:
         "available": system_memory.available_bytes(),
         "cgroup limit": system_memory.cgroup_limit_bytes(),
     }
-    known = {name: format_bytes(n_bytes) for name, n_bytes in sizes.items() if n_bytes is not None}
-    return (known or {"total": "unknown on this system"}) | {_HUGE_PAGES: _huge_pages()}
+    shown = {name: format_bytes(n_bytes) for name, n_bytes in sizes.items() if n_bytes is not None}
+    return (shown or {"total": "unknown on this system"}) | {_HUGE_PAGES: _huge_pages()}
 
 
 def _huge_pages() -> str:
@@ -140,8 +140,8 @@ def _huge_pages() -> str:
     pages = huge_pages()
     if pages is None:
         return "none"
-    given = {"always": "for all private memory", "madvise": "for private memory where a program asks"}
-    for_private = given.get(pages.given, "not for private memory (transparent_hugepage/enabled is never)")
+    meanings = {"always": "for all private memory", "madvise": "for private memory where a program asks"}
+    for_private = meanings.get(pages.given, "not for private memory (transparent_hugepage/enabled is never)")
     return f"{pages.n_bytes >> 10} KiB each, {for_private}"
 
 
@@ -156,8 +156,8 @@ def _summarize(answer: "RuntimeReport | EdgedecError") -> str:
 def _devices() -> dict[str, str]:
     """Return the devices that layers can be put on, by runtime and name, with their memory."""
     lines = {}
-    for runtime, found in ask_runtimes(lambda one: devices_of(one, LoadOptions())).items():
-        for device in () if isinstance(found, EdgedecError) else found:
+    for runtime, devices in ask_runtimes(lambda one: devices_of(one, LoadOptions())).items():
+        for device in () if isinstance(devices, EdgedecError) else devices:
             kind = f"{device.description or device.backend} ({device.backend})"
             shared = ", shared with the host" if device.unified else ""
             sizes = f"{format_bytes(device.total_bytes)}{shared}, {format_bytes(device.free_bytes)} free"

@@ -119,9 +119,9 @@ def command(job: ExportJob) -> None:
 
 def _check(job: ExportJob) -> None:
     """Raise RequestError where an option has a value that it can't have, or does not go with another option."""
-    for name, known in _VALUES.items():
-        if (value := getattr(job, name)) not in known:
-            raise RequestError(f"--{name} is {value!r}; it must be {' or '.join(filter(None, known))}")
+    for name, values in _VALUES.items():
+        if (value := getattr(job, name)) not in values:
+            raise RequestError(f"--{name} is {value!r}; it must be {' or '.join(filter(None, values))}")
     to_gguf, as_default = job.to == "gguf", (job.quant, job.kv) == ("exact", "f32")
     if job.via and (to_gguf or not as_default or job.target != "cpu"):
         raise RequestError("--via optimum makes one kind of export; leave out --to, --quant, --kv and --target")
@@ -260,8 +260,8 @@ def _make_head(job: ExportJob, source: Path, on_progress: OnProgress, cancel: Ca
         on_progress=on_progress,
         cancel=cancel,
     )
-    kept = {"model": job.model, "file": str(path), "bytes": path.stat().st_size}
-    return kept | {"type": job.type_name or DEFAULT_TYPES, "n_layer": 1, "draft_for": job.draft_for}
+    document = {"model": job.model, "file": str(path), "bytes": path.stat().st_size}
+    return document | {"type": job.type_name or DEFAULT_TYPES, "n_layer": 1, "draft_for": job.draft_for}
 
 
 def _default_gguf(name: str, layers: str | None, type_name: str | None) -> Path:
@@ -270,9 +270,9 @@ def _default_gguf(name: str, layers: str | None, type_name: str | None) -> Path:
     >>> _default_gguf("tiny-f16", "0-3,8", "q4_k_m").name
     'tiny-f16-layers-0-3,8-Q4_K_M.gguf'
     """
-    kept = f"-layers-{''.join(layers.split())}" if layers else ""
+    suffix = f"-layers-{''.join(layers.split())}" if layers else ""
     kind = f"-{type_name.upper()}" if type_name else ""
-    return Path(f"{name}{kept}{kind}.gguf")
+    return Path(f"{name}{suffix}{kind}.gguf")
 
 
 def _default_name(model: str, source: Path) -> str:
@@ -281,8 +281,8 @@ def _default_name(model: str, source: Path) -> str:
     >>> _default_name("hf:someone/Some-Model-GGUF:Q4_0", Path("/cache/0a1b2c.gguf"))
     'Some-Model-GGUF-Q4_0'
     """
-    own = source.resolve().name if source.is_dir() else source.stem
-    name = own if Path(model).exists() else model.rpartition("/")[2]
+    stem = source.resolve().name if source.is_dir() else source.stem
+    name = stem if Path(model).exists() else model.rpartition("/")[2]
     plain = re.sub(r"-\d{5}-of-\d{5}$", "", name)
     return re.sub(r"[^\w.+-]+", "-", plain).strip(".-")
 

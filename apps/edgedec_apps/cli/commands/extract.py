@@ -84,40 +84,40 @@ def command(
                 say_found(documents, read, engine.n_ctx)
             return quote([each.text.strip() for each in read.passages]), read
 
-    found, read = interruptible(work)
-    document = _document(found, read, model)
+    extraction, read = interruptible(work)
+    document = _document(extraction, read, model)
     if output.as_json:
         write_json(document)
     else:
-        for span, about in zip(found.spans, document["spans"], strict=True):
+        for span, about in zip(extraction.spans, document["spans"], strict=True):
             place = f"  ({about['place']})" if "place" in about else ""
             write_line(f"{span.probability:.4f}  {one_line(span.text)}{place}")
     if output.json_out is not None:
         write_json_file(output.json_out, document)
     if not output.quiet:
         say(
-            f"{found.n_prompt_tokens} prompt tokens · {found.n_rows} rows in {found.n_forwards} forwards for "
-            f"{found.n_starts} places · {found.total_s:.1f} s"
+            f"{extraction.n_prompt_tokens} prompt tokens · {extraction.n_rows} rows in {extraction.n_forwards} "
+            f"forwards for {extraction.n_starts} places · {extraction.total_s:.1f} s"
         )
 
 
 def _without_drafts(load: LoadFlags) -> tuple[LoadFlags, list[str]]:
     """Return the options without those of drafting, and the names of those that were given."""
-    given = {
+    ignored = {
         "--draft": load.draft not in ("auto", "off"),
         "--draft-option": load.draft_option not in (None, ["head=off"]),
     }
     off = replace(load, draft="off", draft_option=None)
-    return off, [name for name, is_given in given.items() if is_given]
+    return off, [name for name, is_given in ignored.items() if is_given]
 
 
-def _document(found: "Extraction", read: "Found | None", model: str) -> dict[str, Any]:
+def _document(extraction: "Extraction", read: "Found | None", model: str) -> dict[str, Any]:
     """Return the JSON object of what was found.
 
     In a text that was searched, the places of a quotation count in the passage of "search" that it stands in.
     """
-    spans = [asdict(span) | {"probability": span.probability} for span in found.spans]
-    document = {"model": model} | asdict(found) | {"spans": spans}
+    spans = [asdict(span) | {"probability": span.probability} for span in extraction.spans]
+    document = {"model": model} | asdict(extraction) | {"spans": spans}
     if read is None:
         return document
     from edgedec_apps.extraction import BETWEEN

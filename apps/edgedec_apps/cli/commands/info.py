@@ -131,8 +131,8 @@ def _head_of(path: Path) -> str | None:
     from edgedec.plugins import HEAD_KINDS, plugins
     from edgedec.storage.cache_files import cache_folder
 
-    found = find_head(path, plugins(HEAD_KINDS), cache_folder())
-    return None if found is None else str(found)
+    head = find_head(path, plugins(HEAD_KINDS), cache_folder())
+    return None if head is None else str(head)
 
 
 def _use(document: dict[str, Any]) -> Facts:

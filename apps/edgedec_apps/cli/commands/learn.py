@@ -78,15 +78,15 @@ def _learn(model: str, paths: list[Path], most_bytes: int, *, offline: bool, qui
 
 
 def _write_report(model: str, report: "LearnReport", *, as_json: bool, quiet: bool) -> None:
-    known = report.learned
+    learned = report.learned
     if as_json:
         counts = {"files": report.n_files, "tokens": report.n_tokens, "unread": report.n_unread}
-        rest = {"without_room": report.n_without_room, "dropped": report.n_dropped, "bytes": known.n_bytes}
-        write_json({"model": model, "path": os.fspath(known.file)} | counts | rest)
+        rest = {"without_room": report.n_without_room, "dropped": report.n_dropped, "bytes": learned.n_bytes}
+        write_json({"model": model, "path": os.fspath(learned.file)} | counts | rest)
     elif not quiet:
         say(
             f"learned {counted(report.n_files, 'file')}, {report.n_tokens:,} tokens, for {model}; in all "
-            f"{counted(len(known.sources), 'file')}, {format_bytes(known.n_bytes)}"
+            f"{counted(len(learned.sources), 'file')}, {format_bytes(learned.n_bytes)}"
         )
         for n, why in (
             (report.n_unread, "left out: no text in UTF-8 of at most 1 MiB"),
@@ -100,7 +100,7 @@ def _write_report(model: str, report: "LearnReport", *, as_json: bool, quiet: bo
 def _list(*, as_json: bool) -> None:
     from edgedec_apps.learning import all_learned
 
-    found = list(all_learned(cache_folder()))
+    files = list(all_learned(cache_folder()))
     if as_json:
         write_json(
             {
@@ -111,16 +111,16 @@ def _list(*, as_json: bool) -> None:
                         "bytes": each.n_bytes,
                         "files": [{"path": source.path, "tokens": len(source.tokens)} for source in each.sources],
                     }
-                    for each in found
+                    for each in files
                     if not isinstance(each, StorageError)
                 ],
-                "unreadable": [str(each) for each in found if isinstance(each, StorageError)],
+                "unreadable": [str(each) for each in files if isinstance(each, StorageError)],
             }
         )
         return
-    if not found:
+    if not files:
         write_line("nothing was learned")
-    for each in found:
+    for each in files:
         if isinstance(each, StorageError):
             write_line(one_line(str(each)))
             continue

@@ -36,8 +36,8 @@ def command(
         else:
             method = method_named(name)
             doc, keys, usage = method.doc, shown_keys(method.keys) if method.keys else [], f"--method {method.typed}"
-        told = zip(("what", "for", "measured", "write"), (*about(doc), usage), strict=True)
-        write_facts([(title, text) for title, text in told if text])
+        columns = zip(("what", "for", "measured", "write"), (*about(doc), usage), strict=True)
+        write_facts([(title, text) for title, text in columns if text])
         if keys:
             write_line("\nkeys; the value of the first one also without its name:")
             write_facts(keys, indent="  ")

@@ -41,5 +41,5 @@ def command(
     """
     from edgedec_apps.cli.reports.plan import PlannedUse, print_plan
 
-    wanted = PlannedUse(load, parallel, machine, texts, tuple(image or ()))
-    print_plan(model, wanted, plot=plot, as_json=as_json, quiet=quiet)
+    use = PlannedUse(load, parallel, machine, texts, tuple(image or ()))
+    print_plan(model, use, plot=plot, as_json=as_json, quiet=quiet)

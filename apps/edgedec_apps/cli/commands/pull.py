@@ -55,23 +55,25 @@ def command(
             options = ResolveOptions(offline=offline, on_progress=_both(said, on_progress), cancel=cancel)
             path = pull(model, options, force=force, with_head=False)
             options = replace(options, on_progress=on_progress)
-            found, note = (None, "") if head is False else _head(model, path, options, force=force, is_asked=bool(head))
+            head_file, note = (
+                (None, "") if head is False else _head(model, path, options, force=force, is_asked=bool(head))
+            )
             if keep_file is None:
-                return path, found, note
+                return path, head_file, note
             from edgedec_runtimes.tile_files.keeping import let_tiles_replace, make_whole  # here, as it imports numpy
 
             if keep_file:
                 make_whole(path, keep=True, on_progress=on_progress, cancel=cancel)
             else:
                 let_tiles_replace(path)
-            return path, found, note
+            return path, head_file, note
 
-    path, found, note = interruptible(work)
+    path, head_file, note = interruptible(work)
     if as_json:
-        write_json({"model": model, "path": os.fspath(standing(path)), "head": found and os.fspath(found)})
+        write_json({"model": model, "path": os.fspath(standing(path)), "head": head_file and os.fspath(head_file)})
     elif not quiet:
-        kept = " (tiles, which other programs can't read; --keep-file makes the GGUF again)" if is_tiled(path) else ""
-        say(f"{model}: {standing(path)}{kept}")
+        remark = " (tiles, which other programs can't read; --keep-file makes the GGUF again)" if is_tiled(path) else ""
+        say(f"{model}: {standing(path)}{remark}")
     if note and not quiet:
         say(one_line(f"{model}: {note}"))
 
@@ -94,17 +96,17 @@ def _head(model: str, path: Path, options: ResolveOptions, *, force: bool, is_as
             raise RequestError(f"the catalogue has no draft head for {model}; leave --head out, or pull hf:OWNER/REPO")
         return None, ""
     try:
-        found = bring_head(entry, path, options, force=force)
+        head = bring_head(entry, path, options, force=force)
     except (ModelError, PullError, StorageError) as error:
         if is_asked:
             raise
         return None, f"its draft head could not be fetched: {error}"
-    if is_asked and entry.head.reference is not None and (force or found is None):
+    if is_asked and entry.head.reference is not None and (force or head is None):
         from edgedec_apps.published_heads import make_head
 
-        found = make_head(entry, entry.head.reference, path, options)
-    if found is not None:
-        return found, f"drafts with {found}"
+        head = make_head(entry, entry.head.reference, path, options)
+    if head is not None:
+        return head, f"drafts with {head}"
     return None, f"{line}; edgedec pull {model} --head fetches this draft head"
 
 

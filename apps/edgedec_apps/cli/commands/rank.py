@@ -68,13 +68,13 @@ def command(job: RankJob) -> None:
     documents = _documents(job, None if job.load.memory is None else parse_size(job.load.memory, "memory"))
     if not documents:
         raise RequestError("there are no documents; name files, or pipe one document a line in")
-    found = interruptible(lambda cancel: _rank(job, query, [each.text for each in documents], cancel))
-    _write(job, documents, found)
+    ranking = interruptible(lambda cancel: _rank(job, query, [each.text for each in documents], cancel))
+    _write(job, documents, ranking)
 
 
 def _documents(job: RankJob, cap_bytes: int | None) -> list[Document]:
     """Return the documents that the arguments name."""
-    found: list[Document] = []
+    documents: list[Document] = []
     for file in job.files or [Path("-")]:
         if str(file) == "-":
             if sys.stdin.isatty() and not job.quiet:
@@ -83,12 +83,12 @@ def _documents(job: RankJob, cap_bytes: int | None) -> list[Document]:
         else:
             content = read_text(file)
             if not (job.lines or file.suffix == ".jsonl"):
-                found.append(Document(str(file), content))
+                documents.append(Document(str(file), content))
                 continue
             texts = [_text_of(line) for line in content.splitlines() if line.strip()]
         name = "" if str(file) == "-" else f"{file}:"
-        found += [Document(f"{name}{number}", text) for number, text in enumerate(texts, start=1)]
-    return found
+        documents += [Document(f"{name}{number}", text) for number, text in enumerate(texts, start=1)]
+    return documents
 
 
 def _text_of(line: str) -> str:
@@ -121,14 +121,14 @@ def _rank(job: RankJob, query: str, documents: list[str], cancel: CancelToken) -
         return rank(engine, query, documents, max_document_tokens=cut, cancel=cancel, on_progress=on_progress)
 
 
-def _write(job: RankJob, documents: list[Document], found: "Ranking") -> None:
+def _write(job: RankJob, documents: list[Document], ranking: "Ranking") -> None:
     """Write the documents, the best first."""
-    best, kind = found.best(job.top, normalize=job.normalize)
+    best, kind = ranking.best(job.top, normalize=job.normalize)
     if job.as_json:
         results: list[dict[str, Any]] = [
             {"index": i, "score": score, "source": documents[i].source, "text": documents[i].text} for i, score in best
         ]
-        counts = {"n_tokens": sum(found.n_tokens), "total_s": found.total_s, "notes": list(found.notes)}
+        counts = {"n_tokens": sum(ranking.n_tokens), "total_s": ranking.total_s, "notes": list(ranking.notes)}
         write_json({"model": job.model, "query": job.query, "score_kind": kind, "results": results} | counts)
         return
     width = max((len(documents[i].source) for i, _ in best), default=0)
@@ -136,8 +136,8 @@ def _write(job: RankJob, documents: list[Document], found: "Ranking") -> None:
     for i, score in best:
         write_line(f"{score:9.4f}  {one_line(documents[i].source):{width}}  {one_line(documents[i].text)[:most]}")
     if not job.quiet:
-        for note in found.notes:
+        for note in ranking.notes:
             say(f"note: {note}")
-        n_tokens = sum(found.n_tokens)
+        n_tokens = sum(ranking.n_tokens)
         said = "probability of yes" if kind == "probability" else kind
-        say(f"{len(documents)} documents, scored by {said} · {n_tokens} tokens · {found.total_s:.1f} s")
+        say(f"{len(documents)} documents, scored by {said} · {n_tokens} tokens · {ranking.total_s:.1f} s")

@@ -138,9 +138,9 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
         n_texts = n_texts_of(way, job.texts)
     asked_by_name = values_of(methods)
     refines, reading = "refine" in asked_by_name, asked_by_name.get("passages", {})
-    given = argument_text(job.system, "--system")
-    options, system = text_options_of(job.model, job.load, job.sampling, given)
-    job = replace(job, system=None if job.raw and given is None else system)
+    system_text = argument_text(job.system, "--system")
+    options, system = text_options_of(job.model, job.load, job.sampling, system_text)
+    job = replace(job, system=None if job.raw and system_text is None else system)
     _require_complete(job, asked, images=bool(images), refines=refines)
     require_writable(job.output.json_out)
     if (n_passages := reading.get("n", 1)) < 1:
@@ -164,8 +164,10 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
             print_texts(failed.texts)  # they were written; only their scores are missing
         raise
     _write_documents(answers, job.output)
-    found = answers[-1].found
-    stopped = any(text.finish_reason == "cancelled" for text in found) if isinstance(found, tuple) else interrupted
+    passages = answers[-1].found
+    stopped = (
+        any(text.finish_reason == "cancelled" for text in passages) if isinstance(passages, tuple) else interrupted
+    )
     if stopped:
         raise CancelledError("interrupted")
     for text in [text for answer in answers for text in answer.shown]:
@@ -201,12 +203,12 @@ def _answer_all(engine: "Engine", writing: _Writing, answers: "list[_Answer]", c
         progress = ProgressLine(quiet=job.output.quiet)
         with progress as on_progress:
             options = writing.options | {"cancel": cancel, "on_progress": on_progress}
-            given, read = _prompt(engine, writing, question, options)
+            prompt, read = _prompt(engine, writing, question, options)
             mark = engine.requests.mark_pictures
-            seen = [] if isinstance(given, str) or not writing.pictures else pictures_document(mark, given)
-            found = _written(engine, job, given, writing.way, writing.n_texts, options, progress)
+            seen = [] if isinstance(prompt, str) or not writing.pictures else pictures_document(mark, prompt)
+            written = _written(engine, job, prompt, writing.way, writing.n_texts, options, progress)
         sampled = sampling_line(engine, writing.options)
-        answers.append(_Answer(found, _About(job.model, held_by(engine), sampled, seen, question, read)))
+        answers.append(_Answer(written, _About(job.model, held_by(engine), sampled, seen, question, read)))
         _say(answers[-1], job.output)
         if cancel.cancelled:
             return
@@ -241,18 +243,18 @@ def _written(
     Where a text is chosen or searched for, that one is printed, and the choice is returned; else `n` texts are written.
     """
     n_most = options.get("max_tokens")
-    own = OwnMarks() if isinstance(prompt, str) else own_marks(engine)
-    show = None if job.output.as_json else with_thoughts(PlainText(), own)
+    marks = OwnMarks() if isinstance(prompt, str) else own_marks(engine)
+    show = None if job.output.as_json else with_thoughts(PlainText(), marks)
     if way is not None:
         with telling_of_losses(quiet=job.output.quiet, before=progress.stop):
             from edgedec_apps.cli.choice import chosen
 
-            found = chosen(engine, prompt, way, options)
+            choice = chosen(engine, prompt, way, options)
         progress.stop()
         if show is not None:
-            show.write(found.text)
+            show.write(choice.text)
             show.end()
-        return found
+        return choice
     if n > 1:
         stream = engine.samples_stream(prompt, n, **options)
         try:
@@ -265,7 +267,7 @@ def _written(
             print_texts([text.text for text in stream.generations])
         return stream.generations
     one = engine.stream(prompt, **options) if isinstance(prompt, str) else engine.chat_stream(prompt, **options)
-    print_stream(one, progress, n_most=n_most, show=show, hidden=own.hidden)
+    print_stream(one, progress, n_most=n_most, show=show, hidden=marks.hidden)
     return (one.generation,)
 
 
@@ -279,7 +281,7 @@ def _prompt(
     job, documents, pictures = writing.job, writing.asked.documents, writing.pictures
     if not job.raw and engine.template is not None:
         system = [{"role": "system", "content": job.system}] if job.system is not None else []
-        text, found = question or "", None
+        text, passages = question or "", None
         if documents:
             from edgedec_apps.cli.opening import rank_by_model
             from edgedec_apps.documents.asking import ANSWER, Asking
@@ -293,10 +295,10 @@ def _prompt(
                 rank=rank_by_model(writing.reading.get("model"), job.load, job.output),
                 n_passages=writing.reading.get("n"),
             )
-            text, found = asking.about(documents, question, options["cancel"], options["on_progress"])
-            if found is not None and not job.output.quiet:
-                say_found(documents, found, engine.n_ctx)
-        return [*system, {"role": "user", "content": with_pictures(pictures, text)}], found
+            text, passages = asking.about(documents, question, options["cancel"], options["on_progress"])
+            if passages is not None and not job.output.quiet:
+                say_found(documents, passages, engine.n_ctx)
+        return [*system, {"role": "user", "content": with_pictures(pictures, text)}], passages
     if pictures:
         raise RequestError("the model has no chat template, which --image needs; leave --image out")
     if job.system is not None:
@@ -347,14 +349,14 @@ class _Answer:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        found, about = self.found, self.about
-        texts = found if isinstance(found, tuple) else found.texts
+        passages, about = self.found, self.about
+        texts = passages if isinstance(passages, tuple) else passages.texts
         documents = [generation_document(text, about.model) for text in texts]
         document = documents[0] if len(texts) == 1 else {"model": about.model, "texts": documents}
-        if not isinstance(found, tuple):
+        if not isinstance(passages, tuple):
             from edgedec_apps.cli.choice import choice_document
 
-            document = documents[found.place] | {"choice": choice_document(found), "texts": documents}
+            document = documents[passages.place] | {"choice": choice_document(passages), "texts": documents}
         pictures = {"pictures": about.pictures} if about.pictures else {}
         read = {} if about.read is None else {"search": about.read.document()}
         return document | pictures | read | {"memory": held_document(about.held)}

@@ -34,8 +34,8 @@ def command(
     """
     from edgedec_models.hubs.search import search_hub
 
-    known = [entry for entry in load_catalogue().values() if _has(entry, words)]
-    for entry in [] if as_json else known:
+    entries = [entry for entry in load_catalogue().values() if _has(entry, words)]
+    for entry in [] if as_json else entries:
         state = "of the catalogue" if entry.tried else "of the catalogue, not tried"
         write_paragraph(f"{entry.name}: {one_line(entry.note)} ({state})", hanging="    ")
 
@@ -43,14 +43,14 @@ def command(
         with shown("searching the hub", quiet=quiet):
             return search_hub(words, limit, ResolveOptions(offline=offline, cancel=cancel))
 
-    found = interruptible(work)
+    models = interruptible(work)
     if as_json:
-        write_json({"catalogue": [entry.name for entry in known], "hub": list(map(asdict, found))})
+        write_json({"catalogue": [entry.name for entry in entries], "hub": list(map(asdict, models))})
         return
-    if not found:
+    if not models:
         write_line("the hub has no repository with a GGUF model of such a name")
         return
-    write_table([_HEADINGS, *map(_row, found)], dropped=_DOWNLOADS)
+    write_table([_HEADINGS, *map(_row, models)], dropped=_DOWNLOADS)
 
 
 def _has(entry: Entry, words: list[str]) -> bool:
@@ -58,17 +58,17 @@ def _has(entry: Entry, words: list[str]) -> bool:
     return all(word.lower() in text for word in words)
 
 
-def _row(found: "FoundModel") -> tuple[str, ...]:
+def _row(model: "FoundModel") -> tuple[str, ...]:
     from edgedec_apps.cli.reports.expectations import of_found
 
-    expected = of_found(found)
-    terms = ", after its terms were accepted on the hub" if found.gated else ""
+    expected = of_found(model)
+    terms = ", after its terms were accepted on the hub" if model.gated else ""
     cells = (
-        found.name,
-        "-" if found.n_params is None else billions(found.n_params),
+        model.name,
+        "-" if model.n_params is None else billions(model.n_params),
         expected.memory(),
-        "-" if found.n_downloads is None else f"{found.n_downloads:,}",
-        found.licence or "-",
+        "-" if model.n_downloads is None else f"{model.n_downloads:,}",
+        model.licence or "-",
         f"{expected.runtime or 'unknown'}{terms}",
     )
     return tuple(map(one_line, cells))

@@ -105,7 +105,7 @@ def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags, t
     """
     from edgedec_apps.server.serving import address_of, open_socket, serve
 
-    found = _tool_servers(server, tools)
+    servers = _tool_servers(server, tools)
     settings = _settings(tuple(models or ()), load, server)
     opener = _opener(settings, load, server)
     listener = open_socket(settings)
@@ -113,12 +113,12 @@ def command(models: ModelNames = None, *, load: LoadFlags, server: ServeFlags, t
 
     def ready(service: "Service") -> None:
         if not server.quiet:
-            names = [named.name for named in service.names.served if service.registry.entry(named.recipe).loaded]
+            names = [entry.name for entry in service.names.served if service.registry.entry(entry.recipe).loaded]
             loaded = f"; loaded: {', '.join(map(one_line, names))}" if names else ""
             say(f"edgedec: the server is ready at {address} (chat: /, OpenAI: /v1, ollama: /api){loaded}")
 
     def work(cancel: CancelToken) -> bool:
-        with _offered(found, tools) as offer:
+        with _offered(servers, tools) as offer:
             serve(settings, listener, opener.prepare, cancel, ready, offer)
         return cancel.cancelled
 
@@ -137,23 +137,23 @@ def _tool_servers(server: ServeFlags, tools: ToolFlags) -> "tuple[Server, ...]":
     """Return the tool servers of the web chat: those of --mcp (RequestError where anybody might use them)."""
     from edgedec_apps.tools.configuration import configured
 
-    found = () if tools.mcp is None else configured(tools.mcp)
-    if found and server.no_auth:
+    servers = () if tools.mcp is None else configured(tools.mcp)
+    if servers and server.no_auth:
         raise RequestError("--mcp lets whoever may use the server run its tools: give --api-key KEY, not --no-auth")
-    return found
+    return servers
 
 
 @contextmanager
-def _offered(found: "tuple[Server, ...]", flags: ToolFlags) -> "Iterator[OfferedTools | None]":
+def _offered(configurations: "tuple[Server, ...]", flags: ToolFlags) -> "Iterator[OfferedTools | None]":
     """Yield the tools of tool servers, which connect meanwhile; say which can't be used. None for no servers."""
-    if not found:
+    if not configurations:
         yield None
         return
     from edgedec_apps.server.core.service import OfferedTools
     from edgedec_apps.tools.offered import patterns_of
     from edgedec_apps.tools.servers import ToolServers
 
-    servers = ToolServers(found)
+    servers = ToolServers(configurations)
     servers.when_listed(lambda notes: say("\n".join(f"edgedec: {one_line(note)}" for note in notes)) if notes else None)
     try:
         yield OfferedTools(servers, patterns_of(flags.allow_tools))
@@ -201,7 +201,7 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
     )
 
 
-def _checks(given: Sequence[str]) -> dict[str, list[str]]:
+def _checks(checks: Sequence[str]) -> dict[str, list[str]]:
     """Return the command of each check by its name.
 
     Raises:
@@ -210,15 +210,15 @@ def _checks(given: Sequence[str]) -> dict[str, list[str]]:
     """
     from edgedec_apps.cli.choice import command_of
 
-    found = dict[str, list[str]]()
-    for words in given:
+    commands = dict[str, list[str]]()
+    for words in checks:
         name, equals, command = words.partition("=")
-        if not name or not equals or name in found:
+        if not name or not equals or name in commands:
             raise RequestError(
                 f"--check is {words!r:.80}; write NAME=COMMAND, each name once, such as tests=./run-tests"
             )
-        found[name] = command_of(command, "check")
-    return found
+        commands[name] = command_of(command, "check")
+    return commands
 
 
 def _on_demand(load: LoadFlags) -> LoadFlags:
@@ -251,11 +251,11 @@ def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener
             for warning in warnings:
                 say(f"edgedec: {warning}")
 
-    told = set[str]()
+    warned = set[str]()
 
     def tell(sentence: str) -> None:
-        if not flags.quiet and sentence not in told:
-            told.add(sentence)  # a model that is loaded again has no news
+        if not flags.quiet and sentence not in warned:
+            warned.add(sentence)  # a model that is loaded again has no news
             say(f"edgedec: {sentence}")
 
     options_of = partial(
@@ -266,7 +266,7 @@ def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener
         keeps_prompts=True,
     )
     return Opener(
-        named=[named.recipe.model for named in Names(settings).served],
+        named=[entry.recipe.model for entry in Names(settings).served],
         options=options_of(load),
         others=options_of(_on_demand(load)),
         request_bytes=settings.room_bytes,

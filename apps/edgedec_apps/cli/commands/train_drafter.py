@@ -131,15 +131,15 @@ def _default_name(model: str) -> str:
 
 
 def _document(job: TrainJob, trained: "Trained") -> dict[str, Any]:
-    found = trained.report
+    report = trained.report
     return {
         "kind": job.kind,
         "out": str(trained.path),
         "vocabulary": trained.n_vocabulary,
         "coverage": trained.coverage,
         "history": trained.history,
-        "sentence": found.sentence(),
-    } | found.as_json()
+        "sentence": report.sentence(),
+    } | report.as_json()
 
 
 def _lines(document: dict[str, Any]) -> list[str]:
@@ -147,10 +147,10 @@ def _lines(document: dict[str, Any]) -> list[str]:
     from edgedec_apps.bench.table import columns
 
     rows = [["prompts", "tokens", "tokens a step", "reach 1, 2, 3", "expected speed"]]
-    for kind, found in document["kinds"].items():
-        chances = ", ".join(f"{chance:.2f}" for chance in found["reach"][:3])
-        gained, speed = f"{found['tokens_per_step']:.2f}", f"{found['expected_speed']:.2f}"
-        rows.append([kind, str(found["tokens"]), gained, chances, speed])
+    for kind, figures in document["kinds"].items():
+        chances = ", ".join(f"{chance:.2f}" for chance in figures["reach"][:3])
+        gained, speed = f"{figures['tokens_per_step']:.2f}", f"{figures['expected_speed']:.2f}"
+        rows.append([kind, str(figures["tokens"]), gained, chances, speed])
     tokens = f"{document['vocabulary']} tokens, {document['coverage']:.1%} of what the model writes"
     is_model = document["kind"] == "model"
     use = (

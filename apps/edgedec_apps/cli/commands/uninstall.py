@@ -38,13 +38,13 @@ def command(
 
     if not delete and (keep_models or yes):
         raise RequestError(f"{'--keep-models' if keep_models else '--yes'} belongs to --delete; give --delete, too")
-    found = find_leftovers()
+    leftovers = find_leftovers()
     if as_json:
-        _write_document(found)
+        _write_document(leftovers)
     else:
-        _write_report(found)
+        _write_report(leftovers)
     if delete:
-        doomed = [each for each in found if not (keep_models and each.kind in (MODEL, HEADS))]
+        doomed = [each for each in leftovers if not (keep_models and each.kind in (MODEL, HEADS))]
         if doomed and not yes:
             _ask(doomed)
         say(f"{format_bytes(delete_leftovers(doomed))} freed")
@@ -52,26 +52,26 @@ def command(
         _write_ending(deleted=delete)
 
 
-def _write_report(found: "list[Leftover]") -> None:
+def _write_report(leftovers: "list[Leftover]") -> None:
     """Write a line for each thing that is kept, and the sum."""
-    if not found:
+    if not leftovers:
         write_line("edgedec keeps nothing on this machine")
         return
-    for path in (path for each in found for path in each.others):
+    for path in (path for each in leftovers for path in each.others):
         write_line(f"not edgedec's, and stays: {one_line(path)}")
-    for each in found:
+    for each in leftovers:
         what = f"{each.kind} {each.name}" if each.name else each.kind
         write_line(f"{format_bytes(each.n_bytes):>9}  {one_line(what)}  {one_line(each.path)}")
-    write_line(f"{format_bytes(sum(each.n_bytes for each in found)):>9}  in all")
+    write_line(f"{format_bytes(sum(each.n_bytes for each in leftovers)):>9}  in all")
 
 
-def _write_document(found: "list[Leftover]") -> None:
-    kept = [
+def _write_document(leftovers: "list[Leftover]") -> None:
+    remaining = [
         {"kind": each.kind, "name": each.name, "path": os.fspath(each.path), "size_bytes": each.n_bytes}
         | ({"stays": list(map(os.fspath, each.others))} if each.others else {})
-        for each in found
+        for each in leftovers
     ]
-    write_json({"kept": kept, "remove_program": removal_command()})
+    write_json({"kept": remaining, "remove_program": removal_command()})
 
 
 def _write_ending(*, deleted: bool) -> None:
@@ -79,8 +79,8 @@ def _write_ending(*, deleted: bool) -> None:
     from edgedec_apps.leftovers import completion_files
     from edgedec_models.folders import own_folder
 
-    if own := own_folder():
-        write_line(f"your own folder of models stays: {one_line(own)}")
+    if folder := own_folder():
+        write_line(f"your own folder of models stays: {one_line(folder)}")
     for path in completion_files():
         write_line(
             f"tab completion stays: {one_line(path)}; delete it, and the line of your shell's file that names it"

@@ -45,12 +45,12 @@ class Expectation:
         >>> Expectation("cpu", None, None).speed()
         'not measured'
         """
-        told = self.tokens_per_s or self.most_tokens_per_s
-        if told is None:
+        rate = self.tokens_per_s or self.most_tokens_per_s
+        if rate is None:
             return "not measured"
-        name = "fast" if told >= _FAST else "medium" if told >= _MEDIUM else "slow"
+        name = "fast" if rate >= _FAST else "medium" if rate >= _MEDIUM else "slow"
         bound = "" if self.tokens_per_s else "up to "
-        return f"{name}, {bound}{told:.0f}/s" if told >= 10 else f"{name}, {bound}{told:.1f}/s"
+        return f"{name}, {bound}{rate:.0f}/s" if rate >= 10 else f"{name}, {bound}{rate:.1f}/s"
 
 
 def of_entry(entry: Entry, bandwidth: float | None, tokens_per_s: float | None = None) -> Expectation:
@@ -65,13 +65,13 @@ def of_entry(entry: Entry, bandwidth: float | None, tokens_per_s: float | None =
     return replace(expected, chat_bytes=entry.chat_bytes, tokens_per_s=tokens_per_s)
 
 
-def of_found(found: FoundModel) -> Expectation:
+def of_found(model: FoundModel) -> Expectation:
     """Return what to expect of the default file of a repository that a hub found.
 
     No speed is told, as the hub does not say how many of the parameters one token reads.
     """
-    n_bytes = None if found.n_params is None else bytes_of_params(found.n_params, DEFAULTS[0])
-    return _expected(found.architecture, n_bytes, None, None)
+    n_bytes = None if model.n_params is None else bytes_of_params(model.n_params, DEFAULTS[0])
+    return _expected(model.architecture, n_bytes, None, None)
 
 
 def _expected(

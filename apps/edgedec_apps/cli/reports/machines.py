@@ -112,11 +112,11 @@ class RuntimeThere:
 
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
         """Return the machine's devices, or the one that is named (RuntimeUnavailableError where it has none such)."""
-        found = tuple(device for device in self.machine.devices if options.device in (None, device.name))
-        if options.device is not None and not found:
+        devices = tuple(device for device in self.machine.devices if options.device in (None, device.name))
+        if options.device is not None and not devices:
             names = ", ".join(device.name for device in self.machine.devices) or "none"
             raise RuntimeUnavailableError(f"that machine has no device {options.device!r}; it has {names}")
-        return with_measured_drivers(found, self.name, options.cache_dir)
+        return with_measured_drivers(devices, self.name, options.cache_dir)
 
     def split(self, names: Sequence[str], n_layers: int, is_over: IsOver, *, whole: bool) -> Split:
         """Return how many layers each device takes, the nearest one filled first."""

@@ -68,9 +68,9 @@ def held_document(held: Held) -> dict[str, Any]:
     return (plan_document(held.plan) if held.plan.terms else {}) | {"peak_bytes": held.peak_bytes}
 
 
-def held_line(found: Held) -> str:
+def held_line(report: Held) -> str:
     """Return a line on the memory that was planned and held, for a person."""
-    plan, peak = found.plan, found.peak_bytes
+    plan, peak = report.plan, report.peak_bytes
     held = "unknown" if peak is None else format_bytes(peak)
     if not plan.terms:
         return f"memory held at the peak: {held}"

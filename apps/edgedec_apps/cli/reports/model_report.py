@@ -38,29 +38,29 @@ def model_document(path: Path, cap: Cap) -> dict[str, Any]:
         ModelFormatError: The header, or an export's edgedec.json, is damaged.
     """
     gguf = read_header_of(path)
-    found, choice = describe(gguf), _choose_by_default(path)
+    info, choice = describe(gguf), _choose_by_default(path)
     document = {
-        "name": found.name,
+        "name": info.name,
         "path": str(standing(path)),
-        "architecture": found.architecture,
-        "n_params": found.n_params,
-        "size_bytes": found.n_bytes,
-        "quantization": found.quantization_label,
+        "architecture": info.architecture,
+        "n_params": info.n_params,
+        "size_bytes": info.n_bytes,
+        "quantization": info.quantization_label,
         "tensors": [
             {"type": share.type.name, "n_tensors": share.n_tensors, "n_bytes": share.n_bytes, "share": share.share}
-            for share in found.quantization
+            for share in info.quantization
         ],
         "n_layer": describe(without_nextn(gguf)).n_layer,
-        "n_embd": found.n_embd,
-        "n_vocab": found.n_vocab,
-        "n_ctx_train": found.n_ctx_train,
-        **_memory(choice, found, cap),
-        "sampling_defaults": asdict(SamplingParams(**found.sampling_defaults)),
-        "sampling_defaults_from": "the model file" if found.sampling_defaults else "edgedec",
-        "has_chat_template": found.has_chat_template,
+        "n_embd": info.n_embd,
+        "n_vocab": info.n_vocab,
+        "n_ctx_train": info.n_ctx_train,
+        **_memory(choice, info, cap),
+        "sampling_defaults": asdict(SamplingParams(**info.sampling_defaults)),
+        "sampling_defaults_from": "the model file" if info.sampling_defaults else "edgedec",
+        "has_chat_template": info.has_chat_template,
         "embeds": is_embedder(gguf) and not is_ranker(gguf),
         "ranks": is_ranker(gguf),
-        "license": found.license,
+        "license": info.license,
         "runtimes": _refusals(path, gguf, choice),
         "runtime_chosen": None if choice is None else choice.runtime.name,
         "runtime_reason": "" if choice is None else choice.reason,
@@ -84,16 +84,16 @@ def _export_facts(path: Path) -> dict[str, Any]:
         raise ModelFormatError(f"{folder}: its edgedec.json can't be read ({error}); export the model again") from error
 
 
-def _memory(choice: LoadPlan | None, found: ModelInfo, cap: Cap) -> dict[str, Any]:
+def _memory(choice: LoadPlan | None, info: ModelInfo, cap: Cap) -> dict[str, Any]:
     """Return the default context, and the memory that `edgedec plan` plans for it and for usual ones.
 
     Nothing is planned where no runtime runs the model.
     """
     if choice is None:
-        n_ctx = default_n_ctx(found.n_ctx_train or 0)
+        n_ctx = default_n_ctx(info.n_ctx_train or 0)
         return {"n_ctx_default": n_ctx, "memory_bytes": {}, "memory_start_bytes": None, "memory_on_devices": {}}
     usual = _planned(choice, None, cap)
-    n_default, trained = usual.options.n_ctx or 0, found.n_ctx_train or 4096
+    n_default, trained = usual.options.n_ctx or 0, info.n_ctx_train or 4096
     others = [n for n in _CONTEXTS if n <= trained and n != n_default]
     plans = dict(sorted({n_default: usual.memory, **{n: _planned(choice, n, cap).memory for n in others}}.items()))
     names = {cap.device.name for plan in plans.values() for cap in plan.devices}

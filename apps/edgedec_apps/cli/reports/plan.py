@@ -63,7 +63,7 @@ class PlannedUse:
     images: tuple[Path, ...] = ()
 
 
-def print_plan(model: str, wanted: PlannedUse, *, plot: Path | None, as_json: bool, quiet: bool) -> None:
+def print_plan(model: str, use: PlannedUse, *, plot: Path | None, as_json: bool, quiet: bool) -> None:
     """Print the memory plan of a model, and what else would fit; draw it into the file `plot`, where one is given.
 
     Raises:
@@ -72,12 +72,12 @@ def print_plan(model: str, wanted: PlannedUse, *, plot: Path | None, as_json: bo
         MemoryCapError: Even the smallest setting is over the cap; its plan is printed anyway.
         EdgedecError: As edgedec.load.
     """
-    if wanted.n_parallel is not None and wanted.n_parallel < 1:
-        raise RequestError(f"--parallel is {wanted.n_parallel}; it must be at least 1")
+    if use.n_parallel is not None and use.n_parallel < 1:
+        raise RequestError(f"--parallel is {use.n_parallel}; it must be at least 1")
     require_picture(plot)
-    cap = _cap(wanted)
-    with stand_ins(model, wanted.flags, quiet=quiet or as_json) as (file, flags, note):
-        here = replace(wanted, flags=flags)
+    cap = _cap(use)
+    with stand_ins(model, use.flags, quiet=quiet or as_json) as (file, flags, note):
+        here = replace(use, flags=flags)
         chosen, plans, pictures = interruptible(lambda cancel: _plans(file, here, cap, cancel, quiet=quiet or as_json))
         document = _document(model, here, chosen, plans)
     document["notes"] += [note] * bool(note)
@@ -92,15 +92,15 @@ def print_plan(model: str, wanted: PlannedUse, *, plot: Path | None, as_json: bo
         raise MemoryCapError(f"the model needs {chosen.memory.shortage}")
 
 
-def _cap(wanted: PlannedUse) -> Cap:
+def _cap(use: PlannedUse) -> Cap:
     """Return the cap of the plan, with what this process holds, or what is assumed for the machine that is named."""
-    memory, gpu_memory = wanted.flags.memory, wanted.flags.gpu_memory
+    memory, gpu_memory = use.flags.memory, use.flags.gpu_memory
     n_bytes = None if memory is None else parse_size(memory, "memory")
     gpu_bytes = None if gpu_memory is None else parse_size(gpu_memory, "gpu_memory")
-    left = 0 if wanted.n_parallel is None else LEFT_BYTES  # of a server
-    if wanted.machine is None:  # measured before the model's file is looked at
+    left = 0 if use.n_parallel is None else LEFT_BYTES  # of a server
+    if use.machine is None:  # measured before the model's file is looked at
         return Cap(n_bytes, base_bytes() + left, whole_process=True, gpu_bytes=gpu_bytes)
-    machine = machine_of(wanted.machine)
+    machine = machine_of(use.machine)
     most = n_bytes if n_bytes is not None and n_bytes <= machine.free_bytes else machine.free_bytes
     name = "allowed" if most == n_bytes else "free"
     base = machine.base_bytes + left
@@ -109,23 +109,23 @@ def _cap(wanted: PlannedUse) -> Cap:
 
 
 def _plans(
-    model: str, wanted: PlannedUse, cap: Cap, cancel: CancelToken, *, quiet: bool
+    model: str, use: PlannedUse, cap: Cap, cancel: CancelToken, *, quiet: bool
 ) -> tuple[LoadPlan, list[LoadPlan], list[dict[str, Any]]]:
     """Return the plan that load takes, all plans by what they hold, the largest first, and what pictures become."""
-    flags, n_parallel = wanted.flags, wanted.n_parallel
+    flags, n_parallel = use.flags, use.n_parallel
     room = available_bytes()  # planning may take more than the cap, so that it is known what would fit
     served = n_parallel is not None
     request_bytes = room_bytes_of(flags) if served and flags.memory is not None else 0
     application = application_of(flags, cap.beside_bytes, one_request=not served, request_bytes=request_bytes)
     with ProgressLine(quiet=quiet) as on_progress:
         grammars = served and serves_grammars()
-        how: dict[str, Any] = {"n_parallel": n_parallel or 1, "n_texts": wanted.n_texts, "keeps_prompts": True}
+        how: dict[str, Any] = {"n_parallel": n_parallel or 1, "n_texts": use.n_texts, "keeps_prompts": True}
         options = engine_options(flags, on_progress, cancel, grammars=grammars, **how)
-        wishes = asked_plan(_runtime_of(model, options, room, wanted.machine), options, application, room)
+        wishes = asked_plan(_runtime_of(model, options, room, use.machine), options, application, room)
         with stage(on_progress, "planning the memory"):
             chosen, plans = plans_within(wishes, cap)
         plans.sort(key=lambda plan: -plan.memory.total_bytes)
-        return chosen, plans, _pictures(wishes.pictures, wanted.images)
+        return chosen, plans, _pictures(wishes.pictures, use.images)
 
 
 def _pictures(reader: PictureReader | None, images: Sequence[Path]) -> list[dict[str, Any]]:
@@ -153,8 +153,8 @@ def _runtime_of(model: str, options: EngineOptions, room: int | None, machine: s
     return replace(chosen, runtime=RuntimeThere(chosen.runtime, there), slower=None, reason=f"as on {machine}")
 
 
-def _document(model: str, wanted: PlannedUse, chosen: LoadPlan, plans: list[LoadPlan]) -> dict[str, Any]:
-    there = None if wanted.machine is None else machine_of(wanted.machine)
+def _document(model: str, use: PlannedUse, chosen: LoadPlan, plans: list[LoadPlan]) -> dict[str, Any]:
+    there = None if use.machine is None else machine_of(use.machine)
     step = _step(chosen.memory.slowdown)
     return (
         {"model": model, "free_bytes": available_bytes() if there is None else there.free_bytes}
@@ -304,12 +304,12 @@ def write_plot(path: Path, document: Mapping[str, Any]) -> None:
         axes.annotate(size, (total, len(terms)), (4, 0), textcoords="offset points", va="center")
         shown = None if cap is None else min(cap / _MB, _MOST_TIMES * total)
         if shown is not None:
-            told = f"{document['cap_name']}: {format_bytes(cap)}"
+            cap_label = f"{document['cap_name']}: {format_bytes(cap)}"
             if shown == cap / _MB:
                 axes.axvline(shown, color=COLORS[5], linestyle="--").set_gid("cap")
             else:
-                told += ", beyond the axis →"
-            axes.annotate(told, (shown, -0.6), (-3, 2), textcoords="offset points", ha="right", color=COLORS[5])
+                cap_label += ", beyond the axis →"
+            axes.annotate(cap_label, (shown, -0.6), (-3, 2), textcoords="offset points", ha="right", color=COLORS[5])
         names = [term["name"] + (" (grows)" if term["grows"] else "") for term in terms]
         axes.set_yticks(range(len(terms) + 1), [label(name) for name in [*names, "total"]])
         axes.set_ylim(len(terms) + 0.6, -1.1)
@@ -343,8 +343,8 @@ def stand_ins(model: str, flags: LoadFlags, *, quiet: bool) -> Iterator[tuple[st
                     path = _stand_in(str(other), flags, Path(root, method.name), quiet=quiet)
                     methods.append(f'{method.name}:{key}="{path}"')
         note = _NOTE if Path(here).is_relative_to(root) else ""
-        found = replace(flags, draft_option=drafts, method=methods)
-        yield here, found, note
+        changed = replace(flags, draft_option=drafts, method=methods)
+        yield here, changed, note
 
 
 def _stand_in(model: str, flags: LoadFlags, folder: Path, *, quiet: bool) -> str:

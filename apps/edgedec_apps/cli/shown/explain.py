@@ -53,13 +53,13 @@ def gain(stats: DecodeStats) -> str | None:
 
 def sampling_line(engine: "Engine", options: dict[str, Any]) -> str:
     """Return the sampling of a text, each value with where it comes from: an option, the model's file, or edgedec."""
-    given = {name: value for name, value in options.items() if name in SAMPLED}
-    found, own = engine.requests.sampling(**given), engine.card.sampling_defaults
+    set_options = {name: value for name, value in options.items() if name in SAMPLED}
+    effective, defaults = engine.requests.sampling(**set_options), engine.card.sampling_defaults
     values: dict[str, list[str]] = {}
     for name in SAMPLED:
-        source = "options" if name in given else "the model's file" if name in own else "edgedec's defaults"
+        source = "options" if name in set_options else "the model's file" if name in defaults else "edgedec's defaults"
         if source != "edgedec's defaults" or name in _ALWAYS_SHOWN:
-            values.setdefault(source, []).append(f"{name} {getattr(found, name)}")
+            values.setdefault(source, []).append(f"{name} {getattr(effective, name)}")
     return "sampling: " + "; ".join(f"{', '.join(shown)} ({source})" for source, shown in values.items())
 
 

@@ -60,16 +60,16 @@ def telling_of_losses(*, quiet: bool = False, before: Callable[[], None] | None 
 @contextmanager
 def warnings_of(*names: str) -> Iterator[list[str]]:
     """Yield a list; after the block it has the warnings, and other messages for a person, of some loggers."""
-    handler, found = _KeepingHandler(), list[str]()
+    handler, messages = _KeepingHandler(), list[str]()
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     try:
-        yield found
+        yield messages
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.removeHandler(handler)
             logger.setLevel(level)
-        found += handler.messages
+        messages += handler.messages

@@ -188,8 +188,8 @@ def _pace(work: _Work, seconds: float) -> str:
     ' (5 min left)'
     """
     latest = work.latest
-    if told := _foreseen(work):
-        return told
+    if text := _foreseen(work):
+        return text
     rate = (latest.done - work.n_before) / max(seconds, 1e-9)
     if latest.unit not in ("tokens", "runs") or latest.total is None or seconds < _PACE_AFTER_S or rate <= 0:
         return ""

@@ -45,23 +45,23 @@ def own_marks(engine: "Engine", tools: Tools | None = None, opened: str = "") ->
     return OwnMarks(marks, hidden_marks(marks, engine.tokenizer), tools, opened)
 
 
-def answer_message(generation: "Generation", own: OwnMarks) -> "tuple[Message, Sequence[ToolCall]]":
+def answer_message(generation: "Generation", marks: OwnMarks) -> "tuple[Message, Sequence[ToolCall]]":
     """Return an answer as a message for the chat template, and the calls of tools in it.
 
-    What was thought, and the calls, stand apart in the message where the marks are `own`.
+    What was thought, and the calls, stand apart in the message where the marks are `marks`.
     """
-    if not own.marks:
+    if not marks.marks:
         return {"role": "assistant", "content": generation.text}, ()
-    text = "".join(output.text + own.hidden.get(output.token_id, "") for output in generation.outputs)
-    parts = split_reply(text, own.marks, tools=own.tools, opened=own.opened)
+    text = "".join(output.text + marks.hidden.get(output.token_id, "") for output in generation.outputs)
+    parts = split_reply(text, marks.marks, tools=marks.tools, opened=marks.opened)
     thought = {"reasoning_content": parts.thinking} if parts.thinking else {}
     calls = {"tool_calls": [call.for_template() for call in parts.calls]} if parts.calls else {}
     return {"role": "assistant", "content": parts.text} | thought | calls, parts.calls
 
 
-def with_thoughts(show: ShownText, own: OwnMarks) -> ShownText:
+def with_thoughts(show: ShownText, marks: OwnMarks) -> ShownText:
     """Return what shows a text with <think> and </think> in the place of these marks; `show` where there are none."""
-    return ShownThoughts(show, own.marks, own.tools, own.opened) if own.marks else show
+    return ShownThoughts(show, marks.marks, marks.tools, marks.opened) if marks.marks else show
 
 
 class ShownThoughts:

@@ -52,11 +52,11 @@ def read_messages(fields: Fields) -> list[Message]:
     Raises:
         ApiError: A message or a block is malformed, or of a type that is known and can't be read.
     """
-    given = fields.each("messages")
-    if not given:
+    entries = fields.each("messages")
+    if not entries:
         raise ApiError("messages must hold at least one message", param="messages")
     messages: list[Message] = []
-    for message in given:
+    for message in entries:
         role, content = message.required("role"), message.take("content")
         message.end()
         if role not in _ROLES:
@@ -93,8 +93,12 @@ def _of_user(role: str, blocks: list[Fields]) -> list[Message]:
         kind = block.take("type")
         if kind == "tool_result":
             content = block.take("content")
-            found = content or "" if isinstance(content, str | None) else _of_result(block.parts("content", content))
-            results.append({"role": "tool", "content": found, "tool_call_id": block.string("tool_use_id") or ""})
+            content_parts = (
+                content or "" if isinstance(content, str | None) else _of_result(block.parts("content", content))
+            )
+            results.append(
+                {"role": "tool", "content": content_parts, "tool_call_id": block.string("tool_use_id") or ""}
+            )
         elif (part := _part(block, kind)) is not None:
             parts.append(part)
         block.end()
@@ -159,14 +163,18 @@ def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]
 
 def _read_tools(fields: Fields, engine: Engine) -> tuple[Tools, dict[str, Any], bool]:
     """Return the tools, the options that make the model call one, and whether it may call only one."""
-    found = read_tools(fields, ("name", "description", "parameters"), "custom")
-    given = fields.object("tool_choice")
-    kind, name, one_call = given.text("type"), given.text("name"), given.flag("disable_parallel_tool_use")
-    given.end()
+    tools = read_tools(fields, ("name", "description", "parameters"), "custom")
+    tool_choice = fields.object("tool_choice")
+    kind, name, one_call = (
+        tool_choice.text("type"),
+        tool_choice.text("name"),
+        tool_choice.flag("disable_parallel_tool_use"),
+    )
+    tool_choice.end()
     if kind not in (None, "auto", "any", "tool", "none"):
-        raise given.refusal("type", f"is {kind!r:.40}; it must be auto, any, tool or none")
+        raise tool_choice.refusal("type", f"is {kind!r:.40}; it must be auto, any, tool or none")
     choice = {"type": "function", "name": name} if kind == "tool" else kind
-    return *choose_tools(fields, engine, found, choice), one_call
+    return *choose_tools(fields, engine, tools, choice), one_call
 
 
 def _read_thinking(fields: Fields, engine: Engine) -> dict[str, Any]:
@@ -278,19 +286,19 @@ def _event(kind: str, **values: Any) -> bytes:
 
 async def create(request: Request, service: Service) -> Answer:
     """Answer a chat."""
-    fields, named = await read_named(request, service)
+    fields, model = await read_named(request, service)
 
-    return written(service, named, fields, lambda job: MessageForm(job, *read_message(fields, job.engine)))
+    return written(service, model, fields, lambda job: MessageForm(job, *read_message(fields, job.engine)))
 
 
 async def count_tokens(request: Request, service: Service) -> Answer:
     """Count the tokens of a chat's prompt."""
-    fields, named = await read_named(request, service)
+    fields, model = await read_named(request, service)
 
     async def compute(job: Job) -> dict[str, Any]:
         texts, _ = read_message(fields, job.engine)
         with job.queue.preparing():
-            (prompt,) = await read_prompts(job, named.completed(texts))
+            (prompt,) = await read_prompts(job, model.completed(texts))
         return {"input_tokens": len(prompt.token_ids)}
 
-    return Answer(service, named, fields, compute)
+    return Answer(service, model, fields, compute)

@@ -112,8 +112,8 @@ def sse(document: Mapping[str, Any] | str, kind: str = "") -> bytes:
     (b'data: {"n": 1}\\n\\n', b'data: [DONE]\\n\\n', b'event: ping\\ndata: {}\\n\\n')
     """
     data = document if isinstance(document, str) else dumps(document)
-    named = f"event: {kind}\n" if kind else ""
-    return f"{named}data: {data}\n\n".encode()
+    head = f"event: {kind}\n" if kind else ""
+    return f"{head}data: {data}\n\n".encode()
 
 
 T = TypeVar("T")
@@ -206,12 +206,12 @@ class Answer:
 
     async def _with_model(self, sender: Sender, memory: RequestMemory, cancel: CancelToken) -> None:
         """Wait for the model, and answer."""
-        named, registry = self.named, self.service.registry
-        queue = registry.entry(named.recipe).queue
+        model, registry = self.named, self.service.registry
+        queue = registry.entry(model.recipe).queue
         with queue.preparing():
-            reference = await registry.acquire(named.recipe, n_ctx=named.n_ctx, keep_s=named.keep_s)
+            reference = await registry.acquire(model.recipe, n_ctx=model.n_ctx, keep_s=model.keep_s)
         try:
-            document = await self.respond(Job(self.service, named, reference, queue, sender, memory, cancel))
+            document = await self.respond(Job(self.service, model, reference, queue, sender, memory, cancel))
             if document is not None:
                 await sender.whole(200, document)
         finally:
@@ -243,5 +243,5 @@ async def read_named(request: Request, service: Service) -> tuple[Fields, Named]
         EdgedecError: A preset's file is damaged, or a folder can't be read.
     """
     fields = await read_fields(request, service.settings)
-    named = await service.find(fields.text("model") or None)
-    return fields, named.asked(asked_seconds(fields.take("keep_alive")))
+    model = await service.find(fields.text("model") or None)
+    return fields, model.asked(asked_seconds(fields.take("keep_alive")))

@@ -42,8 +42,8 @@ async def read_body(request: Request, settings: Settings) -> bytearray:
         ApiError: The body is too large (413) or too slow (408), or there is no memory for it (503).
     """
     memory: RequestMemory = request.scope[MEMORY]
-    given = request.headers.get("content-length", "")
-    length = int(given) if given.isdecimal() else None
+    header = request.headers.get("content-length", "")
+    length = int(header) if header.isdecimal() else None
     if length is not None and length <= settings.max_body_bytes:
         await memory.grow((1 + _COPIES) * length)
     try:

@@ -26,19 +26,19 @@ def structured_options(fields: Fields) -> dict[str, Any]:
     Raises:
         RequestError: A field is malformed, or several of them are given.
     """
-    found = {
+    forms = {
         "response_format": _response_format(fields),
         "json_schema": {} if (schema := _schema(fields, "json_schema")) is None else {"json_schema": schema},
         "grammar": {"grammar": Grammar.gbnf(source)} if (source := fields.text("grammar")) else {},
     }
-    found |= {name: _guided(fields, name, name.removeprefix("guided_")) for name in _GUIDED}
+    forms |= {name: _guided(fields, name, name.removeprefix("guided_")) for name in _GUIDED}
     inner = fields.object("structured_outputs")
-    found |= {f"structured_outputs.{kind}": _guided(inner, kind, kind) for kind in ("json", "regex", "choice")}
+    forms |= {f"structured_outputs.{kind}": _guided(inner, kind, kind) for kind in ("json", "regex", "choice")}
     inner.end()
-    names = [name for name, options in found.items() if options]
+    names = [name for name, options in forms.items() if options]
     if len(names) > 1:
         raise fields.refusal(names[1], f"and {names[0]} exclude each other; leave one out")
-    return found[names[0]] if names else {}
+    return forms[names[0]] if names else {}
 
 
 def _guided(fields: Fields, name: str, kind: str) -> dict[str, Any]:
@@ -52,23 +52,23 @@ def _guided(fields: Fields, name: str, kind: str) -> dict[str, Any]:
 
 
 def _response_format(fields: Fields) -> dict[str, Any]:
-    given = fields.object("response_format")
-    kind = given.text("type")
+    form = fields.object("response_format")
+    kind = form.text("type")
     options: dict[str, Any] = {}
     if kind == "json_object":
-        schema = _schema(given, "schema")
+        schema = _schema(form, "schema")
         options["json_schema"] = _ANY_OBJECT if schema is None else schema
-    elif kind == "json_schema" and "schema" in given.peek("schema"):
-        return {"json_schema": read_schema(given)}
+    elif kind == "json_schema" and "schema" in form.peek("schema"):
+        return {"json_schema": read_schema(form)}
     elif kind == "json_schema":
-        options["json_schema"] = read_schema(given.object("json_schema"))
+        options["json_schema"] = read_schema(form.object("json_schema"))
     elif kind == "regex":
-        options["grammar"] = Grammar.regex(given.required_text("pattern"))
+        options["grammar"] = Grammar.regex(form.required_text("pattern"))
     elif kind == "lark":
-        options["grammar"] = Grammar.lark(given.required_text("grammar"))
+        options["grammar"] = Grammar.lark(form.required_text("grammar"))
     elif kind not in (None, "text"):
-        raise given.refusal("type", f"is {kind!r:.40}; it must be text, json_object, json_schema, regex or lark")
-    given.end()
+        raise form.refusal("type", f"is {kind!r:.40}; it must be text, json_object, json_schema, regex or lark")
+    form.end()
     return options
 
 
@@ -104,14 +104,14 @@ def text_format(fields: Fields) -> dict[str, Any]:
 
 def ollama_format(fields: Fields) -> dict[str, Any]:
     """Return the options of ollama's `format`, which is "json" or a JSON schema."""
-    given = fields.take("format")
-    if given is None or given == "":
+    form = fields.take("format")
+    if form is None or form == "":
         return {}
-    if given == "json":
+    if form == "json":
         return {"json_schema": _ANY_OBJECT}
-    if not isinstance(given, dict):
-        raise fields.refusal("format", f"is {given!r:.100}; it must be 'json' or a JSON schema")
-    return {"json_schema": given}
+    if not isinstance(form, dict):
+        raise fields.refusal("format", f"is {form!r:.100}; it must be 'json' or a JSON schema")
+    return {"json_schema": form}
 
 
 def with_close(
@@ -159,7 +159,7 @@ def read_tools(fields: Fields, names: Sequence[str] = _OF_FUNCTION, kind: str = 
     Raises:
         ApiError: A tool is malformed.
     """
-    found: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = []
     for i, tool in enumerate(fields.each("tools")):
         said = tool.take("type")
         if said not in (None, kind):
@@ -177,8 +177,8 @@ def read_tools(fields: Fields, names: Sequence[str] = _OF_FUNCTION, kind: str = 
             each.end()
         if not nested:
             function = {name: function[name] for name in names if function.get(name) is not None}
-        found.append({"type": "function", "function": function})
-    return tuple(found)
+        tools.append({"type": "function", "function": function})
+    return tuple(tools)
 
 
 def choose_tools(fields: Fields, engine: Engine, tools: Tools, choice: Any) -> tuple[Tools, dict[str, Any]]:
@@ -222,11 +222,11 @@ def _chosen(fields: Fields, choice: Any, tools: Tools) -> Tools:
     """Return the tools of which the model must call one."""
     if choice == "required":
         return tools
-    named = _names([choice]) if isinstance(choice, dict) and choice.get("type") == "function" else []
-    found = tuple(tool for tool in tools if tool["function"]["name"] in named)
-    if not found:
+    names = _names([choice]) if isinstance(choice, dict) and choice.get("type") == "function" else []
+    chosen = tuple(tool for tool in tools if tool["function"]["name"] in names)
+    if not chosen:
         raise fields.refusal("tool_choice", f"is {choice!r:.100}; it must be none, auto, required, or name a tool")
-    return found
+    return chosen
 
 
 def _names(choices: Any) -> list[Any]:
@@ -258,19 +258,21 @@ def read_thinking(fields: Fields, engine: Engine) -> dict[str, Any]:
     Raises:
         ApiError: A field is malformed, or `chat_template_kwargs` names what the server itself gives the template.
     """
-    reasoning, given = fields.object("reasoning"), fields.object("chat_template_kwargs")
+    reasoning, arguments = fields.object("reasoning"), fields.object("chat_template_kwargs")
     variables = effort_variables(fields, _EFFORT, engine, fields.text(_EFFORT))
     variables |= effort_variables(reasoning, "effort", engine, reasoning.text("effort"))
     for each, name in ((reasoning, "enabled"), (fields, "enable_thinking")):
         variables |= switch(each, name, engine, each.optional_flag(name))
     reasoning.end()
-    for name, value in given.rest().items():
+    for name, value in arguments.rest().items():
         if name in _OF_RENDERING or not name.isidentifier():
-            raise given.refusal(name[:100], "can't be set; it must be a variable that the chat template has of its own")
+            raise arguments.refusal(
+                name[:100], "can't be set; it must be a variable that the chat template has of its own"
+            )
         if engine.template is None or name in engine.template.variables:
             variables[name] = value
         else:
-            given.note_ignored(name)
+            arguments.note_ignored(name)
     return variables
 
 
@@ -300,8 +302,8 @@ def effort_variables(fields: Fields, name: str, engine: Engine, effort: str | No
         if _EFFORT in engine.template.variables:
             return {_EFFORT: effort}
         try:
-            if found := thinking_variables(engine.template, effort not in _NO_THINKING):
-                return dict(found)
+            if variables := thinking_variables(engine.template, effort not in _NO_THINKING):
+                return dict(variables)
         except RequestError:
             pass
     fields.note_ignored(name)

@@ -58,10 +58,10 @@ def fetch(url: str, hosts: Sequence[str], cancel: CancelToken) -> bytes:
             at = url
             for _ in range(1 + _MOST_REDIRECTS):
                 cancel.check("fetching a picture")
-                found = _answer(host_of(at, hosts), sockets, over)
-                if isinstance(found, bytes):
-                    return found
-                at = urljoin(at, found)
+                answer = _answer(host_of(at, hosts), sockets, over)
+                if isinstance(answer, bytes):
+                    return answer
+                at = urljoin(at, answer)
         raise _failed(url, f"it was redirected more than {_MOST_REDIRECTS} times")
     except (OSError, http.client.HTTPException, ValueError) as error:
         if cancel.cancelled:
@@ -90,11 +90,11 @@ def host_of(url: str, hosts: Sequence[str]) -> SplitResult:
     if not plain or not url.isascii() or not url.isprintable() or " " in url or not parts.hostname:
         raise _failed(url, "it must be a plain https address, on port 443, without a name and password", refused=True)
     if parts.hostname.rstrip(".") not in {host.lower().rstrip(".") for host in hosts}:
-        named = f"named {', '.join(hosts)}" if hosts else "named none"
+        hosts_text = f"named {', '.join(hosts)}" if hosts else "named none"
         raise _failed(
             url,
-            f"pictures are fetched only from hosts that the server's owner allows (--image-hosts, which {named}); send "
-            "the picture itself, as a data: URL",
+            f"pictures are fetched only from hosts that the server's owner allows (--image-hosts, which {hosts_text}); "
+            "send the picture itself, as a data: URL",
             refused=True,
         )
     return parts
@@ -128,11 +128,11 @@ def _answer(url: SplitResult, sockets: list[socket.socket], over: list[str]) -> 
 
 def _public_address(host: str) -> str:
     """Return an address of a host (OSError where one of its addresses is not public)."""
-    found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, _PORT, type=socket.SOCK_STREAM)]
-    for address in found:
+    addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, _PORT, type=socket.SOCK_STREAM)]
+    for address in addresses:
         if not is_public(address):
             raise OSError("its host has an address that is not public")
-    return found[0]
+    return addresses[0]
 
 
 def is_public(address: str) -> bool:

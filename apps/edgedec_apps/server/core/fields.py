@@ -251,12 +251,12 @@ class Fields:
             ApiError: A field is known to change the text, and what its value asks for can't be done.
         """
         for name, value in self.rest().items():
-            known = name_of(self.path(name))
-            outcome = TABLE.get((self._interface, known))
+            full_name = name_of(self.path(name))
+            outcome = TABLE.get((self._interface, full_name))
             if outcome == REFUSED:
                 self._values[name] = value
                 self.unsupported(name, "it would change the text; leave it out")
-            elif value is not None and outcome != IDLE and not (outcome and asks_for_nothing(known, value)):
+            elif value is not None and outcome != IDLE and not (outcome and asks_for_nothing(full_name, value)):
                 self.note_ignored(name)
 
     def _typed(self, name: str, kinds: type | tuple[type, ...], expected: str) -> Any:
@@ -303,15 +303,15 @@ def checked(fields: Fields, options: Mapping[str, Any], names: Mapping[str, str]
     Raises:
         ApiError: A value is out of range; the message names the field.
     """
-    given = {option: value for option, value in options.items() if value is not None}
-    if given.get("top_p") == 0:
-        given["temperature"] = given.pop("top_p")
-    for option, value in given.items():
+    present = {option: value for option, value in options.items() if value is not None}
+    if present.get("top_p") == 0:
+        present["temperature"] = present.pop("top_p")
+    for option, value in present.items():
         try:
             SamplingParams(**{option: value})
         except RequestError as error:
             raise fields.refused(error, option, (names or {}).get(option, option)) from error
-    return given
+    return present
 
 
 def logit_bias(fields: Fields, name: str, tokenizer: Tokenizer) -> dict[int, float] | None:
@@ -320,18 +320,18 @@ def logit_bias(fields: Fields, name: str, tokenizer: Tokenizer) -> dict[int, flo
     The field is OpenAI's object, whose keys are token ids, or llama-server's list of [token id or text, bias], where a
     text stands for each of its tokens, and false rules a token out.
     """
-    given = fields.take(name)
-    if given in (None, ""):
+    raw = fields.take(name)
+    if raw in (None, ""):
         return None
-    pairs = list(given.items()) if isinstance(given, dict) else given
+    pairs = list(raw.items()) if isinstance(raw, dict) else raw
     if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
-        raise fields.refusal(name, f"is {given!r:.100}; it must be an object of token ids and numbers")
+        raise fields.refusal(name, f"is {raw!r:.100}; it must be an object of token ids and numbers")
     biases: dict[int, float] = {}
     for key, bias in pairs:
-        value = -math.inf if bias is False and isinstance(given, list) else bias
+        value = -math.inf if bias is False and isinstance(raw, list) else bias
         if isinstance(value, bool) or not isinstance(value, int | float) or not (-100 <= value <= 100 or bias is False):
             raise fields.refusal(name, f"gives {bias!r:.40} to token {key!r:.40}; it must be a number from -100 to 100")
-        biases |= dict.fromkeys(_biased(fields, name, key, tokenizer, by_text=isinstance(given, list)), float(value))
+        biases |= dict.fromkeys(_biased(fields, name, key, tokenizer, by_text=isinstance(raw, list)), float(value))
     return biases
 
 
@@ -340,7 +340,7 @@ def _biased(fields: Fields, name: str, key: Any, tokenizer: Tokenizer, *, by_tex
     if by_text and isinstance(key, str) and 0 < len(key) <= _MOST_BIASED:
         return tuple(tokenizer.encode(key, add_special=False))
     digits = str(key) if type(key) is int else key
-    known = isinstance(digits, str) and digits.isascii() and digits.isdigit() and len(digits) < 12
-    if not known or int(digits) >= tokenizer.n_vocab:
+    is_id = isinstance(digits, str) and digits.isascii() and digits.isdigit() and len(digits) < 12
+    if not is_id or int(digits) >= tokenizer.n_vocab:
         raise fields.refusal(name, f"names {key!r:.40}; it must be a token id, 0 to {tokenizer.n_vocab - 1}")
     return (int(digits),)

@@ -248,13 +248,13 @@ def _several(
     open_texts = list(range(request.n))
     with closing(engine.samples_stream(prompt.token_ids, n, **options)) as stream:
         yield Opened()
-        for found in stream:
+        for output in stream:
             if n > request.n:
                 continue
-            k = found.text
+            k = output.text
             n_read[k] += 1
             stats = stream.stats(k)
-            yield Piece(first + k, found.output, n_read[k], stats.n_draft_tokens, stats.n_accepted_tokens)
+            yield Piece(first + k, output.output, n_read[k], stats.n_draft_tokens, stats.n_accepted_tokens)
             for k in [k for k in open_texts if stream.has_ended(k)]:
                 open_texts.remove(k)
                 yield Finished(first + k, stream.generations[k])
@@ -273,11 +273,11 @@ def _refined(engine: Engine, request: TextRequest, how: RefineBy, options: dict[
     assert isinstance(messages, list)
     if options.pop("pictures"):
         raise ApiError("refine and pictures exclude each other; leave one out", param="refine")
-    found = refined(engine, messages, how, **options)
-    stats = found.generation.stats
-    stats.add_note(f"refined: text {found.place + 1} of {len(found.texts)}: {found.why}")
-    stats.explanation += found.lines()
-    return Finished(0, found.generation)
+    result = refined(engine, messages, how, **options)
+    stats = result.generation.stats
+    stats.add_note(f"refined: text {result.place + 1} of {len(result.texts)}: {result.why}")
+    stats.explanation += result.lines()
+    return Finished(0, result.generation)
 
 
 def _mean_logprob(generation: Generation) -> float:

@@ -109,14 +109,14 @@ async def with_fetched(
             memory for it.
         CancelledError: `cancel` was cancelled.
     """
-    found = pictures_of(messages)
-    if len(found) > MOST_PICTURES:
+    pictures = pictures_of(messages)
+    if len(pictures) > MOST_PICTURES:
         raise ApiError(
-            f"the request has {len(found)} pictures; it may have {MOST_PICTURES}, those of earlier messages included: "
-            "leave older ones out",
+            f"the request has {len(pictures)} pictures; it may have {MOST_PICTURES}, those of earlier messages "
+            "included: leave older ones out",
             param="messages",
         )
-    remote = [part["image"].url for part in found if isinstance(part["image"], RemotePicture)]
+    remote = [part["image"].url for part in pictures if isinstance(part["image"], RemotePicture)]
     for url in remote:  # before the first of them is fetched
         host_of(url, hosts)
     fetched: dict[str, bytes] = {}
@@ -196,9 +196,9 @@ def _picture(part: Fields) -> Part:
     if not isinstance(url, dict):
         return picture_of_url(part, "image_url", url)
     inner = part.inner(url, "image_url")
-    found = picture_of_url(inner, "url", inner.take("url"))
+    picture = picture_of_url(inner, "url", inner.take("url"))
     inner.end()
-    return found
+    return picture
 
 
 def _with_images(fields: Fields, role: str, content: str | list[Part]) -> str | list[Part]:
@@ -208,18 +208,18 @@ def _with_images(fields: Fields, role: str, content: str | list[Part]) -> str | 
     images = fields.texts("images") or ()
     if not images:
         return content
-    found = [picture_of_base64(fields, f"images[{i}]", image) for i, image in enumerate(images)]
-    return [*found, *([{"type": "text", "text": content}] if isinstance(content, str) else content)]
+    pictures = [picture_of_base64(fields, f"images[{i}]", image) for i, image in enumerate(images)]
+    return [*pictures, *([{"type": "text", "text": content}] if isinstance(content, str) else content)]
 
 
 def _read_call(call: Fields) -> dict[str, Any]:
     """Return an earlier call of a function, or of a tool whose input is a text."""
     kind = call.string("type")
-    found = _called(call.object("custom" if kind == "custom" else "function"))
+    function = _called(call.object("custom" if kind == "custom" else "function"))
     call_id = call.string("id")
     call.end()
-    kept = {name: value for name, value in (("id", call_id), ("type", kind)) if value is not None}
-    return {"type": "function"} | kept | found
+    optional = {name: value for name, value in (("id", call_id), ("type", kind)) if value is not None}
+    return {"type": "function"} | optional | function
 
 
 def _called(function: Fields) -> dict[str, Any]:
@@ -242,5 +242,5 @@ def call_of(name: str, arguments: Any, call_id: str | None = None) -> dict[str, 
             arguments = {} if text.strip() in ("", "null") else parse_object(text.encode())
         except ApiError:
             arguments = text
-    kept = {} if call_id is None else {"id": call_id}
-    return {"type": "function"} | kept | {"function": {"name": name, "arguments": arguments}}
+    optional = {} if call_id is None else {"id": call_id}
+    return {"type": "function"} | optional | {"function": {"name": name, "arguments": arguments}}

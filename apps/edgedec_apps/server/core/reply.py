@@ -108,7 +108,7 @@ Read = Callable[[Job], Dialect]
 """Reads a request's fields once its model is there: the form of its answer, with the texts that it wants."""
 
 
-def written(service: Service, named: Named, fields: Fields, read: Read) -> Answer:
+def written(service: Service, model: Named, fields: Fields, read: Read) -> Answer:
     """Return the answer that a model writes; a text stops at its next step where the client disconnects."""
 
     async def respond(job: Job) -> Mapping[str, Any] | None:
@@ -116,9 +116,9 @@ def written(service: Service, named: Named, fields: Fields, read: Read) -> Answe
         job.sender.media_type, job.sender.failed = dialect.media_type, dialect.failed
         if dialect.texts is None:
             return dialect.whole([], 0.0)
-        return await _Writing(job, named.completed(dialect.texts), dialect).send()
+        return await _Writing(job, model.completed(dialect.texts), dialect).send()
 
-    return Answer(service, named, fields, respond)
+    return Answer(service, model, fields, respond)
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ _PIECE_BYTES = 400  # of a token with its piece
 
 async def tokenize(request: Request, service: Service) -> Answer:
     """Answer with the token ids of a text, and with their pieces where the request wants them."""
-    fields, named = await read_named(request, service)
+    fields, model = await read_named(request, service)
     text = fields.required_text("content")
     add_special, with_pieces = fields.flag("add_special"), fields.flag("with_pieces")
     parse_special = fields.optional_flag("parse_special") is not False
@@ -45,7 +45,7 @@ async def tokenize(request: Request, service: Service) -> Answer:
             return {"tokens": list(ids)}
         return await asyncio.to_thread(lambda: {"tokens": [_with_piece(tokenizer, token_id) for token_id in ids]})
 
-    return Answer(service, named, fields, compute)
+    return Answer(service, model, fields, compute)
 
 
 def _with_piece(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _with_piece(tokenizer: Tokenizer, token_id: int) -> dict[str, Any]:
 
 async def detokenize(request: Request, service: Service) -> Answer:
     """Answer with the text of token ids."""
-    fields, named = await read_named(request, service)
+    fields, model = await read_named(request, service)
     tokens = fields.required("tokens")
     fields.end()
 
@@ -71,7 +71,7 @@ async def detokenize(request: Request, service: Service) -> Answer:
             raise fields.refusal("tokens", f"must be a list of token ids, 0 to {tokenizer.n_vocab - 1}")
         return {"content": await asyncio.to_thread(tokenizer.decode, tokens)}
 
-    return Answer(service, named, fields, compute)
+    return Answer(service, model, fields, compute)
 
 
 _SCALES = "the body"
@@ -79,19 +79,19 @@ _SCALES = "the body"
 
 async def adapters(request: Request, service: Service) -> Answer:
     """Answer with the adapters of the model that the query names, else of the server's first one."""
-    named = await service.find(request.query_params.get("model"))
+    served = await service.find(request.query_params.get("model"))
 
     async def compute(job: Job) -> list[dict[str, Any]]:
         return adapter_documents(job.engine)
 
-    return Answer(service, named, Fields({}), compute)
+    return Answer(service, served, Fields({}), compute)
 
 
 async def set_scales(request: Request, service: Service) -> Answer:
     """Set the scales of the requests that name none, and answer with the adapters; the body is a list."""
     body = await read_body(request, service.settings)
     fields = Fields(parse_object(b'{"%b": %b}' % (_SCALES.encode(), bytes(body))))
-    named = await service.find(request.query_params.get("model"))
+    served = await service.find(request.query_params.get("model"))
 
     async def compute(job: Job) -> list[dict[str, Any]]:
         engine = job.engine
@@ -101,14 +101,14 @@ async def set_scales(request: Request, service: Service) -> Answer:
         engine.lora = scales or engine.lora
         return adapter_documents(engine)
 
-    return Answer(service, named, fields, compute)
+    return Answer(service, served, fields, compute)
 
 
 async def infill(request: Request, service: Service) -> Answer:
     """Write what belongs into a gap."""
-    fields, named = await read_named(request, service)
+    fields, model = await read_named(request, service)
 
-    return written(service, named, fields, lambda job: InfillForm(job, *read_infill(fields, job.engine)))
+    return written(service, model, fields, lambda job: InfillForm(job, *read_infill(fields, job.engine)))
 
 
 def read_infill(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery, bool]:

@@ -55,8 +55,8 @@ def read_chat(fields: Fields, options: dict[str, Any], engine: Engine) -> tuple[
     Raises:
         RequestError: A field is malformed, or asks for what can't be done; the message names it.
     """
-    given = fields.each("messages")
-    prompt: Prompt | None = read_messages(given) if given else None
+    entries = fields.each("messages")
+    prompt: Prompt | None = read_messages(entries) if entries else None
     tools, _ = choose_tools(fields, engine, read_tools(fields), None)
     return _text_request(fields, options, prompt, engine, tools)
 
@@ -117,15 +117,15 @@ def read_options(fields: Fields) -> tuple[dict[str, Any], int | None]:
     Raises:
         RequestError: An option is malformed, or asks for what can't be done; the message names it.
     """
-    given: dict[str, Any] = {option: fields.number(name) for name, option in _NUMBERS.items()}
-    given |= {option: fields.whole(name) for name, option in _WHOLE.items()}
-    given["stop"], given["seed"] = read_stops(fields, "stop"), read_seed(fields)
+    values: dict[str, Any] = {option: fields.number(name) for name, option in _NUMBERS.items()}
+    values |= {option: fields.whole(name) for name, option in _WHOLE.items()}
+    values["stop"], values["seed"] = read_stops(fields, "stop"), read_seed(fields)
     most = fields.whole("num_predict", low=-2)
-    given["max_tokens"] = None if most is None or most < 0 else most
+    values["max_tokens"] = None if most is None or most < 0 else most
     n_ctx = fields.whole("num_ctx", low=1)
     no_drafts = {"draft": False} if fields.whole("draft_num_predict") == 0 else {}
     fields.end()
-    return checked(fields, given, _NAMES) | no_drafts, n_ctx
+    return checked(fields, values, _NAMES) | no_drafts, n_ctx
 
 
 Kind = Literal["chat", "generate"]
@@ -249,15 +249,15 @@ async def push(request: Request, service: Service) -> Response:
 
 async def _answer(request: Request, service: Service, kind: Kind) -> ASGIApp:
     fields: Fields = await read_fields(request, service.settings)
-    named = await service.find(str(fields.required("model")))
+    served = await service.find(str(fields.required("model")))
     options, n_ctx = read_options(fields.object("options"))
     keep_s = asked_seconds(fields.take("keep_alive"))
     if keep_s == 0 and not any(fields.has(name) for name in _TEXTS[kind]):
-        await service.registry.unload(lambda entry: entry.recipe == named.recipe)
-        return JSONResponse(empty_answer(kind, named.name, "unload"))
+        await service.registry.unload(lambda entry: entry.recipe == served.recipe)
+        return JSONResponse(empty_answer(kind, served.name, "unload"))
 
     def read(job: Job) -> OllamaForm:
         reader = read_chat if kind == "chat" else read_generate
         return OllamaForm(job, *reader(fields, options, job.engine), kind)
 
-    return written(service, named.asked(keep_s, n_ctx), fields, read)
+    return written(service, served.asked(keep_s, n_ctx), fields, read)

@@ -56,16 +56,16 @@ async def version(request: Request, service: Service) -> Response:
 
 async def tags(request: Request, service: Service) -> Response:
     """List the models on this machine and the presets, loaded or not."""
-    found = await asyncio.to_thread(lambda: with_files(service.names.all()))
-    return JSONResponse({"models": [_listed(named, file) for named, file in found if file is not None]})
+    listed = await asyncio.to_thread(lambda: with_files(service.names.all()))
+    return JSONResponse({"models": [_listed(served, file) for served, file in listed if file is not None]})
 
 
 async def ps(request: Request, service: Service) -> Response:
     """List the models that are loaded, the most recently used first, with the most memory that each may hold."""
     entries = {entry.recipe: entry for entry in reversed(service.registry.loaded)}
-    found = await asyncio.to_thread(lambda: with_files(service.names.all()))
-    names = {named.recipe: named for named, _ in found if named.base}
-    names |= {named.recipe: named for named, _ in found if not named.base}  # a model's own name counts more
+    listed = await asyncio.to_thread(lambda: with_files(service.names.all()))
+    names = {served.recipe: served for served, _ in listed if served.base}
+    names |= {served.recipe: served for served, _ in listed if not served.base}  # a model's own name counts more
     rows = []
     for recipe, entry in entries.items():
         if entry.loaded is not None:
@@ -91,8 +91,8 @@ async def show(request: Request, service: Service) -> Response:
     name = str(fields.take("model") or fields.required("name"))
     fields.skip("verbose", "system", "template", "options", "name")
     fields.end()
-    ((named, file),) = await asyncio.to_thread(lambda: with_files([service.names.find(name)]))
-    loaded = service.registry.entry(named.recipe).loaded
+    ((served, file),) = await asyncio.to_thread(lambda: with_files([service.names.find(name)]))
+    loaded = service.registry.entry(served.recipe).loaded
     file = file if loaded is None else loaded.file
     if file is None:
         raise ModelNotFoundError(f"the file of the model {name!r:.200} is not on this machine")
@@ -100,11 +100,11 @@ async def show(request: Request, service: Service) -> Response:
     return JSONResponse(
         {
             "modelfile": "",
-            "parameters": _parameters(named, file, loaded),
+            "parameters": _parameters(served, file, loaded),
             "template": template,
-            "system": named.system,
+            "system": served.system,
             "license": _licence(file),
-            "details": _details(named, file),
+            "details": _details(served, file),
             "model_info": _facts(file.info, loaded),
             "capabilities": capabilities(file, loaded),
             "modified_at": timestamp(file.modified_s),
@@ -117,21 +117,21 @@ def capabilities(file: ModelFile, loaded: Loaded | None) -> list[str]:
     if file.embeds:
         return ["embedding"]
     template = file.template or ""
-    found = {"completion": True, "tools": "tools" in template, "thinking": may_think(template)}
-    found["insert"] = loaded is not None and can_infill(loaded.engine.tokenizer)
-    found["vision"] = bool(find_projector(file.path) if loaded is None else loaded.engine.requests.pictures)
-    return [name for name, is_there in found.items() if is_there]
+    abilities = {"completion": True, "tools": "tools" in template, "thinking": may_think(template)}
+    abilities["insert"] = loaded is not None and can_infill(loaded.engine.tokenizer)
+    abilities["vision"] = bool(find_projector(file.path) if loaded is None else loaded.engine.requests.pictures)
+    return [name for name, is_there in abilities.items() if is_there]
 
 
-def _listed(named: Named, file: ModelFile) -> dict[str, Any]:
+def _listed(served: Named, file: ModelFile) -> dict[str, Any]:
     record = read_record(file.path)
     return {
-        "name": named.name,
-        "model": named.name,
+        "name": served.name,
+        "model": served.name,
         "modified_at": timestamp(file.modified_s),
         "size": standing(file.path).stat().st_size if file.info is None else file.info.n_bytes,
         "digest": sha256(str(file.path).encode()).hexdigest() if record is None else record.sha256,
-        "details": _details(named, file),
+        "details": _details(served, file),
     }
 
 
@@ -141,9 +141,9 @@ def _licence(file: ModelFile) -> str:
     return (file.info and file.info.license) or "" if entry is None else entry.licence
 
 
-def _details(named: Named, file: ModelFile) -> dict[str, Any]:
+def _details(served: Named, file: ModelFile) -> dict[str, Any]:
     info, entry = file.info, entry_of(file.path)
-    details: dict[str, Any] = {"parent_model": named.base, "format": "", "family": "", "families": []}
+    details: dict[str, Any] = {"parent_model": served.base, "format": "", "family": "", "families": []}
     if info is None:
         return details | {"parameter_size": "", "quantization_level": ""}
     family = {"format": "gguf", "family": info.architecture, "families": [info.architecture]}
@@ -169,16 +169,16 @@ def _facts(info: ModelInfo | None, loaded: Loaded | None) -> dict[str, Any]:
     return facts
 
 
-def _parameters(named: Named, file: ModelFile, loaded: Loaded | None) -> str:
+def _parameters(served: Named, file: ModelFile, loaded: Loaded | None) -> str:
     """Return the sampling defaults as in a Modelfile: a name and a value on each line."""
-    own = {} if file.info is None else file.info.sampling_defaults
-    sampling = replace(SamplingParams(), **own) if loaded is None else loaded.engine.requests.sampling()
-    given = {name: getattr(sampling, name) for name in _SHOWN} | dict(named.options)
-    if named.n_ctx is not None:
-        given["num_ctx"] = named.n_ctx
+    defaults = {} if file.info is None else file.info.sampling_defaults
+    sampling = replace(SamplingParams(), **defaults) if loaded is None else loaded.engine.requests.sampling()
+    values = {name: getattr(sampling, name) for name in _SHOWN} | dict(served.options)
+    if served.n_ctx is not None:
+        values["num_ctx"] = served.n_ctx
     return "\n".join(
         f"{_OLLAMAS.get(name, name):30} {each}"
-        for name, value in given.items()
+        for name, value in values.items()
         for each in (value if isinstance(value, tuple) else (value,))
     )
 
@@ -211,10 +211,10 @@ async def create(request: Request, service: Service) -> Response:
     fields.end()
 
     def write() -> None:
-        named = service.names.find(base)
+        served = service.names.find(base)
         _require_free(service, name)
         if texts["draft_head"]:
-            require_head(texts["draft_head"], named)
+            require_head(texts["draft_head"], served)
         save_preset(new_preset(name, base, texts, options | ({} if n_ctx is None else {"n_ctx": n_ctx})))
 
     await asyncio.to_thread(write)
@@ -245,7 +245,7 @@ async def delete(request: Request, service: Service) -> Response:
     fields = await read_fields(request, service.settings)
     name = _name(fields, "model", "name")
     fields.end()
-    if any(name == named.name for named in service.names.served):
+    if any(name == served.name for served in service.names.served):
         raise ApiError(f"{name!r:.200} is served by this server's command line; end the server first", param="model")
     path = None if has_preset(name) else (await asyncio.to_thread(service.names.find, name)).recipe.model
 
@@ -258,10 +258,10 @@ async def delete(request: Request, service: Service) -> Response:
 
 def _name(fields: Fields, *names: str) -> str:
     """Return the name in one of these fields, without ":latest" (ApiError where there is none, or no text)."""
-    given = [value for name in names if (value := fields.text(name)) is not None]
-    if not given or not given[0]:
+    values = [value for name in names if (value := fields.text(name)) is not None]
+    if not values or not values[0]:
         raise fields.refusal(names[0], "is missing; give it")
-    return given[0].removesuffix(":latest")
+    return values[0].removesuffix(":latest")
 
 
 def _require_free(service: Service, name: str) -> None:
@@ -338,7 +338,7 @@ class _Pulling:
                 yield {"error": str(error) if isinstance(error, EdgedecError) else str(problem_of(error))}
 
 
-def require_head(name: str, named: Named) -> None:
+def require_head(name: str, served: Named) -> None:
     """Check that a name is "off", or that of a draft head on this machine which fits a model.
 
     Raises:
@@ -354,8 +354,8 @@ def require_head(name: str, named: Named) -> None:
             param="draft_head",
         )
     try:
-        require_fit(head, resolve(named.recipe.model, ResolveOptions(offline=True)))
+        require_fit(head, resolve(served.recipe.model, ResolveOptions(offline=True)))
     except EdgedecError as error:
         raise ApiError(
-            f"draft_head is {name!r:.200}, which {named.name} can't use: {error}", param="draft_head"
+            f"draft_head is {name!r:.200}, which {served.name} can't use: {error}", param="draft_head"
         ) from error

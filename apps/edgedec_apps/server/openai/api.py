@@ -216,8 +216,8 @@ def _completion(index: int, text: str, logprobs: Any, reason: str | None = None)
 
 async def models(request: Request, service: Service) -> Response:
     """List the models, those of the command line first."""
-    found = await asyncio.to_thread(lambda: with_files(service.names.all()))
-    cards = [_card(service, named, file) for named, file in found]
+    listed = await asyncio.to_thread(lambda: with_files(service.names.all()))
+    cards = [_card(service, served, file) for served, file in listed]
     ends = {"first_id": cards[0]["id"] if cards else None, "last_id": cards[-1]["id"] if cards else None}
     return JSONResponse({"object": "list", "data": cards, "has_more": False} | ends)
 
@@ -225,33 +225,33 @@ async def models(request: Request, service: Service) -> Response:
 async def model(request: Request, service: Service) -> Response:
     """Describe the model of a name (ApiError 404 where there is none)."""
     name = request.path_params["name"]
-    ((named, file),) = await asyncio.to_thread(lambda: with_files([service.names.find(name)]))
-    return JSONResponse(_card(service, named, file))
+    ((served, file),) = await asyncio.to_thread(lambda: with_files([service.names.find(name)]))
+    return JSONResponse(_card(service, served, file))
 
 
 async def chat_completions(request: Request, service: Service) -> Answer:
     """Answer a chat."""
-    fields, named = await read_named(request, service)
+    fields, model = await read_named(request, service)
 
     def read(job: Job) -> ChatForm:
         how = read_refine(fields, service.settings.checks)
         texts, delivery = read_chat(fields, job.engine)
         return ChatForm(job, with_refine(fields, texts, how, streams=delivery.stream), delivery)
 
-    return written(service, named, fields, read)
+    return written(service, model, fields, read)
 
 
 async def completions(request: Request, service: Service) -> Answer:
     """Continue texts."""
-    fields, named = await read_named(request, service)
+    fields, model = await read_named(request, service)
 
-    return written(service, named, fields, lambda job: CompletionForm(job, *read_completion(fields, job.engine)))
+    return written(service, model, fields, lambda job: CompletionForm(job, *read_completion(fields, job.engine)))
 
 
-def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, Any]:
-    loaded = service.registry.entry(named.recipe).loaded
+def _card(service: Service, served: Named, file: ModelFile | None) -> dict[str, Any]:
+    loaded = service.registry.entry(served.recipe).loaded
     card: dict[str, Any] = {
-        "id": named.name,
+        "id": served.name,
         "object": "model",
         "created": service.created,
         "owned_by": "edgedec",
@@ -259,7 +259,7 @@ def _card(service: Service, named: Named, file: ModelFile | None) -> dict[str, A
     }
     if service.settings.checks:
         card["checks"] = list(service.settings.checks)  # what `refine` may name
-    card |= {"type": "model", "display_name": named.name, "created_at": timestamp(service.created)}  # Anthropic's
+    card |= {"type": "model", "display_name": served.name, "created_at": timestamp(service.created)}  # Anthropic's
     file = file if loaded is None else loaded.file
     if file is not None:
         card["capabilities"] = capabilities(file, loaded)

@@ -35,22 +35,22 @@ def read_refine(fields: Fields, checks: Mapping[str, Sequence[str]]) -> refine.R
     """
     if not fields.has("refine"):
         return None
-    wanted = fields.object("refine")
-    name = wanted.required_text("check")
+    document = fields.object("refine")
+    name = document.required_text("check")
     if name not in checks:
-        known = (
+        expected = (
             f"it must be one of {', '.join(checks)}" if checks else "the server was started without checks (--check)"
         )
-        raise wanted.refusal("check", f"is {name!r:.60}; {known}")
-    n = wanted.whole("n", low=1, high=MOST_TOGETHER) or 4
+        raise document.refusal("check", f"is {name!r:.60}; {expected}")
+    n = document.whole("n", low=1, high=MOST_TOGETHER) or 4
     texts, tokens = (
-        wanted.whole("texts", low=1, high=refine.MOST_TEXTS),
-        wanted.whole("tokens", low=1, high=refine.MOST_TOKENS),
+        document.whole("texts", low=1, high=refine.MOST_TEXTS),
+        document.whole("tokens", low=1, high=refine.MOST_TOKENS),
     )
-    seconds = wanted.number("seconds")
+    seconds = document.number("seconds")
     if seconds is not None and not 0 < seconds <= 1e6:
-        raise wanted.refusal("seconds", f"is {seconds:g}; it must be above 0")
-    wanted.end()
+        raise document.refusal("seconds", f"is {seconds:g}; it must be above 0")
+    document.end()
     return refine.RefineBy(check=checks[name], n=n, texts=texts, tokens=tokens, seconds=seconds)
 
 
@@ -67,8 +67,8 @@ def with_refine(fields: Fields, request: TextRequest, how: refine.RefineBy | Non
         "chat_template_kwargs or reasoning_effort": request.variables,
         "a last message of the assistant": messages[-1]["role"] == "assistant",
     }
-    for name, given in others.items():
-        if given:
+    for name, value in others.items():
+        if value:
             raise fields.refusal("refine", f"and {name} exclude each other; leave one out")
     return replace(request, refine=how)
 
@@ -177,17 +177,17 @@ def read_sampling(fields: Fields, engine: Engine) -> dict[str, Any]:
     """Return the sampling options that the request has, by the names here or by llama-server's."""
     for alias, name in LLAMA_NAMES.items():
         fields.rename(alias, name)
-    given: dict[str, Any] = {name: fields.number(name) for name in _NUMBERS}
-    given |= {name: fields.whole(name) for name in _WHOLE}
-    if given["top_k"] == _NONE:
-        given["top_k"] = 0
-    given["seed"], given["stop"] = read_seed(fields), read_stops(fields, "stop")
-    given["logit_bias"] = logit_bias(fields, "logit_bias", engine.tokenizer)
-    given["ignore_end"] = fields.flag("ignore_end") or None
+    values: dict[str, Any] = {name: fields.number(name) for name in _NUMBERS}
+    values |= {name: fields.whole(name) for name in _WHOLE}
+    if values["top_k"] == _NONE:
+        values["top_k"] = 0
+    values["seed"], values["stop"] = read_seed(fields), read_stops(fields, "stop")
+    values["logit_bias"] = logit_bias(fields, "logit_bias", engine.tokenizer)
+    values["ignore_end"] = fields.flag("ignore_end") or None
     scales = read_lora(fields, engine)
     least = fields.whole("min_tokens", low=0)
     methods = {"methods": {"min_tokens": least}} if least else {}
-    return checked(fields, given) | ({} if scales is None else {"lora": scales}) | methods
+    return checked(fields, values) | ({} if scales is None else {"lora": scales}) | methods
 
 
 def read_lora(fields: Fields, engine: Engine, name: str = "lora") -> tuple[float, ...] | None:
@@ -198,17 +198,17 @@ def read_lora(fields: Fields, engine: Engine, name: str = "lora") -> tuple[float
     Raises:
         ApiError: The field is no such list, or the model has no adapter of an id.
     """
-    given, n = fields.take(name), len(engine.card.adapters)
-    if given is None:
+    raw, n = fields.take(name), len(engine.card.adapters)
+    if raw is None:
         return None
     scales: list[Any] = [0.0] * n
-    for entry in given if isinstance(given, list) else [given]:
+    for entry in raw if isinstance(raw, list) else [raw]:
         if not isinstance(entry, dict) or entry.keys() != {"id", "scale"} or isinstance(entry["scale"], bool | str):
             raise fields.refusal(name, 'must be a list such as [{"id": 0, "scale": 0.5}]')
         number = entry["id"]
         if type(number) is not int or not 0 <= number < n:
-            known = f"ids from 0 to {n - 1}" if n else "no adapters (edgedec serve --lora FILE loads them)"
-            raise fields.refusal(name, f"has the id {number!r:.40}; the model has {known}")
+            expected = f"ids from 0 to {n - 1}" if n else "no adapters (edgedec serve --lora FILE loads them)"
+            raise fields.refusal(name, f"has the id {number!r:.40}; the model has {expected}")
         scales[number] = entry["scale"]
     try:
         return adapter_scales(scales, n)
@@ -224,9 +224,9 @@ def read_max_tokens(fields: Fields, *names: str) -> dict[str, int | None]:
     fields.rename("n_predict", names[-1])
     values = set[int | None]()
     for name in names:
-        given = fields.has(name)
+        is_set = fields.has(name)
         value = fields.whole(name, low=1, none=_NONE)
-        if given or value is not None:
+        if is_set or value is not None:
             values.add(value)
     if len(values) > 1:
         raise fields.refusal(names[1], f"and {names[0]} differ; give one of them")
@@ -237,13 +237,13 @@ def _read_prediction(fields: Fields) -> dict[str, str]:
     """Return the option prediction: the text that OpenAI's field of this name holds, as one string or in parts."""
     if not fields.has("prediction"):
         return {}
-    given = fields.object("prediction")
-    given.only("type", "content")
-    content = given.take("content")
-    given.end()
+    prediction = fields.object("prediction")
+    prediction.only("type", "content")
+    content = prediction.take("content")
+    prediction.end()
     if isinstance(content, str):
         return {"prediction": content}
-    return {"prediction": "".join(part.required_text("text") for part in given.parts("content", content))}
+    return {"prediction": "".join(part.required_text("text") for part in prediction.parts("content", content))}
 
 
 def read_decoding(fields: Fields) -> dict[str, Any]:
@@ -252,16 +252,16 @@ def read_decoding(fields: Fields) -> dict[str, Any]:
     `speculative` says whether drafts are allowed, and the rule that verifies them; `reuse` how the KV cache of earlier
     requests may be reused.
     """
-    given = fields.object("speculative")
-    draft = given.take("draft")
+    speculative = fields.object("speculative")
+    draft = speculative.take("draft")
     if draft is not None and draft not in ("auto", "off", True, False):
-        raise given.refusal("draft", f"is {draft!r:.40}; it must be 'auto' (as the server was started) or 'off'")
-    verify, reuse = given.text("verify") or COUPLED, fields.text("reuse") or "exact"
+        raise speculative.refusal("draft", f"is {draft!r:.40}; it must be 'auto' (as the server was started) or 'off'")
+    verify, reuse = speculative.text("verify") or COUPLED, fields.text("reuse") or "exact"
     try:
         require_rule(verify)
     except RequestError as error:
-        raise given.refused(error, "verify", "verify") from error
-    given.end()
+        raise speculative.refused(error, "verify", "verify") from error
+    speculative.end()
     if reuse not in get_args(Reuse):
         raise fields.refusal("reuse", f"is {reuse!r:.40}; it must be {' or '.join(get_args(Reuse))}")
     return {"draft": draft not in ("off", False), "verify": verify, "reuse": reuse}
@@ -269,8 +269,8 @@ def read_decoding(fields: Fields) -> dict[str, Any]:
 
 def read_prompts(fields: Fields, n_vocab: int) -> tuple[Prompt, ...]:
     """Return the prompts of /v1/completions: a text or token ids below `n_vocab`, or a list of these."""
-    given = fields.required("prompt")
-    several = given if isinstance(given, list) and not are_ids(given) else [given]
+    value = fields.required("prompt")
+    several = value if isinstance(value, list) and not are_ids(value) else [value]
     if not 1 <= len(several) <= MOST_PROMPTS:
         raise fields.refusal("prompt", f"holds {len(several)} prompts; it must be 1 to {MOST_PROMPTS}")
     if not all(isinstance(each, str) or are_ids(each) for each in several):

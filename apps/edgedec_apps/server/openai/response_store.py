@@ -64,11 +64,11 @@ class ResponseStore:
 
     def drop(self, response_id: str) -> bool:
         """Forget a response; return whether it was there."""
-        kept = self._kept.pop(response_id, None)
-        if kept is not None:
-            self.n_bytes -= kept.n_bytes
-            self._budget.give(kept.n_bytes)
-        return kept is not None
+        removed = self._kept.pop(response_id, None)
+        if removed is not None:
+            self.n_bytes -= removed.n_bytes
+            self._budget.give(removed.n_bytes)
+        return removed is not None
 
     def clear(self) -> None:
         """Forget all responses."""

@@ -52,15 +52,15 @@ class Asked:
     shown: dict[str, Any] = field(default_factory=dict)
 
 
-def read_response(fields: Fields, engine: Engine, kept: ResponseStore) -> tuple[TextRequest, Delivery, Asked]:
+def read_response(fields: Fields, engine: Engine, store: ResponseStore) -> tuple[TextRequest, Delivery, Asked]:
     """Read the fields of /v1/responses except `model`.
 
     Raises:
         RequestError: A field is malformed, or asks for what can't be done; the message names it.
     """
-    given = fields.peek(*_SHOWN)
+    request_fields = fields.peek(*_SHOWN)
     instructions = fields.text("instructions")
-    messages = [*_earlier(fields, kept), *read_input(fields)]
+    messages = [*_earlier(fields, store), *read_input(fields)]
     if not messages:
         raise fields.refusal("input", "holds no message; give at least one")
     options = read_sampling(fields, engine) | read_max_tokens(fields, "max_output_tokens")
@@ -80,11 +80,11 @@ def read_response(fields: Fields, engine: Engine, kept: ResponseStore) -> tuple[
     variables = read_thinking(fields, engine)
     stream, keep = fields.flag("stream"), fields.optional_flag("store") is not False
     fields.object("stream_options").end()
-    told = [{"role": "system", "content": instructions}] if instructions else []
+    system = [{"role": "system", "content": instructions}] if instructions else []
     decoding = read_decoding(fields)
     fields.end()
-    request = chat_request(engine, [*told, *messages], options, tools, variables, one_call=one_call, **decoding)
-    shown = given | {
+    request = chat_request(engine, [*system, *messages], options, tools, variables, one_call=one_call, **decoding)
+    shown = request_fields | {
         "max_output_tokens": options.get("max_tokens"),
         "parallel_tool_calls": not one_call,
         "store": keep,
@@ -96,20 +96,20 @@ def read_response(fields: Fields, engine: Engine, kept: ResponseStore) -> tuple[
     return request, Delivery(stream, logprobs=with_logprobs), Asked(keep, messages, shown)
 
 
-def _earlier(fields: Fields, kept: ResponseStore) -> list[dict[str, Any]]:
+def _earlier(fields: Fields, store: ResponseStore) -> list[dict[str, Any]]:
     """Return the chat up to the response that the request goes on from; no messages where it names none."""
     previous = fields.text("previous_response_id")
     if not previous:
         return []
-    found = kept.get(previous)
-    if found is None:
+    stored = store.get(previous)
+    if stored is None:
         raise ApiError(
             f"previous_response_id is {previous!r:.100}, which is not kept here: responses are kept in memory, the "
             "latest ones, unless store is false; send the whole conversation as input",
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    return found.messages
+    return stored.messages
 
 
 def _shown(tool: dict[str, Any]) -> dict[str, Any]:
@@ -172,8 +172,8 @@ class ResponseForm(Dialect):
         code = problem.code or "server_error"
         document = self._document("failed", self._blocks.all)
         document["error"] = {"code": "server_error", "message": str(problem)}
-        told = self._event("error", code=code, message=str(problem), param=problem.param)
-        return told + self._event("response.failed", response=document)
+        event = self._event("error", code=code, message=str(problem), param=problem.param)
+        return event + self._event("response.failed", response=document)
 
     def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
         """Return the answer in one piece."""
@@ -205,8 +205,8 @@ class ResponseForm(Dialect):
             yield self._event("response.function_call_arguments.delta", **at, delta=change.text)
         elif change.what == "end":
             call = change.block.call
-            named = {"name": call.name} if call is not None else {}
-            yield self._event("response.function_call_arguments.done", **at, arguments=change.block.text, **named)
+            function = {"name": call.name} if call is not None else {}
+            yield self._event("response.function_call_arguments.done", **at, arguments=change.block.text, **function)
 
     def _of_text(self, change: Change, at: dict[str, Any], entries: list[dict[str, Any]]) -> Iterator[bytes]:
         block, is_answer = change.block, change.block.kind == "text"
@@ -280,21 +280,21 @@ def _item_id(block: Block) -> str:
 
 async def create(request: Request, service: Service) -> Answer:
     """Answer a conversation."""
-    fields, named = await read_named(request, service)
+    fields, model = await read_named(request, service)
 
     def read(job: Job) -> ResponseForm:
         return ResponseForm(job, *read_response(fields, job.engine, service.responses))
 
-    return written(service, named, fields, read)
+    return written(service, model, fields, read)
 
 
 async def retrieve(request: Request, service: Service) -> Response:
     """Send a response that is kept."""
     response_id = request.path_params["id"]
-    kept = service.responses.get(response_id)
-    if kept is None:
+    stored = service.responses.get(response_id)
+    if stored is None:
         raise _not_kept(response_id)
-    return JSONResponse(kept.document)
+    return JSONResponse(stored.document)
 
 
 async def delete(request: Request, service: Service) -> Response:

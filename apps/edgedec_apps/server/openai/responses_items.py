@@ -23,11 +23,11 @@ def read_input(fields: Fields) -> list[Message]:
     Raises:
         ApiError: An item is malformed.
     """
-    given = fields.required("input")
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+    value = fields.required("input")
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
     messages: list[Message] = []
-    for item in fields.parts("input", given):
+    for item in fields.parts("input", value):
         _add(messages, item)
     return messages
 
@@ -100,6 +100,6 @@ def _part(part: Fields, kind: Any) -> Part | None:
         text = part.text_of_kind(kind, *_TEXT_PARTS)
         return None if text is None else {"type": "text", "text": text}
     part.unsupported("file_id", "no files are kept here; give image_url")
-    found = picture_of_url(part, "image_url", part.take("image_url"))
+    picture = picture_of_url(part, "image_url", part.take("image_url"))
     part.end()
-    return found
+    return picture

@@ -67,10 +67,10 @@ async def pdf(request: Request, service: Service) -> Response:
     limits, cancel = Limits(n_bytes, _PATIENCE_S, _MOST_CHARACTERS), CancelToken()
     async with memory.more(n_bytes):
         with service.running(cancel):
-            found = await asyncio.to_thread(read_pdf, bytes(data), limits, cancel)
-    if "error" in found:
-        raise ApiError(f"the PDF can't be read: {found['error']}", code="invalid_pdf")
-    return JSONResponse(found)
+            read = await asyncio.to_thread(read_pdf, bytes(data), limits, cancel)
+    if "error" in read:
+        raise ApiError(f"the PDF can't be read: {read['error']}", code="invalid_pdf")
+    return JSONResponse(read)
 
 
 _CHARACTER_BYTES = 16  # of what a search holds of a text: passages, and prompts of them
@@ -85,7 +85,7 @@ async def passages(request: Request, service: Service) -> Answer:
         ApiError: The request is malformed (400).
         PromptTooLongError: The files are too long, and nothing in them matches the question.
     """
-    fields, named = await read_named(request, service)
+    fields, model = await read_named(request, service)
     earlier = fields.each("messages")
     before = read_messages(earlier) if earlier else []
     documents = [_document(file) for file in fields.each("files")]
@@ -97,12 +97,12 @@ async def passages(request: Request, service: Service) -> Answer:
         asking = Asking(engine, before=before, n_answer=engine.n_ctx // 2, named=True)  # half is for what follows
         n_bytes = await tokenizer_bytes([*texts, question or ""]) + _CHARACTER_BYTES * sum(map(len, texts))
         async with job.memory.more(n_bytes):
-            content, found = await job.in_thread(asking.about, documents, question)
-        if found is None:
+            content, passages = await job.in_thread(asking.about, documents, question)
+        if passages is None:
             return {"content": None, "note": None}
-        return {"content": content, "note": found.line(", ".join(each.name for each in documents), engine.n_ctx)}
+        return {"content": content, "note": passages.line(", ".join(each.name for each in documents), engine.n_ctx)}
 
-    return Answer(service, named, fields, compute)
+    return Answer(service, model, fields, compute)
 
 
 def _document(file: Fields) -> Document:

@@ -80,7 +80,7 @@ class Names:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.served = [_served(model) for model in settings.models]
-        if len({named.name for named in self.served}) < len(self.served):
+        if len({served.name for served in self.served}) < len(self.served):
             raise RequestError("two models of the command line have the same name; rename the file of one")
 
     def find(self, name: str | None, only: Recipe | None = None) -> Named:
@@ -97,11 +97,11 @@ class Names:
         for each in dict.fromkeys((name, name.removesuffix(":latest"))):
             if not self._is_ours(each) and (preset := find_preset(each)) is not None:
                 return self._of_preset(preset)
-            if (found := self.model(each)) is not None:
-                return found
+            if (model := self.model(each)) is not None:
+                return model
         if name.removesuffix(":latest") == DEFAULT:
             return self._first(only)
-        hint = did_you_mean(name[:200], [named.name for named in self.all()])
+        hint = did_you_mean(name[:200], [served.name for served in self.all()])
         raise ApiError(
             f"there is no model {name!r:.200} here{hint or ';'} GET /v1/models lists the models, and edgedec pull or "
             "POST /api/pull fetches another",
@@ -112,14 +112,14 @@ class Names:
 
     def _is_ours(self, name: str) -> bool:
         """Return whether a name is the command line's, or "default", so that no preset can take it."""
-        ours = (*(named.name for named in self.served), *self._settings.models, *self._settings.aliases, DEFAULT)
+        ours = (*(served.name for served in self.served), *self._settings.models, *self._settings.aliases, DEFAULT)
         return name in ours
 
     def _first(self, only: Recipe | None) -> Named:
         """Return the model for requests that name none (ApiError where there is none)."""
-        for named in self.served or (self.all() if only is not None else ()):
-            if self.served or named.recipe == only:
-                return named
+        for served in self.served or (self.all() if only is not None else ()):
+            if self.served or served.recipe == only:
+                return served
         raise ApiError("the field model is missing; name a model of GET /v1/models", param="model")
 
     def all(self) -> list[Named]:
@@ -128,19 +128,19 @@ class Names:
         Raises:
             StorageError: A folder can't be read.
         """
-        found = {named.name: named for named in self.served}
+        by_name = {served.name: served for served in self.served}
         for preset in list_presets():
-            if preset.name not in found and not self._is_ours(preset.name) and self.model(preset.model) is not None:
-                found[preset.name] = self._of_preset(preset)
+            if preset.name not in by_name and not self._is_ours(preset.name) and self.model(preset.model) is not None:
+                by_name[preset.name] = self._of_preset(preset)
         for name, path in _installed().items():
-            found.setdefault(name, self._installed(path, name))
-        return list(found.values())
+            by_name.setdefault(name, self._installed(path, name))
+        return list(by_name.values())
 
     def model(self, name: str) -> Named | None:
         """Return the model of a name that is no preset's, or None."""
-        for named, given in zip(self.served, self._settings.models, strict=True):
-            if name in (named.name, given):
-                return named
+        for served, setting in zip(self.served, self._settings.models, strict=True):
+            if name in (served.name, setting):
+                return served
         if name in self._settings.aliases:
             return self.served[0]
         path = installed_file(name)
@@ -220,13 +220,13 @@ def installed_file(name: str, *, draft_head: bool = False) -> Path | None:
 
 def _installed() -> dict[str, Path]:
     """Return the files of the models on this machine by name."""
-    found = [model for model in list_models() if model.complete and model.path.suffix.lower() == ".gguf"]
-    return {model.name: model.path for model in found}  # those of EDGEDEC_MODELS come last, and count more
+    installed = [model for model in list_models() if model.complete and model.path.suffix.lower() == ".gguf"]
+    return {model.name: model.path for model in installed}  # those of EDGEDEC_MODELS come last, and count more
 
 
-def with_files(found: Iterable[Named]) -> list[tuple[Named, ModelFile | None]]:
+def with_files(entries: Iterable[Named]) -> list[tuple[Named, ModelFile | None]]:
     """Return models with their files; None for a file that is not on this machine."""
-    return [(named, model_file(named.recipe)) for named in found]
+    return [(served, model_file(served.recipe)) for served in entries]
 
 
 def model_file(recipe: Recipe) -> ModelFile | None:

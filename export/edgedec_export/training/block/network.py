@@ -61,8 +61,8 @@ def new_weights(card: HeadCard, output_norm: Any, tap_scale: Any, embedding: Any
         weights |= {f"layers.{i}.{name}": values for name, values in layer.items()}
     weights[MARKOV_TABLE] = random(card.n_vocab_draft + 1, block.rank, 1.0)
     weights["markov_w2"] = torch.zeros(card.n_vocab_draft, block.rank)
-    given = {"output_norm": FIRST_OUTPUT * output_norm, "mask": embedding, TAP_SCALE: tap_scale}
-    return weights | {name: torch.from_numpy(np.array(values, np.float32)) for name, values in given.items()}
+    extra = {"output_norm": FIRST_OUTPUT * output_norm, "mask": embedding, TAP_SCALE: tap_scale}
+    return weights | {name: torch.from_numpy(np.array(values, np.float32)) for name, values in extra.items()}
 
 
 def places_of(card: HeadCard, token_ids: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -128,21 +128,21 @@ def _attention(card: HeadCard, w: Weights, blocks: Blocks, rows: Pair, places: t
     d, size = card.head_dim, int(blocks.depths.max(initial=0)) + 1
 
     def heads(which: int, name: str) -> Tensor:
-        found = F.linear(rows[which], w[name]).unflatten(-1, (-1, d)).transpose(0, 1)
-        return found if name == "v" else turned(rms(found, w[f"{name}_norm"], card), *places[which])
+        heads_of_rows = F.linear(rows[which], w[name]).unflatten(-1, (-1, d)).transpose(0, 1)
+        return heads_of_rows if name == "v" else turned(rms(heads_of_rows, w[f"{name}_norm"], card), *places[which])
 
     q = heads(0, "q").unflatten(0, (card.n_head_kv, -1)) / math.sqrt(d)  # [kv, groups, R, d]
     own_keys, own_values = (_moved(heads(0, name), size) for name in "kv")
     keys, values = heads(1, "k"), heads(1, "v")  # [kv, C, d]
-    own = torch.stack([(q * k[:, None]).sum(-1) for k in own_keys], -1)  # [kv, groups, R, size]
-    outside = torch.from_numpy(np.arange(size) > blocks.depths[:, None]).to(own.device)
-    own = own.masked_fill(outside, -math.inf)
+    own_scores = torch.stack([(q * k[:, None]).sum(-1) for k in own_keys], -1)  # [kv, groups, R, size]
+    outside = torch.from_numpy(np.arange(size) > blocks.depths[:, None]).to(own_scores.device)
+    own_scores = own_scores.masked_fill(outside, -math.inf)
     out = []
     for span in blocks.spans:
         there, asked, n = keys[:, span.context], q[:, :, span.rows], span.context.stop - span.context.start
         far = (asked.flatten(1, 2) @ there.transpose(1, 2)).unflatten(1, asked.shape[1:3])
-        later = torch.from_numpy(np.arange(n) >= blocks.anchors[span.rows, None]).to(own.device)
-        scores = torch.cat([far.masked_fill(later, -math.inf), own[:, :, span.rows]], -1)
+        later = torch.from_numpy(np.arange(n) >= blocks.anchors[span.rows, None]).to(own_scores.device)
+        scores = torch.cat([far.masked_fill(later, -math.inf), own_scores[:, :, span.rows]], -1)
         share = scores.softmax(-1).to(values.dtype)
         seen = (share[..., :n].flatten(1, 2) @ values[:, span.context]).unflatten(1, asked.shape[1:3])
         near = (share[..., n + i, None] * v[:, None, span.rows] for i, v in enumerate(own_values))

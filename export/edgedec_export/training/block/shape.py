@@ -41,12 +41,17 @@ def block_shape(n_embd: int, n_layers: int | None, size: int | None, rank: int |
     wide = n_embd >= _WIDE
     defaults = {"n_layers": 2, "block": 8 if wide else 6, "rank": 128 if wide else 64}
     asked = {"n_layers": n_layers, "block": size, "rank": rank}
-    found = {name: defaults[name] if value is None else value for name, value in asked.items()}
+    values = {name: defaults[name] if value is None else value for name, value in asked.items()}
     for name, (least, most) in _LIMITS.items():
-        if not least <= found[name] <= most:
-            raise OptionError(name, found[name], f"it must be from {least} to {most}")
+        if not least <= values[name] <= most:
+            raise OptionError(name, values[name], f"it must be from {least} to {most}")
     return BlockShape(
-        n_layer=found["n_layers"], size=found["block"], shifted=True, causal=True, markov="vanilla", rank=found["rank"]
+        n_layer=values["n_layers"],
+        size=values["block"],
+        shifted=True,
+        causal=True,
+        markov="vanilla",
+        rank=values["rank"],
     )
 
 
@@ -121,32 +126,32 @@ def markov_table(arrays: dict[str, Floats], embeddings: Floats, epsilon: float) 
     """
     table, normed = arrays["markov_w1"], _normed(embeddings, epsilon)
     rank = min(table.shape[1], normed.shape[1], len(normed) - 1)
-    found = (normed - normed.mean(axis=0)) @ _components(normed)[:rank].T
-    table[:-1, :rank] = found / found.std(axis=0)
+    projected = (normed - normed.mean(axis=0)) @ _components(normed)[:rank].T
+    table[:-1, :rank] = projected / projected.std(axis=0)
     table[-1] = 0
 
 
 def _components(vectors: Floats) -> Floats:
     """Return float32[n_embd, n_embd], the vectors' main components, the largest first."""
-    found: Floats = np.linalg.eigh(np.cov(vectors, rowvar=False))[1].T[::-1].astype(np.float32)
-    return found
+    vectors_out: Floats = np.linalg.eigh(np.cov(vectors, rowvar=False))[1].T[::-1].astype(np.float32)
+    return vectors_out
 
 
 def _direction(card: HeadCard, back: int) -> Floats:
     """Return float32[head_dim]: as a query it fits best to the key `_direction(card, 0)` so many tokens before it."""
     speeds = card.rope_base ** (-np.arange(0, card.head_dim, 2) / card.head_dim)
     angles = back * speeds
-    found = np.concatenate([np.cos(angles), -np.sin(angles)]) * np.tile(speeds > _SLOWEST, 2)
-    direction: Floats = (found * np.sqrt(card.head_dim / (speeds > _SLOWEST).sum())).astype(np.float32)
+    turned = np.concatenate([np.cos(angles), -np.sin(angles)]) * np.tile(speeds > _SLOWEST, 2)
+    direction: Floats = (turned * np.sqrt(card.head_dim / (speeds > _SLOWEST).sum())).astype(np.float32)
     return direction
 
 
-def _fitted(vectors: Floats, wanted: Floats) -> Floats:
+def _fitted(vectors: Floats, targets: Floats) -> Floats:
     """Return float32[n_embd], whose products with the vectors are nearest to what is wanted."""
     squares = vectors.T @ vectors
     squares += _RIDGE * np.trace(squares) / len(squares) * np.eye(len(squares), dtype=np.float32)
-    found: Floats = np.linalg.solve(squares, vectors.T @ wanted).astype(np.float32)
-    return found
+    solution: Floats = np.linalg.solve(squares, vectors.T @ targets).astype(np.float32)
+    return solution
 
 
 def _normed(x: Floats, epsilon: float) -> Floats:

@@ -122,12 +122,12 @@ class BlockStudent:
     ) -> None:
         self._card, self._shape, self._seed = card, shape_of(card), seed
         self._borrowed = Borrowed.of(parts, token_ids, device)
-        known = parts.embeddings(token_ids)
-        weights = new_weights(card, parts.output_norm, tap_scale(lessons), known.mean(axis=0), seed)
+        embeddings = parts.embeddings(token_ids)
+        weights = new_weights(card, parts.output_norm, tap_scale(lessons), embeddings.mean(axis=0), seed)
         written = np.concatenate([lesson.token_ids[lesson.n_prompt :] for lesson in lessons])
         arrays = {name: values.numpy() for name, values in weights.items()}  # of the same memory
         first_attention(card, arrays, lessons, parts.embeddings(written))
-        markov_table(arrays, known, card.rms_epsilon)
+        markov_table(arrays, embeddings, card.rms_epsilon)
         self.weights: Weights = {name: values.to(device) for name, values in weights.items()}
         for name in weights.keys() - {TAP_SCALE}:
             self.weights[name].requires_grad_()
@@ -151,33 +151,33 @@ class BlockStudent:
     def drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
         """Return what a drafter with these tensors drafts after each token of each lesson's answer but the last one."""
         on_device = {name: values.detach().to(self._borrowed.device) for name, values in weights.items()}
-        found: list[Drafted] = []
+        drafts: list[Drafted] = []
         with torch.no_grad(), in_product_type(self._borrowed.device):
             for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
-                found += self._drafted(on_device, group)
-        return found
+                drafts += self._drafted(on_device, group)
+        return drafts
 
     def _drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
         blocks = blocks_of(lessons, self._shape.size)
         rows = self._scorer(weights).joined()
         best, chances = most_probable(self._states(weights, blocks), rows)
         right = self._borrowed.token_ids[best] == blocks.answers[blocks.which]
-        found = []
+        drafts = []
         for lesson, span in zip(lessons, blocks.spans, strict=True):
             at = blocks.anchors[span.rows] - lesson.n_prompt, blocks.depths[span.rows]
             shape = lesson.n_answer - 1, self._shape.size
             drafted = Drafted(lesson.kind, np.zeros(shape, np.bool_), np.zeros(shape, np.float32))
             drafted.right[at], drafted.sure[at] = right[span.rows], chances[span.rows]
-            found.append(drafted)
-        return found
+            drafts.append(drafted)
+        return drafts
 
     def _scorer(self, weights: Weights) -> Scorer:
         return Scorer(self._borrowed.rows, weights["markov_w2"])
 
     def _states(self, weights: Weights, blocks: Blocks) -> Tensor:
         """Return f32[R, n_embd + rank], the rows' states beside the Markov embeddings of the tokens before."""
-        known, places = np.unique(blocks.before[blocks.depths == 0], return_inverse=True)
-        embeddings = torch.from_numpy(self._borrowed.parts.embeddings(known)).to(self._borrowed.device)
+        distinct, places = np.unique(blocks.before[blocks.depths == 0], return_inverse=True)
+        embeddings = torch.from_numpy(self._borrowed.parts.embeddings(distinct)).to(self._borrowed.device)
         states = states_of(self._card, weights, blocks, embeddings[self._on(places)]).float()
         return torch.cat([states, F.embedding(self._on(self._places[blocks.before]), weights[MARKOV_TABLE])], -1)
 

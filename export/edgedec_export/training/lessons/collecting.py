@@ -107,9 +107,9 @@ class _Collector:
 
     def progress(self) -> Progress:
         """Return how many of the wanted tokens there are."""
-        wanted = self._job.n_tokens
-        is_over = self._n_tokens >= wanted and not self._open
-        return Progress("answers", wanted if is_over else min(self._n_tokens, wanted - 1), wanted, "tokens")
+        n_tokens = self._job.n_tokens
+        is_over = self._n_tokens >= n_tokens and not self._open
+        return Progress("answers", n_tokens if is_over else min(self._n_tokens, n_tokens - 1), n_tokens, "tokens")
 
     def next_task(self) -> Task[_Key] | None:
         """Return the next text to write: answers first, then prompts of the file that comes next."""

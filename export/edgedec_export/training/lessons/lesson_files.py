@@ -106,8 +106,8 @@ class LessonFile:
             data = self.path.read_bytes()
         except OSError as error:
             raise ModelFormatError(f"{self.path}: {error.strerror}; run the command again to write it again") from error
-        found = _NAME.fullmatch(self.path.name)
-        if found is None or found[3] != _hash(data):
+        match = _NAME.fullmatch(self.path.name)
+        if match is None or match[3] != _hash(data):
             self.path.unlink(missing_ok=True)
             raise ModelFormatError(f"{self.path} was damaged and is deleted; run the command again to write it again")
         try:
@@ -128,8 +128,8 @@ def prompt_hash(message: str) -> str:
 
 def lesson_files(folder: Path) -> dict[int, LessonFile]:
     """Return the files of lessons in a folder by number, ascending; other files are passed over."""
-    found = [match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    files = [LessonFile(folder / match[0], int(match[1]), int(match[2])) for match in found]
+    matches = [match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    files = [LessonFile(folder / match[0], int(match[1]), int(match[2])) for match in matches]
     return {file.number: file for file in sorted(files, key=lambda file: file.number)}
 
 

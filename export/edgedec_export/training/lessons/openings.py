@@ -25,19 +25,19 @@ class Opening:
     is_whole: bool = False
 
 
-def opening_of(number: int, seed: int, own: tuple[Opening, ...] = ()) -> Opening:
+def opening_of(number: int, seed: int, openings: tuple[Opening, ...] = ()) -> Opening:
     """Return the opening of prompt `number`: first the user's own prompts, then drawn ones.
 
     Args:
         number: Counts the prompts, from 0.
         seed: Another seed draws other openings.
-        own: The user's own prompts.
+        openings: The user's own prompts.
 
     >>> opening_of(5, 0) == opening_of(5, 0)
     True
     """
-    if number < len(own):
-        return own[number]
+    if number < len(openings):
+        return openings[number]
     by_kind, topics = _openings(), _lines("topics.txt")
     draw = Random(f"{seed} {number}")  # a hash of the text, the same on every machine
     kind = draw.choice(sorted(by_kind))
@@ -47,11 +47,11 @@ def opening_of(number: int, seed: int, own: tuple[Opening, ...] = ()) -> Opening
 @cache
 def _openings() -> dict[str, list[str]]:
     """Return the texts of openings.txt by kind."""
-    found: dict[str, list[str]] = {}
+    by_kind: dict[str, list[str]] = {}
     for line in _lines("openings.txt"):
         kind, _, text = line.partition("|")
-        found.setdefault(kind, []).append(text.replace("\\n", "\n"))
-    return found
+        by_kind.setdefault(kind, []).append(text.replace("\\n", "\n"))
+    return by_kind
 
 
 @cache

@@ -22,14 +22,14 @@ def read_prompts(paths: Sequence[Path]) -> tuple[Opening, ...]:
         StorageError: A file can't be read.
         RequestError: A file is not UTF-8, is too long or holds no prompt, or a line is no such object.
     """
-    found: dict[str, Opening] = {}
+    openings: dict[str, Opening] = {}
     for path in paths:
-        n_before = len(found)
+        n_before = len(openings)
         for opening in _of_file(path):
-            found.setdefault(opening.text, opening)
-        if len(found) == n_before and not any(True for _ in _of_file(path)):
+            openings.setdefault(opening.text, opening)
+        if len(openings) == n_before and not any(True for _ in _of_file(path)):
             raise RequestError(f"{path} holds no prompt; write one prompt a line")
-    return tuple(found.values())
+    return tuple(openings.values())
 
 
 def _of_file(path: Path) -> Iterator[Opening]:

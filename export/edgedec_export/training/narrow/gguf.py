@@ -73,8 +73,8 @@ def write_narrow(out: Path, parts: TargetParts, shape: NarrowShape, weights: dic
         _tensor("output_norm.weight", weights["output_norm"]),
     ]
     for i in range(shape.n_layer):
-        found = {name: weights[f"{i}.{name}"] for name in _NAMES if f"{i}.{name}" in weights}
-        tensors += [_tensor(f"blk.{i}.{_NAMES[name]}", values) for name, values in found.items()]
+        layer = {name: weights[f"{i}.{name}"] for name in _NAMES if f"{i}.{name}" in weights}
+        tensors += [_tensor(f"blk.{i}.{_NAMES[name]}", values) for name, values in layer.items()]
     entries = _entries(parts, shape, out.stem, record)
     with new_file(out, sources=parts.gguf.paths, force=True) as part:
         write_gguf(part, entries, tensors)

@@ -41,7 +41,7 @@ def initial_weights(
     """
     turn = basis(lessons, parts, shape.n_embd)
     norm = math.sqrt(parts.network.n_embd / shape.n_embd)  # states that keep their length are that much larger
-    found = {
+    weights = {
         "enter": turn * np.float32(parts.network.switches.embedding_scale),
         "leave": parts.output_norm[:, None] * turn,
         "output_norm": np.full(shape.n_embd, norm, np.float32),
@@ -53,8 +53,8 @@ def initial_weights(
         draw = np.random.default_rng(seed)
         made = [_random_layer(shape, draw) for _ in range(shape.n_layer)]
     for i, layer in enumerate(made):
-        found |= {f"{i}.{name}": np.ascontiguousarray(values, np.float32) for name, values in layer.items()}
-    return found
+        weights |= {f"{i}.{name}": np.ascontiguousarray(values, np.float32) for name, values in layer.items()}
+    return weights
 
 
 def basis(lessons: Sequence[Lesson], parts: TargetParts, width: int) -> Floats:
@@ -77,31 +77,31 @@ def basis(lessons: Sequence[Lesson], parts: TargetParts, width: int) -> Floats:
 
 def _random_layer(shape: NarrowShape, draw: np.random.Generator) -> dict[str, Floats]:
     """Return a layer that adds little to what it reads."""
-    found: dict[str, Floats] = {name: np.ones(shape.n_embd, np.float32) for name in ("attn_norm", "ffn_norm")}
+    layer: dict[str, Floats] = {name: np.ones(shape.n_embd, np.float32) for name in ("attn_norm", "ffn_norm")}
     for name, (n_out, n_in) in shape.matrices().items():
         scale = (0.2 if name in ("o", "down") else 1.0) / math.sqrt(n_in)
-        found[name] = (draw.standard_normal((n_out, n_in)) * scale).astype(np.float32)
-    return found
+        layer[name] = (draw.standard_normal((n_out, n_in)) * scale).astype(np.float32)
+    return layer
 
 
 def _sliced_layer(parts: TargetParts, shape: NarrowShape, layer: int, turn: Floats, norm: float) -> dict[str, Floats]:
     """Return a layer of the target in the directions `turn`, with the largest elements of its feed-forward block."""
     n = parts.network
     before = {name: _vector(parts, f"blk.{layer}.{name}.weight")[:, None] * turn for name in ("attn_norm", "ffn_norm")}
-    found: dict[str, Floats] = {name: np.full(shape.n_embd, norm, np.float32) for name in before}
+    by_name: dict[str, Floats] = {name: np.full(shape.n_embd, norm, np.float32) for name in before}
     for name, n_heads in (("q", n.n_head), ("k", n.n_head_kv), ("v", 0)):
         matrix = _matrix(parts, f"blk.{layer}.attn_{name}.weight") @ before["attn_norm"]
-        found[name] = _neighbours(parts, matrix, n_heads)
+        by_name[name] = _neighbours(parts, matrix, n_heads)
     for name, n_heads in (("q", n.n_head), ("k", n.n_head_kv), ("v", 0)):
         key = f"blk.{layer}.{_BIASES[f'{name}_bias']}"
         if key in parts.gguf.tensors:
-            found[f"{name}_bias"] = _neighbours(parts, _vector(parts, key)[:, None], n_heads)[:, 0]
-    found["o"] = turn.T @ _matrix(parts, f"blk.{layer}.attn_output.weight")
+            by_name[f"{name}_bias"] = _neighbours(parts, _vector(parts, key)[:, None], n_heads)[:, 0]
+    by_name["o"] = turn.T @ _matrix(parts, f"blk.{layer}.attn_output.weight")
     gate, up, down = (_matrix(parts, f"blk.{layer}.ffn_{name}.weight") for name in ("gate", "up", "down"))
     gate, up, down = gate @ before["ffn_norm"], up @ before["ffn_norm"], turn.T @ down
     sizes = np.linalg.norm(gate, axis=1) * np.linalg.norm(up, axis=1) * np.linalg.norm(down, axis=0)
-    kept = np.sort(np.argsort(-sizes, kind="stable")[: shape.n_ff])
-    return found | {"gate": gate[kept], "up": up[kept], "down": down[:, kept]}
+    rows = np.sort(np.argsort(-sizes, kind="stable")[: shape.n_ff])
+    return by_name | {"gate": gate[rows], "up": up[rows], "down": down[:, rows]}
 
 
 def _neighbours(parts: TargetParts, matrix: Floats, n_heads: int) -> Floats:

@@ -118,8 +118,8 @@ class NarrowStudent:
 
     def _states(self, weights: Weights, texts: Texts) -> Tensor:
         """Return [N, width], the states before the tokens of the answers."""
-        known, places = np.unique(texts.token_ids, return_inverse=True)
-        table = torch.from_numpy(self._parts.embeddings(known)).to(self._device)
+        distinct, places = np.unique(texts.token_ids, return_inverse=True)
+        table = torch.from_numpy(self._parts.embeddings(distinct)).to(self._device)
         embeddings = table[torch.from_numpy(places.reshape(texts.token_ids.shape)).to(self._device)]
         states = states_of(self.shape, weights, embeddings).flatten(0, 1)
         return states[torch.from_numpy(texts.at).to(self._device)]
@@ -129,14 +129,14 @@ class NarrowStudent:
         on_device = {name: values.detach().to(self._device) for name, values in weights.items()}
         every = np.arange(self.shape.n_vocab)
         rows = torch.from_numpy(self._parts.output_rows(every)).to(self._device, product_type(self._device))
-        found: list[Drafted] = []
+        drafts: list[Drafted] = []
         with torch.no_grad(), in_product_type(self._device):
             for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
                 best, sure = most_probable(self._outputs(on_device, Texts.of(group)), rows)
                 ends = np.cumsum([lesson.n_answer for lesson in group])[:-1]
                 pairs = zip(group, np.split(best, ends), np.split(sure, ends), strict=True)
-                found += [drafts_of(lesson, tokens, chances) for lesson, tokens, chances in pairs]
-        return found
+                drafts += [drafts_of(lesson, tokens, chances) for lesson, tokens, chances in pairs]
+        return drafts
 
     def state(self) -> dict[str, Any]:
         """Return all that changes, for restore()."""
@@ -180,15 +180,15 @@ def exit_states(shape: NarrowShape, weights: Weights, embeddings: Tensor, exits:
         exits: Numbers of layers, ascending.
     """
     x = F.linear(embeddings, weights["enter"].T)
-    turns, found = _turns(shape, embeddings), []
+    turns, states = _turns(shape, embeddings), []
     for i in range(exits[-1]):
         layer = {name.partition(".")[2]: values for name, values in weights.items() if name.startswith(f"{i}.")}
         x = x + F.linear(_attention(shape, layer, rms(x, layer["attn_norm"], shape), turns), layer["o"])
         inner = rms(x, layer["ffn_norm"], shape)
         x = x + F.linear(F.silu(F.linear(inner, layer["gate"])) * F.linear(inner, layer["up"]), layer["down"])
         if i + 1 in exits:
-            found.append(rms(x, weights["output_norm"], shape))
-    return found
+            states.append(rms(x, weights["output_norm"], shape))
+    return states
 
 
 def _attention(shape: NarrowShape, layer: Weights, x: Tensor, turns: Tensor) -> Tensor:
@@ -196,8 +196,8 @@ def _attention(shape: NarrowShape, layer: Weights, x: Tensor, turns: Tensor) -> 
     n_batch, n_rows, _ = x.shape
 
     def heads(name: str) -> Tensor:
-        found = F.linear(x, layer[name], layer.get(f"{name}_bias"))
-        return found.view(n_batch, n_rows, -1, shape.head_dim).transpose(1, 2)
+        heads_of_rows = F.linear(x, layer[name], layer.get(f"{name}_bias"))
+        return heads_of_rows.view(n_batch, n_rows, -1, shape.head_dim).transpose(1, 2)
 
     q, k, v = _rotated(heads("q"), shape.n_rot, turns), _rotated(heads("k"), shape.n_rot, turns), heads("v")
     groups = shape.n_head // shape.n_head_kv

@@ -169,12 +169,12 @@ class CpuDraftHeadState:
 
     def _open_states(self, held: ExitStack) -> list["CpuDraftHeadState"]:
         """Return the states of all sessions that are not closed, maybe without this one; `held` keeps them open."""
-        found = []
+        states = []
         for state in list(self.head.followers):
             with suppress(SessionError):
                 held.enter_context(state.using())
-                found.append(state)
-        return found
+                states.append(state)
+        return states
 
     def rest(self) -> None:
         """Stop following the text."""
@@ -210,12 +210,12 @@ class CpuDraftHeadState:
         native_rules = DraftRules(rules.n_max, len(edges), addressof(edges), of_factors, rules.least_path, most_s)
         nodes = (Drafted * rules.n_max)()
         item = DraftItem(self._session, n_past, token, native_rules, nodes)
-        found = nodes[: self._called(_CHAINS, item, edges, factors)]
-        if not found:
+        chains = nodes[: self._called(_CHAINS, item, edges, factors)]
+        if not chains:
             return _NO_CHAIN
-        self._evaluated = [self._begun(rules.n_max), *[(1, self.price.level)] * (len(found) - 1)]
+        self._evaluated = [self._begun(rules.n_max), *[(1, self.price.level)] * (len(chains) - 1)]
         return DraftedChain(
-            *zip(*[(node.token, node.p, node.second_token, node.second_p, node.sure) for node in found], strict=True)
+            *zip(*[(node.token, node.p, node.second_token, node.second_p, node.sure) for node in chains], strict=True)
         )
 
     def begin(self, n_past: int, token: int) -> F32 | None:
@@ -259,9 +259,9 @@ class CpuDraftHeadState:
 
     def _scored(self, n_past: int, token: int, evaluated: tuple[int, float]) -> F32 | None:
         item = DraftItem(self._session, n_past, token, scores=address(self._scores))
-        found = self._called(_SCORES, item)
-        self._evaluated = [evaluated] if found else []
-        return self._scores if found else None
+        scores = self._called(_SCORES, item)
+        self._evaluated = [evaluated] if scores else []
+        return self._scores if scores else None
 
     def _called(self, kind: str, item: ctypes.Structure, *pointed_to: object) -> int:
         """Answer a call, together with other sessions' calls where they are joined; return what was found.

@@ -97,12 +97,12 @@ def known_tile_file(job: Job) -> Path | None:
     if job.cache_dir is None:
         return None
     try:
-        found = _candidates(job, tiles_folder(job.cache_dir))
+        candidates = _candidates(job, tiles_folder(job.cache_dir))
     except CacheUnusableError:
         return None
-    for tiles in found:
+    for tiles in candidates:
         tiles.close()
-    return found[0].path if found else None
+    return candidates[0].path if candidates else None
 
 
 def can_be_mapped(job: Job) -> bool:
@@ -122,8 +122,8 @@ def can_be_mapped(job: Job) -> bool:
 
 
 def _key(header: TileHeader) -> str:
-    wanted = json.dumps([header.layout, header.header_hash, header.n_model_bytes])
-    return hashlib.sha256(wanted.encode()).hexdigest()[:16]
+    digest_text = json.dumps([header.layout, header.header_hash, header.n_model_bytes])
+    return hashlib.sha256(digest_text.encode()).hexdigest()[:16]
 
 
 def _from_cache(job: Job, cache_dir: Path) -> Tiles:
@@ -142,12 +142,14 @@ def _from_cache(job: Job, cache_dir: Path) -> Tiles:
 
 def _may_replace(job: Job, cache_dir: Path) -> bool:
     """Tell whether the tile file may take the place of the model's file: one that was fetched to the cache."""
-    path, own = job.gguf.paths[0], os.environ.get("EDGEDEC_MODELS")
+    path, models_folder = job.gguf.paths[0], os.environ.get("EDGEDEC_MODELS")
     if not job.tiles_only or not job.plain or not path.is_relative_to(cache_dir.absolute()) or path.is_symlink():
         return False
     if not MAPPED_FILES_MOVE:
         return False
-    if own and Path(own).expanduser().resolve() == path.parent.resolve():  # only the user writes there
+    if (
+        models_folder and Path(models_folder).expanduser().resolve() == path.parent.resolve()
+    ):  # only the user writes there
         return False
     record = read_record(path)
     return record is not None and not record.keep_file
@@ -189,9 +191,9 @@ def _is_in_the_model(job: Job) -> bool:
         job.gguf = replace(read_gguf(job.gguf.paths[0]), tensors=job.gguf.tensors)
     if job.gguf.form is None:
         return False
-    found = job.gguf.form.tiles
-    job.sha256 = found.model_sha256
-    return replace(found, model_sha256=job.header.model_sha256, crcs=job.header.crcs) == job.header
+    form_tiles = job.gguf.form.tiles
+    job.sha256 = form_tiles.model_sha256
+    return replace(form_tiles, model_sha256=job.header.model_sha256, crcs=job.header.crcs) == job.header
 
 
 def _in_the_model(job: Job) -> Tiles | None:
@@ -239,13 +241,13 @@ def _find(job: Job, folder: Path, source: Source, *, discard: bool = False) -> T
 
     Where a tile file was made from other paths or times, the model is read to find out whether it is the same.
     """
-    found = _candidates(job, folder, discard=discard)
-    chosen = next((tiles for tiles in found if tiles.path and source in read_sources(tiles.path)), None)
+    candidates = _candidates(job, folder, discard=discard)
+    chosen = next((tiles for tiles in candidates if tiles.path and source in read_sources(tiles.path)), None)
     try:
-        if found and chosen is None:
-            chosen = _equal_model(job, found, source)
+        if candidates and chosen is None:
+            chosen = _equal_model(job, candidates, source)
     finally:
-        for tiles in found:
+        for tiles in candidates:
             if tiles is not chosen:
                 tiles.close()
     try:
@@ -297,7 +299,7 @@ def _discard(path: Path, error: ModelFormatError) -> None:
 
 def _candidates(job: Job, folder: Path, *, discard: bool = False) -> list[Tiles]:
     """Return the tiles, mapped, of all files for this header, size, layout and tensors; `discard` as for _find."""
-    found, start = [], _key(job.header) + "."
+    candidates, start = [], _key(job.header) + "."
     with cache_errors():
         for path in tile_paths(folder):
             if not path.name.startswith(start):
@@ -311,14 +313,14 @@ def _candidates(job: Job, folder: Path, *, discard: bool = False) -> list[Tiles]
                     _discard(path, error)
                 continue
             if replace(tiles.header, model_sha256=job.header.model_sha256, crcs=job.header.crcs) == job.header:
-                found.append(tiles)
+                candidates.append(tiles)
             else:
                 logger.info("%s: its tiles are other ones than expected; they are made anew", job.label)
                 tiles.close()
-    return found
+    return candidates
 
 
-def _equal_model(job: Job, found: list[Tiles], source: Source) -> Tiles | None:
+def _equal_model(job: Job, candidates: list[Tiles], source: Source) -> Tiles | None:
     """Read the model and return those tiles that were made from the same bytes; None where there are none."""
     if not job.sha256:
         logger.info("%s is not known by its path and times; it is read to see whether it changed", job.label)
@@ -326,7 +328,7 @@ def _equal_model(job: Job, found: list[Tiles], source: Source) -> Tiles | None:
         sha256 = model_sha256(job.gguf.paths, lambda done: job.report("verify", done, n_bytes, job.label))
         require_unchanged(job, source)
         job.sha256 = sha256
-    chosen = next((tiles for tiles in found if tiles.header.model_sha256 == job.sha256), None)
+    chosen = next((tiles for tiles in candidates if tiles.header.model_sha256 == job.sha256), None)
     if chosen is not None and chosen.path is not None:
         _remember(job, chosen.path, source)
     return chosen
@@ -355,8 +357,8 @@ def _build(job: Job, cache_dir: Path, source: Source) -> Tiles:
         )
     path = make_file(job, _partial_path(job, folder), source)
     with cache_errors():
-        found = path.stat()
-        _remember(job, path, source, Stamp(found.st_size, found.st_mtime_ns))
+        status = path.stat()
+        _remember(job, path, source, Stamp(status.st_size, status.st_mtime_ns))
     if not _may_replace(job, cache_dir):
         _announce(
             "%s: %s kept in %s, so that its next start is fast (edgedec cache prune --all deletes it)",

@@ -51,8 +51,8 @@ class HugePages:
 def huge_pages(folder: Path = GIVEN) -> HugePages | None:
     """Return which huge pages the system gives (mm/transhuge.rst); None where it has none, or does not tell."""
     size = re.fullmatch(r"\s*0*([1-9][0-9]{0,19})\s*", _text(folder / "hpage_pmd_size"))
-    given = re.search(r"\[(always|madvise|never)\]", _text(folder / "enabled"))
-    return None if size is None or given is None else HugePages(int(size[1]), given[1])
+    mode = re.search(r"\[(always|madvise|never)\]", _text(folder / "enabled"))
+    return None if size is None or mode is None else HugePages(int(size[1]), mode[1])
 
 
 def _text(path: Path) -> str:
@@ -88,8 +88,8 @@ def share_of(address: int, n_bytes: int, smaps: Path = SMAPS) -> float:
     except OSError:
         return 0.0
     for line in text.splitlines():
-        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            inside = int(found[1], 16) < address + n_bytes and address < int(found[2], 16)
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(match[1], 16) < address + n_bytes and address < int(match[2], 16)
         elif inside and (value := re.match(r"(Rss|AnonHugePages|ShmemPmdMapped|FilePmdMapped):\s+([0-9]+) kB", line)):
             if value[1] == "Rss":
                 resident += int(value[2])
@@ -172,8 +172,8 @@ def copying_seconds(path: Path, n_bytes: int) -> float:
         StorageError: The file can't be read, or is empty.
     """
     try:
-        found = os.stat(path)
-        return n_bytes / _rate(path, found.st_size, found.st_mtime_ns)
+        status = os.stat(path)
+        return n_bytes / _rate(path, status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
 

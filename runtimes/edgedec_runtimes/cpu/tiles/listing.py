@@ -77,10 +77,10 @@ def list_tiles(cache_dir: Path) -> list[TileEntry]:
     """
     folder = tiles_folder(cache_dir)
     try:
-        found = [*map(_entry, tile_paths(folder)), *map(_unfinished, tile_paths(folder, ".partial"))]
+        entries = [*map(_entry, tile_paths(folder)), *map(_unfinished, tile_paths(folder, ".partial"))]
     except OSError as error:
         raise _storage_error("list", folder, error) from error
-    return sorted((entry for entry in found if entry is not None), key=lambda entry: (-entry.last_used_s, entry.path))
+    return sorted((entry for entry in entries if entry is not None), key=lambda entry: (-entry.last_used_s, entry.path))
 
 
 def prune_tiles(
@@ -122,8 +122,8 @@ def remove_tiles_of(cache_dir: Path, path: Path) -> int:
     Raises:
         StorageError: A file can't be deleted.
     """
-    wanted = _real(path)
-    return _remove_where(cache_dir, lambda source: any(_real(Path(file.path)) == wanted for file in source))
+    real = _real(path)
+    return _remove_where(cache_dir, lambda source: any(_real(Path(file.path)) == real for file in source))
 
 
 def remove_outdated(cache_dir: Path, source: Source) -> int:
@@ -171,11 +171,11 @@ def _remove_where(cache_dir: Path, unwanted: Callable[[Source], bool]) -> int:
     try:
         for path in tile_paths(folder):
             sources = read_sources(path)
-            kept = [source for source in sources if not unwanted(source)]
-            if len(kept) == len(sources):
+            remaining = [source for source in sources if not unwanted(source)]
+            if len(remaining) == len(sources):
                 continue
-            if any(map(is_current, kept)):
-                write_sources(path, kept)
+            if any(map(is_current, remaining)):
+                write_sources(path, remaining)
             else:
                 n_freed += delete_tile_file(path)
     except OSError as error:
@@ -218,10 +218,10 @@ def _state(sources: tuple[Source, ...]) -> State:
 
 def _unfinished(path: Path) -> TileEntry | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return TileEntry(path, (), "", found.st_size, found.st_mtime, "unfinished")
+    return TileEntry(path, (), "", status.st_size, status.st_mtime, "unfinished")
 
 
 def _delete_entry(entry: TileEntry) -> bool:

@@ -120,13 +120,13 @@ def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1, cache_d
         StorageError: The file can't be read, or is empty.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
-    if is_mostly_hole(found):
+    if is_mostly_hole(status):
         return math.inf
-    of_disk = cache_dir, f"{found.st_dev} {piece_bytes} {n_pieces}"
-    return _rate(path, found.st_size, found.st_mtime_ns, piece_bytes, n_pieces, of_disk)
+    of_disk = cache_dir, f"{status.st_dev} {piece_bytes} {n_pieces}"
+    return _rate(path, status.st_size, status.st_mtime_ns, piece_bytes, n_pieces, of_disk)
 
 
 @lru_cache(maxsize=16)
@@ -173,8 +173,8 @@ def memory_rate(n_threads: int, most_bytes: int, cache_dir: Path | None = None) 
             return max(read_bandwidth(n_threads, most_bytes) for _ in range(_N_MEMORY_READS))
 
         keeps = most_bytes >= LEAST_KEPT_BYTES
-        found = max(_readings(cache_dir, f"memory {n_threads}", read, keeps=keeps), default=0.0)
-        if not found:
+        rate = max(_readings(cache_dir, f"memory {n_threads}", read, keeps=keeps), default=0.0)
+        if not rate:
             return math.inf
-        _memory_rates[n_threads] = found
+        _memory_rates[n_threads] = rate
     return _memory_rates[n_threads]

@@ -90,8 +90,8 @@ def write_sources(tile_path: Path, sources: Iterable[Source], stamp: Stamp | Non
     """
     stamp = stamp or read_stamp(tile_path)
     rows = [[astuple(file) for file in source] for source in sources]
-    known = {"sources": rows, "stamp": None if stamp is None else astuple(stamp)}
-    write_atomically(sources_path(tile_path), json.dumps(known).encode())
+    document = {"sources": rows, "stamp": None if stamp is None else astuple(stamp)}
+    write_atomically(sources_path(tile_path), json.dumps(document).encode())
 
 
 def add_source(tile_path: Path, source: Source, stamp: Stamp | None = None) -> None:

@@ -256,8 +256,8 @@ def _slots(network: Network, n: int) -> ExpertSlots:
             n_bytes = _tile_bytes(placed, placed.tensor.shape[1] // network.n_expert // (1 + both))
             for which in _OF_EXPERTS[:2] if both else (placed.which,):
                 sizes[which].append(n_bytes)
-    sizes = {which: found for which, found in sizes.items() if found}  # experts may have no gates
-    slot_bytes = sum(-(-max(found) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES for found in sizes.values())
+    sizes = {which: slot_sizes for which, slot_sizes in sizes.items() if slot_sizes}  # experts may have no gates
+    slot_bytes = sum(-(-max(slot_sizes) // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES for slot_sizes in sizes.values())
     token_bytes = network.n_expert_used * sum(map(sum, sizes.values()))
     n_layer = len(sizes[_OF_EXPERTS[-1]])
     read_bytes = token_bytes // (network.n_expert_used * n_layer * len(sizes))
@@ -303,8 +303,8 @@ def _layer_parts(network: Network, offsets: Mapping[str, int]) -> list[WeightPar
             key = placed.layer, _STAGE_OF[placed.which]
             begin = offsets[placed.tensor.name]
             end = begin + _tile_bytes(placed, placed.tensor.shape[1])
-            known = ranges.get(key, (begin, end))
-            ranges[key] = min(begin, known[0]), max(end, known[1])
+            part = ranges.get(key, (begin, end))
+            ranges[key] = min(begin, part[0]), max(end, part[1])
     for layer, stage in itertools.product(range(network.n_layer), range(OUTPUT_ROWS)):  # some have no matrix
         ranges.setdefault((layer, stage), (0, 0))
     return [

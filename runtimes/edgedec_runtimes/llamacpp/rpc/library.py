@@ -32,17 +32,17 @@ def built_library() -> Path:
 
     The environment variable EDGEDEC_RPC_LIBRARY names another place.
     """
-    if (named := os.environ.get(VARIABLE)) is not None:
-        return Path(named)
+    if (path := os.environ.get(VARIABLE)) is not None:
+        return Path(path)
     return cache_folder() / "rpc" / f"{BUILT_FOR.distribution}-{BUILT_FOR.version}" / _NAMES[0]
 
 
 def find_library() -> Path | None:
     """Return the RPC library of the installed llama-cpp-python, or one compiled for it; None without either."""
-    own = [folder / name for folder in folders(BUILT_FOR) for name in _NAMES]
-    if not own or chosen() != BUILT_FOR:
+    paths = [folder / name for folder in folders(BUILT_FOR) for name in _NAMES]
+    if not paths or chosen() != BUILT_FOR:
         return None
-    return next((path for path in (*own, built_library()) if path.is_file()), None)
+    return next((path for path in (*paths, built_library()) if path.is_file()), None)
 
 
 def rpc_note() -> str:

@@ -55,17 +55,17 @@ def ask_servers(addresses: Sequence[str]) -> list[Server]:
     Raises:
         RuntimeUnavailableError: As rpc_devices; the message has a sentence on each of these servers.
     """
-    found = _all_asked(addresses, _PATIENCE_S)
-    errors = [answer for answer in found if isinstance(answer, RuntimeUnavailableError)]
+    replies = _all_asked(addresses, _PATIENCE_S)
+    errors = [answer for answer in replies if isinstance(answer, RuntimeUnavailableError)]
     if errors:
         raise RuntimeUnavailableError("; ".join(error.marked for error in errors))
-    return [answer for answer in found if isinstance(answer, Server)]
+    return [answer for answer in replies if isinstance(answer, Server)]
 
 
 def silent(addresses: Sequence[str]) -> list[str]:
     """Return the servers that do not answer as they should now."""
-    found = _all_asked(addresses, _SHORT_PATIENCE_S)
-    return [address for address, answer in zip(addresses, found, strict=True) if not isinstance(answer, Server)]
+    replies = _all_asked(addresses, _SHORT_PATIENCE_S)
+    return [address for address, answer in zip(addresses, replies, strict=True) if not isinstance(answer, Server)]
 
 
 def _all_asked(addresses: Sequence[str], patience_s: float) -> list[Server | RuntimeUnavailableError]:
@@ -122,8 +122,8 @@ def _asked(connection: socket.socket, address: str, deadline: float) -> Server:
     (n_devices,) = _COUNT.unpack(call(_DEVICE_COUNT, b"", _COUNT.size))
     memory = []
     for index in range(min(n_devices, _MOST)):
-        found = _MEMORY.unpack(call(_GET_DEVICE_MEMORY, _COUNT.pack(index), _MEMORY.size))
-        memory.append((found[0], found[1]))
+        sizes = _MEMORY.unpack(call(_GET_DEVICE_MEMORY, _COUNT.pack(index), _MEMORY.size))
+        memory.append((sizes[0], sizes[1]))
     return Server(address, tuple(memory))
 
 

@@ -66,29 +66,29 @@ def read_contract(inputs: Iterable[Port], outputs: Iterable[Port]) -> Contract:
     Raises:
         UnsupportedModelError: The graph is no decoder with a KV cache in float32.
     """
-    given, returned = {port.name: port for port in inputs}, {port.name: port for port in outputs}
-    n_layer = sum(_KEY.fullmatch(name) is not None for name in given)
+    taken, returned = {port.name: port for port in inputs}, {port.name: port for port in outputs}
+    n_layer = sum(_KEY.fullmatch(name) is not None for name in taken)
     if not n_layer:
         _refuse("it has no inputs past_key_values.0.key and so on: it was exported without a KV cache")
     caches = _caches(n_layer)
     needed = {"input_ids", "attention_mask", *(f"past_key_values.{cache}" for cache in caches)}
     results = {"logits", *(f"present.{cache}" for cache in caches)}
-    for kind, missing in (("input", needed - given.keys()), ("output", results - returned.keys())):
+    for kind, missing in (("input", needed - taken.keys()), ("output", results - returned.keys())):
         if missing:
             _refuse(f"it lacks the {kind} {min(missing)!r}")
-    unknown = given.keys() - needed - {"position_ids"}
+    unknown = taken.keys() - needed - {"position_ids"}
     if unknown:
         _refuse(f"it has the input {min(unknown)[:80]!r}, whose meaning is not known here")
-    for port in given.values():
+    for port in taken.values():
         is_cache = port.name.startswith("past_key_values.")
         _check(port, _FLOAT if is_cache else _WHOLE, rank=4 if is_cache else 2, free=2 if is_cache else 1)
     _check(returned["logits"], _FLOAT, rank=3, free=1)
-    sizes = {given[f"past_key_values.{cache}"].shape[1::2] for cache in caches}
+    sizes = {taken[f"past_key_values.{cache}"].shape[1::2] for cache in caches}
     n_head_kv, head_dim = min(sizes, key=str)
     if len(sizes) > 1 or not all(type(size) is int and size > 0 for size in (n_head_kv, head_dim)):
         _refuse(f"its KV cache has arrays of (heads, head size) {sorted(sizes, key=str)}, expected the same for all")
     n_vocab = returned["logits"].shape[-1]
-    return Contract(n_layer, n_head_kv, head_dim, n_vocab if type(n_vocab) is int else None, "position_ids" in given)
+    return Contract(n_layer, n_head_kv, head_dim, n_vocab if type(n_vocab) is int else None, "position_ids" in taken)
 
 
 def feeds(contract: Contract, tokens: NDArray[np.int32], n_past: int, n_rows: int) -> dict[str, NDArray[np.int64]]:
@@ -122,8 +122,8 @@ def _check(port: Port, type_name: str, *, rank: int, free: int) -> None:
         _refuse(f"{port.name} is {shown}, expected {rank} axes, a batch of 1 and any number of tokens")
 
 
-def _refuse(found: str) -> NoReturn:
+def _refuse(actual: str) -> NoReturn:
     raise UnsupportedModelError(
-        f"{found}; the onnx runtime takes decoders as optimum exports them, with a KV cache and in float32: export it "
+        f"{actual}; the onnx runtime takes decoders as optimum exports them, with a KV cache and in float32: export it "
         "that way (edgedec export MODEL --via optimum), or take a GGUF of the model"
     )
