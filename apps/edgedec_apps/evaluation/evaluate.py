@@ -263,7 +263,7 @@ def _evaluate_window(
     n_steps: int,
     cancel: CancelToken,
 ) -> Iterator[int]:
-    """Evaluate a window in every lane, add to `per_lane`, and yield the number of rows after each part.
+    """Evaluate a window in each lane, add to `per_lane`, yield the number of rows after each part (CancelledError).
 
     `buffers` is f32[2, rows, n_vocab]: the logits of the baseline, and those of the lane that is compared with it.
     """
