@@ -138,7 +138,7 @@ def test_a_room_above_the_scheduler_names_no_drafter(room: str) -> None:
 def test_the_core_names_no_rule_or_shape_of_a_guest() -> None:
     """A rule is opened by the name that a request has, and says how drafts are drawn: the core has `coupled` alone."""
     entries = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
-    guests: dict[str, str] = entries.pop("edgedec.rules") | entries.pop("edgedec.tree_shapes")
+    guests = {name.removeprefix("tree_shape."): target for name, target in entries.pop("edgedec.rules").items()}
     names = {*guests, *map(str.upper, guests)}.difference(*entries.values())  # a beam is a search, too
     names |= {target.partition(":")[0] for target in guests.values()}
     for path in sorted((ROOT / "edgedec").rglob("*.py")):

@@ -178,4 +178,4 @@ def _exact_bytes(rows: Rows) -> int:
 
 def bundled_text() -> str:
     """Return the text of calibration_text.txt beside this file."""
-    return Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+    return Path(__file__).with_name("calibration_text.txt").read_text(encoding="utf-8")

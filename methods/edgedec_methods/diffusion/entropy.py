@@ -24,8 +24,8 @@ def entropies(its: Pass) -> NDArray[np.float64]:
     scores = its.logits.astype(np.float64) - its.logits.max(1, keepdims=True)
     weights = np.exp(scores)
     total = weights.sum(1)
-    bits: NDArray[np.float64] = np.log(total) - (weights * scores).sum(1) / total
-    return bits
+    nats: NDArray[np.float64] = np.log(total) - (weights * scores).sum(1) / total
+    return nats
 
 
 def entropy(most: float) -> Rule:

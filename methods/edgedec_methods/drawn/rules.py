@@ -43,7 +43,7 @@ class Rule:
         siblings: How the siblings of a drawn tree must be drawn, so that the rule is exact; None for a rule that only
             verifies chains.
         shape: The name of the shape that drafts have under this rule, unless the user names another one: "chain", or a
-            plug-in of `edgedec.tree_shapes` with its numbers.
+            plug-in (edgedec.plugins.TREE_SHAPES) with its numbers.
         on_chains: The name of the rule that does the same on a chain; None where no other rule does.
     """
 
