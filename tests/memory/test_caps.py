@@ -89,7 +89,12 @@ def test_without_a_disk_for_tiles_they_count_as_private(smollm_path: Path, tmp_p
     [
         ("cpu", "a b c d " * 500_000, "41", "the prompt takes about "),
         ("llamacpp", "中" * 1_300_000, "41", "the prompt takes about "),
-        ("cpu", "中" * 21_000_000, "40", "holds more than 4062500 bytes; give a shorter text, or allow more memory"),
+        (
+            "cpu",
+            "中" * 21_000_000,
+            "40",
+            "holds more than 4062500 bytes; give a shorter text, or allow more memory (--memory)",
+        ),
     ],
     ids=["many words", "one word", "a file larger than what is read"],
 )
