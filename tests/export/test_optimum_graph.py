@@ -16,7 +16,7 @@ from edgedec_runtimes.onnx.foreign.contract import Contract
 
 _WITHOUT = "onnx, of the extra `export`, is not installed"
 onnx = pytest.importorskip("onnx", reason=_WITHOUT)
-rewrite_graph = pytest.importorskip("edgedec_export.optimum.export", reason=_WITHOUT).rewrite_graph
+rewrite_graph = pytest.importorskip("edgedec_export.optimum.graph", reason=_WITHOUT).rewrite_graph
 
 
 def saved(folder: Path, model: Any, **options: Any) -> Path:

@@ -110,7 +110,7 @@ def write_foreign(folder: Path, graph: Any) -> Path:
     import onnx
 
     from edgedec_export.folder import write_manifest, write_vocabulary
-    from edgedec_export.optimum.export import rewrite_graph
+    from edgedec_export.optimum.graph import rewrite_graph
 
     source = folder.with_name(f"{folder.name}-source")
     source.mkdir()
