@@ -88,10 +88,10 @@ def _ports(values: Iterable[ValueInfoProto]) -> list[Port]:
     names: dict[int, str] = {TensorProto.FLOAT: "tensor(float)", TensorProto.INT64: "tensor(int64)"}
     ports = []
     for value in values:
-        tensor_type = value.type.tensor_type
+        of_tensor = value.type.tensor_type
         shape = tuple(
-            axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in tensor_type.shape.dim
+            axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in of_tensor.shape.dim
         )
-        kind = names.get(tensor_type.elem_type) or f"tensor({TensorProto.DataType.Name(tensor_type.elem_type).lower()})"
+        kind = names.get(of_tensor.elem_type) or f"tensor({TensorProto.DataType.Name(of_tensor.elem_type).lower()})"
         ports.append(Port(value.name, kind, shape))
     return ports
