@@ -10,7 +10,7 @@ from edgedec.api.plan import find_model
 from edgedec.errors import EdgedecError, MemoryCapError
 from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import Cap, planning_bytes
-from edgedec_models.fetching.distant_header import model_or_stand_in
+from edgedec_models.stand_in import model_or_stand_in
 
 
 def require_fit(model: str, options: EngineOptions, application: Application, cap: Cap) -> None:

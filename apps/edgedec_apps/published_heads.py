@@ -6,7 +6,7 @@ from pathlib import Path
 from edgedec.errors import OfflineError
 from edgedec.load_options import ResolveOptions
 from edgedec_models.catalogue import Entry
-from edgedec_models.draft_heads import head_path
+from edgedec_models.model_heads import head_path
 
 
 def make_head(entry: Entry, reference: str, model: Path, options: ResolveOptions) -> Path:

@@ -93,7 +93,7 @@ def pull(
 def _bring_head(name: str, model: Path, options: ResolveOptions) -> None:
     """Fetch the draft head that comes with a model of the catalogue, where it can be had."""
     from edgedec_models.catalogue import find_model
-    from edgedec_models.draft_heads import bring_head
+    from edgedec_models.model_heads import bring_head
 
     entry = find_model(name)
     if entry is not None and entry.head is not None:

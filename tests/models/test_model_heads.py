@@ -22,7 +22,7 @@ from edgedec.load_options import ResolveOptions
 from edgedec_export.head_to_gguf import write_head_gguf
 from edgedec_models.cache import list_models, remove_model
 from edgedec_models.catalogue import load_catalogue
-from edgedec_models.draft_heads import bring_head
+from edgedec_models.model_heads import bring_head
 from edgedec_models.resolve import pull, resolve
 from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 from edgedec_runtimes.trained_heads.load import load_head

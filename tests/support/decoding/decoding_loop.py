@@ -18,6 +18,7 @@ from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Request
+from edgedec_methods.drawn.rules import Drawing
 
 Text = tuple[int, ...]
 Propose = Callable[["Plugin", int], Draft]
@@ -131,7 +132,10 @@ class Hotter:
 
     def __call__(self, context: DraftContext) -> Drafter:
         """Make the drafter of one generation."""
-        return self.factory(replace(context, sampling=replace(context.sampling, temperature=self.temperature)))
+        params, drawing = replace(context.sampling, temperature=self.temperature), context.drawing
+        if isinstance(drawing, Drawing) and drawing.params is not None:
+            drawing = replace(drawing, params=replace(drawing.params, temperature=self.temperature))
+        return self.factory(replace(context, sampling=params, drawing=drawing))
 
     @property
     def source(self) -> LoadedDraftModel:

@@ -103,7 +103,7 @@ def _distant_document(model: str, cap: "Cap") -> dict[str, Any]:
         EdgedecError: As model_or_stand_in.
     """
     from edgedec_apps.cli.reports.model_report import model_document
-    from edgedec_models.fetching.distant_header import model_or_stand_in
+    from edgedec_models.stand_in import model_or_stand_in
 
     with TemporaryDirectory(prefix="edgedec-") as folder, shown_at_a_terminal("reading the header"):
         try:

@@ -87,7 +87,7 @@ def _head(model: str, path: Path, options: ResolveOptions, *, force: bool, is_as
     """
     from edgedec_apps.cli.reports.published_heads import head_line
     from edgedec_models.catalogue import find_model
-    from edgedec_models.draft_heads import bring_head
+    from edgedec_models.model_heads import bring_head
 
     entry = find_model(model)
     line = None if entry is None else head_line(entry)

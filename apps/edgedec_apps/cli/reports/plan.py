@@ -37,8 +37,8 @@ from edgedec_apps.cli.reports.memory_report import plan_document, planned_range
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_facts, write_json, write_line, write_table
 from edgedec_apps.plots import COLORS, label, picture, require_picture
-from edgedec_models.fetching.distant_header import model_or_stand_in
 from edgedec_models.fetching.offline import NeedsDownloadError
+from edgedec_models.stand_in import model_or_stand_in
 
 _ANY_PEAK = 1 << 62  # what this process held says nothing of another machine
 _COLUMNS = ("context", "rows", "drafting", "weights")  # changes with a column, as are those of a drafter
