@@ -17,7 +17,7 @@ mkdir -p "$work"
 compiler=${CXX:-g++}
 # The portable kernels are checked by test_logits.py alone, as they take minutes here.
 # Processes that a test forks, or starts beside a sanitizer, and what it measures of itself are no matter here.
-tests=(tests/runtimes/cpu/tiles/test_tiles.py tests/runtimes/cpu/test_logits.py tests/runtimes/cpu/test_invariance.py tests/runtimes/cpu/test_runtime.py tests/runtimes/cpu/test_runtime.py tests/runtimes/cpu/test_native_library.py tests/runtimes/cpu/test_kv_types.py tests/runtimes/cpu/tiles/test_streaming.py tests/runtimes/cpu/heads/test_draft_head.py tests/runtimes/cpu/heads/test_block_head.py tests/runtimes/cpu/heads/test_head_beside.py)
+tests=(tests/runtimes/cpu/tiles/test_tiles.py tests/runtimes/cpu/test_logits.py tests/runtimes/cpu/test_invariance.py tests/runtimes/cpu/test_runtime.py tests/runtimes/cpu/test_native_library.py tests/runtimes/cpu/test_kv_types.py tests/runtimes/cpu/tiles/test_streaming.py tests/runtimes/cpu/heads/test_draft_head.py tests/runtimes/cpu/heads/test_block_head.py tests/runtimes/cpu/heads/test_head_beside.py)
 chosen=(-m "not model" -k "not forked and not conform and not llamacpp and not prefill_in_several and not portable" -p no:cacheprovider)
 
 check() { # check NAME FLAGS RUNTIME OPTIONS...: the library built with -fsanitize=FLAGS, and RUNTIME preloaded

@@ -186,9 +186,7 @@ class Requests:
             RequestError: An option is unknown or out of range.
         """
         defaults = SamplingParams(**self._model.card.sampling_defaults)
-        if (
-            "logit_bias" in options and defaults.logit_bias
-        ):  # what the model never writes, unless a caller says otherwise
+        if "logit_bias" in options and defaults.logit_bias:  # what the model never writes, unless a caller says so
             options["logit_bias"] = {**defaults.logit_bias, **options["logit_bias"]}
         return replace(defaults, **options)
 

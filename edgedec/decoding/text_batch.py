@@ -6,6 +6,7 @@ In each step, all of them have their rows in one forward, and the models that dr
 
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from time import perf_counter
 
 from edgedec.constraint import Constraint, OpenConstraint
@@ -15,12 +16,12 @@ from edgedec.decoding.session_pool import SessionSlot
 from edgedec.decoding.step import Decoder, Prepared, prepare
 from edgedec.decoding.text_room import text_end, tokens_behind
 from edgedec.errors import CapabilityError, EdgedecError, MemoryCapError, RequestError, argument
-from edgedec.model import Forward
+from edgedec.model import Forward, Session
 from edgedec.progress import OnProgress
 from edgedec.scheduler.drafter_set import begin_prompt
 from edgedec.scheduler.shared_cost_curve import curve_of_fork
 from edgedec.sequence import Generation, Request, SampleOutput, TextState, TokenOutput
-from edgedec.sessions.forks import ForkedSession, SessionForks, are_together, require_forks
+from edgedec.sessions.forks import SessionForks, are_together, require_forks
 from edgedec.sessions.joined_work import JointCalls
 from edgedec.stats import DecodeStats
 
@@ -94,17 +95,22 @@ class TextBatch(TextLoop):
                 read_prompt(slot, prompt, n_read, on_progress)
         for k in range(n):
             text, constraint = self._begun(request.text(k))
-            text.n_cached = n_read
-            text.stats.n_reused_tokens = n_read if k else n_reused
-            self._open(text, self.forks.fork(slot.session, text.stats), constraint)
+            text.n_cached, text.stats.n_reused_tokens = n_read, n_read if k else n_reused
+            self._open(text, slot.session, constraint)
 
     def _begun(self, request: Request) -> tuple[TextState, Constraint | None]:
         constraint = self._open_constraint()
         return begun(request, self._slot, constraint), constraint
 
-    def _open(self, text: TextState, session: ForkedSession, constraint: Constraint | None) -> TextRun:
-        """Begin to write a text on a fork."""
-        run = open_run(self._slot, text, session, curve_of_fork(self._slot.curve), constraint)
+    def _open(self, text: TextState, source: Session, constraint: Constraint | None) -> TextRun:
+        """Begin to write a text on a fork of a session; where that fails, neither fork nor grammar stays open."""
+        with ExitStack() as undo:
+            if constraint is not None:
+                undo.callback(constraint.close)
+            session = self.forks.fork(source, text.stats)
+            undo.callback(session.close)
+            run = open_run(self._slot, text, session, curve_of_fork(self._slot.curve), constraint)
+            undo.pop_all()
         run.number = len(self._texts)
         self.live.append(run)
         self._texts.append(text)
@@ -151,16 +157,10 @@ class TextBatch(TextLoop):
         """
         source = self._run(number)
         text, constraint = self._begun(self._request.text(len(self._texts)))
-        session = self.forks.fork(source.decoder.session, text.stats)
-        try:
-            n_prompt, old = len(text.request.prompt_ids), source.text
-            text.token_ids, text.n_cached = [*old.token_ids], old.n_cached
-            text.logprob_sum = old.logprob_sum
-            text.stats.n_reused_tokens = n_prompt
-            run = self._open(text, session, constraint)
-        except BaseException:
-            session.close()
-            raise
+        n_prompt, old = len(text.request.prompt_ids), source.text
+        text.token_ids, text.n_cached, text.logprob_sum = [*old.token_ids], old.n_cached, old.logprob_sum
+        text.stats.n_reused_tokens = n_prompt
+        run = self._open(text, source.decoder.session, constraint)
         run.decoder.ending.begin(old.token_ids[n_prompt:], n_prompt)
         self.outputs[run.number] += self.outputs[number]
         return run.number

@@ -12,9 +12,11 @@ import pytest
 
 import edgedec
 from edgedec.api.options import Lossy
+from edgedec.constraint import Constraint
 from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
 from edgedec.grammar import Grammar
 from edgedec.sequence import Generation
+from edgedec.sessions.forks import SessionForks
 from edgedec_runtimes.shared.library_model import LibraryModel
 
 PROMPT = "abcabcabcabcabcabc, and so on: abc"
@@ -282,6 +284,18 @@ def test_one_reader_at_a_time(plain: edgedec.Engine) -> None:
     stream = plain.samples_stream(PROMPT, 3, max_tokens=60, grammar=Grammar.regex("[a-f]{1,9}"), until=meddling, **WARM)
     list(stream)
     assert errors
+
+
+def test_a_refused_fork_closes_its_grammar(plain: edgedec.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a text can't be forked, the grammar that was opened for the fork is closed at once."""
+    stream, closed = plain.samples_stream(PROMPT, 1, grammar=Grammar.regex("[a-f]{40,}"), **WARM), list[Constraint]()
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(Constraint, "close", lambda constraint: closed.append(constraint))
+        patch.setattr(SessionForks, "fork", lambda *_: (_ for _ in ()).throw(CapabilityError("no fork")))
+        with pytest.raises(CapabilityError, match="no fork"):
+            stream.fork(0)
+    assert len(closed) == 1
 
 
 def test_closing_the_model_ends_the_texts(tiny_path: Path) -> None:

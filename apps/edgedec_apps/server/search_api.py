@@ -184,10 +184,7 @@ _RESULT_BYTES = 300  # of a document's place in the answer, without its text
 async def rerank(request: Request, service: Service) -> Answer:
     """Answer with the documents' scores, the best first; with the list alone to Text Embeddings Inference's form."""
     fields, model = await read_named(request, service)
-    query = fields.text("query")
-    if query is None or not query.strip():
-        raise fields.refusal("query", "is missing or empty; give it")
-    is_plain = fields.has("texts")
+    query, is_plain = _text(fields, "query"), fields.has("texts")
     name = "texts" if is_plain else "documents"
     if is_plain and fields.has("documents"):
         raise fields.refusal("documents", "and texts exclude each other; leave one out")

@@ -90,8 +90,8 @@ def test_beyond_loopback_a_key_is_asked_for() -> None:
 
 
 @pytest.mark.slow
-def test_a_server_ends_while_texts_are_generated(chat_path: Path) -> None:
-    """When a server ends, running streams end with an error that says so, and nothing is left running."""
+def test_a_server_ends_while_texts_are_generated(chat_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When a server ends, running streams and half-sent bodies end with an error, and nothing is left running."""
     parts: list[str] = []
     with started(chat_path, load_options={"n_ctx": 100_000}) as running:
         first = threading.Event()
@@ -105,8 +105,14 @@ def test_a_server_ends_while_texts_are_generated(chat_path: Path) -> None:
         reader = threading.Thread(target=read)
         reader.start()
         assert first.wait(PATIENCE_S)
+        half = socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2])), PATIENCE_S)
+        half.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        wait_until(lambda: running.service.memory.n_taken >= 400, "the body is not read")
     reader.join(PATIENCE_S)
+    with half:
+        assert half.recv(65536).startswith(b"HTTP/1.1 503 ")
     assert '"code": "shutting_down"' in "".join(parts[-3:])
+    assert "ERROR" not in caplog.text
     wait_until(lambda: not any(thread.name.startswith("edgedec-") for thread in threading.enumerate()), "threads go on")
 
 

@@ -36,9 +36,7 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
     from edgedec_apps.cli.reports.model_report import model_document
     from edgedec_models.catalogue import find_model
 
-    cap = Cap(
-        None, base_bytes(), whole_process=True
-    )  # measured before the file is read, as in every command that plans memory
+    cap = Cap(None, base_bytes(), whole_process=True)  # before the file is read, as where memory is planned
     try:
         path = _stored(model)
     except OfflineError:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from edgedec.exact_json import exact_float
 from edgedec_apps.server.core.budget import MEMORY, RequestMemory
-from edgedec_apps.server.core.errors import ApiError
+from edgedec_apps.server.core.errors import ApiError, closing_error
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.known_fields import interface_of
 from edgedec_apps.server.core.settings import Settings
@@ -39,7 +39,7 @@ async def read_body(request: Request, settings: Settings) -> bytearray:
     """Return the bytes of a request's body; the request's memory grows by that for them and three copies.
 
     Raises:
-        ApiError: The body is too large (413) or too slow (408), or there is no memory for it (503).
+        ApiError: The body is too large (413) or too slow (408), or there is no memory for it, or no server (503).
     """
     memory: RequestMemory = request.scope[MEMORY]
     header = request.headers.get("content-length", "")
@@ -51,6 +51,8 @@ async def read_body(request: Request, settings: Settings) -> bytearray:
             with memory.budget.reading(clock):
                 return await _read(request, settings.max_body_bytes, memory if length is None else None)
     except TimeoutError:
+        if memory.budget.is_closing:
+            raise closing_error() from None
         raise ApiError(
             f"the request's body was not complete within {settings.body_timeout_s:g} s, or within 2 s while other "
             "requests waited for its memory",

@@ -167,11 +167,13 @@ class MemoryBudget(Budget):
 
     Attributes:
         on_shortage: Called when a request needs bytes that are not free; it may give some back.
+        is_closing: Whether the server ends, so that no body is read any more.
     """
 
     def __init__(self, n_total: int) -> None:
         super().__init__(n_total)
         self.on_shortage: Callable[[], None] = lambda: None
+        self.is_closing = False
         self._reading: dict[asyncio.Timeout, float] = {}  # by the timeouts of bodies, when their reading began
 
     @property
@@ -181,12 +183,21 @@ class MemoryBudget(Budget):
 
     @contextmanager
     def reading(self, clock: asyncio.Timeout) -> Iterator[None]:
-        """Let requests that wait for memory expire `clock`, the timeout of the block, which reads a body."""
+        """Let close() and requests that wait for memory expire `clock`, the timeout of the block that reads a body."""
         self._reading[clock] = asyncio.get_running_loop().time()
+        if self.is_closing:
+            clock.reschedule(0.0)
         try:
             yield
         finally:
             del self._reading[clock]
+
+    def close(self) -> None:
+        """Expire the timeouts of all bodies, as the server ends."""
+        self.is_closing = True
+        for clock in self._reading:
+            if not clock.expired():
+                clock.reschedule(0.0)
 
     def _is_free(self, n: int, n_held: int) -> bool:
         is_small = n_held + n <= self.n_total // 16

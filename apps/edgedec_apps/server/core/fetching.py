@@ -26,9 +26,7 @@ _MOST_REDIRECTS = 3
 _PORT = 443
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # an IPv4 address as networks without IPv4 reach it
 _UNICAST = ipaddress.ip_network("2000::/3")  # all public IPv6 addresses that were given out
-_NO_HOSTS = tuple(
-    map(ipaddress.ip_network, ("2002::/16", "2001::/23", "3fff::/20"))
-)  # 6to4; Teredo and others; examples
+_NO_HOSTS = tuple(map(ipaddress.ip_network, ("2002::/16", "2001::/23", "3fff::/20")))  # 6to4; Teredo; examples
 _RELAYS = ipaddress.ip_network("192.88.99.0/24")  # of 6to4
 _PIECE_BYTES = 65_536
 _HEADERS = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "edgedec", "connection": "close"}

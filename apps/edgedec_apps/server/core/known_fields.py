@@ -117,17 +117,13 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "reasoning_format": ("auto", "deepseek"),
 }
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
-
-
-def _made() -> dict[tuple[str, str], str]:
-    rows: dict[tuple[str, str], str] = {}
-    for cells, names in _ROWS:
-        for interface, cell in zip(INTERFACES, cells, strict=True):
-            rows |= {(interface, name): _OUTCOMES[cell] for name in names.split() if cell != "-"}
-    return rows
-
-
-TABLE = _made()
+TABLE = {
+    (interface, name): _OUTCOMES[cell]
+    for cells, names in _ROWS
+    for interface, cell in zip(INTERFACES, cells, strict=True)
+    for name in names.split()
+    if cell != "-"
+}
 """The outcome of each known field, by interface and name."""
 
 

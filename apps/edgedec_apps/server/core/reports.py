@@ -43,12 +43,8 @@ def finish_reason(generation: Generation) -> str:
     return "stop" if generation.finish_reason == "unsure" else generation.finish_reason
 
 
-def explanations(generations: Sequence[Generation], queued_s: float) -> dict[str, Any]:
-    """Return the `edgedec` field: for each text its seed, what was drafted and why, and the time of each phase."""
-    return {"queue_ms": 1000 * queued_s, "generations": [_explained(generation) for generation in generations]}
-
-
 def _explained(generation: Generation) -> dict[str, Any]:
+    """Return a text's seed, what was drafted for it and why, and the time of each phase."""
     stats = generation.stats
     return {
         "runtime": stats.runtime,
@@ -106,13 +102,13 @@ def _token_text(token_id: int, tokenizer: Tokenizer) -> str:
 
 
 def _entry(token_id: int, logprob: float | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    piece = tokenizer.piece(token_id)
-    return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
+    return {"token": _token_text(token_id, tokenizer), "logprob": logprob, "bytes": list(tokenizer.piece(token_id))}
 
 
 def report(generations: Sequence[Generation], queued_s: float) -> dict[str, Any]:
     """Return the times of texts, and what was drafted and why."""
-    return {"timings": timings(generations), "edgedec": explanations(generations, queued_s)}
+    explained = {"queue_ms": 1000 * queued_s, "generations": list(map(_explained, generations))}
+    return {"timings": timings(generations), "edgedec": explained}
 
 
 def usage(generations: Sequence[Generation], n: int) -> dict[str, Any]:

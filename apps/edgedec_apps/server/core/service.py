@@ -132,6 +132,7 @@ class Service:
         """
         self.closing, self.failure = True, failure or self.failure
         self.registry.stop(self._ended() or closing_error())
+        self.memory.close()
         for cancel in list(self._running):
             cancel.cancel()
 
