@@ -89,9 +89,7 @@ def _ports(values: Iterable[ValueInfoProto]) -> list[Port]:
     ports = []
     for value in values:
         of_tensor = value.type.tensor_type
-        shape = tuple(
-            axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in of_tensor.shape.dim
-        )
+        shape = tuple(axis.dim_value if axis.HasField("dim_value") else axis.dim_param for axis in of_tensor.shape.dim)
         kind = names.get(of_tensor.elem_type) or f"tensor({TensorProto.DataType.Name(of_tensor.elem_type).lower()})"
         ports.append(Port(value.name, kind, shape))
     return ports
