@@ -31,7 +31,7 @@ def exported(source: Path) -> Path:
 def cut_in_two(source: Path) -> Path:
     """An export whose feed-forward blocks all take products above 0.25, a tenth of them, apart."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgedec_export.npu.export.limits", lambda seen: dict.fromkeys(seen.usual, 0.25))
+        patch.setattr("edgedec_export.npu.writer.limits", lambda seen: dict.fromkeys(seen.usual, 0.25))
         return export_npu(source, source.with_name("cut"), contexts=(64,), calibration=bundled_text()[:1200])
 
 

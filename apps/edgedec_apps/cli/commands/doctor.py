@@ -14,7 +14,7 @@ from edgedec.processor import cpu_facts
 from edgedec_apps.clash import clash
 from edgedec_apps.cli.declared import option
 from edgedec_apps.cli.options import AsJson
-from edgedec_apps.cli.reports.model_report import ask_runtimes
+from edgedec_apps.cli.reports.runtimes import ask_runtimes
 from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder

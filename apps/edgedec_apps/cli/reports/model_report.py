@@ -1,15 +1,13 @@
 """The JSON object of `edgedec info`: what a model's header says, the memory that it needs, the runtimes that run it."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from edgedec import plugins
 from edgedec.api.load import asked_plan
 from edgedec.api.options import EngineOptions
 from edgedec.api.plan import choose
-from edgedec.errors import EdgedecError, ModelFormatError, PluginError
+from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.gguf.file import GGUF, is_onnx, read_header_of
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder, is_ranker
@@ -23,10 +21,8 @@ from edgedec.runtime import Runtime
 from edgedec.sampling import SamplingParams
 from edgedec_apps.cli.opening import application_of, engine_options
 from edgedec_apps.cli.options import LoadFlags
+from edgedec_apps.cli.reports.runtimes import ask_runtimes
 from edgedec_runtimes.architectures.nextn import without_nextn
-
-if TYPE_CHECKING:
-    from edgedec.runtime import Runtime
 
 _CONTEXTS = (512, 2048, 4096, 8192, 32768)
 
@@ -134,20 +130,3 @@ def _choose_by_default(path: Path) -> LoadPlan | None:
         return choose(path, "auto", EngineOptions().load_options(available_bytes()), measure=False)
     except EdgedecError:
         return None
-
-
-T = TypeVar("T")
-
-
-def ask_runtimes(question: Callable[["Runtime"], T]) -> dict[str, T | EdgedecError]:
-    """Return the answer of each runtime, by the runtime's name; where a runtime fails, an EdgedecError instead."""
-    answers: dict[str, T | EdgedecError] = {}
-    for name, plugin in plugins.plugins(plugins.RUNTIMES).items():
-        try:
-            loaded = plugin.load()
-            answers[name] = question(loaded() if isinstance(loaded, type) else loaded)
-        except EdgedecError as error:
-            answers[name] = error
-        except Exception as error:  # a plug-in's own
-            answers[name] = PluginError(f"{type(error).__name__}: {error} (from {plugin.package})")
-    return answers
