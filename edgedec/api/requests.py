@@ -260,7 +260,7 @@ class Requests:
         return as_token_ids(prompt)
 
     def require_template(self) -> SaidTemplate:
-        """Return the model's chat template, of which one that does not compile refuses chats.
+        """Return the model's chat template. A template that does not compile refuses every chat.
 
         Raises:
             TemplateError: The model has none.

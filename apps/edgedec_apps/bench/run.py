@@ -267,7 +267,7 @@ def head_of(model: str, path: Path, draft_model: Path | None = None) -> dict[str
 
 
 def _size(path: Path) -> dict[str, int]:
-    """Return the bytes of a model's weights and its number of parameters: what a forward reads and computes."""
+    """Return the bytes of the weights that a forward reads, and the number of parameters that it computes with."""
     model = describe(read_gguf(path))
     return {"n_bytes": model.n_bytes, "n_params": model.n_params}
 

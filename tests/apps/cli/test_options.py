@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here
 
 from edgedec_apps.cli.app import app
@@ -114,6 +115,27 @@ for words in {[(), *COMMANDS]!r}:
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.splitlines() == [f"{words} 0 True" for words in ((), *COMMANDS)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("plan",), ("info",), ("run", "Hi", "-n", "1", "-q"), ("chat",)], ids=lambda it: it[0]
+)
+def test_a_start_imports_nothing_that_it_does_not_need(words: tuple[str, ...], tmp_path: Path) -> None:
+    """A command with a model that is here fetches nothing, draws nothing and edits no line where no terminal is."""
+    model = tiny_llama(tmp_path / "tiny.gguf", chat_template="{{ messages[0].content }}")
+    heavy = {"httpx", "rich", "prompt_toolkit", "onnx", "torch"}
+    code = f"""
+import sys
+from edgedec_apps.cli import main
+try:
+    main()
+finally:
+    print("heavy:", *({heavy} & sys.modules.keys()), file=sys.stderr)
+"""
+    command = [sys.executable, "-c", code, words[0], str(model), *words[1:]]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "heavy:"
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the documents are not beside the tests")

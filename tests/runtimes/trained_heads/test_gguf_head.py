@@ -189,6 +189,16 @@ def test_numbers_in_blocks_are_finite(kind: str) -> None:
     assert not HeadTensor((4, 96), type, data.reshape(-1)).is_finite()
 
 
+def check_refused(
+    folder: Path, metadata: dict[str, Any], tensors: dict[str, Any], error: type[Exception], named: str
+) -> None:
+    """Check that a file of these values is refused with an error that names what is wrong; None leaves a value out."""
+    metadata = {key: value for key, value in metadata.items() if value is not None}
+    write_gguf(folder / "h.gguf", metadata, {name: value for name, value in tensors.items() if value is not None})
+    with pytest.raises(error, match=named):
+        load_head(folder / "h.gguf")
+
+
 def test_a_file_of_another_writer_is_read(tmp_path: Path) -> None:
     """Without a record the card has no target, and its name is general.name."""
     metadata, tensors = _parts()
@@ -217,10 +227,7 @@ def test_a_file_of_another_writer_is_read(tmp_path: Path) -> None:
 def test_wrong_metadata_is_named(tmp_path: Path, change: dict[str, Any], error: type[Exception], named: str) -> None:
     """A key that edgedec does not know, or whose value can't be, is refused."""
     metadata, tensors = _parts()
-    changed = {key: value for key, value in (metadata | change).items() if value is not None}
-    write_gguf(tmp_path / "h.gguf", changed, tensors)
-    with pytest.raises(error, match=named):
-        load_head(tmp_path / "h.gguf")
+    check_refused(tmp_path, metadata | change, tensors, error, named)
 
 
 @pytest.mark.parametrize(
@@ -240,10 +247,7 @@ def test_wrong_metadata_is_named(tmp_path: Path, change: dict[str, Any], error: 
 def test_wrong_tensors_are_named(tmp_path: Path, change: dict[str, Any], error: type[Exception], named: str) -> None:
     """Missing, unknown and contradicting tensors are refused."""
     metadata, tensors = _parts()
-    changed = {name: values for name, values in (tensors | change).items() if values is not None}
-    write_gguf(tmp_path / "h.gguf", metadata, changed)
-    with pytest.raises(error, match=named):
-        load_head(tmp_path / "h.gguf")
+    check_refused(tmp_path, metadata, tensors | change, error, named)
 
 
 SIZES: dict[str, Any] = {"n_embd": 64, "n_embd_target": 64, "head_dim": 16, "n_vocab_target": 260, "taps": (1, 2, 3)}
@@ -447,10 +451,7 @@ def test_wrong_metadata_of_a_block_is_named(
 ) -> None:
     """A key that edgedec does not know, or whose value can't be, is refused."""
     metadata, tensors = _block_parts(DSPARK)
-    changed = {key: value for key, value in (metadata | change).items() if value is not None}
-    write_gguf(tmp_path / "h.gguf", changed, tensors)
-    with pytest.raises(error, match=named):
-        load_head(tmp_path / "h.gguf")
+    check_refused(tmp_path, metadata | change, tensors, error, named)
 
 
 @pytest.mark.parametrize(
@@ -475,7 +476,4 @@ def test_wrong_tensors_of_a_block_are_named(
 ) -> None:
     """Missing, unknown and contradicting tensors are refused."""
     metadata, tensors = _block_parts(DSPARK)
-    changed = {name: values for name, values in (tensors | change).items() if values is not None}
-    write_gguf(tmp_path / "h.gguf", metadata, changed)
-    with pytest.raises(error, match=named):
-        load_head(tmp_path / "h.gguf")
+    check_refused(tmp_path, metadata, tensors | change, error, named)

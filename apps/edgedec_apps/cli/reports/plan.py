@@ -329,7 +329,7 @@ def stand_ins(model: str, flags: LoadFlags, *, quiet: bool) -> Iterator[tuple[st
     Where a header can't be had by itself, a person at a terminal is asked whether the model may be downloaded.
 
     Raises:
-        NeedsDownloadError: The person says no, or there is nobody to ask.
+        NeedsDownloadError: The person refuses the download, or no person can be asked.
         EdgedecError: As model_or_stand_in.
     """
     with tempfile.TemporaryDirectory(prefix="edgedec-") as root:

@@ -31,7 +31,7 @@ _SHARE_OF_LATEST = 0.2
 
 
 class Budget:
-    """Units that requests take and give back. What is free goes to who wants least; of equals, to who came first.
+    """Units that requests take and give back. What is free goes to the smallest request that waits; of equal ones, to the first.
 
     Used by one event loop.
 
@@ -50,13 +50,13 @@ class Budget:
         return sum(not there.done() for _, _, there in self._waiting)
 
     def take_now(self, n: int, n_held: int = 0) -> bool:
-        """Take units for who holds `n_held`, if they are free; return whether they are."""
+        """Take n units, if they are free, for a request that holds `n_held`; return whether they were."""
         is_free = self._is_free(n, n_held)
         self.n_taken += n if is_free else 0
         return is_free
 
     async def take(self, n: int, n_held: int = 0) -> None:
-        """Take units for who holds `n_held`, and wait until they are free."""
+        """Take n units for a request that holds `n_held`, and wait until they are free."""
         if self.take_now(n, n_held):
             return
         there: asyncio.Future[None] = asyncio.get_running_loop().create_future()

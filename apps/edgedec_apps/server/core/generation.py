@@ -238,7 +238,7 @@ def _reporting(index: int, tell: Tell) -> OnProgress:
 def _several(
     engine: Engine, request: TextRequest, prompt: Encoded, first: int, options: dict[str, Any]
 ) -> Iterator[Event]:
-    """Generate texts of a prompt together; their indices are `first` and those that follow it.
+    """Generate several texts of one prompt together. The texts are numbered from `first` on.
 
     Where that are more than the request's n, the n whose tokens are the most probable on average are finished.
     """

@@ -25,7 +25,7 @@ Part = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RemotePicture:
-    """A picture that is still to be fetched, by its address."""
+    """The address of a picture that was not fetched yet."""
 
     url: str
 

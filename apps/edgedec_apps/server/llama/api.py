@@ -88,7 +88,7 @@ async def adapters(request: Request, service: Service) -> Answer:
 
 
 async def set_scales(request: Request, service: Service) -> Answer:
-    """Set the scales of the requests that name none, and answer with the adapters; the body is a list."""
+    """Set the adapters' scales for requests that name none. The body is a list; the answer lists the adapters."""
     body = await read_body(request, service.settings)
     fields = Fields(parse_object(b'{"%b": %b}' % (_SCALES.encode(), bytes(body))))
     served = await service.find(request.query_params.get("model"))

@@ -77,7 +77,7 @@ _CHARACTER_BYTES = 16  # of what a search holds of a text: passages, and prompts
 
 
 async def passages(request: Request, service: Service) -> Answer:
-    """Return "content", the message about files with the passages that match it best, and "note", which says so.
+    """Return a message about files: "content" has the passages that match it best, and "note" says which.
 
     Both are null where the files fit the context whole, behind the earlier `messages`.
 
