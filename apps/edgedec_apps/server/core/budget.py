@@ -31,9 +31,9 @@ _SHARE_OF_LATEST = 0.2
 
 
 class Budget:
-    """Units that requests take and give back. What is free goes to the smallest request that waits; of equal ones, to the first.
+    """Units that requests take and give back.
 
-    Used by one event loop.
+    What is free goes to the smallest request that waits; of equal ones, to the first. Used by one event loop.
 
     Attributes:
         n_total: Units in all.
