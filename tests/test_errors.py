@@ -6,12 +6,14 @@ import importlib
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from edgedec.drafter import DraftLateError
 from edgedec.errors import EdgedecError, OptionError, RuntimeLostError, ScorerError, argument
 from edgedec_apps.cli.interrupts import TerminatedError
 from edgedec_apps.server.core.errors import ApiError
@@ -24,16 +26,14 @@ ROOT = Path(__file__).parent.parent
 MESSAGE = f"leave {argument('n_ctx')} out"
 
 
-def _at_rest(*_: Any) -> Any: ...
-
-
 # How each error with a constructor of its own is made; the others take a message.
 MADE: dict[type[EdgedecError], Callable[[], EdgedecError]] = {
     OptionError: lambda: OptionError("n_ctx", -1, "it must be positive"),
     RuntimeLostError: lambda: RuntimeLostError("the machine is gone", "start it again"),
     ScorerError: lambda: ScorerError(MESSAGE, ("a text",)),
     ApiError: lambda: ApiError(MESSAGE, status=503, code="closing", param="n", retry_after_s=5),
-    CrowdedError: lambda: CrowdedError(MESSAGE, _at_rest),
+    CrowdedError: lambda: CrowdedError(MESSAGE, replace),  # type: ignore[arg-type]
+    DraftLateError: lambda: DraftLateError(MESSAGE, is_last=True),
     TerminatedError: lambda: TerminatedError(15),
     NeedsDownloadError: lambda: NeedsDownloadError("hf:a/b", "it is a tile file", 2**30),
     WholeFilesOnlyError: lambda: WholeFilesOnlyError(MESSAGE, 2**20),
@@ -76,13 +76,11 @@ def test_every_error_is_the_same_after_pickling_and_copying() -> None:
 def test_a_value_that_does_not_travel_becomes_its_repr() -> None:
     value: Any = lambda: 0  # noqa: E731
     again = pickle.loads(pickle.dumps(OptionError("predicate", value, "it must be named")))
-    assert again.value == repr(value)
-    assert again.argument == "predicate"
+    assert (again.value, again.argument) == (repr(value), "predicate")
 
 
-DRAFT = re.compile(
-    r"(?<![\w.'\"/-])draft[a-z]*(?![\w'\"=/(]|-\w)", re.IGNORECASE
-)  # as a word: no option, no name in code
+# As a word: no option, no name in code.
+DRAFT = re.compile(r"(?<![\w.'\"/-])draft[a-z]*(?![\w'\"=/(]|-\w)", re.IGNORECASE)
 
 
 def _messages(tree: ast.Module) -> Iterator[str]:
