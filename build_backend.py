@@ -65,9 +65,9 @@ def build_editable(
 
 
 @contextmanager
-def _kept_folder(given: Settings | None) -> Iterator[Settings]:
+def _kept_folder(config: Settings | None) -> Iterator[Settings]:
     """Yield the settings with the kept build folder, which is locked meanwhile; as they are where it can't be had."""
-    settings = dict(given or {})
+    settings = dict(config or {})
     folder = Path("build", f"{sysconfig.get_platform()}-{_hash(settings)}").absolute()
     lock = None if "build-dir" in settings else _locked(folder.with_suffix(".lock"))
     if lock is None:

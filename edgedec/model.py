@@ -185,7 +185,7 @@ class ForwardItem:
         return sum(group.n_rows for group in self.groups)
 
     @property
-    def wanted(self) -> NDArray[np.int32]:
+    def logit_rows(self) -> NDArray[np.int32]:
         """The numbers of the rows whose logits are wanted, as far as `rows` is in order."""
         if not isinstance(self.rows, str):
             return self.rows

@@ -42,11 +42,10 @@ DENOISING_RULES = f"{SESSIONS}:denoising_rule"
 TEXT_METHODS = "edgedec.text_methods"
 TEMPLATES = f"{TEXT_METHODS}:template"
 GRAMMARS = f"{TEXT_METHODS}:grammar"
-KINDS = (
-    *(RUNTIMES, ARCHITECTURES, DRAFTERS, RULES, TREE_SHAPES, RESOLVERS),
-    *(HEAD_KINDS, HEAD_FOLDERS, TEMPLATES, GRAMMARS, CHOOSERS, SEARCHES, TEXT_METHODS, SESSIONS),
-    *(DRAFT_MODELS, PREPARED_DRAFTERS, DENOISING_RULES),
-)
+_OF_MODELS = (RUNTIMES, ARCHITECTURES, RESOLVERS, SESSIONS, TEMPLATES, GRAMMARS)
+_OF_DRAFTS = (DRAFTERS, RULES, TREE_SHAPES, HEAD_KINDS, HEAD_FOLDERS, DRAFT_MODELS, PREPARED_DRAFTERS)
+_OF_TEXTS = (CHOOSERS, SEARCHES, TEXT_METHODS, DENOISING_RULES)
+KINDS = _OF_MODELS + _OF_DRAFTS + _OF_TEXTS
 """What a plug-in can be: GROUP for an entry point NAME of that group, GROUP:TYPE for an entry point TYPE.NAME."""
 GROUPS = tuple(dict.fromkeys(kind.partition(":")[0] for kind in KINDS))
 """The groups of entry points. One has what belongs together, such as searches and the choosers of texts."""

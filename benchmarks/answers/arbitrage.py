@@ -116,8 +116,8 @@ def tried(engines: Sequence[edgedec.Engine], task: MadeTask, way: tuple[Router, 
         with texts_of(small, task, most) as quick, texts_of(large, task, 2 * most) as sure:
             over = translation(small.tokenizer, large.tokenizer)
             found = arbitrated(quick, sure, STEPS, router, threshold=threshold, between=over)
-            line = figures(task, quick.text(found.text)) | {"steps": len(found.kept)}
-            line |= {"asked": len(found.kept) - sum(found.kept), "tokens": len(found.text.token_ids)}
+            line = figures(task, quick.text(found.text)) | {"steps": len(found.steps_kept)}
+            line |= {"asked": len(found.steps_kept) - sum(found.steps_kept), "tokens": len(found.text.token_ids)}
     else:
         with texts_of(large if threshold == 0 else small, task, most) as texts:
             (text,) = write_steps(texts, [texts.begin()], STEPS.params, [0], separator=None)

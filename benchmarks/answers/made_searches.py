@@ -140,7 +140,7 @@ def _spec_reason(threshold: int) -> Search:
         grading = grading_of(setting.engine.tokenizer, turn_after_answer(setting.engine.requests.render, GRADING))
         with texts_of(setting.small, setting.task, setting.max_tokens) as small:
             found = spec_reason(small, texts, setting.steps, grading, threshold=threshold)
-            more = {"grades": found.grades, "kept": found.kept, "small_forwards": dict(small.forwards)}
+            more = {"grades": found.grades, "kept": found.steps_kept, "small_forwards": dict(small.forwards)}
             return texts.decode(found.text.token_ids), more
 
     return search

@@ -234,7 +234,7 @@ def capped(options: LoadOptions, share: float, *, favourites: bool, n_rounds: in
         "step / planned, lowest and highest": [min(ratios), max(ratios)],
         "planned_mb": plan.missing_bytes / 1e6,
         "memory_gb_s": memory / 1e9,
-        "experts_in_memory": (found.present - counts.present) / (found.wanted - counts.wanted),
+        "experts_in_memory": (found.present - counts.present) / (found.n_chosen - counts.n_chosen),
     }
 
 

@@ -111,7 +111,7 @@ class Engine(Closeable):
                 supported, or json_close finds no text of the grammar within max_tokens.
         """
         on_progress = options.pop("on_progress", None)
-        request, open_constraint = self.requests.wanted(prompt, options)
+        request, open_constraint = self.requests.prepared(prompt, options)
         return TokenStream(self.pool, request, cancel, on_progress, open_constraint())
 
     def chat(
@@ -219,7 +219,7 @@ class Engine(Closeable):
         options.setdefault("logprobs", 0)
         if len(options.get("resume", ())):
             raise RequestError(f"several texts can't be resumed: leave {argument('resume')} out, or ask for one text")
-        request, open_constraint = self.requests.wanted(continued, options)
+        request, open_constraint = self.requests.prepared(continued, options)
         return SampleStream(self.pool, request, n, open_constraint, until=until, cancel=cancel, on_progress=on_progress)
 
     def prompt_ids(self, prompt: Prompt, *, as_said: bool = False, continued: bool = True) -> tuple[int, ...]:

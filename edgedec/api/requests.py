@@ -190,7 +190,7 @@ class Requests:
             options["logit_bias"] = {**defaults.logit_bias, **options["logit_bias"]}
         return replace(defaults, **options)
 
-    def wanted(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
+    def prepared(self, prompt: Prompt, options: RequestOptions) -> tuple[Request, OpenConstraint]:
         """Return the request that options stand for, and what opens the grammar of a text of it."""
         reuse, draft, rule = options.pop("reuse", "exact"), options.pop("draft", True), options.pop("verify", COUPLED)
         grammar = chosen_grammar(options.pop("grammar", None), options.pop("json_schema", None))

@@ -157,13 +157,13 @@ class Gain:
 
     Attributes:
         before: What was expected of the step without the draft.
-        found: What was expected of the step with the draft.
+        after: What was expected of the step with the draft.
         rate: Tokens per second that a token is measured by.
         beside_s: Seconds spent on the draft outside the drafter's own call: to teach the drafter, to merge, to choose.
     """
 
     before: Expected
-    found: Expected
+    after: Expected
     rate: float
     beside_s: float
 
@@ -172,13 +172,13 @@ class Gain:
 
         A forward that took far longer than expected was disturbed.
         """
-        forward_s = min(forward_s, CAUTION * self.found.seconds)
+        forward_s = min(forward_s, CAUTION * self.after.seconds)
         return (tokens - self.before.tokens) / self.rate - (forward_s - self.before.seconds) - self.beside_s
 
     @property
     def expected_s(self) -> float:
         """The seconds that the draft was expected to gain."""
-        return self.seconds(self.found.tokens, self.found.seconds)
+        return self.seconds(self.after.tokens, self.after.seconds)
 
 
 @dataclass(slots=True)

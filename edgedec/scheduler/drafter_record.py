@@ -240,7 +240,7 @@ class DrafterRecord:
         read_s: Seconds that the drafter takes for each token of the text that it has not read yet.
         first_s: Seconds that reading the prompt took in the latest generation that asked it; None before the first.
         worth: What the drafts are worth of a drafter that may be asked before any step, [sampling, greedy].
-        known: What such a drafter's drafts take, by their levels; None before the first.
+        draft_seconds: What such a drafter's drafts take, by their levels; None before the first.
         followed: What a drafter that follows texts took and gained, [sampling, greedy].
     """
 
@@ -254,7 +254,7 @@ class DrafterRecord:
     read_s: float = 0.0
     first_s: float | None = None
     worth: tuple[Worth, Worth] = field(default_factory=lambda: (Worth(), Worth()))
-    known: DraftSeconds | None = None
+    draft_seconds: DraftSeconds | None = None
     followed: tuple[Followed, Followed] = field(default_factory=lambda: (Followed(), Followed()))
     is_new: bool = True
 

@@ -124,8 +124,8 @@ def _price(active: ActiveDrafter, cost: Cost) -> DraftPrice:
     price = record.price or DraftPrice(cost(0) / 4)
     if not active.in_place:
         return price
-    record.known = record.known or DraftSeconds(price)
-    return record.known.price
+    record.draft_seconds = record.draft_seconds or DraftSeconds(price)
+    return record.draft_seconds.price
 
 
 def _plan_known(active: ActiveDrafter, price: DraftPrice, choice: Choice) -> DraftPlan | None:
@@ -191,8 +191,8 @@ def note_draft(
     record, n, cost = active.record, len(active.draft.tokens), choice.cost
     active.n_asked += 1
     active.asked_s += seconds
-    if n and record.known is not None:
-        record.known.note(max(active.draft.depths()), seconds)
+    if n and record.draft_seconds is not None:
+        record.draft_seconds.note(max(active.draft.depths()), seconds)
     elif n:
         _note_time(record, seconds, plan.price, max(active.draft.depths()), active.missed)
     active.missed = 0

@@ -43,10 +43,10 @@ def _together(model: Model, work: Sequence[Work]) -> list[Result]:
     if calls:
         calls[0].answer(calls[1:])
         return [*calls]
-    return [own(forward) for forward in model.forward([one for one in work if isinstance(one, ForwardItem)])]
+    return [owned(forward) for forward in model.forward([one for one in work if isinstance(one, ForwardItem)])]
 
 
-def own(forward: Forward) -> Forward:
+def owned(forward: Forward) -> Forward:
     """Return a forward's result in arrays that stay valid after the model's next forward."""
     if forward.is_own:
         return forward
@@ -67,7 +67,7 @@ def groups(items: Sequence[ForwardItem], most: int) -> list[list[ForwardItem]]:
     joined: list[list[ForwardItem]] = []
     n_left = 0
     for item in items:
-        n = len(item.wanted)
+        n = len(item.logit_rows)
         if not joined or n > n_left:
             joined.append([])
             n_left = most

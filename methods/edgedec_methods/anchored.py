@@ -148,7 +148,7 @@ class AnchoredSession(PairSession):
         """
         tokens, n_past = self.chain_of(item), item.n_past
         end = n_past + len(tokens)
-        row_places = {n_past + row for row in item.wanted.tolist()}
+        row_places = {n_past + row for row in item.logit_rows.tolist()}
         places = sorted(row_places | set(range(max(n_past, self._first), end)))
         at = np.array(places, np.int32) - np.int32(n_past)
         both = [session.forward(tokens, n_past=n_past, rows=at, on_progress=on_progress) for session in self.sessions]

@@ -76,13 +76,13 @@ class Arbitrated:
     Attributes:
         text: The text, as the small model holds it.
         chances: By step, the router's chance that the large model's step would be better.
-        kept: By step, whether it stayed as the small model wrote it.
+        steps_kept: By step, whether it stayed as the small model wrote it.
         n_large: How many tokens the large model wrote.
     """
 
     text: PartialText
     chances: tuple[float, ...]
-    kept: tuple[bool, ...]
+    steps_kept: tuple[bool, ...]
     n_large: int
 
 

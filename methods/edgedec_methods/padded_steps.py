@@ -26,7 +26,7 @@ import numpy as np
 from edgedec.errors import ModelFormatError, RequestError, SessionError
 from edgedec.model import ExactRows, Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
-from edgedec.sessions.joined_work import own
+from edgedec.sessions.joined_work import owned
 from edgedec.sessions.outer_session import OuterModel, OuterSession
 from edgedec_methods.sliding_window import with_tokens
 from edgedec_runtimes.shared.invariance import N_PREFIX, RANGE_TOKENS, MeasuredRows, measured_invariance
@@ -81,7 +81,7 @@ class PaddedModel(OuterModel):
         sessions: list[Any] = [item.session for item in items]
         if any(session.model is not self for session in sessions) or len({*map(id, sessions)}) < len(sessions):
             raise SessionError("a forward was given a session twice or one of another model; each is one of this model")
-        return [own(session.evaluate(item)) for session, item in zip(sessions, items, strict=True)]
+        return [owned(session.evaluate(item)) for session, item in zip(sessions, items, strict=True)]
 
 
 class PaddedSession(OuterSession):
@@ -136,7 +136,7 @@ class PaddedSession(OuterSession):
         n_least = self.model.n_least
         if tokens is None or not 0 < len(tokens) < n_least or item.n_past + n_least > self.n_ctx:
             return item
-        n, rows = len(tokens), item.wanted
+        n, rows = len(tokens), item.logit_rows
         if np.any(rows >= n):
             raise RequestError(f"row {int(rows.max())} is wanted of a forward of {n} rows")
         return replace(with_tokens(item, np.concatenate([tokens, np.repeat(tokens[-1:], n_least - n)])), rows=rows)

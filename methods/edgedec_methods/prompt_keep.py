@@ -93,7 +93,7 @@ class PromptKeep:
         target.model.capabilities.require("rollback", target.model.card.runtime)
         if target.room(0) != target.n_ctx:
             raise CapabilityError(f"a context that slides can't be read in part; leave {argument('slide')} out")
-        return KeptSession(target, Reader(target if companion is None else companion, own=companion is None), self.keep)
+        return KeptSession(target, Reader(companion or target, is_target=companion is None), self.keep)
 
 
 class Reader:
@@ -101,15 +101,15 @@ class Reader:
 
     Attributes:
         session: What it reads with.
-        own: Whether that is the target's session, whose first layers read. What it held is lost then.
+        is_target: Whether that is the target's session, whose first layers read. What it held is lost then.
     """
 
-    def __init__(self, session: Session, *, own: bool) -> None:
+    def __init__(self, session: Session, *, is_target: bool) -> None:
         """Take a session (CapabilityError where its model can't return the mass of attention)."""
         capabilities, card = session.model.capabilities, session.model.card
         for name in ("attention_mass", "layers", "rollback"):
             capabilities.require(name, card.runtime)
-        self.session, self.own = session, own
+        self.session, self.is_target = session, is_target
         n_layer = math.ceil(card.n_layer * DEPTH)
         self._span = Span(leave=n_layer)
         self._heard = tuple(range(n_layer // 3, n_layer))
@@ -119,7 +119,7 @@ class Reader:
         """Return f32[n], what each token of a prompt is worth (raises what Session.evaluate raises)."""
         n, session = len(prompt), self.session
         window = min(WINDOW, n)
-        before, self._ids = () if self.own else self._ids, ()
+        before, self._ids = () if self.is_target else self._ids, ()
         n_past = n_common(before, prompt, min(n - window, session.n_cached))
         ids = np.array(prompt, np.int32)
         if n_past < n - window:
@@ -129,7 +129,7 @@ class Reader:
         group, mass = RowGroup(ids[n - window :], span=self._span), dict.fromkeys(self._heard, weights)
         forward = session.evaluate(ForwardItem(session, n - window, (group,), _NO_ROWS, mass=mass))
         assert forward.mass is not None, "it was asked for"
-        self._ids = () if self.own else tuple(prompt)
+        self._ids = () if self.is_target else tuple(prompt)
         worth: NDArray[np.float32] = forward.mass.max(axis=(0, 1))
         return worth
 
@@ -286,7 +286,7 @@ class KeptSession(UnsavedSession, OuterSession):
             n_same = min(n_same, len(self._kept)) // chunk * chunk
         rows = item.rows
         if not isinstance(rows, str) or rows == "all":
-            row_places = item.n_past + item.wanted
+            row_places = item.n_past + item.logit_rows
             if not np.isin(row_places, places[places >= item.n_past]).all():
                 raise CapabilityError(
                     f"logits of a token that was left out are wanted; leave {argument('prompt_keep')} out"
@@ -315,7 +315,7 @@ class KeptSession(UnsavedSession, OuterSession):
             return self._chosen[1]
         places = np.arange(n)
         if max(math.ceil(self._keep * n), LEAST) < n:
-            if self._reader.own:
+            if self._reader.is_target:
                 self._forget()
             worth = self._reader.worth(prompt, on_progress)
             places = kept_tokens(worth, frame_of(self.model.tokenizer, prompt), self._keep)
@@ -332,13 +332,13 @@ class KeptSession(UnsavedSession, OuterSession):
 
     def _count(self, stats: DecodeStats) -> None:
         """Add how much of the prompt was read."""
-        if not self._reader.own:
+        if not self._reader.is_target:
             stats.explanation.append("drafting off beside a reading model")
         if len(self._kept) == self._n_cut:
             stats.explanation.append(f"prompt read whole: no more than {LEAST} tokens, or all were to be kept")
             return
         card, n_read = self._reader.session.model.card, len(self._kept)
-        who = "its first layers" if self._reader.own else card.name or card.architecture
+        who = "its first layers" if self._reader.is_target else card.name or card.architecture
         stats.add_note(f"lossy: {n_read} of {counted(self._n_cut, 'prompt token')} were read, chosen by {who}")
         gaps = np.diff(np.concatenate([self._kept, [self._n_cut]])) - 1
         longest, places = int(gaps.argmax()), counted(int((gaps > 0).sum()), "place")

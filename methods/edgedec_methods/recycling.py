@@ -51,15 +51,15 @@ class Ranking:
     Args:
         context: The generation's: its temperature and its noise.
         error: The scale of the table's error.
-        known: How often the text goes on as the table says where the table is certain.
+        certain: How often the text goes on as the table says where the table is certain.
     """
 
-    def __init__(self, context: DraftContext, *, error: float, known: float) -> None:
+    def __init__(self, context: DraftContext, *, error: float, certain: float) -> None:
         sampling = context.sampling
         self._noise = None if sampling.greedy else context.noise
         self._sharpness = 1.0 if sampling.greedy else 1.0 / max(sampling.temperature, _LEAST_TEMPERATURE)
         self._error = error
-        self._known = known
+        self._certain = certain
 
     def rank(self, ids: Sequence[int], probs: Sequence[float], position: int) -> list[tuple[int, float]]:
         """Return the candidates with their probabilities, most probable first; improbable candidates are left out.
@@ -69,7 +69,7 @@ class Ranking:
             probs: Their probabilities at temperature 1, highest first; they sum to at most 1.
             position: The absolute position of the token in the text.
         """
-        chance = self._known
+        chance = self._certain
         if self._noise is None:
             return [(token, chance * p) for token, p in zip(ids, probs, strict=True) if p >= _LEAST_CANDIDATE]
         key, sharpness = self._noise.key(position), self._sharpness
@@ -96,7 +96,7 @@ class Ranking:
         most = max(scores[0][0], outside)
         weights = [math.exp((score - most) / self._error) for score, _ in scores]
         total = sum(weights) + math.exp((outside - most) / self._error)
-        scale = self._known / total
+        scale = self._certain / total
         return [(token, scale * w) for w, (_, token) in zip(weights, scores, strict=True)]
 
 
@@ -200,4 +200,4 @@ class RecyclingDrafter(NgramDrafter):
     """Implements edgedec.drafter.Drafter with contexts of one token; a newer row of a context replaces the old one."""
 
     def __init__(self, context: DraftContext) -> None:
-        super().__init__(context, "recycling", {1: Ranking(context, error=2.0, known=0.65)}, least_rate=1.0)
+        super().__init__(context, "recycling", {1: Ranking(context, error=2.0, certain=0.65)}, least_rate=1.0)

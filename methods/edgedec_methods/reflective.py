@@ -151,7 +151,7 @@ class ReflectiveSession(PairSession):
             raise SessionError(f"n_past is {n_past}; the session has evaluated {len(self._ids)} tokens")
         self._go_back(n_past)
         text = [*self._ids, *tokens.tolist()]
-        places = [n_past + row for row in item.wanted.tolist()]
+        places = [n_past + row for row in item.logit_rows.tolist()]
         by_place = dict[int, NDArray[np.float32]]()
         end = min(len(text), self._first)
         if n_past < end:

@@ -26,7 +26,7 @@ from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
 from edgedec.sequence import n_common
-from edgedec.sessions.joined_work import own
+from edgedec.sessions.joined_work import owned
 from edgedec.sessions.outer_session import OuterSession, UnsavedSession
 
 N_SINKS = 4
@@ -141,9 +141,9 @@ class SlidingSession(UnsavedSession, OuterSession):
             text = [*self._ids[:n_past], *tokens.tolist()]
             self._move(begin, text[:-1], on_progress)
             return self._within(replace(item, n_past=len(text) - 1), tokens[-1:], None)
-        n_first, logit_rows = _next_move(n_past, self.inner.n_ctx) - n_past, item.wanted
+        n_first, logit_rows = _next_move(n_past, self.inner.n_ctx) - n_past, item.logit_rows
         earlier = replace(with_tokens(item, tokens[:n_first]), rows=logit_rows[logit_rows < n_first])
-        first = own(self.evaluate(earlier))
+        first = owned(self.evaluate(earlier))
         later = logit_rows[logit_rows >= n_first] - np.int32(n_first)
         second = self.evaluate(replace(with_tokens(item, tokens[n_first:]), n_past=n_past + n_first, rows=later))
         return Forward(

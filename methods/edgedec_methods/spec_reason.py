@@ -48,12 +48,12 @@ class Reasoned:
     Attributes:
         text: The text.
         grades: By step, its grade, 0 to 9; empty where one model wrote all of the text.
-        kept: By step, whether it stayed as the small model wrote it; empty as `grades`.
+        steps_kept: By step, whether it stayed as the small model wrote it; empty as `grades`.
     """
 
     text: PartialText
     grades: tuple[int, ...]
-    kept: tuple[bool, ...]
+    steps_kept: tuple[bool, ...]
 
 
 def grading_of(tokenizer: Tokenizer, words: str) -> Grading:

@@ -31,8 +31,8 @@ class StandDrafter(NgramDrafter):
 
     def __init__(self, context: DraftContext) -> None:
         rankings = {
-            3: Ranking(context, error=1.0, known=0.9),
-            2: Ranking(context, error=1.5, known=0.8),
-            1: Ranking(context, error=2.0, known=0.65),
+            3: Ranking(context, error=1.0, certain=0.9),
+            2: Ranking(context, error=1.5, certain=0.8),
+            1: Ranking(context, error=2.0, certain=0.65),
         }
         super().__init__(context, "stand", rankings, _LEAST_RATE)

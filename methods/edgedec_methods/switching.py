@@ -155,7 +155,7 @@ class SwitchingSession(PairSession):
         text = [*self._ids[:n_past], *tokens.tolist()]
         written = self.written[: max(0, n_past - self._first)]
         self._n_held = [min(n, n_past) for n in self._n_held]  # what lies beyond is dropped, also by a failure
-        n_held, rows, begin = list(self._n_held), {n_past + row for row in item.wanted.tolist()}, n_past
+        n_held, rows, begin = list(self._n_held), {n_past + row for row in item.logit_rows.tolist()}, n_past
         logits: list[NDArray[np.float32]] = []
         while True:
             writer = next_writer(written, self.entropy)

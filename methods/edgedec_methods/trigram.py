@@ -38,7 +38,7 @@ class TrigramDrafter(NgramDrafter):
     shedding = Shedding(21, "the table of {name}", keeps_store=True)
 
     def __init__(self, context: DraftContext) -> None:
-        rankings = {2: Ranking(context, error=1.5, known=0.8), 1: Ranking(context, error=2.0, known=0.65)}
+        rankings = {2: Ranking(context, error=1.5, certain=0.8), 1: Ranking(context, error=2.0, certain=0.65)}
         super().__init__(context, "trigram", rankings, _LEAST_RATE)
 
     def _children(self, state: int, depth: int) -> list[Child[int]]:

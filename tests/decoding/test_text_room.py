@@ -104,7 +104,7 @@ def test_forwards_return_no_more_rows_than_planned(
     evaluate = SessionForks.forward
 
     def counted(forks: SessionForks, items: Sequence[ForwardItem]) -> list[Forward]:
-        asked.append(sum(len(item.wanted) for item in items))
+        asked.append(sum(len(item.logit_rows) for item in items))
         return evaluate(forks, items)
 
     monkeypatch.setattr(SessionForks, "forward", counted)

@@ -18,8 +18,7 @@ from edgedec.memory.terms import device_caps
 from edgedec.memory_plan import HOST, Device, DeviceCap, IsOver, MemoryPlan, MemoryTerm, Split, n_split
 from edgedec.scheduler.drafter_factories import drafter_factories
 from edgedec_runtimes.llamacpp.device_terms import HostRun, compute_bytes, default_split, kv_terms, weight_terms
-from edgedec_runtimes.llamacpp.options import LlamaCppOptions
-from edgedec_runtimes.llamacpp.options import own as own_of
+from edgedec_runtimes.llamacpp.options import LlamaCppOptions, llamacpp_options
 from edgedec_runtimes.shared.device_account import remember_drivers, with_account, with_measured_drivers
 from edgedec_runtimes.shared.layer_split import split_layers, whole_split
 
@@ -54,7 +53,7 @@ class Layered:
         split, n_ctx = options.layer_split or (), options.n_ctx or 0
         n_host = 29 - n_split(split)
         found = [
-            MemoryTerm("weights", (1_600 if own_of(options).mmap else n_host * 50 + 100) * MB),
+            MemoryTerm("weights", (1_600 if llamacpp_options(options).mmap else n_host * 50 + 100) * MB),
             MemoryTerm("KV cache", n_ctx * min(n_host, 28) * 10_000),
             MemoryTerm("logits", options.max_rows * MB),
         ]
@@ -122,7 +121,7 @@ def test_the_ladder_goes_over_both_caps(model: LoadPlan) -> None:
     assert found.memory.fits
     assert found.options.n_ctx == 2048
     assert found.options.layer_split == (("CUDA0", 22),)  # 400 + 30 + 22 * 50 + 21 * 20.48 = 1,960.08
-    assert own_of(found.options).mmap is False
+    assert llamacpp_options(found.options).mmap is False
     settings = all_plans(replace(WISHES, path=model.path, runtime=Layered(CUDA0)), replace(cap, n_bytes=100 * MB))
     assert [list(entry.given_up)[-1:] for entry in settings[1:4]] == [["mapping"], ["store"], ["store"]]
     n_layers = [n_split(entry.options.layer_split or ()) for entry in settings]
@@ -169,7 +168,7 @@ def test_unified_memory_is_one_column(model: LoadPlan) -> None:
     tight = planned(model, Cap(2_400 * MB), JETSON)
     assert tight.memory.fits
     assert tight.memory.total_bytes <= 2_400 * MB
-    assert own_of(tight.options).mmap is False  # mapped and copied weights do not both fit
+    assert llamacpp_options(tight.options).mmap is False  # mapped and copied weights do not both fit
 
 
 def test_the_watch_leaves_out_what_the_system_does_not_count(model: LoadPlan) -> None:

@@ -79,9 +79,9 @@ def test_steps_are_those_of_a_plain_form(between: Translation | None) -> None:
             found = run(seed, threshold, between)
             ids = (*found.text.token_ids, END) if found.text.ended == "stop" else found.text.token_ids
             expected = plain(seed, threshold, between is not None)
-            assert (ids, list(found.kept), found.n_large) == expected, (seed, threshold)
-            assert [chance < threshold for chance in found.chances] == list(found.kept)
-            all_kept |= set(found.kept)
+            assert (ids, list(found.steps_kept), found.n_large) == expected, (seed, threshold)
+            assert [chance < threshold for chance in found.chances] == list(found.steps_kept)
+            all_kept |= set(found.steps_kept)
     assert all_kept == {False, True}
 
 
@@ -104,7 +104,7 @@ def test_two_models_of_two_vocabularies(tmp_path: Path) -> None:
                 text = quick.text(found.text)
             engine = small if kept else large
             assert text == engine.generate("a b", max_tokens=30, temperature=0.0, logit_bias=letters).text
-            assert set(found.kept) == {kept}
+            assert set(found.steps_kept) == {kept}
             assert found.n_large == (0 if kept else 30)
 
 

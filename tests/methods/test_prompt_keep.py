@@ -149,7 +149,7 @@ def test_what_is_stopped_in_the_middle_is_read_anew(models: tuple[Model, Model],
     prompt = np.array(PROMPT, np.int32)
     inner = Stopped(models[0].session(N_CTX))
     reading = inner if own else Stopped(models[1].session(N_CTX))
-    session = KeptSession(inner, Reader(reading, own=own), 0.5)
+    session = KeptSession(inner, Reader(reading, is_target=own), 0.5)
     with session.generating(len(prompt)):
         expected = session.forward(prompt, n_past=0).logits.copy()
         session.forward(prompt[:3], n_past=600)
@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_refused(paths: tuple[Path, Path], models: tuple[Mo
     with pytest.raises(RequestError, match="one of them"):
         loaded(paths, own=False, draft_model=paths[1])
     target = models[0].session(N_CTX)
-    session = KeptSession(target, Reader(target, own=True), 0.5)
+    session = KeptSession(target, Reader(target, is_target=True), 0.5)
     with session.generating(600):
         for rows in ("all", np.arange(0, 600, 7, dtype=np.int32)):
             with pytest.raises(CapabilityError, match="left out"):

@@ -37,7 +37,7 @@ def run(seed: int, threshold: int, n: int = 2) -> tuple[Ids, Sequence[bool]]:
         found = spec_reason(small, large, Steps(PARAMS, seed, None, n), GRADING, threshold=threshold)
     assert not one.held
     assert not other.held
-    return (*found.text.token_ids, END) if found.text.ended == "stop" else found.text.token_ids, found.kept
+    return (*found.text.token_ids, END) if found.text.ended == "stop" else found.text.token_ids, found.steps_kept
 
 
 @pytest.mark.parametrize("seed", range(25))

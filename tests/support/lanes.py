@@ -24,7 +24,6 @@ QUICK = "guard or not slow"
 FULL = "not long"
 PROMISES = ROOT / "tests" / "promises.toml"
 DURATIONS = ROOT / "tests" / "durations.json"
-N_WORKERS = 2
 UNRECORDED_SECONDS = 2
 COLLECTED = pytest.StashKey[list[str]]()
 """The ids of the tests of the quick lane, in a run of the whole lane."""
@@ -46,9 +45,8 @@ def _forms() -> dict[str, tuple[re.Pattern[str], ...]]:
     for test in (test for tests in promises().values() for test in tests):
         end = "" if test.endswith("]") else r"\[.*" if "::" in test else "::.*"
         form = ".*".join(map(re.escape, test.split("*")))
-        forms.setdefault(test.partition("::")[0], []).append(
-            re.compile(f"{form}(?:{end})?" if end else form, re.DOTALL)
-        )
+        pattern = re.compile(f"{form}(?:{end})?" if end else form, re.DOTALL)
+        forms.setdefault(test.partition("::")[0], []).append(pattern)
     return {file: tuple(each) for file, each in forms.items()}
 
 
@@ -59,18 +57,11 @@ def _named() -> frozenset[str]:
 
 def unmatched(node_ids: Iterable[str]) -> list[str]:
     """Return the tests that the promises name, and that are not among these ids."""
-    ids = list(node_ids)
-    return [
-        form.pattern
-        for file, forms in _forms().items()
-        for form in forms
-        if not any(form.fullmatch(each) for each in ids if each.startswith(file))
-    ]
-
-
-def is_guard(node_id: str) -> bool:
-    """Return whether a promise names a test, by the id that pytest gives it."""
-    return any(form.fullmatch(node_id) for form in _forms().get(node_id.partition("::")[0], ()))
+    files: dict[str, list[str]] = {}
+    for each in node_ids:
+        files.setdefault(each.partition("::")[0], []).append(each)
+    forms = [(form, files.get(file, [])) for file, forms in _forms().items() for form in forms]
+    return [form.pattern for form, ids in forms if not any(map(form.fullmatch, ids))]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,7 +88,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     is_worker = "PYTEST_XDIST_WORKER" in os.environ  # or a run of pytest that a test begins
     has_workers = config.pluginmanager.has_plugin("xdist") and option.numprocesses is None and option.dist == "no"
     if has_workers and not (is_for_one or is_worker):
-        option.numprocesses, option.dist = min(N_WORKERS, os.cpu_count() or 1), "loadfile"
+        option.numprocesses, option.dist = min(2, os.cpu_count() or 1), "loadfile"
 
 
 def is_quick_lane(config: pytest.Config) -> bool:
@@ -149,7 +140,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.slow)
-        if is_guard(item.nodeid) and not is_on_llamacpp:
+        forms = _forms().get(item.nodeid.partition("::")[0], ())
+        if not is_on_llamacpp and any(form.fullmatch(item.nodeid) for form in forms):  # a promise names the test
             item.add_marker(pytest.mark.guard)
     if is_quick_lane(config):
         config.stash[COLLECTED] = [
@@ -194,6 +186,11 @@ class _Durations:
         """Say what the imports took."""
         self.files["collection"] = {"": [1, 1, self.lap()]}
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file that is skipped as a whole, for want of a package."""
+        if report.skipped:
+            self.files[report.nodeid] = {}
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a phase of a test to its function: the tests begun, those that passed, and the seconds."""
         file = report.nodeid.partition("::")[0]
@@ -229,12 +226,16 @@ def recorded() -> dict[str, Any]:
 
 
 def seconds(node_ids: Iterable[str]) -> float:
-    """Return the CPU seconds of these tests by the record, with those of the imports; an unrecorded test counts 2."""
+    """Return the CPU seconds of these tests and of the imports by the record; an unrecorded test counts 2.
+
+    A file that is recorded as skipped, for want of a package, is not of the lane.
+    """
     files: dict[str, dict[str, list[float]]] = recorded()["files"]
     total = files["collection"][""][-1]
     for (file, name), n in Counter((each.partition("::")[0], _function(each)) for each in node_ids).items():
         n_recorded, _, recorded_seconds = files.get(file, {}).get(name, (0, 0, 0.0))
-        total += recorded_seconds + UNRECORDED_SECONDS * max(0, n - n_recorded)
+        if files.get(file) != {}:
+            total += recorded_seconds + UNRECORDED_SECONDS * max(0, n - n_recorded)
     return total
 
 

@@ -80,7 +80,7 @@ def test_the_example_verifies_texts(tmp_path: Path) -> None:
 def _one_child(level: DrawnLevel) -> list[TreePlace]:
     """Add one child, or as many as the name says, to each place."""
     found = []
-    for place, law in level.known:
+    for place, law in level.laws:
         children: Callable[[], tuple[int, float]] = level.drawn(law, place).__next__
         for _ in range(min(level.widths[0], len(law.token_ids))):
             if level.nodes.n_left:

@@ -86,7 +86,7 @@ def _usage(error: Any) -> str:
     is_group = context is None or hasattr(context.command, "commands")
     words = sys.argv[1:] if is_group else sys.argv[2:]
     flags = [] if is_group else [flag for each in context.command.params for flag in (*each.opts, *each.secondary_opts)]
-    advice = (not is_group and moved(words, flags)) or own_words(words, known=flags, commands=is_group)
+    advice = (not is_group and moved(words, flags)) or own_words(words, options=flags, commands=is_group)
     what, hint = error.format_message(), f"; {advice}" if advice else ""
     if unknown := re.match("No such command '(.*?)'", what):
         what, hint = unknown[0], hint or did_you_mean(unknown[1], () if context is None else context.command.commands)

@@ -71,36 +71,36 @@ def drafter(incomplete: str) -> list[str]:
     before, plus, _ = incomplete.rpartition("+")
     parts = before.split("+")
 
-    def known() -> list[str]:
+    def candidates() -> list[str]:
         names = _plugins("edgedec.drafters")
         return [f"{before}+{name}" for name in names if name not in parts] if plus else ["auto", "off", *names]
 
-    return _fitting(incomplete, known)
+    return _fitting(incomplete, candidates)
 
 
 def method(incomplete: str) -> list[str]:
     """Return the names of the methods that begin so; behind "diffusion:" the rules of denoising."""
 
-    def known() -> Iterator[str]:
+    def candidates() -> Iterator[str]:
         groups = ("edgedec.sessions", "edgedec.text_methods", "edgedec.searches:chooser", "edgedec.searches")
         yield from ("layer-skip", "momentum", "ignore-end", "passages", "pictures", "refine")
         yield from (name.replace("_", "-") for group in groups for name in _plugins(group))
         yield from (f"diffusion:{name}" for name in _plugins("edgedec.sessions:denoising_rule"))
 
-    return _fitting(incomplete, known)
+    return _fitting(incomplete, candidates)
 
 
 def draft_option(incomplete: str) -> list[str]:
     """Return what `--draft-option` takes that begins so: its keys, and their values where these are names."""
 
-    def known() -> Iterator[str]:
+    def candidates() -> Iterator[str]:
         yield from ("max=", "store=", "overlap=yes", "head=off", "tree=chain", "rule=coupled")
         yield from (f"numerics={name}" for name in ("strict", "padded", "loose"))
         yield from (f"tree={name}" for name in _plugins("edgedec.rules:tree_shape"))
         yield from (f"rule={name}" for name in _plugins("edgedec.rules"))
         yield from (f"{key}={name}" for key in ("model", "head") for name in chain(_stored(), _catalogue()))
 
-    return _fitting(incomplete, known)
+    return _fitting(incomplete, candidates)
 
 
 def machine(incomplete: str) -> list[str]:

@@ -142,23 +142,23 @@ def _spelled(pattern: str, value: str, way: str) -> str:
     return f"{option} {quote(key + inner)}"
 
 
-def own_words(words: Iterable[str], *, known: Iterable[str], commands: bool) -> str:
+def own_words(words: Iterable[str], *, options: Iterable[str], commands: bool) -> str:
     """Return what edgedec calls the first of these words that is llama.cpp's or ollama's; "" where none is.
 
     Args:
         words: What was typed.
-        known: The options that the command has: they mean what they mean here.
+        options: The options that the command has: they mean what they mean here.
         commands: Whether the first word should have been a command.
 
-    >>> own_words(["qwen3-4b", "--temp", "0.2"], known=["--temperature"], commands=False)
+    >>> own_words(["qwen3-4b", "--temp", "0.2"], options=["--temperature"], commands=False)
     'for --temp write --temperature'
-    >>> own_words(["--temperature=1"], known=["--temperature"], commands=False)
+    >>> own_words(["--temperature=1"], options=["--temperature"], commands=False)
     ''
-    >>> own_words(["llama-server"], known=[], commands=True)
+    >>> own_words(["llama-server"], options=[], commands=True)
     'for llama-server write edgedec serve'
     """
     table = {word: f"edgedec {edgedec_word}" for word, edgedec_word in COMMANDS.items()} if commands else OPTIONS
-    meant = set(known)
+    meant = set(options)
     for word in words:
         name = word.partition("=")[0]
         if name in table and name not in meant:

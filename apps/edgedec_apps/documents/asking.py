@@ -30,7 +30,7 @@ class Asking:
         before: The messages before it.
         tools: The tools that the model may call, in OpenAI's form.
         n_answer: Tokens that are kept free for the answer, but at most half of the context.
-        named: Whether each document that is read whole stands below its name.
+        with_names: Whether each document that is read whole stands below its name.
         rank: Ranks passages.
         n_passages: The most passages that are read of documents that are searched; None for as many as a quarter of
             the context has room for.
@@ -41,7 +41,7 @@ class Asking:
     before: "Sequence[Message]" = ()
     tools: Sequence[Mapping[str, object]] | None = None
     n_answer: int = ANSWER
-    named: bool = False
+    with_names: bool = False
     rank: Rank = by_words
     n_passages: int | None = None
 
@@ -58,7 +58,7 @@ class Asking:
             PromptTooLongError: The documents are too long, and there is no question, or nothing that matches it.
             CancelledError: `cancel` was cancelled.
         """
-        engine, text = self.engine, whole(documents, question, named=self.named)
+        engine, text = self.engine, whole(documents, question, with_names=self.with_names)
         try:
             require_may_fit(engine.tokenizer, text, engine.requests.n_prompt_max, engine.card.n_ctx_train)
             engine.chat_ids([*self.before, self._message(text)], tools=self.tools, cancel=cancel)

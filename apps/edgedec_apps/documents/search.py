@@ -58,12 +58,12 @@ class Found:
         return {"n_passages": self.n_searched, "n_read": self.n_read, "passages": read}
 
 
-def whole(documents: Sequence[Document], question: str | None, *, named: bool) -> str:
+def whole(documents: Sequence[Document], question: str | None, *, with_names: bool) -> str:
     """Return documents and a question as the content of a message; each document may stand below its name.
 
     The question comes last, so that another one about the same documents finds them in the KV cache.
     """
-    texts = [f"File {each.name}:\n\n{each.whole.rstrip()}" if named else each.whole for each in documents]
+    texts = [f"File {each.name}:\n\n{each.whole.rstrip()}" if with_names else each.whole for each in documents]
     return "\n\n".join(texts if question is None else [*(text for text in texts if text.strip()), question])
 
 

@@ -54,7 +54,7 @@ class Outcome:
     """What a search found.
 
     Attributes:
-        found: The result of the search.
+        search: The result of the search.
         seconds: Duration of the search.
         scores: The set that was found, and the sets that it is compared with, by name, with scores on held-out text.
         tuned: The set that is kept.
@@ -63,7 +63,7 @@ class Outcome:
         options: The options of `edgedec run` that use a lossy set; else empty.
     """
 
-    found: FoundSet
+    search: FoundSet
     seconds: float
     scores: dict[str, tuple[LayerSet, Score]]
     tuned: TunedSet
@@ -238,7 +238,7 @@ def _cut_texts(job: TuneJob, model: Model, effort: Effort, root: Path) -> Texts:
 
 def _document(job: TuneJob, sizes: LayerBytes, outcome: Outcome) -> dict[str, Any]:
     """Return the JSON object of a search."""
-    chosen, tuned = outcome.found, outcome.tuned
+    chosen, tuned = outcome.search, outcome.tuned
     return {
         "model": job.model,
         "runtime": job.runtime,

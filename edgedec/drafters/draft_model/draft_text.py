@@ -8,7 +8,7 @@ from edgedec.cost_curve import SharedForward
 from edgedec.drafter import ForwardLog
 from edgedec.head_state import DraftCall
 from edgedec.model import Forward, ForwardItem, Model, Session
-from edgedec.sessions.joined_work import groups, own
+from edgedec.sessions.joined_work import groups, owned
 
 _FIRST = 64  # last tokens of a prompt that are read: what needs more of it, the suffix drafter proposes already
 
@@ -138,5 +138,5 @@ def _evaluated(model: Model, items: Sequence[ForwardItem]) -> list[Forward]:
     """Return the results of items of several sessions."""
     if len(items) > 1 and model.batch_invariant is True:
         joined = groups(items, model.capabilities.max_rows)
-        return [own(forward) for group in joined for forward in model.forward(group)]
-    return [own(item.session.evaluate(item)) for item in items]
+        return [owned(forward) for group in joined for forward in model.forward(group)]
+    return [owned(item.session.evaluate(item)) for item in items]

@@ -121,7 +121,7 @@ class SortedMatch:
         """Return a tree of at most `n_max` nodes: what followed the context, most probable paths first."""
         if not self.length:
             return EMPTY_DRAFT
-        accept_rates = rates.known()
+        accept_rates = rates.values()
 
         def children(behind: Behind, depth: int) -> list[Child[Behind]]:
             if depth >= _DEEPEST:

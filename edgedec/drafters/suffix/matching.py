@@ -72,7 +72,7 @@ class Match:
         """Return a tree of at most `n_max` nodes: what followed the context, most probable paths first."""
         if not self.length:
             return EMPTY_DRAFT
-        following, counts, chances, length = self.automaton.next, self.automaton.count, rates.known(), self.length
+        following, counts, chances, length = self.automaton.next, self.automaton.count, rates.values(), self.length
 
         def children(state: int, depth: int) -> list[Child[int]]:
             children: list[Child[int]] = []
@@ -106,7 +106,7 @@ class MatchRates:
             self.hits[bucket] *= 0.5
             self.trials[bucket] *= 0.5
 
-    def known(self) -> list[float]:
+    def values(self) -> list[float]:
         """Return the rate of a match by the bits that its length less one has."""
         rates = [hits / trials for hits, trials in zip(self.hits, self.trials, strict=True)]
         return rates + rates[-1:] * _MOST_BITS

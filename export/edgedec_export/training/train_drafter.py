@@ -186,7 +186,7 @@ def _collected(model: Path, parts: TargetParts, folder: Path, n_ctx: int, option
         seed=options.seed,
         n_ctx=n_ctx,
         n_at_once=options.n_parallel,
-        own=options.prompts,
+        prompts=options.prompts,
     )
     target = AnswerModel(model, n_ctx, options.n_threads, options.cache_dir)
     if options.n_processes == 1:

@@ -162,7 +162,7 @@ class Found:
 
 
 @cache
-def found() -> Found:
+def gpu_report() -> Found:
     """Return what a process of its own finds now; the first answer is kept for as long as this process runs."""
     if importlib.util.find_spec("onnxruntime") is None or importlib.util.find_spec(str(PROVIDER.plug_in)) is None:
         return Found(refusal=f"the package {PROVIDER.package} is not installed; {install_command('gpu')}", absent=True)
@@ -190,7 +190,7 @@ def look() -> Found:
 
 def require() -> Found:
     """Return what found() returns (RuntimeUnavailableError, with what to install, where no GPU can be used)."""
-    report = found()
+    report = gpu_report()
     if report.refusal:
         kind = RuntimeAbsentError if report.absent else RuntimeUnavailableError
         raise kind(f"no GPU can be used: {report.refusal}")

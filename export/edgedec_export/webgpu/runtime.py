@@ -19,7 +19,7 @@ from edgedec.model import Model
 from edgedec.runtime import RuntimeReport
 from edgedec.storage.cache_files import delete_folder
 from edgedec_export.cached import graph_bytes, graph_folder, make_graph, refusal
-from edgedec_export.webgpu.finding import NAME, PROVIDER, as_device, found, look, require
+from edgedec_export.webgpu.finding import NAME, PROVIDER, as_device, gpu_report, look, require
 from edgedec_runtimes.child.model import ChildModel, Hosting
 from edgedec_runtimes.child.rows import process_term, shared_terms
 from edgedec_runtimes.cpu.network import read_network
@@ -85,7 +85,7 @@ class WebGpu:
 
     def devices(self, options: LoadOptions) -> tuple[Device, ...]:
         """Return the GPU; see edgedec.memory_plan.HasDevices. None where none can be used: plan() says why."""
-        report = found()
+        report = gpu_report()
         return () if report.refusal else with_measured_drivers([as_device(report)], self.name, options.cache_dir)
 
     def split(self, names: Sequence[str], n_layers: int, is_over: IsOver, *, whole: bool) -> Split:

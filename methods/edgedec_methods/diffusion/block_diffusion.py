@@ -180,7 +180,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
         """
         if item.chain is None:
             raise CapabilityError("a diffusion language model takes chains of tokens, and nothing else")
-        ids, n_past, rows = item.chain.tolist(), item.n_past, item.wanted.tolist()
+        ids, n_past, rows = item.chain.tolist(), item.n_past, item.logit_rows.tolist()
         if rows not in ([], [len(ids) - 1]):
             raise CapabilityError("a forward of a diffusion language model returns the last row only")
         if not ids or not all(0 <= token < self.model.card.n_vocab for token in ids):

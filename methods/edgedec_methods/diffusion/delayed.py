@@ -19,7 +19,7 @@ def delayed(every: float) -> Layout:
 
     def layout(canvas: Canvas) -> tuple[list[int], list[int]]:
         n = len(canvas.ids)
-        open_ones = {*canvas.masked, *range(canvas.end, n)} | canvas.wanted
+        open_ones = {*canvas.masked, *range(canvas.end, n)} | canvas.observed
         closed = [place for place in canvas.held if place not in open_ones] if canvas.n_passes % int(every) else []
         settled = [place for place in range(n) if place not in {*closed} | open_ones]
         return closed, settled + sorted(open_ones)

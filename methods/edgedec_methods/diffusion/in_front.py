@@ -17,5 +17,5 @@ from edgedec_methods.diffusion.rules import Canvas
 
 def in_front(canvas: Canvas) -> tuple[list[int], list[int]]:
     """Return the tokens in front of the first mask, and the other tokens with the masks behind them; see Layout."""
-    first = min(canvas.masked[0], min(canvas.wanted))
+    first = min(canvas.masked[0], min(canvas.observed))
     return [*range(first)], [p for p in range(first, canvas.end) if p not in {*canvas.masked}] + [*canvas.masked]

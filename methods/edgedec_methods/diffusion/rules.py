@@ -60,7 +60,7 @@ class Canvas:
         ids: The tokens of all positions, the mask where none is committed.
         start, end: The block that is being denoised.
         masked: The masked positions of the block, ascending.
-        wanted: The positions whose rows the pass looks at.
+        observed: The positions whose rows the pass looks at.
         n_passes: The passes over the block so far.
         held: The positions whose keys and values the last pass has left, in the order of slots.
     """
@@ -69,7 +69,7 @@ class Canvas:
     start: int
     end: int
     masked: Sequence[int]
-    wanted: frozenset[int]
+    observed: frozenset[int]
     n_passes: int
     held: Sequence[int]
 

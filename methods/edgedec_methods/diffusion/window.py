@@ -24,7 +24,7 @@ def window(n_behind: float) -> Layout:
 
     def layout(canvas: Canvas) -> tuple[list[int], list[int]]:
         seen = range(min(len(canvas.ids), canvas.end + int(n_behind)))
-        inside = {*range(canvas.start, canvas.end)} | canvas.wanted
+        inside = {*range(canvas.start, canvas.end)} | canvas.observed
         around = [place for place in seen if place not in inside]
         outside = [place for place in canvas.held if place not in inside] if canvas.n_passes % _CYCLE else []
         return outside, [place for place in around if place not in {*outside}] + sorted(inside)

@@ -22,14 +22,14 @@ def _add(level: DrawnLevel) -> list[TreePlace]:
     """Add the children with the largest keys, of all places together."""
 
     def keyed(family: int) -> Iterator[tuple[float, int, int]]:
-        place, law = level.known[family]
+        place, law = level.laws[family]
         for token, key in level.drawn(law, place):
             yield -key, family, token
 
-    children, n_tried = [], [0] * len(level.known)
+    children, n_tried = [], [0] * len(level.laws)
     width = min(level.widths[0], level.nodes.n_left)
-    for negative, family, token in islice(merge(*map(keyed, range(len(level.known)))), width):
-        place, law = level.known[family]
+    for negative, family, token in islice(merge(*map(keyed, range(len(level.laws)))), width):
+        place, law = level.laws[family]
         p = agreement(law)
         chance = p * (1 - p) ** n_tried[family]
         n_tried[family] += 1

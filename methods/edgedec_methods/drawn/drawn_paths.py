@@ -15,7 +15,7 @@ from edgedec_methods.drawn.drawn_trees import DrawnLevel, DrawnShape, TreePlace,
 
 def _add(level: DrawnLevel) -> list[TreePlace]:
     """Add the next token of each path, a draw of its own; behind the text, the one place there begins all paths."""
-    laws = list(level.known) * (level.widths[0] if level.depth == 0 else 1)
+    laws = list(level.laws) * (level.widths[0] if level.depth == 0 else 1)
     children: list[TreePlace] = []
     n_tried: dict[tuple[int, ...], int] = {}
     for place, law in laws[: level.nodes.n_left]:

@@ -21,7 +21,7 @@ def _add(level: DrawnLevel) -> list[TreePlace]:
     """Add as many children to each place: the number of the level or, below the last one, a single child."""
     width = level.widths[level.depth] if level.depth < len(level.widths) else 1
     children = []
-    for place, law in level.known:
+    for place, law in level.laws:
         p = agreement(law)
         for nth, (token, _) in enumerate(islice(level.drawn(law, place), min(width, level.nodes.n_left))):
             chance = p * (1 - p) ** nth

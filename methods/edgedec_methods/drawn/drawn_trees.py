@@ -120,7 +120,7 @@ class DrawnLevel:
 
     Attributes:
         nodes: The draft, to which nodes are added.
-        known: The places that may get children, each with the drafter's distribution there. Behind the text it is one.
+        laws: The places that may get children, each with the drafter's distribution there. Behind the text it is one.
         drawn: Draws from a distribution.
         depth: How many levels the tree has: 0 behind the text.
         widths: The numbers that the shape's name has.
@@ -128,7 +128,7 @@ class DrawnLevel:
     """
 
     nodes: DraftBuilder
-    known: Sequence[tuple[TreePlace, Distribution]]
+    laws: Sequence[tuple[TreePlace, Distribution]]
     drawn: Drawn
     depth: int
     widths: tuple[int, ...]
@@ -227,7 +227,7 @@ def _add_grown(level: DrawnLevel) -> list[TreePlace]:
     A child is reached when its place was and the siblings before it were rejected; it is taken to be accepted as
     often as the drafter draws it.
     """
-    nodes, laws = level.nodes, level.known
+    nodes, laws = level.nodes, level.laws
     least = max(level.least, least_grown(nodes.n_max))
     children, families = [], [level.drawn(law, place) for place, law in laws]
     left = [1.0] * len(laws)  # of each law, the mass that was not drawn yet

@@ -116,7 +116,7 @@ def _links_of_html(page: Document) -> list[Link]:
     anchors = _Anchors()
     anchors.feed(page.text)
     anchors.close()
-    return [_link(text.strip(), page, href, None) for href, text in anchors.found]
+    return [_link(text.strip(), page, href, None) for href, text in anchors.links]
 
 
 def _links_of_json(page: Document) -> list[Link]:
@@ -145,7 +145,7 @@ class _Anchors(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, str]] = []
+        self.links: list[tuple[str, str]] = []
         self._href: str | None = None
         self._text = ""
 
@@ -161,7 +161,7 @@ class _Anchors(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         """End a link."""
         if tag == "a" and self._href:
-            self.found.append((self._href, self._text))
+            self.links.append((self._href, self._text))
             self._href = None
 
 

@@ -67,12 +67,12 @@ def nextn_model(gguf: GGUF) -> GGUF:
     replaced = {other for short, other in IN_PLACE.items() if f"blk.{n_layer}.{short}" in gguf.tensors}
     remaining = {key: tensor for key, tensor in gguf.tensors.items() if key not in replaced}
 
-    def named(layer: int, short: str) -> str | None:
+    def tensor_name(layer: int, short: str) -> str | None:
         if layer != n_layer:
             return None
         return IN_PLACE.get(short) if short.startswith(_OWN) else f"blk.0.{short}"
 
-    return _header(replace(gguf, tensors=remaining), metadata, named)
+    return _header(replace(gguf, tensors=remaining), metadata, tensor_name)
 
 
 def _counts(gguf: GGUF) -> tuple[str, int, int]:
@@ -96,12 +96,12 @@ def _of_layer(value: GGUFArray, layer: int) -> Value:
     return int(number) if isinstance(number, bool) else number
 
 
-def _header(gguf: GGUF, metadata: dict[str, Value], named: Callable[[int, str], str | None]) -> GGUF:
+def _header(gguf: GGUF, metadata: dict[str, Value], tensor_name: Callable[[int, str], str | None]) -> GGUF:
     """Return a header with other metadata, in which tensors of layers have other names; None leaves a tensor out."""
     tensors: dict[str, TensorInfo] = {}
     for name, tensor in gguf.tensors.items():
         match = _LAYER.fullmatch(name)
-        other = name if match is None else named(int(match[1]), match[2])
+        other = name if match is None else tensor_name(int(match[1]), match[2])
         if other is not None:
             tensors[other] = replace(tensor, name=other)
     return replace(gguf, metadata=MappingProxyType(metadata), tensors=MappingProxyType(tensors))

@@ -28,11 +28,11 @@ class ExpertReads:
     """How often experts of a model were wanted that reads them from a file, and where they were then.
 
     Attributes:
-        wanted: Experts that the rows of layers chose, those of a layer counted once a forward.
+        n_chosen: Experts that the rows of layers chose, those of a layer counted once a forward.
         present: Experts that were in memory when they were chosen; the other chosen experts were read.
     """
 
-    wanted: int
+    n_chosen: int
     present: int
 
     def described(self) -> list[str]:
@@ -41,9 +41,9 @@ class ExpertReads:
         >>> ExpertReads(960, 720).described()
         ['of the experts that forwards needed, 75% were in memory; the others were read from the disk']
         """
-        if not self.wanted:
+        if not self.n_chosen:
             return []
-        there = f"{self.present / self.wanted:.0%} were in memory"
+        there = f"{self.present / self.n_chosen:.0%} were in memory"
         return [f"of the experts that forwards needed, {there}; the others were read from the disk"]
 
 

@@ -70,12 +70,12 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         tiles: The weights.
         adapters: What the native model borrows of its adapters.
         keeping: Where prompts are kept on the disk: edgedec's cache, the model's name, most bytes; None for nowhere.
-        kept: Keeps prompts on the disk, once there was one that is long enough.
+        kept_prompts: Keeps prompts on the disk, once there was one that is long enough.
     """
 
     adapters = NO_ADAPTERS
     keeping: tuple[Path, str, int] | None = None
-    kept: "KeptPrompts | None" = None
+    kept_prompts: "KeptPrompts | None" = None
 
     def __init__(  # more than 7 parameters: one for each part that the runtime makes of a model
         self,
@@ -161,23 +161,23 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
 
     def recall(self, session: CpuSession, token_ids: Sequence[int], n_held: int) -> int:
         """Return how many tokens of a prompt a session holds, after it took what the disk has of it."""
-        if self.kept is None:
+        if self.kept_prompts is None:
             if self.keeping is None or len(token_ids) < BLOCK_TOKENS:
                 return n_held
             from edgedec_runtimes.cpu.kept_prompts import kept_in  # most processes have no long prompt
 
-            self.kept = kept_in(*self.keeping, self.card.fingerprint, has_places=self.has_places)
-        return self.kept.begin(session, token_ids, n_held)
+            self.kept_prompts = kept_in(*self.keeping, self.card.fingerprint, has_places=self.has_places)
+        return self.kept_prompts.begin(session, token_ids, n_held)
 
     def recalled(self, session: CpuSession) -> list[str]:
         """Return sentences on what of a session's latest prompt came from the disk."""
-        return [] if self.kept is None else self.kept.described(session)
+        return [] if self.kept_prompts is None else self.kept_prompts.described(session)
 
     def close(self) -> None:
         """Free the weights and every session, and wait for prompts that are being written."""
         super().close()
-        if self.kept is not None and self.lock.is_ours:
-            self.kept.files.close()
+        if self.kept_prompts is not None and self.lock.is_ours:
+            self.kept_prompts.files.close()
 
     def follow_with(self, head: CpuDraftHead) -> None:
         """Have a draft head follow the text of every session that is opened from now on; the model closes the head."""
@@ -190,7 +190,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         for item in checked:
             item.session.state.begin(item)
             n_total += item.n_rows
-        for pieces in _groups(checked, results, self.kept, self.tree_rows):
+        for pieces in _groups(checked, results, self.kept_prompts, self.tree_rows):
             self._run_together(pieces, place)
             if on_progress is not None and n_total > self.tree_rows:
                 n_done += sum(end - begin for _, _, _, begin, end in pieces)
@@ -205,7 +205,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         results: list[Forward] = []
         n_wanted = first = 0
         for item in checked:
-            n_wanted += len(item.wanted)
+            n_wanted += len(item.logit_rows)
         logits, place = self._logits, self._logits_address
         is_own = n_wanted > len(logits)
         if len(checked) > 1:
@@ -214,7 +214,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             logits = np.empty((n_wanted, self.card.n_vocab), np.float32)
             place = address(logits)
         for item in checked:
-            last = first + len(item.wanted)
+            last = first + len(item.logit_rows)
             hidden: dict[int, NDArray[np.float32]] = {}
             for tap in item.taps:
                 hidden[tap] = np.empty((item.n_rows, self.card.n_embd), np.float32)
@@ -232,7 +232,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             item.session.rows.fill(item, begin, end, result.mass)
         first_item, _, first, _, _ = pieces[0]
         rows = first_item.session.rows
-        items, logits = rows.pointer, place + 4 * self.card.n_vocab * (first + rows.wanted.start)
+        items, logits = rows.pointer, place + 4 * self.card.n_vocab * (first + rows.logit_rows.start)
         if len(pieces) > 1:
             items = (Item * len(pieces))(*[piece[0].session.rows.item for piece in pieces])
         code = native().ec_forward(self.handle, items, len(pieces), logits, self._best, self._flag_address)
@@ -247,8 +247,8 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
                 for tap, states in zip(item.taps, item.session.rows.tapped, strict=True):
                     result.hidden[tap][begin:end] = states
             item.session.state.advance(end - begin)
-            if self.kept is not None:
-                self.kept.note(item, begin, end)
+            if self.kept_prompts is not None:
+                self.kept_prompts.note(item, begin, end)
 
     def _refuse(self, code: int) -> NoReturn:
         """Raise the error of a forward; an error of the weights is raised by every later use, too."""
@@ -287,12 +287,12 @@ def _groups(
         while n - begin > (n_rows := most(item, begin)):
             beginnings.append([(item, result, first, begin, begin + n_rows)])
             begin += n_rows
-        if ends[-1] and (n_last + n - begin > n_most or (begin and len(item.wanted) > 1)):
+        if ends[-1] and (n_last + n - begin > n_most or (begin and len(item.logit_rows) > 1)):
             ends.append([])
             n_last = 0
         ends[-1].append((item, result, first, begin, n))
         n_last += n - begin
-        first += len(item.wanted)
+        first += len(item.logit_rows)
     return beginnings + ends if checked else []
 
 

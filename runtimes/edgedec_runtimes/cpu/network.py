@@ -133,22 +133,13 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
     for p in n.matrices:
         n_ff = n.dense_width(p.layer)
         n_q, n_kv, n_out = n.mixed_widths(p.layer)
-        shapes = (
-            *(
-                (e, n.n_vocab),
-                (e, n.n_vocab),
-                (e, n_q),
-                (e, n_kv),
-                (e, n_kv),
-                (n_out, e),
-                (e, n_ff),
-                (e, n_ff),
-                (n_ff, e),
-            ),
-            *((e, n.n_expert), (e, 1), (e, rows_of_experts), (e, rows_of_experts), (n.n_ff_expert, n.n_expert * e)),
-            *((p_l, n_table), (e, n.n_layer * p_l), (e, p_l), (p_l, e)),
-            *_recurrent_shapes(n, p),
-        )
+        vocabulary = ((e, n.n_vocab), (e, n.n_vocab))
+        attention = ((e, n_q), (e, n_kv), (e, n_kv), (n_out, e))
+        dense = ((e, n_ff), (e, n_ff), (n_ff, e))
+        gates, experts = ((e, n.n_expert), (e, 1)), (e, rows_of_experts)
+        sparse = (*gates, experts, experts, (n.n_ff_expert, n.n_expert * e))
+        by_layer = ((p_l, n_table), (e, n.n_layer * p_l), (e, p_l), (p_l, e))
+        shapes = (*vocabulary, *attention, *dense, *sparse, *by_layer, *_recurrent_shapes(n, p))
         if p.tensor.name.endswith(GATES_AND_UPS):
             expected[p.tensor.name] = (e, 2 * rows_of_experts)
             continue

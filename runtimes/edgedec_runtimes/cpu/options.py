@@ -26,6 +26,6 @@ class CpuOptions:
     prefetch: str = "auto"
 
 
-def own(options: LoadOptions) -> CpuOptions:
+def cpu_options(options: LoadOptions) -> CpuOptions:
     """Return the runtime's own options (raises as edgedec.load_options.read_options)."""
     return read_options(CpuOptions, options.runtime_options, "the cpu runtime")

@@ -102,7 +102,7 @@ def key(instruction_set: str, n_threads: int) -> str:
     return f"{__version__} {machine} {instruction_set}"
 
 
-def known(cache_dir: Path | None, instruction_set: str, n_threads: int) -> dict[GGMLType, dict[int, Ahead]]:
+def stored_settings(cache_dir: Path | None, instruction_set: str, n_threads: int) -> dict[GGMLType, dict[int, Ahead]]:
     """Return the settings that were measured before; {} where none were, or what is kept is damaged."""
     stored = probe_cache.get(cache_dir, KIND, key(instruction_set, n_threads))
     try:
@@ -141,7 +141,7 @@ def set_up(
         return
     if options.cache_dir is None or instruction_set in _WITHOUT:
         return
-    settings = known(options.cache_dir, instruction_set, n_threads)
+    settings = stored_settings(options.cache_dir, instruction_set, n_threads)
     new = [kind for kind, n_bytes in bytes_of.items() if n_bytes >= LEAST_BYTES and kind not in settings]
     if new and sum(bytes_of[kind] for kind in new) >= LEAST_TOGETHER:
         with stage(options.on_progress, "measuring", _WHAT):

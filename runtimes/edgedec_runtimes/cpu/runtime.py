@@ -36,7 +36,7 @@ from edgedec_runtimes.cpu.library import (
 )
 from edgedec_runtimes.cpu.model import CAPABILITIES, CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
-from edgedec_runtimes.cpu.options import CpuOptions, own
+from edgedec_runtimes.cpu.options import CpuOptions, cpu_options
 from edgedec_runtimes.cpu.state_memory import prompt_terms, scratch_floats, state_terms
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, can_be_mapped, open_tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
@@ -117,7 +117,7 @@ class Cpu:
             isa = native().ec_model_instruction_set(handle).decode()
             in_memory = {} if streamed is not None else weights.bytes_by_type(network)
             n_threads = options.n_threads or usable_cores()
-            prefetch.set_up(handle, own(options).prefetch, isa, in_memory, n_threads, options)
+            prefetch.set_up(handle, cpu_options(options).prefetch, isa, in_memory, n_threads, options)
             job.sha256 = tiles.header.model_sha256 if tiles.path is not None else job.sha256
             head = _open_head(handle, job, options, n_ctx)
             if head is not None:
@@ -142,10 +142,8 @@ class Cpu:
             can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads, attention_mass=n_heads)
             can = replace(can, groups=not (network.n_with(CONVOLUTION) or network.n_with(RECURRENT)))
             can = replace(can, keeps_prompts=can.keeps_prompts and not card.methods)
-            model = CpuModel(
-                *(handle, tiles, tokenizer, card, can, KV_TYPES[options.kv_type], terms),
-                *(max(options.max_rows, least), together),
-            )
+            logit_rows, kv_type = max(options.max_rows, least), KV_TYPES[options.kv_type]
+            model = CpuModel(handle, tiles, tokenizer, card, can, kv_type, terms, logit_rows, together)
             model.adapters = adapters
             model.has_places = bool(network.switches.rope.sections)
             if options.prompt_cache_bytes and options.cache_dir is not None:
@@ -167,7 +165,7 @@ class Cpu:
 
         sets = instruction_sets()
         used = (forced_instruction_set() or sets[0].encode()).decode()
-        fetching = prefetch.described(prefetch.known(cache_folder(), used, usable_cores()))
+        fetching = prefetch.described(prefetch.stored_settings(cache_folder(), used, usable_cores()))
         return RuntimeReport(__version__, ("CPU",), (f"instruction sets: {', '.join(sets)}", fetching))
 
 
@@ -195,7 +193,7 @@ def _check_options(options: LoadOptions) -> None:
             f"the cpu runtime has no GPU; leave {argument('device')} and {argument('n_gpu_layers')} out, or use the "
             "llamacpp runtime"
         )
-    if (wish := own(options).prefetch) != "auto":
+    if (wish := cpu_options(options).prefetch) != "auto":
         prefetch.parse(wish)
     check_sizes(options)
 
@@ -275,12 +273,9 @@ def _open_head(handle: ctypes.c_void_p, job: Job, options: LoadOptions, n_ctx: i
 
     gguf, path = job.gguf, job.gguf.paths[0]
     fitted = fit(load_head(options.draft_head), read_gguf(path))  # the header whose hashes are known already
-    head = CpuDraftHead(
-        *(handle, fitted, partial(borrowed_rows, gguf), layer_bytes(path).total),
-        n_ctx=n_ctx,
-        shared_output=_shared_output(gguf, options),
-        of_target=replace(job, tiles_only=False, on_progress=None),
-    )
+    rows, token_bytes = partial(borrowed_rows, gguf), layer_bytes(path).total
+    output, target = _shared_output(gguf, options), replace(job, tiles_only=False, on_progress=None)
+    head = CpuDraftHead(handle, fitted, rows, token_bytes, n_ctx=n_ctx, shared_output=output, of_target=target)
     del fitted
     return_free_memory()
     return head

@@ -38,7 +38,7 @@ class NativeRows:
     Attributes:
         item: The description of the rows.
         pointer: To the description.
-        wanted: Which of the item's wanted rows are among these rows.
+        logit_rows: Which of the item's wanted rows are among these rows.
         tapped: f32[n_taps, n_rows, n_embd], where the native library puts the output of tapped layers.
     """
 
@@ -51,19 +51,19 @@ class NativeRows:
         self._group = Group(tokens=self._tokens_address)
         self.item = Item(session=session, groups=ctypes.pointer(self._group), n_groups=1, wanted=address(self._wanted))
         self.pointer = ctypes.pointer(self.item)
-        self.wanted = slice(0, 0)
+        self.logit_rows = slice(0, 0)
         self.tapped = np.empty((0, 0, n_embd), np.float32)
 
     def fill(self, c: CheckedItem, begin: int, end: int, mass: NDArray[np.float32] | None = None) -> None:
         """Describe rows [begin, end) of an item, whose attention is added to `mass` where that is given."""
         item, n = self.item, end - begin
-        mask, first = c.wanted, 0
+        mask, first = c.logit_rows, 0
         if n < c.n_rows:  # a part of a long chain
             first, last = bisect_left(mask, begin), bisect_left(mask, end)
             mask = mask[first:last] - begin
         n_wanted = len(mask)
         self._wanted[:n_wanted] = mask
-        self.wanted = slice(first, first + n_wanted)
+        self.logit_rows = slice(first, first + n_wanted)
         item.n_past, item.n_rows, item.n_wanted = c.n_past + begin, n, n_wanted
         places = c.session.state.places
         item.places = None if places is None else address(places)

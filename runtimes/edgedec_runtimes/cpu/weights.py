@@ -33,7 +33,7 @@ from edgedec_runtimes.cpu.library import (
 )
 from edgedec_runtimes.cpu.native_tables import NUMBERS, numbers
 from edgedec_runtimes.cpu.network import Network
-from edgedec_runtimes.cpu.options import own
+from edgedec_runtimes.cpu.options import cpu_options
 from edgedec_runtimes.cpu.tensor_places import EMBEDDING, MIXERS, OUTPUT, PER_LAYER_ROWS, ROUTER_NORM, Placed
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapped, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.placing import planned_pages
@@ -51,7 +51,7 @@ _TILE_ROWS = 16
 
 def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
     """Return the job of a network's tiles: one tensor for each matrix, in the order in which a forward reads them."""
-    whole, chosen = read_gguf(gguf.paths[0]), own(options)
+    whole, chosen = read_gguf(gguf.paths[0]), cpu_options(options)
     gguf, library = usual_tensors(gguf, network), native()
     matrices = {placed.tensor.name: placed.tensor for placed in network.matrices}  # layers of several passes share them
     tensors = tuple(

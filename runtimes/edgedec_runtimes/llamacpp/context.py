@@ -73,7 +73,7 @@ class Part:
         positions: int32[n], the position of each row; of vectors that turn to places int32[4 * n]: the times of all
             rows, their heights, their widths, and zeros.
         sequences: The sequence ids that each row belongs to; for a chain one tuple that holds for all rows.
-        wanted: bool[n], the rows whose logits are returned.
+        has_logits: bool[n], the rows whose logits are returned.
         vectors: f32[n, width], what stands in place of embeddings.
         mutual: Whether the rows see each other.
     """
@@ -81,14 +81,14 @@ class Part:
     tokens: NDArray[np.int32] | None
     positions: NDArray[np.int32]
     sequences: Sequence[tuple[int, ...]] | tuple[int]
-    wanted: NDArray[np.bool_]
+    has_logits: NDArray[np.bool_]
     vectors: NDArray[np.float32] | None = None
     mutual: bool = False
 
     @property
     def n_rows(self) -> int:
         """How many rows there are."""
-        return len(self.wanted)
+        return len(self.has_logits)
 
 
 def context_params(options: ContextOptions) -> Any:
@@ -250,7 +250,7 @@ class Context:
         if part.tokens is not None:
             self._tokens[start:stop] = part.tokens
         self._positions[start : start + len(part.positions)] = part.positions
-        self._wanted[start:stop] = part.wanted
+        self._wanted[start:stop] = part.has_logits
         if isinstance(part.sequences[0], int):
             self._n_ids[start:stop] = 1
             self._ids[start:stop, 0] = part.sequences[0]

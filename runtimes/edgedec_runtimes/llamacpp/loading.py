@@ -25,7 +25,7 @@ from edgedec.progress import Progress
 from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
 from edgedec_runtimes.llamacpp.devices import device_array
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
-from edgedec_runtimes.llamacpp.options import own
+from edgedec_runtimes.llamacpp.options import llamacpp_options
 from edgedec_runtimes.llamacpp.trial import repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.load_checks import refuse_adapters, refuse_draft_head
@@ -77,9 +77,9 @@ def checked_options(options: LoadOptions) -> LoadOptions:
         value = getattr(options, name)
         if value is not None and not least <= value <= most:
             raise OptionError(name, value, f"it must be from {least} to {most}")
-    own(options)
+    llamacpp_options(options)
     refuse_draft_head(options, "llamacpp")
-    if own(options).machines:
+    if llamacpp_options(options).machines:
         refuse_adapters(options, "llamacpp runtime with other machines")
     if options.resident_bytes is not None:
         raise RequestError(
@@ -107,7 +107,7 @@ def context_options(model: Any, options: LoadOptions, n_cells: int, *, embeds: b
         n_threads=options.n_threads or usable_cores(),
         type_k=KV_TYPES[options.kv_type],
         type_v=KV_TYPES[options.kv_type],
-        flash_attention=own(options).flash_attention,
+        flash_attention=llamacpp_options(options).flash_attention,
         embeds=embeds,
     )
 
@@ -117,8 +117,8 @@ def _model_params(options: LoadOptions) -> Iterator[Any]:
     """Yield llama.cpp's parameters of a model; what they point to lives until the block ends."""
     api = llama()
     params = api.llama_model_default_params()
-    params.use_extra_bufts = own(options).repack
-    params.load_mode = _MMAP if own(options).mmap else _COPY
+    params.use_extra_bufts = llamacpp_options(options).repack
+    params.load_mode = _MMAP if llamacpp_options(options).mmap else _COPY
     if options.n_gpu_layers is not None:
         params.n_gpu_layers = options.n_gpu_layers
     if options.layer_split is not None:

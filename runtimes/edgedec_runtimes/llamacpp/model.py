@@ -180,7 +180,7 @@ def _decode(group: list[Rows], *, is_last: bool) -> None:
     parts = []
     for item, _, start, stop in group:
         mask = np.zeros(stop - start, dtype=np.bool_)
-        mask[item.wanted[(item.wanted >= start) & (item.wanted < stop)] - start] = True
+        mask[item.logit_rows[(item.logit_rows >= start) & (item.logit_rows < stop)] - start] = True
         parts.append(item.session.part(item, start, stop, mask))
     try:
         group[0][0].session.use_adapters()

@@ -77,12 +77,12 @@ def of_this_machine(options: LoadOptions) -> LoadOptions:
 
 def is_apart(options: LoadOptions) -> bool:
     """Return whether a model runs in a process of its own; `options.layer_split` says which devices have layers."""
-    chosen = own(options)
+    chosen = llamacpp_options(options)
     if chosen.machines or chosen.own_process is not None:
         return bool(chosen.machines or chosen.own_process)
     return not options.adapters and any(name.startswith("Vulkan") for name, n in options.layer_split or () if n)
 
 
-def own(options: LoadOptions) -> LlamaCppOptions:
+def llamacpp_options(options: LoadOptions) -> LlamaCppOptions:
     """Return the runtime's own options (raises as edgedec.load_options.read_options)."""
     return read_options(LlamaCppOptions, options.runtime_options, "the llamacpp runtime")

@@ -39,7 +39,7 @@ from edgedec_runtimes.llamacpp.encoder import LlamaCppEncoder, uses_word_pieces
 from edgedec_runtimes.llamacpp.library import how_to_install, how_to_mend, installed, llama, version
 from edgedec_runtimes.llamacpp.loading import DryRun, checked_options, context_options, dry_run, load
 from edgedec_runtimes.llamacpp.model import LlamaCppModel
-from edgedec_runtimes.llamacpp.options import LlamaCppOptions, is_apart, of_this_machine, own
+from edgedec_runtimes.llamacpp.options import LlamaCppOptions, is_apart, llamacpp_options, of_this_machine
 from edgedec_runtimes.llamacpp.rpc.library import connect, rpc_note
 from edgedec_runtimes.llamacpp.rpc.patience import Patience
 from edgedec_runtimes.llamacpp.rpc.server import hosting
@@ -116,7 +116,7 @@ class LlamaCpp:
         def terms(n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
             return _terms(_read_runnable(path), _with_rows(options, n_rows), n_ctx, before)
 
-        if own(options).machines:
+        if llamacpp_options(options).machines:
             return ChildModel(hosting(f"{__name__}:{load_connected.__name__}", path, options, terms))
         refuse_adapters(options, "llamacpp runtime, with its model in a process of its own,")
         return ChildModel(Hosting(f"{__name__}:{load_here.__name__}", path, options, terms))
@@ -129,7 +129,7 @@ class LlamaCpp:
         if options.planning_bytes is not None and options.planning_bytes < 2 * _DRY_RUN_BYTES:
             return ()
         llama()
-        all_devices = (*rpc_devices(own(options).machines), *devices(options))
+        all_devices = (*rpc_devices(llamacpp_options(options).machines), *devices(options))
         return with_measured_drivers(all_devices, self.name, options.cache_dir)
 
     def split(self, names: Sequence[str], n_layers: int, is_over: IsOver, *, whole: bool) -> Split:
@@ -141,7 +141,7 @@ class LlamaCpp:
 
         An rpc-server answers only the program that it serves: the one that runs the model.
         """
-        if own(options).machines:
+        if llamacpp_options(options).machines:
             return plan
         accounted = with_account(plan, devices(options))
         remember_drivers(accounted, self.name, options.cache_dir)
@@ -167,7 +167,7 @@ def load_connected(path: Path, options: LoadOptions) -> Model:
     """Load the weights in this process, which ends when a server is lost: so only in a child."""
     patience = Patience()
     with patience.loading(options.on_progress) as report:
-        connect(own(options).machines)
+        connect(llamacpp_options(options).machines)
         return _load(path, replace(options, on_progress=report), patience.forward)
 
 
@@ -193,7 +193,7 @@ def _load(
 
     if options.planning_bytes is not None:
         terms(n_ctx, options.max_rows)  # the plan's dry run is still known; another one later would take memory
-    files = MappedFiles(gguf.paths, mapped) if own(options).mmap else None
+    files = MappedFiles(gguf.paths, mapped) if llamacpp_options(options).mmap else None
     if is_embedder(gguf):
         embedding = context_options(handle, options, _embedding_context(gguf, n_ctx), embeds=True)
         return LlamaCppEncoder(handle, files, card, replace(embedding, around=around), terms, gguf)
@@ -251,15 +251,15 @@ def _kept_in(options: LoadOptions) -> Path | None:
 
     The same address may have another program or another number of threads tomorrow, and then other bits.
     """
-    return None if own(options).machines else options.cache_dir
+    return None if llamacpp_options(options).machines else options.cache_dir
 
 
 def _fingerprint(gguf: GGUF, options: LoadOptions) -> str:
     n_threads = options.n_threads or usable_cores()
-    chosen = own(options)
+    chosen = llamacpp_options(options)
     numerics = f"{version()} {options.kv_type} {chosen.flash_attention} {chosen.repack} {n_threads}"
     split = "" if options.layer_split is None else f"{options.layer_split} "
-    split = f"{split}{own(options).machines} " if own(options).machines else split
+    split = f"{split}{llamacpp_options(options).machines} " if llamacpp_options(options).machines else split
     device = f"{split}{options.n_gpu_layers} {options.device} {machine_name()}"
     device += "".join(f" {content_hash((path,))}" for path, _ in options.adapters)
     return hashlib.sha256(f"{_identity(gguf)} {numerics} {device}".encode()).hexdigest()
@@ -279,7 +279,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
     probes = not embeds and will_probe(_fingerprint(gguf, options), options.max_rows, _kept_in(options))
     run = HostRun(sizes.kv_bytes, sizes.compute_bytes, n_ctx * (1 if embeds else options.n_parallel), info.n_embd)
     compute = compute_bytes(run, split, info.n_layer)
-    is_copied = sizes.repacks and own(options).mmap  # private weights are rearranged when they are read
+    is_copied = sizes.repacks and llamacpp_options(options).mmap  # private weights are rearranged when they are read
     n_repacked = _repacked_bytes(gguf, n_rearranged(gguf, split)) if is_copied else 0
     kv_detail = f"{counted(n_ctx, 'token')} × {options.n_parallel}, {options.kv_type}"
     later = [
@@ -292,7 +292,7 @@ def _terms(gguf: GGUF, options: LoadOptions, n_ctx: int, base_bytes: int) -> tup
     ]
     terms = [
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
-        *weight_terms(gguf, split, later, mmap=own(options).mmap),
+        *weight_terms(gguf, split, later, mmap=llamacpp_options(options).mmap),
         MemoryTerm("weights (repacked)", n_repacked, "a private copy"),
         MemoryTerm("vocabulary", _vocabulary_bytes(gguf), f"{info.n_vocab} tokens"),
         *later,
@@ -342,7 +342,8 @@ def _least_terms(gguf: GGUF, options: LoadOptions) -> tuple[MemoryTerm, ...] | N
 
 
 def _weights_term(gguf: GGUF, options: LoadOptions) -> MemoryTerm:
-    return MemoryTerm(f"weights ({'mapped' if own(options).mmap else 'private'})", gguf.n_bytes, "the whole file")
+    kind = "mapped" if llamacpp_options(options).mmap else "private"
+    return MemoryTerm(f"weights ({kind})", gguf.n_bytes, "the whole file")
 
 
 def _vocabulary_bytes(gguf: GGUF) -> int:

@@ -258,8 +258,8 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
     def _run(self, item: CheckedItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate a chain block by block."""
         session, end = item.session, item.n_past + item.n_rows
-        logits = np.empty((len(item.wanted), self.card.n_vocab), np.float32)
-        positions = item.wanted + item.n_past
+        logits = np.empty((len(item.logit_rows), self.card.n_vocab), np.float32)
+        positions = item.logit_rows + item.n_past
         self.stop.check()
         session.state.begin(item)
         session.tokens[item.n_past : end] = item.groups[0].tokens

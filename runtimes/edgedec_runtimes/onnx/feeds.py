@@ -78,10 +78,10 @@ class Piece:
         return tokens[self.begin : self.end]
 
     @property
-    def wanted(self) -> NDArray[np.int32]:
+    def logit_rows(self) -> NDArray[np.int32]:
         """The rows whose logits are wanted, int32, counted from the piece's first row."""
-        first, last = np.searchsorted(self.item.wanted, (self.begin, self.end))
-        return self.item.wanted[first:last] - self.begin
+        first, last = np.searchsorted(self.item.logit_rows, (self.begin, self.end))
+        return self.item.logit_rows[first:last] - self.begin
 
 
 def even(n: int) -> int:
@@ -114,7 +114,7 @@ def feeds(piece: Piece, export: Export, zeros: Zeros, padding: Padding, taps: Co
         "position_ids": (n_past + depths[:n_graph])[None],
         "seqlens_k": np.array([n_total - 1], np.int32),
         "total_sequence_length": np.array(n_total, np.int32),
-        "logit_rows": logit_rows(piece.wanted, padding),
+        "logit_rows": logit_rows(piece.logit_rows, padding),
         "attention_rows": attention_rows(n, padding),
         "attn_on": _switches(export.n_layer, None if layers is None else layers.attn),
         "mlp_on": _switches(export.n_layer, None if layers is None else layers.mlp),

@@ -193,7 +193,7 @@ class OnnxModel(GraphModel[OnnxSession]):
 
     def _evaluate(self, checked: list[CheckedItem], on_progress: OnProgress | None) -> list[Forward]:
         """Evaluate items one after another, each with its part of one array of logits."""
-        n_rows = sum(len(item.wanted) for item in checked) + SPARE_ROWS
+        n_rows = sum(len(item.logit_rows) for item in checked) + SPARE_ROWS
         self._free_logits = self._logits
         if n_rows > len(self._logits):
             self._free_logits = np.empty((n_rows, self.card.n_vocab), np.float32)
@@ -201,7 +201,7 @@ class OnnxModel(GraphModel[OnnxSession]):
 
     def _run(self, item: CheckedItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate an item: a tree at once, a long chain in pieces that end at multiples of CHUNK."""
-        state, n_wanted = item.session.state, len(item.wanted)
+        state, n_wanted = item.session.state, len(item.logit_rows)
         logits, self._free_logits = self._free_logits, self._free_logits[n_wanted:]
         hidden = {tap: np.empty((item.n_rows, self.card.n_embd), np.float32) for tap in item.taps}
         self.stop.check()
@@ -218,7 +218,7 @@ class OnnxModel(GraphModel[OnnxSession]):
 
     def _run_piece(self, piece: Piece, logits: NDArray[np.float32], hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Run the graph once; it writes its outputs to their places."""
-        first, text = bisect_left(piece.item.wanted, piece.begin), piece.item.session.text
+        first, text = bisect_left(piece.item.logit_rows, piece.begin), piece.item.session.text
         layers = () if text is None else text.layers
         states = {tap: rows[piece.begin : piece.end] for tap, rows in hidden.items()}
         read = np.empty((len(layers), piece.n_rows, self.card.n_embd), np.float32)  # by the draft head
@@ -232,7 +232,7 @@ class OnnxModel(GraphModel[OnnxSession]):
                 place[:] = states[layer]
         if text is not None:
             text.take(
-                piece.n_past, piece.tokens, read, n_wanted=len(piece.wanted), is_tree=piece.item.parents is not None
+                piece.n_past, piece.tokens, read, n_wanted=len(piece.logit_rows), is_tree=piece.item.parents is not None
             )
         self._n_looked_up += piece.n_rows
         if self._n_looked_up >= _LET_GO_ROWS:

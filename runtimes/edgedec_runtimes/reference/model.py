@@ -142,7 +142,7 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
         weights, session, n = self.handle, item.session, item.n_rows
         self.stop.check()
         session.state.begin(item)
-        result = np.empty((len(item.wanted), self.card.n_vocab), np.float32)
+        result = np.empty((len(item.logit_rows), self.card.n_vocab), np.float32)
         hidden = {tap: np.empty((n, self.card.n_embd), np.float32) for tap in item.taps}
         inputs, rows, mass = self._inputs(item), _rows(item), None
         if item.mass:
@@ -162,7 +162,7 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
                 hidden[tap][i] = inputs[i][1][: self.card.n_embd]  # of a row that enters behind that layer
             for tap, tapped in output.tapped.items():
                 hidden[tap][i] = tapped
-            for j in np.flatnonzero(item.wanted == i):
+            for j in np.flatnonzero(item.logit_rows == i):
                 result[j] = logits(weights, output.state)
             if item.parents is None:
                 session.state.advance(1)

@@ -43,7 +43,7 @@ def check_items(items: Sequence[ForwardItem], model: object, limits: Limits) -> 
         if item.session.model is not model:
             raise SessionError("a forward was given a session of another model")
         checked.append(_check_item(item, limits))
-        n_wanted += len(checked[-1].wanted)
+        n_wanted += len(checked[-1].logit_rows)
     if len(items) > 1 and len({id(item.session) for item in items}) != len(items):
         raise RequestError("a session stands twice in one forward")
     if n_wanted > limits.logit_rows:

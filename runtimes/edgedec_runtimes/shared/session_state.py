@@ -31,7 +31,7 @@ class CheckedItem:
             say so, and its `leave` is None.
         n_rows: How many rows are evaluated.
         parents: int32[n_rows] where some rows are a tree, None for a chain.
-        wanted: int32, the rows whose logits are returned, ascending.
+        logit_rows: int32, the rows whose logits are returned, ascending.
         taps: The layers whose output is returned for every row.
         mass: By layer f32[n_rows], what the attention of each row is multiplied by, to be added up.
         positions: int32[n_rows], the position of each row; None where they follow what is there.
@@ -43,7 +43,7 @@ class CheckedItem:
     groups: tuple[RowGroup, ...]
     n_rows: int
     parents: NDArray[np.int32] | None
-    wanted: NDArray[np.int32]
+    logit_rows: NDArray[np.int32]
     taps: tuple[int, ...] = ()
     mass: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
     positions: NDArray[np.int32] | None = None

@@ -85,7 +85,7 @@ def completed(*words: str) -> list[str]:
         (("run", "./m"), []),
         (("run", "x", "a prompt"), []),
     ],
-)  # fmt: skip
+)
 def test_words_are_completed(words: tuple[str, ...], expected: list[str]) -> None:
     """Names and values that begin so; nothing, so that the shell completes files, where none does."""
     assert completed(*words) == expected

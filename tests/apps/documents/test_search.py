@@ -126,8 +126,8 @@ def test_a_search_can_be_cancelled() -> None:
 
 def test_documents_that_fit_are_whole() -> None:
     """Alone as it stands, without its pages' breaks; several below their names; the question comes last."""
-    assert whole([TEXT], "Why?", named=False) == f"{TEXT.text}\n\nWhy?"
-    assert whole([BOOK], None, named=False).startswith("The lighthouse stands at Skarvøy.\n\nRagna")
-    both = whole([Document("a", "one\n"), Document("b", "two")], "Why?", named=True)
+    assert whole([TEXT], "Why?", with_names=False) == f"{TEXT.text}\n\nWhy?"
+    assert whole([BOOK], None, with_names=False).startswith("The lighthouse stands at Skarvøy.\n\nRagna")
+    both = whole([Document("a", "one\n"), Document("b", "two")], "Why?", with_names=True)
     assert both == "File a:\n\none\n\nFile b:\n\ntwo\n\nWhy?"
-    assert whole([Document("a", " \n")], "Why?", named=False) == "Why?"
+    assert whole([Document("a", " \n")], "Why?", with_names=False) == "Why?"

@@ -67,7 +67,7 @@ def test_lessons_are_the_engines_answers(target: Path, tmp_path: Path) -> None:
     """A whole prompt is answered as the engine answers it: greedy, and at 0.8 with the model's other defaults."""
     with opened(target) as engine:
         own = tuple(Opening("own", f"prompt {i}", is_whole=True) for i in range(8))
-        collect(engine, Collecting(tmp_path, LAYERS, 1, n_answer=12, n_ctx=512, n_at_once=5, own=own))
+        collect(engine, Collecting(tmp_path, LAYERS, 1, n_answer=12, n_ctx=512, n_at_once=5, prompts=own))
         lessons = lessons_in(tmp_path)
         assert [(lesson.prompt_hash, lesson.temperature) for lesson in lessons] == [
             (prompt_hash(opening.text), float(np.float32(t))) for opening in own for t in (0.0, 0.8)
@@ -123,7 +123,7 @@ def test_no_benchmark_prompt_is_learned_from(target: Path, tmp_path: Path) -> No
     assert {prompt_hash(text) for text in texts} <= benchmark_hashes()
     own = (Opening("own", texts[0].upper() + "  ", is_whole=True), Opening("own", "hello", is_whole=True))
     with opened(target) as engine:
-        collect(engine, Collecting(tmp_path, LAYERS, 1, n_answer=8, n_message=8, n_ctx=512, own=own))
+        collect(engine, Collecting(tmp_path, LAYERS, 1, n_answer=8, n_message=8, n_ctx=512, prompts=own))
     assert prompt_hash("hello") in {lesson.prompt_hash for lesson in lessons_in(tmp_path)}
     assert not {lesson.prompt_hash for lesson in lessons_in(tmp_path)} & benchmark_hashes()
 

@@ -28,12 +28,12 @@ CARD = Found("1.32", devices=[VulkanDevice("A Card", "1", "discrete", 8_000_000_
 @pytest.fixture(autouse=True)
 def afresh() -> None:
     """Look for a GPU in each test."""
-    finding.found.cache_clear()
+    finding.gpu_report.cache_clear()
 
 
 def card(monkeypatch: pytest.MonkeyPatch, told: Found = CARD) -> None:
     """Let a GPU be found."""
-    monkeypatch.setattr(webgpu, "found", lambda: told)
+    monkeypatch.setattr(webgpu, "gpu_report", lambda: told)
     monkeypatch.setattr(webgpu, "require", lambda: told)
 
 

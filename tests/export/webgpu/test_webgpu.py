@@ -43,7 +43,7 @@ def model(made: tuple[Path, LoadOptions]) -> Iterator[Model]:
         software_gpu(patch)
         with WebGpu().load(*made) as loaded:
             yield loaded
-        finding.found.cache_clear()
+        finding.gpu_report.cache_clear()
 
 
 def test_its_numbers_are_the_cpus_to_five_digits(model: Model, made: tuple[Path, LoadOptions]) -> None:
@@ -98,7 +98,7 @@ def test_drafts_leave_texts_as_they_are(tmp_path: Path) -> None:
                 ]
                 for draft in (False, True)
             )
-    finding.found.cache_clear()
+    finding.gpu_report.cache_clear()
     assert [text.token_ids for text in plain] == [text.token_ids for text in drafted]
     assert not any(text.stats.n_drafts for text in plain)
     assert any(text.stats.n_drafts for text in drafted)

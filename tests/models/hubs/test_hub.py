@@ -16,6 +16,7 @@ from edgedec_models.resolve import pull, resolve
 
 Q4, Q8 = model_bytes(90_000, seed=4), model_bytes(120_000, seed=8)
 REPO = {"README.md": b"# Tiny", "tiny-Q4_K_M.gguf": Q4, "tiny-Q8_0.gguf": Q8, "mmproj-tiny-F16.gguf": model_bytes(99)}
+PARTS = [f"q8/a-Q8_0-0000{i}-of-00002.gguf" for i in (1, 2)]
 CancelAfter = Callable[[int], ResolveOptions]
 
 
@@ -58,13 +59,12 @@ def test_other_hub_names_are_refused(name: str) -> None:
         (["a-IQ4_K_M.gguf", "a-Q4_K_M.gguf"], "q4_k_m", ["a-Q4_K_M.gguf"]),
         (["a-Q4_K.gguf", "a-Q4_K_M.gguf"], "Q4_K", ["a-Q4_K.gguf"]),
         (["Q4_K_M-extra-F16.gguf", "a-Q4_K_M.gguf"], "Q4_K_M", ["a-Q4_K_M.gguf"]),
-        (["q8/a-Q8_0-00002-of-00002.gguf", "q8/a-Q8_0-00001-of-00002.gguf"], "q8_0",
-         ["q8/a-Q8_0-00001-of-00002.gguf", "q8/a-Q8_0-00002-of-00002.gguf"]),
+        (PARTS[::-1], "q8_0", PARTS),
         (["a-q4-00001-of-00002.gguf", "a-q4-00002-of-00002.gguf", "a-q4.gguf"], "q4", ["a-q4.gguf"]),
         (["dir/a.gguf", "b.gguf"], "a.gguf", ["dir/a.gguf"]),
         (["dir/a.gguf", "a.gguf"], "a.gguf", ["a.gguf"]),
     ],
-)  # fmt: skip
+)
 def test_choice_of_a_file(files: list[str], what: str, chosen: list[str]) -> None:
     """The given quantization is chosen, in any case; without one Q4_K_M, Q4_0 or Q8_0, else the only file.
 

@@ -167,7 +167,7 @@ def test_favourites_stay_in_memory(tmp_path: Path) -> None:
         before = model.expert_reads()
         session.forward(TOKENS[:1], n_past=0)
         after = model.expert_reads()
-        assert after.present - before.present == after.wanted - before.wanted
+        assert after.present - before.present == after.n_chosen - before.n_chosen
 
 
 def test_a_disk_that_fails_is_an_error_and_no_wrong_text(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_memory_is_as_planned(smollm_path: Path, tmp_path_factory: pytest.TempPa
     assert found["planned"] == found["terms"]
     assert abs(found["held"] - found["total"]) <= max(16_000_000, found["total"] * 0.05), found
     pages = huge_pages.huge_pages()
-    if way == "copies" and pages is not None and pages.given != "never":
+    if way == "copies" and pages is not None and pages.private != "never":
         assert found["detail"] == PRIVATE_HUGE
 
 

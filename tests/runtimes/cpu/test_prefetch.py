@@ -132,8 +132,8 @@ def test_what_was_measured_is_kept(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
     load(tiny).close()
     best = instruction_sets()[0]
     assert [{Q4_K, GGMLType.F16} <= set(kinds) <= set(GGMLType) for kinds in measured] == [True]
-    assert prefetch.known(tiny.parent / "cache", best, 2)[Q4_K] == dict.fromkeys(ROWS, fast)
-    assert prefetch.known(tiny.parent / "cache", best, 1) == prefetch.known(None, best, 2) == {}
+    assert prefetch.stored_settings(tiny.parent / "cache", best, 2)[Q4_K] == dict.fromkeys(ROWS, fast)
+    assert prefetch.stored_settings(tiny.parent / "cache", best, 1) == prefetch.stored_settings(None, best, 2) == {}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_what_was_measured_is_kept(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_damaged_is_not_known(tmp_path: Path, kept: object) -> None:
     """Then it is measured again."""
     probe_cache.put(tmp_path, prefetch.KIND, prefetch.key("avx2", 1), kept)
-    assert prefetch.known(tmp_path, "avx2", 1) == {}
+    assert prefetch.stored_settings(tmp_path, "avx2", 1) == {}
 
 
 def test_a_load_can_be_cancelled_while_it_measures(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_a_load_can_be_cancelled_while_it_measures(tiny: Path, monkeypatch: pyte
     monkeypatch.setattr(Products, "__call__", seconds_of)
     with pytest.raises(CancelledError, match="measuring how far ahead"):
         load(tiny, cancel=cancel)
-    assert prefetch.known(tiny.parent / "cache", instruction_sets()[0], 2) == {}
+    assert prefetch.stored_settings(tiny.parent / "cache", instruction_sets()[0], 2) == {}
 
 
 @pytest.mark.parametrize("kind", [Q4_K, GGMLType.F16])
@@ -199,5 +199,5 @@ def test_the_library_checks_its_arguments(tiny: Path, arguments: tuple[int, ...]
 
 def test_doctor_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured, or that nothing was."""
-    monkeypatch.setattr(prefetch, "known", lambda *_: {Q6_K: {1: Ahead(2304, 9216), 2: OFF, 4: OFF, 8: OFF}})
+    monkeypatch.setattr(prefetch, "stored_settings", lambda *_: {Q6_K: {1: Ahead(2304, 9216), 2: OFF, 4: OFF, 8: OFF}})
     assert Cpu().report().notes[-1] == "weights are fetched ahead as measured: Q6_K off (1 row: L1:2304+L2:9216)"

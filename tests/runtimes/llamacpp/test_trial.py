@@ -13,7 +13,7 @@ from edgedec.errors import RuntimeUnavailableError
 from edgedec.load_options import LoadOptions
 from edgedec_runtimes.llamacpp import library, loading, runtime, tiny_run, trial
 from edgedec_runtimes.llamacpp.binding import Release
-from edgedec_runtimes.llamacpp.options import own
+from edgedec_runtimes.llamacpp.options import llamacpp_options
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -91,8 +91,8 @@ def test_a_crash_with_rearranged_weights_leaves_them_as_they_are(
         assert (trial.repack_complaint(), trial.complaint()) == ("it ended (SIGSEGV)", None)
     assert tried == [(), ("plain",)]
     options = LoadOptions()
-    assert own(options).repack
-    assert not own(loading.checked_options(options)).repack
+    assert llamacpp_options(options).repack
+    assert not llamacpp_options(loading.checked_options(options)).repack
     assert "weights are not rearranged" in runtime.LlamaCpp().report().notes[-1]
     with edgedec.load(tiny_path, runtime="llamacpp") as model:
         assert len(model.generate("a", max_tokens=3, ignore_end=True).token_ids) == 3

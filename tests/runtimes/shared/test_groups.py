@@ -21,7 +21,7 @@ from edgedec.errors import CancelledError, CapabilityError, RequestError, Sessio
 from edgedec.load_options import LoadOptions
 from edgedec.model import Forward, ForwardItem, LayerSet, Model, RowGroup, Session, Span
 from edgedec.progress import Progress
-from edgedec.sessions.joined_work import own
+from edgedec.sessions.joined_work import owned
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
@@ -49,7 +49,7 @@ class Case:
 
     def whole(self, n: int, **options: object) -> Forward:
         """Return a forward of the first `n` tokens."""
-        return own(self.model.session(320).forward(TOKENS[:n], n_past=0, rows="all", **options))  # type: ignore[arg-type]
+        return owned(self.model.session(320).forward(TOKENS[:n], n_past=0, rows="all", **options))  # type: ignore[arg-type]
 
 
 def lower(session: Session) -> Forward:

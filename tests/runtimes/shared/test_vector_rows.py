@@ -31,7 +31,6 @@ pytestmark = pytest.mark.slow
 BEFORE, AFTER = 7, 9
 TOKENS = np.random.default_rng(1).integers(4, 260, BEFORE + AFTER).astype(np.int32)
 BLOCK = Block(12, 4, 3)
-N_ALL = BEFORE + BLOCK.n_rows + AFTER
 FAMILIES = ("llama", "lfm2", "granite", "minicpm", "gemma3", "qwen2vl", "qwen3vl", "qwen35")
 REFERENCE_BOUND, LLAMACPP_BOUND = 2.5e-4, 2.5e-3
 N_ADDED = {"qwen3vl": 3}

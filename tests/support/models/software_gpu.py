@@ -23,4 +23,4 @@ def software_gpu(patch: pytest.MonkeyPatch) -> None:
     for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
         patch.setenv(name, str(_DRIVER))
     patch.setenv("LD_LIBRARY_PATH", str(_CHROMIUM))
-    finding.found.cache_clear()
+    finding.gpu_report.cache_clear()

@@ -60,15 +60,16 @@ CODE = (
     "| a | b |\n|---|:-:|\n| **x** | `y` |\n\n- [ ] todo\n1. one\n> quote\n\n```py\nx\n```\n",
 )
 
-_ALPHABETS = (
-    "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789", " ", " \t\n\r", " \n", "'\"`´’",
-    "!#$%&()*+,-./:;<=>?@[\\]^_{|}~", "äöüßéèñçøåœğıİſẞ", "абвгдежзиёїАБВ", "αβγδωΑΩάῇ", "אבגדשׁ", "ابتثجحًّ١٢٣۴",
-    "कखगघािीु्१२", "กขคงัิี่๑๒", "一二三中文漢字体", "あいうアイウーｱ", "한국어가각ㄱ",
-    "👍🏽👨‍👩‍👧🏳️🌈❤️🇩🇪", "\u0300\u0301\u0308\u0327\u20dd",
-    "\u00a0\u1680\u2000\u2003\u2028\u202f\u3000\x85", "\u200b\u200c\u200d\u2060\ufeff\u00ad",
-    "\x00\x01\x07\x1b\x1c\x1f\x7f\x80",
-    "½²³₅Ⅳ①٣߁", "∀∈ℝ√∞≠÷×°№§€£¥₹", "𝒜𝟘𐌰𠀀𪚥🄰", "\u2581Ġ", "sStTdDmMlLrRvVeE'",
-)  # fmt: skip
+_LETTERS = (
+    "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ 0123456789 !#$%&()*+,-./:;<=>?@[\\]^_{|}~ "
+    "äöüßéèñçøåœğıİſẞ абвгдежзиёїАБВ αβγδωΑΩάῇ אבגדשׁ ابتثجحًّ١٢٣۴ कखगघािीु्१२ กขคงัิี่๑๒ 一二三中文漢字体 "
+    "あいうアイウーｱ 한국어가각ㄱ 👍🏽👨‍👩‍👧🏳️🌈❤️🇩🇪 ½²³₅Ⅳ①٣߁ ∀∈ℝ√∞≠÷×°№§€£¥₹ 𝒜𝟘𐌰𠀀𪚥🄰 sStTdDmMlLrRvVeE'"
+).split()
+_SIGNS = (
+    " | \t\n\r| \n|'\"`´’|\u0300\u0301\u0308\u0327\u20dd|\u00a0\u1680\u2000\u2003\u2028\u202f\u3000\x85|"
+    "\u200b\u200c\u200d\u2060\ufeff\u00ad|\x00\x01\x07\x1b\x1c\x1f\x7f\x80|\u2581Ġ"
+).split("|")
+_ALPHABETS = (*_LETTERS, *_SIGNS)
 # Random code points come from all planes, most often from those that have characters.
 _RANGES = ((0, 0x800), (0x800, 0xD800), (0xE000, 0x10000), (0x10000, 0x20000), (0x20000, 0x40000), (0x40000, 0x110000))
 _WEIGHTS = (8, 8, 4, 6, 4, 2)

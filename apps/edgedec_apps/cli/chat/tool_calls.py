@@ -51,10 +51,10 @@ class ChatTools:
 
     def definitions(self, engine: "Engine") -> Tools | None:
         """Return the tools in OpenAI's form; None where there are none, or the model's chat template knows none."""
-        return tuple(tool.definition for tool in self.known) or None if knows_tools(engine) else None
+        return tuple(tool.definition for tool in self.allowed) or None if knows_tools(engine) else None
 
     @property
-    def known(self) -> tuple[Tool, ...]:
+    def allowed(self) -> tuple[Tool, ...]:
         """All tools."""
         return self.servers.tools if self.servers is not None else ()
 
@@ -62,16 +62,16 @@ class ChatTools:
         """Return each tool's name, and its server, whether it runs without a question, and what it is for."""
         return [
             (tool.name, f"{tool.server}{', allowed' if self.allows(tool) else ''}: {_short(tool.listed.description)}")
-            for tool in self.known
+            for tool in self.allowed
         ]
 
     def notes(self, engine: "Engine") -> list[str]:
         """Return what a person should know of the tools of a chat with this model."""
         if self.servers is None:
             return ["there are no tool servers; --mcp FILE names some"]
-        unknown = [each for each in self.patterns if not any(is_allowed(tool.name, [each]) for tool in self.known)]
+        unknown = [each for each in self.patterns if not any(is_allowed(tool.name, [each]) for tool in self.allowed)]
         notes = [f"--allow-tools: no tool is named {each}" for each in unknown]
-        if self.known and not knows_tools(engine):
+        if self.allowed and not knows_tools(engine):
             notes.append("the model's chat template knows no tools, so the model gets none")
         return [*self.servers.notes, *notes]
 

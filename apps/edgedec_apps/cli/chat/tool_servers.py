@@ -50,5 +50,5 @@ def connect(tools: ChatTools, engine: "Engine", *, quiet: bool) -> None:
         interruptible(servers.wait)
     for note in tools.notes(engine):
         say(f"edgedec: {one_line(note)}")
-    if not quiet and tools.known:
-        say(f"({counted(len(tools.known), 'tool')}; /tools lists them)")
+    if not quiet and tools.allowed:
+        say(f"({counted(len(tools.allowed), 'tool')}; /tools lists them)")

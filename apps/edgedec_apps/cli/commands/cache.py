@@ -119,12 +119,12 @@ def _verify_file(entry: "TileEntry", label: str, cancel: CancelToken, on_progres
     from edgedec_runtimes.cpu.tiles.file import map_tiles
     from edgedec_runtimes.cpu.tiles.listing import delete_tile_file
 
-    def named(progress: Progress) -> None:
+    def show_file(progress: Progress) -> None:
         on_progress(replace(progress, detail=f"tiles of {label}"))
 
     try:
         with map_tiles(entry.path, label) as tiles:
-            tiles.verify(on_progress=named, cancel=cancel)
+            tiles.verify(on_progress=show_file, cancel=cancel)
     except ModelFormatError as error:
         say(str(error))
         say(f"{format_bytes(delete_tile_file(entry.path))} freed")

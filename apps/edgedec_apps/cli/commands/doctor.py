@@ -23,22 +23,12 @@ from edgedec_runtimes.shared.cpu_count import usable_cores
 if TYPE_CHECKING:
     from edgedec.runtime import RuntimeReport
 _PACKAGES = (
-    *(
-        "numpy",
-        "onnxruntime",
-        "onnxruntime-ep-webgpu",
-        "onnxruntime-qnn",
-        "onnx",
-        "llama-cpp-python",
-        "gguf",
-        "llguidance",
-    ),
-    *("starlette", "uvicorn", "huggingface_hub", "typer", "rich", "jinja2"),
-)
+    "numpy onnxruntime onnxruntime-ep-webgpu onnxruntime-qnn onnx llama-cpp-python gguf llguidance "
+    "starlette uvicorn huggingface_hub typer rich jinja2"
+).split()
 _FEATURES = (
-    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8"),
-    *("asimd", "asimddp", "i8mm", "sve", "bf16"),
-)
+    "sse4_2 avx avx2 fma f16c avx512f avx512_vnni avx512_bf16 avx_vnni amx_int8 asimd asimddp i8mm sve bf16"
+).split()
 
 _FAST = ("avx2", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
 _BROKEN, _ABSENT, _NO_DEVICE, _HUGE_PAGES = "does not work: ", "optional, not here: ", "none", "huge pages"
@@ -141,7 +131,7 @@ def _huge_pages() -> str:
     if pages is None:
         return "none"
     meanings = {"always": "for all private memory", "madvise": "for private memory where a program asks"}
-    for_private = meanings.get(pages.given, "not for private memory (transparent_hugepage/enabled is never)")
+    for_private = meanings.get(pages.private, "not for private memory (transparent_hugepage/enabled is never)")
     return f"{pages.n_bytes >> 10} KiB each, {for_private}"
 
 

@@ -164,7 +164,7 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
             print_texts(failed.texts)  # they were written; only their scores are missing
         raise
     _write_documents(answers, job.output)
-    passages = answers[-1].found
+    passages = answers[-1].result
     stopped = (
         any(text.finish_reason == "cancelled" for text in passages) if isinstance(passages, tuple) else interrupted
     )
@@ -176,7 +176,7 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
     if refines:
         from edgedec_apps.cli.choice import require_passed
 
-        require_passed(answer.found for answer in answers)
+        require_passed(answer.result for answer in answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +291,7 @@ def _prompt(
                 partial(with_pictures, pictures),
                 system,
                 n_answer=options.get("max_tokens") or ANSWER,
-                named=len(documents) > 1,
+                with_names=len(documents) > 1,
                 rank=rank_by_model(writing.reading.get("model"), job.load, job.output),
                 n_passages=writing.reading.get("n"),
             )
@@ -311,7 +311,7 @@ def _prompt(
         return question or "", None
     from edgedec_apps.documents.search import whole
 
-    return whole(documents, question, named=len(documents) > 1), None
+    return whole(documents, question, with_names=len(documents) > 1), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,17 +339,17 @@ class _About:
 class _Answer:
     """What was written to a prompt, and what is reported of it."""
 
-    found: "Written"
+    result: "Written"
     about: _About
 
     @property
     def shown(self) -> "tuple[Generation, ...]":
         """The texts that are printed."""
-        return self.found if isinstance(self.found, tuple) else (self.found.generation,)
+        return self.result if isinstance(self.result, tuple) else (self.result.generation,)
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        passages, about = self.found, self.about
+        passages, about = self.result, self.about
         texts = passages if isinstance(passages, tuple) else passages.texts
         documents = [generation_document(text, about.model) for text in texts]
         document = documents[0] if len(texts) == 1 else {"model": about.model, "texts": documents}
@@ -371,10 +371,10 @@ def _say(answer: _Answer, output: OutputFlags) -> None:
         read = [] if about.read is None else [one_line(line) for line in about.read.lines()]
         lines = [about.sampled, *pictures_lines(about.pictures), *read, held_line(about.held)]
         say_summary(text, output.detail, lines if number == len(answer.shown) else [])
-    if not isinstance(answer.found, tuple):
+    if not isinstance(answer.result, tuple):
         from edgedec_apps.cli.choice import say_choice
 
-        say_choice(answer.found, others=output.detail != "none" or output.verbose)
+        say_choice(answer.result, others=output.detail != "none" or output.verbose)
 
 
 def _write_documents(answers: "Sequence[_Answer]", output: OutputFlags) -> None:

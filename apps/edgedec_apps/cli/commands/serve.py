@@ -266,7 +266,7 @@ def _opener(settings: "Settings", load: LoadFlags, flags: ServeFlags) -> "Opener
         keeps_prompts=True,
     )
     return Opener(
-        named=[entry.recipe.model for entry in Names(settings).served],
+        listed=[entry.recipe.model for entry in Names(settings).served],
         options=options_of(load),
         others=options_of(_on_demand(load)),
         request_bytes=settings.room_bytes,

@@ -18,10 +18,8 @@ Detail = Literal["none", "short", "all"]
 
 _COLUMNS = 80  # of the short form, which fits one screen
 _ALWAYS_SHOWN = ("temperature", "top_p")
-SAMPLED = (
-    *(*_ALWAYS_SHOWN, "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "momentum"),
-    "penalty_last_n",
-)
+_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty", "penalty_last_n")
+SAMPLED = (*_ALWAYS_SHOWN, "top_k", "min_p", "momentum", *_PENALTIES)
 """The options of sampling that change what is probable."""
 _PLAIN = "as fast as without drafts"
 

@@ -127,7 +127,7 @@ class Job:
 
     Attributes:
         service: The server's state.
-        named: The model's name, with what it stands for.
+        requested: The model's name, with what it stands for.
         reference: The model; it may be released before the end.
         queue: Where requests of the model wait for a place.
         sender: Sends to the client.
@@ -136,7 +136,7 @@ class Job:
     """
 
     service: Service
-    named: Named
+    requested: Named
     reference: Reference
     queue: RequestQueue
     sender: Sender
@@ -167,13 +167,13 @@ class Answer:
 
     Attributes:
         service: The server's state.
-        named: The model that the request names.
+        requested: The model that the request names.
         fields: The request's fields.
         respond: Answers once the model is there.
     """
 
     service: Service
-    named: Named
+    requested: Named
     fields: Fields
     respond: Respond
 
@@ -206,7 +206,7 @@ class Answer:
 
     async def _with_model(self, sender: Sender, memory: RequestMemory, cancel: CancelToken) -> None:
         """Wait for the model, and answer."""
-        model, registry = self.named, self.service.registry
+        model, registry = self.requested, self.service.registry
         queue = registry.entry(model.recipe).queue
         with queue.preparing():
             reference = await registry.acquire(model.recipe, n_ctx=model.n_ctx, keep_s=model.keep_s)

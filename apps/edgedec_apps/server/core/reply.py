@@ -69,7 +69,7 @@ class Dialect(ABC):
     def __init__(self, job: Job, texts: TextRequest | None, delivery: Delivery) -> None:
         self.texts, self.delivery = texts, delivery
         self.splitter = Splitter() if texts is None else texts.splitter(job.engine)
-        self._model, self._tokenizer = job.named.name, job.engine.tokenizer
+        self._model, self._tokenizer = job.requested.name, job.engine.tokenizer
 
     def begun(self, begun: Begun) -> Iterable[bytes]:
         """Return what begins the stream, as soon as the request is taken: a comment."""

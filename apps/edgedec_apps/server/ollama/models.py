@@ -69,8 +69,8 @@ async def ps(request: Request, service: Service) -> Response:
     rows = []
     for recipe, entry in entries.items():
         if entry.loaded is not None:
-            named = names.get(recipe) or Named(entry.loaded.file.path.stem, recipe, 0.0)
-            rows.append(_listed(named, entry.loaded.file) | _running(entry, entry.loaded))
+            name = names.get(recipe) or Named(entry.loaded.file.path.stem, recipe, 0.0)
+            rows.append(_listed(name, entry.loaded.file) | _running(entry, entry.loaded))
     return JSONResponse({"models": rows})
 
 

@@ -94,7 +94,7 @@ async def passages(request: Request, service: Service) -> Answer:
 
     async def compute(job: Job) -> dict[str, Any]:
         engine, texts = job.engine, [document.text for document in documents]
-        asking = Asking(engine, before=before, n_answer=engine.n_ctx // 2, named=True)  # half is for what follows
+        asking = Asking(engine, before=before, n_answer=engine.n_ctx // 2, with_names=True)  # half is for what follows
         n_bytes = await tokenizer_bytes([*texts, question or ""]) + _CHARACTER_BYTES * sum(map(len, texts))
         async with job.memory.more(n_bytes):
             content, passages = await job.in_thread(asking.about, documents, question)

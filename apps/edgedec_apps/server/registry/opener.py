@@ -122,7 +122,7 @@ class Opener:
     Without `options.memory`, nine tenths of what the system had free at the first call are for the models.
 
     Attributes:
-        named: The models of the command line, as their recipes have them.
+        listed: The models of the command line, as their recipes have them.
         options: How these are loaded.
         others: How all other models are loaded.
         request_bytes: Bytes that the server keeps for requests; 0 without a cap.
@@ -130,7 +130,7 @@ class Opener:
         tell: Called with sentences for the person who started the server.
     """
 
-    named: Sequence[str]
+    listed: Sequence[str]
     options: EngineOptions
     others: EngineOptions
     request_bytes: int
@@ -220,7 +220,7 @@ class Opener:
         return CrowdedError(message, partial(self.prepare, at_rest=True))
 
     def _options(self, recipe: Recipe, n_ctx: int | None, cancel: CancelToken) -> EngineOptions:
-        options = self.options if recipe.model in self.named else self.others
+        options = self.options if recipe.model in self.listed else self.others
         return replace(
             options,
             n_ctx=n_ctx or options.n_ctx,

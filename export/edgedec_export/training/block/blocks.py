@@ -60,12 +60,12 @@ class Cuts:
         can_draft: bool[n_vocab]; a block ends before a row whose most probable token the drafter can't draft, as no
             draft gets past it.
         draw: Where lengths come from.
-        kept: The chance that a block goes on behind a row: the rows of long drafts count less, and cost less.
+        goes_on: The chance that a block goes on behind a row: the rows of long drafts count less, and cost less.
     """
 
     can_draft: NDArray[np.bool_]
     draw: np.random.Generator
-    kept: float
+    goes_on: float
 
 
 def blocks_of(lessons: Sequence[Lesson], size: int, cuts: Cuts | None = None) -> Blocks:
@@ -79,7 +79,7 @@ def blocks_of(lessons: Sequence[Lesson], size: int, cuts: Cuts | None = None) ->
         if cuts is not None:
             foreseen = np.where(there, places + depths + 1, 0)
             drafted = cuts.can_draft[lesson.best[foreseen]] & (
-                depths < cuts.draw.geometric(1 - cuts.kept, places.shape)
+                depths < cuts.draw.geometric(1 - cuts.goes_on, places.shape)
             )
             there = np.logical_and.accumulate(there & drafted, axis=1)
         place, depth = np.nonzero(there)

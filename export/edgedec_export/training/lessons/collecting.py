@@ -37,7 +37,7 @@ class Collecting:
         seed: Another seed gives other prompts and answers.
         n_ctx: Tokens of a prompt with its answer.
         n_at_once: Texts that are written in one forward.
-        own: The user's own prompts.
+        prompts: The user's own prompts.
         share: Which files to write: the number of the first one, and the distance to the next.
     """
 
@@ -49,7 +49,7 @@ class Collecting:
     seed: int = 0
     n_ctx: int = 1024
     n_at_once: int = 16
-    own: tuple[Opening, ...] = ()
+    prompts: tuple[Opening, ...] = ()
     share: tuple[int, int] = (0, 1)
 
 
@@ -131,7 +131,7 @@ class _Collector:
             return
         self._open[number] = _Open(PROMPTS_PER_FILE)
         for n in range(number * PROMPTS_PER_FILE, (number + 1) * PROMPTS_PER_FILE):
-            opening = opening_of(n, self._job.seed, self._job.own)
+            opening = opening_of(n, self._job.seed, self._job.prompts)
             if opening.is_whole:
                 self._ask(_Key(n, opening), opening.text)
             else:

@@ -41,11 +41,11 @@ class HugePages:
 
     Attributes:
         n_bytes: The size of one, 2 MiB on most machines.
-        given: Which private memory gets them: "always" all of it, "madvise" where a program asks, "never" none.
+        private: Which private memory gets them: "always" all of it, "madvise" where a program asks, "never" none.
     """
 
     n_bytes: int
-    given: str
+    private: str
 
 
 def huge_pages(folder: Path = GIVEN) -> HugePages | None:
@@ -155,7 +155,7 @@ def read_in_huge_pages(
 def no_private_ones(n_bytes: int) -> str:
     """Return why `n_bytes` of weights are not copied to huge pages of private memory; "" where they can be."""
     pages = huge_pages()
-    if pages is None or pages.given == "never":
+    if pages is None or pages.private == "never":
         return "the system gives no huge pages (transparent_hugepage/enabled)"
     free = system.available_bytes()
     if free is not None and free < n_bytes:

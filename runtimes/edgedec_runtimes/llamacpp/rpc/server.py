@@ -15,7 +15,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.child.model import Hosting
 from edgedec_runtimes.llamacpp.library import llama
-from edgedec_runtimes.llamacpp.options import own
+from edgedec_runtimes.llamacpp.options import llamacpp_options
 from edgedec_runtimes.llamacpp.rpc.addresses import check_addresses
 from edgedec_runtimes.llamacpp.rpc.library import HOW_TO_GET_IT, find_library, rpc_library
 from edgedec_runtimes.llamacpp.rpc.servers import ask_servers, silent
@@ -27,7 +27,7 @@ def hosting(
     target: str, path: Path, options: LoadOptions, terms: Callable[[int, int], tuple[MemoryTerm, ...]]
 ) -> Hosting:
     """Return what a child loads by the function `target`, and what it needs: the RPC library and the servers."""
-    servers = own(options).machines
+    servers = llamacpp_options(options).machines
 
     def prepare() -> None:
         if find_library() is None:

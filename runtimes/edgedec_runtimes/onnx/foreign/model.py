@@ -131,14 +131,14 @@ class ForeignModel(GraphModel[ForeignSession]):
 
     def _run(self, item: CheckedItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate a chain in pieces that end at multiples of CHUNK."""
-        logits = np.empty((len(item.wanted), self.card.n_vocab), np.float32)
+        logits = np.empty((len(item.logit_rows), self.card.n_vocab), np.float32)
         self.stop.check()
         item.session.state.begin(item)
         for begin, end in pieces(item):
             self.stop.check()
             rows = self._run_piece(item, begin, end)
-            first, last = bisect_left(item.wanted, begin), bisect_left(item.wanted, end)
-            logits[first:last] = rows[item.wanted[first:last] - begin]
+            first, last = bisect_left(item.logit_rows, begin), bisect_left(item.logit_rows, end)
+            logits[first:last] = rows[item.logit_rows[first:last] - begin]
             item.session.state.advance(end - begin)
             if on_progress is not None and item.n_rows > CHUNK:
                 on_progress(Progress("prefill", end, item.n_rows, "tokens"))

@@ -216,7 +216,7 @@ def test_nothing_is_drawn_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
         ("```nonsense\na\n```", ["  a"]),
         ("", []),
     ],
-)  # fmt: skip
+)
 def test_nothing_is_left_out(text: str, lines: list[str]) -> None:
     """HTML, addresses, formulas and line breaks are shown; rich's own markup is text."""
     assert plain(text) == lines

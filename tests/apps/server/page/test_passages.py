@@ -35,7 +35,7 @@ def test_the_passages_are_those_of_the_command_line(small: Running) -> None:
     """As many as fit behind the earlier messages, with a sentence on them; the prompt with them fits."""
     before = messages("Hello")
     found = post(small)
-    asking = Asking(small.engine, before=before, n_answer=300, named=True)
+    asking = Asking(small.engine, before=before, n_answer=300, with_names=True)
     content, read = asking.about([Document("a.txt", TEXT)], "thing 441")
     assert read is not None
     assert found == {"content": content, "note": read.line("a.txt", 600)}
