@@ -197,9 +197,14 @@ class ForwardItem:
         return any(group.parents is not None for group in self.groups)
 
     @property
+    def group(self) -> RowGroup:
+        """The first group; a group without rows, which every runtime refuses, where there is none."""
+        return self.groups[0] if self.groups else RowGroup()
+
+    @property
     def chain(self) -> NDArray[np.int32] | None:
         """The tokens, where they are a chain through all layers of which only logits are wanted; else None."""
-        group = self.groups[0]
+        group = self.group
         is_plain = group.span == ALL_LAYERS and group.sees is None and group.positions is None
         return group.tokens if is_plain and len(self.groups) == 1 and not self.taps and not self.mass else None
 

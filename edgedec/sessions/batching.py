@@ -354,7 +354,7 @@ class BatchedSession(OuterSession):
 
     def _is_cut(self, item: ForwardItem) -> bool:
         """Tell whether an item may be read in pieces: a prompt that fits, of which at most the last row is wanted."""
-        group, at_most_last = item.groups[0], item.rows == "last" if isinstance(item.rows, str) else not len(item.rows)
+        group, at_most_last = item.group, item.rows == "last" if isinstance(item.rows, str) else not len(item.rows)
         plain = len(item.groups) == 1 and group.parents is None and not (item.taps or item.mass or group.span.enter)
         whole = group.block is not None and group.block.mutual
         return plain and at_most_last and not whole and self.model.joins and item.n_past + item.n_rows <= self.n_ctx

@@ -53,9 +53,6 @@ class SessionForks:
         self.joint: JointCalls | None = None
         self._held: dict[ForkedSession, ExitStack] = {}
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def fork(self, session: Session, stats: DecodeStats | None = None) -> "ForkedSession":
         """Open a session that shares the pages of another one's cached prefix, until one of the two writes there.
 

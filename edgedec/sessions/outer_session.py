@@ -79,6 +79,10 @@ class OuterSession(Session):
     def _emptied(self) -> None:
         """Note that the session inside holds no token any more."""
 
+    def room(self, n_tokens: int) -> int:
+        """Return what the session inside has room for, within the longest text."""
+        return min(self.n_ctx - n_tokens, self.inner.room(n_tokens))
+
     def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:
         """Return what the session inside says."""
         return self.inner.exact_rows(n_past, measure)

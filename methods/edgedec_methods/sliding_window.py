@@ -206,7 +206,7 @@ class SlidingSession(UnsavedSession, OuterSession):
 
 def tokens_of(item: ForwardItem, what: str, option: str) -> NDArray[np.int32]:
     """Return the tokens of an item of one group (CapabilityError: it has more than `what` takes, by `option`)."""
-    group = item.groups[0]
+    group = item.group
     if len(item.groups) > 1 or group.tokens is None or group.vectors is not None or group.positions is not None:
         raise CapabilityError(
             f"{what} takes tokens one behind the other, no hidden states and no pictures; leave {argument(option)} out"

@@ -217,6 +217,8 @@ def test_a_long_prompt_is_refused_before_any_piece_of_it_is_read(model: Model) -
     session, other = shared.session(PIECE_ROWS + 8), shared.session(N_CTX)
     with other.generating(1), session.generating(1), pytest.raises(ContextFullError):
         session.forward(prompt(1, 2 * PIECE_ROWS), n_past=0)
+    with pytest.raises(RequestError, match="no group of rows"):
+        session.evaluate(ForwardItem(session, 0, ()))
     assert session.n_cached == 0
 
 

@@ -211,7 +211,7 @@ class LossyModel(OuterModel):
     """
 
     def __init__(self, inner: Model, layers: LayerSet, share: float) -> None:
-        card = inner.card
+        card, off = inner.card, ("layers", "groups", "hidden_input", "vector_rows", "keeps_prompts")
         inner.capabilities.require("layers", card.runtime)
         self.layers = layers
         out = tuple(left_out(layers))
@@ -220,7 +220,7 @@ class LossyModel(OuterModel):
         super().__init__(
             inner,
             replace(variant_card, lossy=lossy_note(variant_card)),
-            replace(inner.capabilities, layers=False, groups=False, hidden_input=False, vector_rows=False),
+            replace(inner.capabilities, **dict.fromkeys(off, False)),
         )
 
     def session(self, n_ctx: int) -> "LossySession":
@@ -243,7 +243,7 @@ class LossyModel(OuterModel):
             raise SessionError(
                 "a forward was given a session of another model; it takes sessions that this model opened"
             )
-        group = item.groups[0]
+        group = item.group
         if len(item.groups) > 1 or group.vectors is not None or group.span != ALL_LAYERS:
             raise CapabilityError(
                 "every forward of this model leaves out the same layers, so it takes no other set of layers and no "

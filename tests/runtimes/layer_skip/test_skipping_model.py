@@ -267,6 +267,8 @@ def test_no_other_set_can_be_asked_for(path: Path, model: Model, tmp_path: Path)
             session.forward(row, n_past=0, layers=without(N_LAYER, []))
         with pytest.raises(CapabilityError, match="leaves out the same layers"):
             evaluated(session, 0, RowGroup(vectors=np.zeros((1, 64), np.float32), span=Span(enter=1)))
+        with pytest.raises(RequestError, match="rows are either tokens"):
+            evaluated(session, 0)
         with pytest.raises(SessionError, match="another model"):
             engine.model.forward([ForwardItem(model.session(8), 0, (RowGroup(row),))])
         assert session.n_cached == 0
