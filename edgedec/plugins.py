@@ -9,7 +9,7 @@ import importlib
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import metadata
@@ -49,6 +49,7 @@ KINDS = _OF_MODELS + _OF_DRAFTS + _OF_TEXTS
 """What a plug-in can be: GROUP for an entry point NAME of that group, GROUP:TYPE for an entry point TYPE.NAME."""
 GROUPS = tuple(dict.fromkeys(kind.partition(":")[0] for kind in KINDS))
 """The groups of entry points. One has what belongs together, such as searches and the choosers of texts."""
+_FORMER = {f"edgedec.{kind.partition(':')[2]}s": kind for kind in KINDS if ":" in kind}  # groups, with their kinds now
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +61,25 @@ class Plugin:
         name: The name by which users choose the plug-in.
         target: The object that it is, as "module:attribute".
         package: The distribution that it comes from, with its version; DISTRIBUTION for edgedec's own.
+        former: The group that it is in, where that is one of earlier versions; else empty.
     """
 
     kind: str
     name: str
     target: str
     package: str
+    former: str = ""
 
     def load(self) -> Any:
         """Import the target's module and return the target.
 
         Raises:
-            PluginError: The import fails, for whatever reason.
+            PluginError: The import fails, for whatever reason; or the plug-in is made for an earlier version.
         """
+        if self.former:
+            group, _, word = self.kind.partition(":")
+            place = f'"{word}.{self.name}" of {group}'
+            raise PluginError(f"{self.package} has {self.name!r} in {self.former}, which is gone; it must be {place}")
         module_name, _, attribute = self.target.partition(":")
         try:
             value: Any = importlib.import_module(module_name)
@@ -163,16 +170,11 @@ def first_made(kind: str, *args: object, **options: object) -> Any:
     candidates = plugins(kind).values()
     if not candidates:
         raise PluginError(f"no {word_for(kind)} is installed; reinstall {DISTRIBUTION}")
-    made = None
     for plugin in sorted(candidates, key=lambda plugin: plugin.package == DISTRIBUTION):
-        if plugin.package == DISTRIBUTION:
-            made = plugin.load()(*args, **options)
-        else:
-            with suppress(Exception):  # one package's fault must not keep a model from answering
-                made = plugin.load()(*args, **options)
-        if made is not None:
-            break
-    return made
+        with nullcontext() if plugin.package == DISTRIBUTION else suppress(Exception):
+            if (made := plugin.load()(*args, **options)) is not None:
+                return made
+    return None
 
 
 @cache
@@ -199,16 +201,17 @@ def _of_others(path: tuple[str, ...]) -> tuple[Plugin, ...]:
         # Most packages have no plug-in of ours: to look for the word first takes a fifth of the time of reading all.
         if "[edgedec." in (package.read_text("entry_points.txt") or "") and package.name != DISTRIBUTION:
             by = f"{package.name} {package.version}"
-            others += [_plugin(entry, by) for entry in package.entry_points]
-    return tuple(others)
+            with suppress(Exception):  # a damaged file must not keep other packages' plug-ins from working
+                others += [_plugin(entry, by) for entry in package.entry_points]
+    return tuple(sorted(others, key=lambda plugin: bool(plugin.former)))  # a package may be made for both versions
 
 
 def _plugin(entry: metadata.EntryPoint, package: str) -> Plugin:
     """Return the plug-in of an entry point; TYPE.NAME has the type of its group, where that is one."""
     before, _, name = entry.name.partition(".")
     kind = f"{entry.group}:{before}"
-    kind, name = (kind, name) if kind in KINDS else (entry.group, entry.name)
-    return Plugin(kind, name, entry.value, package)
+    kind, name = (kind, name) if kind in KINDS else (_FORMER.get(entry.group, entry.group), entry.name)
+    return Plugin(kind, name, entry.value, package, entry.group if entry.group in _FORMER else "")
 
 
 def install_command(what: str) -> str:

@@ -13,6 +13,7 @@ from support.processes.installed import install_plugins, with_plugin
 
 from edgedec import load, plugins
 from edgedec.chat import open_template
+from edgedec.choosing.choice import chooser_named
 from edgedec.errors import PluginError, TemplateError
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, GrammarCompiler, GrammarState
 from edgedec.plugins import DISTRIBUTION
@@ -49,6 +50,17 @@ def test_a_name_of_ours_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyP
         plugins.load_plugin(plugins.DRAFTERS, "mine")
     with pytest.raises(PluginError, match="no drafter is called 'nobody'; installed: suffix, "):
         plugins.load_plugin(plugins.DRAFTERS, "nobody")
+
+
+def test_what_a_package_has_wrong_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of earlier versions is refused by name, unless it is in the new one, too; a damaged file is left out."""
+    former = {"edgedec.choosers": {"old": "bad:X", "both": "bad:X"}, plugins.SEARCHES: {"chooser.both": "good:X"}}
+    monkeypatch.syspath_prepend(install_plugins(tmp_path / "a", former))
+    monkeypatch.syspath_prepend(install_plugins(tmp_path / "b", {plugins.RULES: {"no target\n#": ""}}, "damaged"))
+    assert plugins.plugins(plugins.CHOOSERS)["both"].target == "good:X"
+    why = "stranger 1.0 has 'old' in edgedec.choosers, which is gone; it must be \"chooser.old\" of edgedec.searches"
+    with pytest.raises(PluginError, match=why):
+        chooser_named("old")
 
 
 @pytest.mark.slow

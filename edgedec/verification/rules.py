@@ -40,11 +40,11 @@ class Rule(Protocol):
 
 def rule_names() -> list[str]:
     """Return the names of all rules, the default first; those of edgedec stand before other packages'."""
-    return [COUPLED, *plugins.plugins(plugins.RULES)]
+    return [*dict.fromkeys((COUPLED, *plugins.plugins(plugins.RULES)))]
 
 
 def find_rule(name: str) -> Rule:
-    """Return the rule of a guest of that name; for "coupled" the first one: each of them knows how trees are made.
+    """Return the rule of a guest of that name; for "coupled" the first of ours: each of them knows how trees are made.
 
     Raises:
         PluginError: No such rule is installed, it does not import, or it is no Rule.

@@ -112,7 +112,9 @@ def test_a_shape_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_no_rule_or_shape_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the plug-in and what it is; a rule that nobody has is an option's error."""
+    """The message names the plug-in and what it is; a rule that nobody has is an option's error; `coupled` is ours."""
+    with_plugin(monkeypatch, tmp_path, RULES, "coupled", f"{__name__}:NONE")
+    assert (DraftOptions(tree="grow").tree, rule_names().count("coupled")) == ("grow", 1)
     with_plugin(monkeypatch, tmp_path, RULES, "empty", f"{__name__}:NONE")
     with_plugin(monkeypatch, tmp_path / "shapes", TREE_SHAPES, "empty", f"{__name__}:NONE")
     with pytest.raises(PluginError, match="the rule 'empty' is of the type str, not Rule"):
