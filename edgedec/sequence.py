@@ -184,7 +184,7 @@ Of equally long ones the lower number is first. A token before which a text ends
 
 def n_common(held: Sequence[int], prompt: Sequence[int], limit: int) -> int:
     """Return how many tokens two texts have in common from their start on, at most `limit`."""
-    n = 0
-    while n < min(len(held), len(prompt), limit) and held[n] == prompt[n]:
-        n += 1
-    return n
+    n = max(0, min(len(held), len(prompt), limit))
+    if list(held[:n]) == list(prompt[:n]):
+        return n
+    return next(i for i in range(n) if held[i] != prompt[i])

@@ -99,9 +99,12 @@ class UniversalDrafter:
         self._first = drafts.first
         self._target = context.target.model.tokenizer
         self._n_vocab = context.target.model.card.n_vocab
-        self._params = _of_any_vocabulary(context.sampling)
+        params = context.sampling
+        self._params = replace(  # without what names or counts tokens of the target
+            params, logit_bias={}, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0, momentum=0.0
+        )
         self._floor = context.floor
-        self.traits = DrafterTraits(DraftCost.MODEL, level_s=drafts.source.token_s, about=drafts.summary)
+        self.traits = DrafterTraits(DraftCost.MODEL, level_s=drafts.source.token_s, about=drafts.source.summary)
         self.begin([])
 
     def begin(self, token_ids: Sequence[int]) -> None:
@@ -204,10 +207,3 @@ def most_probable(forward: Forward, params: SamplingParams) -> tuple[int, float]
     dist = distribution(logits, params, (), ops)
     best = int(dist.probs.argmax())
     return int(dist.token_ids[best]), float(dist.probs[best])
-
-
-def _of_any_vocabulary(params: SamplingParams) -> SamplingParams:
-    """Return the options without those that name or count tokens of the target."""
-    return replace(
-        params, logit_bias={}, repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0, momentum=0.0
-    )

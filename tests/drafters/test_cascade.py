@@ -13,7 +13,7 @@ from support.models.tiny_models import BOS, byte_ids
 
 import edgedec
 from edgedec.draft import Draft, Verification
-from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, Store
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain
 from edgedec.drafters.draft_model.model import DraftModel
@@ -35,6 +35,7 @@ class Knowing:
         self.shift = shift
         self.n = 0
         self.paths: list[tuple[int, ...]] = []
+        self.is_closed = False
 
     needs = DrafterNeeds()
 
@@ -50,6 +51,10 @@ class Knowing:
         """Go on."""
         self.n += len(verification.token_ids)
         self.paths.append(verification.path)
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
 
     def memory_bytes(self) -> int:
         """Nothing."""
@@ -147,7 +152,7 @@ def test_a_draft_model_that_gives_one_row_is_asked_for_one(target: Path, monkeyp
 
 
 def test_the_cheap_drafter_is_told_of_its_own_nodes(target: Path) -> None:
-    """learn() names the nodes that the cheap drafter proposed, not the cascade's."""
+    """learn() names the nodes that the cheap drafter proposed, not the cascade's; close() ends it, too."""
     made: list[Knowing] = []
 
     def cheap(context: DraftContext) -> Drafter:
@@ -158,9 +163,16 @@ def test_the_cheap_drafter_is_told_of_its_own_nodes(target: Path) -> None:
     with loaded(target) as model:
         recorded = Recorded(CascadeModel(DraftModel(model), cheap))
         generate(target, recorded, temperature=0)
+        generate(target, CascadeModel(DraftModel(model), cheap), temperature=0)
+    assert made[-1].is_closed
     told = made[0].paths[-len(recorded.steps) :]
     assert all(path[:n] == tuple(range(n)) for path, n in ((p, len(p)) for p in told))
     assert sum(map(len, told)) >= 30
+
+
+def test_a_part_of_a_store_has_its_lock() -> None:
+    """What sheds the store waits for whoever is in the part."""
+    assert (store := Store()).half("cascade").lock is store.lock
 
 
 def test_a_chain_of_cheap_tokens_ends_where_it_is_improbable() -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import SharedForward
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
-from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds
+from edgedec.drafter import Closing, DraftContext, DrafterFactory, DrafterNeeds
 from edgedec.drafter_traits import DrafterTraits, Shedding
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.model import DraftModel, DraftModelUser, ModelDrafter
@@ -98,7 +98,7 @@ class CascadeDrafter:
 
     def _ahead(self, drafted: list[int], n_most: int) -> list[int]:
         """Return tokens that may follow `drafted`: the cheap drafter's; off its tree, what followed the last pair."""
-        path = _path_in(self._tree, drafted)
+        path = path_of(self._tree.tokens, self._tree.parents, drafted)
         if len(path) == len(drafted) and len(self._tree):
             return likely_chain(self._tree, path[-1] if path else -1, n_most)
         return self._pairs.after(drafted, n_most)
@@ -106,14 +106,16 @@ class CascadeDrafter:
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""
         self._model.learn(verification, hidden)
-        path = _path_in(self._tree, verification.token_ids)
+        path = path_of(self._tree.tokens, self._tree.parents, verification.token_ids)
         self._cheap.learn(replace(verification, path=tuple(path)), hidden)
         self._tree = EMPTY_DRAFT
         for token in verification.token_ids:
             self._pairs.add(token)
 
     def close(self) -> None:
-        """Give the draft model's session back; calling close() again does nothing."""
+        """End the cheap drafter, give the draft model's session back; calling close() again does nothing."""
+        if isinstance(self._cheap, Closing):
+            self._cheap.close()
         self._model.close()
 
     def memory_bytes(self) -> int:
@@ -145,11 +147,6 @@ class _Pairs:
     def memory_bytes(self) -> int:
         """Return about how much memory the text and the pairs take."""
         return 8 * len(self._text) + 220 * len(self._places)
-
-
-def _path_in(tree: Draft, token_ids: Sequence[int]) -> list[int]:
-    """Return the nodes of a draft that hold the first of these tokens, root first, as far as the draft has them."""
-    return path_of(tree.tokens, tree.parents, token_ids)
 
 
 def likely_chain(tree: Draft, node: int, n_most: int) -> list[int]:

@@ -8,6 +8,7 @@ from edgedec.cost_curve import SharedForward
 from edgedec.drafter import ForwardLog
 from edgedec.head_state import DraftCall
 from edgedec.model import Forward, ForwardItem, Model, Session
+from edgedec.sequence import n_common
 from edgedec.sessions.joined_work import groups, owned
 
 _FIRST = 64  # last tokens of a prompt that are read: what needs more of it, the suffix drafter proposes already
@@ -22,14 +23,6 @@ def window_of(token_ids: Sequence[int], begin: int) -> list[int]:
     [1, 6, 7]
     """
     return [*token_ids[:1], *token_ids[begin:]] if begin > 0 else list(token_ids)
-
-
-def n_common(some: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many tokens two texts have in common, from the start."""
-    n = min(len(some), len(others))
-    if list(some[:n]) == list(others[:n]):
-        return n
-    return next(i for i in range(n) if some[i] != others[i])
 
 
 @dataclass(eq=False, slots=True)
@@ -59,7 +52,7 @@ class DraftText:
     def n_unread(self, token_ids: Sequence[int]) -> int:
         """Return how many tokens of a new text would be read."""
         window = window_of(token_ids, self.first_begin(token_ids))
-        return len(window) - n_common(self.cached, window)
+        return len(window) - n_common(self.cached, window, len(window))
 
     def note(self, n_rows: int) -> None:
         """Log a forward over so many rows."""
@@ -73,7 +66,7 @@ class DraftText:
         tokens before its end.
         """
         n = len(token_ids)
-        if n - n_common(self.cached, token_ids) <= _FIRST and n < self.session.n_ctx * 3 // 4:
+        if n - n_common(self.cached, token_ids, n) <= _FIRST and n < self.session.n_ctx * 3 // 4:
             return 0
         return max(0, n - _FIRST)
 

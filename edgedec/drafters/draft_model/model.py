@@ -23,12 +23,13 @@ from edgedec.draft import EMPTY_DRAFT, Draft, Draws, Verification
 from edgedec.drafter import DraftContext, DrafterNeeds, ModelFactory
 from edgedec.drafter_traits import Demands, DraftCost, DrafterTraits, Place
 from edgedec.drafters.draft_builder import DraftBuilder, Level
-from edgedec.drafters.draft_model.draft_text import DraftForward, DraftText, n_common, window_of
+from edgedec.drafters.draft_model.draft_text import DraftForward, DraftText, window_of
 from edgedec.drafters.levels import LevelMaker
 from edgedec.drafters.suffix.suffix import index_terms
 from edgedec.errors import MemoryCapError
 from edgedec.memory_plan import format_bytes
 from edgedec.model import Forward, ForwardItem, Model, RowGroup
+from edgedec.sequence import n_common
 
 WINDOW = 1024  # tokens of the draft model's KV cache
 SMALL_WINDOW = 256  # tokens of that cache where memory is short
@@ -125,7 +126,7 @@ class DraftModel:
         """
 
         def item() -> ForwardItem:
-            n = min(n_common(text.cached, window), len(window) - 1, text.session.n_cached)
+            n = n_common(text.cached, window, min(len(window) - 1, text.session.n_cached))
             text.cached = list(window[:n])
             tokens = np.array([*window[n:], *ahead], np.int32)
             rows = np.arange(len(tokens) - len(ahead) - 1, len(tokens), dtype=np.int32)
@@ -256,10 +257,6 @@ class DraftModelUser:
     def forget(self) -> None:
         """Let the next generation read its prompt anew."""
         self.source.forget()
-
-    def summary(self) -> str:
-        """Return the draft model's name and the memory that it takes, for a person."""
-        return self.source.summary()
 
     def close(self) -> None:
         """Free the draft model; calling it again does nothing."""
