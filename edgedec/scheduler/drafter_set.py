@@ -176,7 +176,7 @@ def _open_all(drafting: Drafting, context: DraftContext, sequence: TextState) ->
             _check_needs(drafter.needs, context.target)
             held = drafter.memory_bytes()
             if left is not None and held > left:
-                raise MemoryCapError(f"it would hold {held} bytes where {left} are left; allow more memory")
+                raise MemoryCapError(f"it would hold {held} bytes, the plan has {left}; allow more, or declare it")
             drafter.begin(begun)
         except Exception as error:  # a drafter never ends a generation
             note_failure(stats, name, error)

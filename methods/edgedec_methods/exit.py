@@ -30,6 +30,7 @@ from edgedec.draft_price import DraftPrice
 from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import Demands
 from edgedec.errors import CancelledError
+from edgedec.memory_plan import MemoryTerm
 from edgedec.model import ForwardItem, LayerSet, RowGroup, Span
 from edgedec_methods.self_draft import Hidden, OwnLayersDrafter
 
@@ -39,6 +40,7 @@ _HEAD = 0.2  # about the head's share of the weights; once forwards were timed, 
 _ALL = 8  # the first positions, all of which are judged
 _EVERY, _SELDOM = 16, 512  # steps from one judged position to the next later: the fewest, and the most
 _LEAST_GAIN = 1.0
+_PLANNED_BYTES = 1_000_000  # for the hidden states of a position after each exit
 _FORGET = 0.95
 _PRIOR = 4.0  # samples
 _MOST = 0.98
@@ -91,10 +93,6 @@ class Agreement:
         """Judge positions less often from now on where no exit pays, more often again where one does."""
         self.every = _EVERY if pays or self.n_samples <= _ALL else min(_SELDOM, 2 * self.every)
 
-    def memory_bytes(self) -> int:
-        """Return about how much memory the counts take."""
-        return 128 * len(self.exits)
-
 
 def exits_of(n_layer: int) -> tuple[int, ...]:
     """Return the layers that may be exits: at most eight, the last one not among them.
@@ -113,7 +111,9 @@ class ExitDrafter(OwnLayersDrafter):
         CapabilityError: The runtime can't leave out layers of this model, tap them, or go on from hidden states.
     """
 
-    demands = Demands(rows=EXITS, costs=True, layers=True)
+    demands = Demands(
+        rows=EXITS, costs=True, layers=True, memory=lambda plan: [MemoryTerm("early exits", _PLANNED_BYTES, "judged")]
+    )
 
     def __init__(self, context: DraftContext) -> None:
         card, capabilities = context.target.model.card, context.target.model.capabilities
@@ -209,8 +209,8 @@ class ExitDrafter(OwnLayersDrafter):
 
     def memory_bytes(self) -> int:
         """Return the bytes of the text's tokens, of the counts, and of a position's hidden states."""
-        n_bytes = 4 * len(self._agreement.exits) * self.context.target.model.card.n_embd
-        return super().memory_bytes() + self._agreement.memory_bytes() + n_bytes
+        n_bytes = 128 + 4 * self.context.target.model.card.n_embd
+        return super().memory_bytes() + len(self._agreement.exits) * n_bytes
 
 
 def _share(layer: int, n_layer: int) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.decoding.draft_models import SETTINGS, TEXT
+from support.decoding.draft_models import SETTINGS, TEXT, loaded
 from support.forwards import evaluated
 from support.models.tiny_models import BOS, byte_ids, tiny_llama
 
@@ -14,14 +14,12 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import Verification
 from edgedec.drafter import DraftContext
 from edgedec.errors import CapabilityError
-from edgedec.load_options import LoadOptions
 from edgedec.model import LayerSet, Model, RowGroup, Span
 from edgedec.model_card import Capabilities
 from edgedec.sampling import Noise, SamplingParams
 from edgedec.testing import check_drafter
 from edgedec_methods import exit as exit_drafter
 from edgedec_methods.exit import Agreement, ExitDrafter, exits_of
-from edgedec_runtimes.cpu.runtime import Cpu
 
 GREEDY = SamplingParams(temperature=0)
 PROMPT = [BOS, *byte_ids(TEXT)]
@@ -37,13 +35,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(target: Path) -> Iterator[Model]:
     """The target on the cpu runtime."""
-    with opened(target) as model:
+    with loaded(target) as model:
         yield model
-
-
-def opened(path: Path) -> Model:
-    """Load a model on the cpu runtime."""
-    return Cpu().load(path, LoadOptions(n_ctx=256, n_threads=1))
 
 
 @pytest.mark.slow
@@ -64,6 +57,12 @@ def test_by_name_it_knows_what_rows_cost(target: Path) -> None:
     """The curve is measured at load for it: rows of unknown cost would never pay, and so never be tried."""
     with edgedec.load(target, runtime="cpu", n_ctx=256, draft="exit", n_threads=1) as engine:
         assert len(engine.pool.slots[0].curve.table()) > 1
+
+
+def test_a_memory_plan_has_room_for_it(target: Path) -> None:
+    """It declares what it holds: without a term in the plan, it would be refused in every text."""
+    with edgedec.load(target, runtime="cpu", n_ctx=256, draft="exit", n_threads=1, memory="2GB") as engine:
+        assert not engine.generate(TEXT, max_tokens=2, ignore_end=True).stats.reasons
 
 
 def agreeing(model: Model, rates: dict[int, float], curve: CostCurve) -> ExitDrafter:
@@ -155,7 +154,7 @@ def _exit_token(model: Model, text: list[int], layer: int) -> int:
 def test_verification_could_go_on_from_the_exits_states(target: Path) -> None:
     """On the cpu runtime the rest of the layers, over the states of drafted tokens, gives a whole forward's bits."""
     ids = np.random.default_rng(0).integers(4, 250, 60).astype(np.int32)
-    with opened(target) as model:
+    with loaded(target) as model:
         session = model.session(128)
         expected = session.forward(ids, n_past=0, rows="all").logits[50:].copy()
         layers = LayerSet.of(5, range(3))
@@ -169,7 +168,7 @@ def test_verification_could_go_on_from_the_exits_states(target: Path) -> None:
 @pytest.mark.slow
 def test_the_conformance_suite_passes(target: Path) -> None:
     """Every check but one: what is known of the exits outlives a text."""
-    results = check_drafter(ExitDrafter, lambda: opened(target), n_tokens=6)
+    results = check_drafter(ExitDrafter, lambda: loaded(target), n_tokens=6)
     failed = {result.name for result in results if result.status != "passed"}
     assert failed <= {"begin_starts_over"}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.decoding.draft_models import SETTINGS, TEXT, Recorded, depth
+from support.decoding.draft_models import SETTINGS, TEXT, Recorded, depth, loaded
 from support.decoding.drawings import drawn
 from support.models.real_models import real_model
 from support.models.tiny_models import BOS, byte_ids, tiny_llama
@@ -56,13 +56,8 @@ def target(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def model(target: Path) -> Iterator[Model]:
     """The target on the cpu runtime."""
-    with opened(target) as model:
+    with loaded(target) as model:
         yield model
-
-
-def opened(path: Path) -> Model:
-    """Load a model on the cpu runtime."""
-    return Cpu().load(path, LoadOptions(n_ctx=256, n_threads=1))
 
 
 def drafter_for(model: Model, layers: LayerSet, params: SamplingParams = GREEDY, **options: Any) -> SkipDrafter:
@@ -199,7 +194,7 @@ def test_under_another_rule_a_chain_is_drawn_from_the_q_it_comes_with(model: Mod
 @pytest.mark.slow
 def test_the_conformance_suite_passes(target: Path) -> None:
     """Every check of a drafter."""
-    results = check_drafter(partial(SkipDrafter, tuned=tuned(HALF)), lambda: opened(target), n_tokens=8)
+    results = check_drafter(partial(SkipDrafter, tuned=tuned(HALF)), lambda: loaded(target), n_tokens=8)
     assert [(result.name, result.detail) for result in results if result.status != "passed"] == []
 
 
@@ -323,6 +318,6 @@ def test_on_a_real_model_the_text_is_plain_decodings(monkeypatch: pytest.MonkeyP
 def test_the_default_set_leaves_out_every_fourth_layer(folder: Path) -> None:
     """Of two layers none: the first and the last always run."""
     for n_layer, share in ((2, 1.0), (4, 0.75), (8, 0.75)):
-        with opened(tiny_llama(folder / f"{n_layer}.gguf", n_layer=n_layer)) as model:
+        with loaded(tiny_llama(folder / f"{n_layer}.gguf", n_layer=n_layer)) as model:
             drafter = SkipDrafter(DraftContext(model.session(8), GREEDY, Noise(0)))
             assert (drafter.share, drafter.needs.layers, drafter.needs.taps) == (share, True, ())
