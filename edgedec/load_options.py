@@ -206,9 +206,9 @@ def read_options(kind: type[T], options: Mapping[str, object], owner: str) -> T:
     """
     hints = get_type_hints(kind)
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # it is a dataclass
-    for name in options:
+    for name in checked_value(owner, Mapping, options):
         if name not in names:
-            has = f"{did_you_mean(name, names)}; its own are {', '.join(names)}" if names else ""
+            has = f"{did_you_mean(str(name), names)}; its own are {', '.join(names)}" if names else ""
             raise RequestError(
                 f"{owner} has no option {name!r}{has}; leave it out, or name what has it ({argument('runtime')})"
             )

@@ -1,6 +1,7 @@
 """Methods that write on a session around the target's: found by entry point, ours as well as a stranger's."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,10 @@ def test_what_no_method_takes_is_refused() -> None:
         edgedec.Lossy(methods={"guess": {}})
     with pytest.raises(RequestError, match="the method switching has no option 'bits'"):
         edgedec.Lossy(methods={"switching": {"bits": 1.0}})
+    with pytest.raises(RequestError, match="the method slide has no option 1"):
+        companion_of({"slide": {1: 2}})  # type: ignore[dict-item]
+    with pytest.raises(RequestError, match="the method slide is None; it must be a mapping"):
+        companion_of({"slide": None})  # type: ignore[dict-item]
     with pytest.raises(RequestError, match="one of them can be used at a time"):
         edgedec.Lossy(methods={"switching": {}, "guess": {}})
 
@@ -109,3 +114,5 @@ def test_a_strangers_method_without_a_further_model(tmp_path: Path, monkeypatch:
         assert found.stats.n_drafts
     opened = sys.modules["counting_method"].Counting.opened
     assert len(opened) == 2
+    with edgedec.load(target, lossy=replace(lossy, slide=True), **keywords) as engine:  # type: ignore[arg-type]
+        assert engine.n_ctx == 64  # and not the most tokens of a text

@@ -35,7 +35,7 @@ from edgedec.memory.setting import Cap, cap_beside_held, planning_bytes, with_dr
 from edgedec.memory.shedding import memory_watch
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import HasDevices, MemoryPlan, Size
-from edgedec.model import Model, Session
+from edgedec.model import Model, RecallingSession, Session
 from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken, OnProgress, shown_progress, stage
 from edgedec.runtime import processes_of
@@ -44,7 +44,7 @@ from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sessions.cost_probe import MOST_ROWS, cost_curve
 from edgedec.sessions.text_pages import PAGE_TOKENS, ROWS_OF_TEXT, n_pages
 
-_FEW_ROWS_BYTES = 2_000_000
+_NO_PROMPTS = "no prompts are kept on the disk: the cpu runtime can, for lossless texts from left to right"
 
 logger = logging.getLogger("edgedec.api.load")
 logger.addHandler(logging.NullHandler())  # without a handler, `logging` would print warnings itself
@@ -190,7 +190,7 @@ def open_plan(plan: LoadPlan, options: EngineOptions) -> Engine:
         around = _around(options.lossy, model.card)
         sessions, of_sessions = _sessions(model, plan.options, around)
         sessions[0], companion = _with_companion(sessions[0], plan, undo)
-        of_models = _notes(plan, sessions[0].room(0), model, options)
+        of_models = _notes(plan, sessions[0], model, options)
         for note in (*of_sessions, *of_models):
             logger.warning("%s", note)
         plan, curves, drafting = _open_drafters(model, sessions, plan, options, undo)
@@ -242,7 +242,7 @@ def _slots(
     n_rows = plan.options.max_rows if plan.memory.terms else None
     # A few rows of a small vocabulary are within the working memory that is planned.
     row_bytes = 4 * first.model.card.n_vocab
-    few_rows = _FEW_ROWS_BYTES // row_bytes
+    few_rows = 2_000_000 // row_bytes
     kv_bytes = sum(term.n_bytes for term in plan.memory.terms if term.name == "KV cache")
     n_pages_each = n_pages(0, first.room(0))
     prefixes = None
@@ -290,7 +290,7 @@ def _load_model(plan: LoadPlan, options: EngineOptions, undo: ExitStack) -> tupl
     undo.callback(model.close)
     if plan.change is not None:
         model = plan.change(model, load_options.cache_dir)
-    if options.drafting.numerics in ("strict", "loose"):
+    if options.drafting.numerics != "padded":
         return model, ()
     n_ctx = load_options.n_ctx or default_n_ctx(model.card.n_ctx_train)
     with stage(options.on_progress, "looking for numbers of rows that have the bits of each other"):
@@ -333,13 +333,13 @@ def _sessions(model: Model, options: LoadOptions, around: Sequence[Companion]) -
     return sessions, [f"{options.n_parallel} parallel requests take turns: {reason}"]
 
 
-def _notes(plan: LoadPlan, n_ctx: int, model: Model, options: EngineOptions) -> list[str]:
+def _notes(plan: LoadPlan, session: Session, model: Model, options: EngineOptions) -> list[str]:
     """Return sentences on models trained for a shorter context than a text's, other machines, and an unused option."""
     elsewhere, method = machines_of(plan.runtime, plan.options.runtime_options), plan.companion
-    can = options.prompt_cache in (None, "auto") or model.capabilities.keeps_prompts
+    recalls, n_ctx = model.capabilities.keeps_prompts and isinstance(session, RecallingSession), session.room(0)
     beside = "" if method is None or plan.companion_path is None else f"the {method.role}"
     notes = [
-        "" if can else "no prompts are kept on the disk: the cpu runtime can, for models that write from left to right",
+        "" if recalls or options.prompt_cache in (None, "auto") else _NO_PROMPTS,
         "" if elsewhere is None else elsewhere.warning,
         context_note(plan.path, n_ctx),
         "" if plan.companion_path is None else context_note(plan.companion_path, n_ctx, beside),

@@ -238,6 +238,7 @@ class EngineOptions:
             RequestError: A count is no whole number.
         """
         size = _KEPT_PROMPTS if self.prompt_cache == "auto" else self.prompt_cache
+        n_bytes = 0 if size is None else parse_size(size, "prompt_cache")
         return LoadOptions(
             n_ctx=self.n_ctx,
             n_parallel=self.n_parallel,
@@ -245,7 +246,7 @@ class EngineOptions:
             n_threads=self.n_threads,
             kv_type=self.kv_type,
             tiles_only=True,
-            prompt_cache_bytes=0 if size is None or self.lossy.slide else parse_size(size, "prompt_cache"),
+            prompt_cache_bytes=0 if self.lossy.slide else n_bytes,
             adapters=tuple(map(self._adapter, self.lora)),
             planning_bytes=planning_bytes,
             n_gpu_layers=-1 if self.n_gpu_layers is None and self.gpu_memory is not None else self.n_gpu_layers,

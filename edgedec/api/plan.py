@@ -169,13 +169,13 @@ def _head(chosen: LoadPlan, draft: str | DrafterFactory | None, options: EngineO
         ModelNotFoundError, PullError, OfflineError: The head that `draft_head` names is not found.
     """
     is_named = options.draft_head not in (None, OFF)
-    if options.draft_head == OFF or draft in (None, OFF):
+    if options.draft_head == OFF:
         return None, ""
     if draft != "auto":
         factories, _ = drafter_factories(draft, with_model=True, with_head=True)
         if not any(demands_of(factory).head for factory in factories.values()):
-            note = f"the draft head {options.draft_head} is not used, as nothing in {draft} reads it"
-            return None, note if is_named else ""
+            why = f"nothing in {draft} reads it" if factories else "nothing is drafted"
+            return None, f"the draft head {options.draft_head} is not used, as {why}" if is_named else ""
     if is_named:
         return _named_head(options), ""
     kinds = chosen.runtime.draft_head_kinds(chosen.path) if isinstance(chosen.runtime, TakesHeads) else ()

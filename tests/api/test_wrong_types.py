@@ -60,6 +60,7 @@ def test_a_prompt_is_text_or_token_ids(engine: edgedec.Engine, prompt: Any) -> N
         ({"memory": "9" * 400}, "below 2\\^63"),
         ({"n_draft_max": 0}, "n_draft_max is 0"),
         ({"n_draft_max": 10**6}, "n_draft_max is 1000000"),
+        ({"runtime_options": {1: 2}}, "the cpu runtime has no option 1; its own are"),
     ],
     ids=str,
 )

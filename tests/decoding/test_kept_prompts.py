@@ -301,18 +301,22 @@ def test_a_sliding_context_and_short_prompts_keep_nothing(llama: Path, tmp_path:
         texts(engine, FIRST)
     assert len(files(tmp_path)) == 2
     with pytest.raises(RequestError, match="no size"):
-        load(llama, tmp_path, prompt_cache="much")
+        load(llama, tmp_path, prompt_cache="much", lossy=Lossy(slide=True))
 
 
-def test_a_runtime_that_keeps_nothing_says_so(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of a size that was asked for by name."""
+def test_what_keeps_nothing_says_so(llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a size that was asked for by name: a runtime that can't, and options that change what is read."""
     options: dict[str, Any] = {"runtime": "reference", "cache_dir": tmp_path, "n_ctx": 64, "offline": True}
     with edgedec.load(llama, prompt_cache="auto", **options):
         assert caplog.messages == []
+    why = ["no prompts are kept on the disk: the cpu runtime can, for lossless texts from left to right"]
     with edgedec.load(llama, prompt_cache="1GB", **options):
-        assert caplog.messages == [
-            "no prompts are kept on the disk: the cpu runtime can, for models that write from left to right"
-        ]
+        assert caplog.messages == why
+    half, deep = Lossy(methods={"prompt_keep": {"keep": 0.5}}), tiny_llama(tmp_path / "deep.gguf", n_layer=5)
+    for lossy, n_parallel in ((Lossy(slide=True), 1), (Lossy(layer_skip=1.1, layer_skip_force=True), 2), (half, 1)):
+        caplog.clear()
+        with load(deep, tmp_path, lossy=lossy, n_parallel=n_parallel, n_ctx=128):
+            assert caplog.messages == why
 
 
 def test_a_conversation_is_kept_with_its_answers(llama: Path, tmp_path: Path) -> None:
