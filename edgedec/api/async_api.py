@@ -17,8 +17,6 @@ from edgedec.sequence import Generation, SampleOutput, TokenOutput
 if TYPE_CHECKING:
     from edgedec.decoding.samples import SampleStream
 
-__all__ = ["AsyncSampleStream", "AsyncStream", "AsyncTokenStream", "TokenOutput", "awaited", "in_thread"]
-
 E = TypeVar("E")
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -383,10 +383,17 @@ class Engine(Closeable):
         return AsyncTokenStream(lambda cancel: self.stream(prompt, cancel=cancel, **options))
 
     def achat_stream(
-        self, messages: Chat, *, think: bool | None = None, **options: Unpack[RequestOptions]
+        self,
+        messages: Chat,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        think: bool | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncTokenStream:
         """Answer token by token without blocking the event loop; leaving the loop stops the generation."""
-        return AsyncTokenStream(lambda cancel: self.chat_stream(messages, cancel=cancel, think=think, **options))
+        return AsyncTokenStream(
+            lambda cancel: self.chat_stream(messages, tools=tools, cancel=cancel, think=think, **options)
+        )
 
 
 def save_draft_store(engine: Engine) -> None:

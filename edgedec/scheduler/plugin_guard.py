@@ -25,7 +25,7 @@ from edgedec.drafter_traits import (
     demands_of,
     shedding_of,
 )
-from edgedec.errors import PluginError
+from edgedec.errors import EdgedecError, PluginError
 from edgedec.load_plan import LoadPlan
 from edgedec.model import Session
 
@@ -44,7 +44,6 @@ class Guarded:
     Attributes:
         needs: What the drafter said that it needs of the target, when it was made.
         traits: What the drafter declared then.
-        n_late: Drafts that had not come by their deadline.
         followed_s: Seconds that the drafter had read the text along, as it said after the latest step that it took.
 
     Raises:
@@ -55,7 +54,7 @@ class Guarded:
     def __init__(self, make: Callable[[], Drafter]) -> None:
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()  # number of the question, answer or error
-        self._n_asked = self._misses = self.n_late = 0
+        self._n_asked = self._misses = 0
         self._failure: Exception | None = None
         self._following: Following | None = None
         self.followed_s = 0.0
@@ -68,7 +67,9 @@ class Guarded:
                     f"its traits are {type(traits).__name__}; they must be edgedec.drafter_traits.DrafterTraits"
                 )
             if traits.follows:
-                self._following = _following(drafter)
+                if not isinstance(drafter, Following):
+                    raise PluginError("it follows texts; it must have what edgedec.drafter_traits.Following says")
+                self._following = drafter
             return drafter.needs, traits, drafter.memory_bytes()
 
         Thread(target=self._run, name="edgedec-drafter", daemon=True).start()
@@ -121,7 +122,6 @@ class Guarded:
     def _missed(self) -> NoReturn:
         if self._failure is not None:
             raise self._failure
-        self.n_late += 1
         self._misses += 1
         if self._misses >= SURE:
             why = f"{SURE} drafts in a row came after their deadline; it must return sooner"
@@ -157,15 +157,6 @@ class Guarded:
             outcome = _outcome(act)
             if isinstance(outcome, Exception):
                 self._failure = outcome
-
-
-def _following(drafter: Drafter) -> Following:
-    if not isinstance(drafter, Following):
-        raise PluginError(
-            "its traits say that it follows texts; it must have what edgedec.drafter_traits.Following says: followed_s "
-            "and idle()"
-        )
-    return drafter
 
 
 def _outcome(act: Callable[[], object]) -> object:
@@ -208,12 +199,12 @@ class GuardedFactory:
         return Guarded(made)
 
     def opened(self, session: Session, plan: LoadPlan) -> DrafterFactory | None:
-        """Return the factory with what it makes of a loaded target, guarded too (PluginError where it fails)."""
+        """Return the factory with what it makes of a loaded target, guarded too (raises what Opening says)."""
         if not isinstance(self.factory, Opening):
             return self
         made = _outcome(partial(self.factory.opened, session, plan))
         if isinstance(made, Exception):
-            raise PluginError(f"{type(made).__name__}: {made}") from made
+            raise made if isinstance(made, EdgedecError) else PluginError(f"{type(made).__name__}: {made}") from made
         return None if made is None else GuardedFactory(cast(DrafterFactory, made))
 
     def begin_prompt(self, session: Session, *, follows: bool) -> None:

@@ -265,7 +265,7 @@ def test_async_counterparts(tiny: edgedec.Engine) -> None:
     async def work() -> tuple[str, str, str]:
         generated = await tiny.agenerate(PROMPT, temperature=0, max_tokens=9, ignore_end=True)
         pieces = [o.text async for o in tiny.astream(PROMPT, temperature=0, max_tokens=9, ignore_end=True)]
-        async for _ in tiny.achat_stream([{"role": "user", "content": "x"}], temperature=0, ignore_end=True):
+        async for _ in tiny.achat_stream([{"role": "user", "content": "x"}], tools=[], temperature=0, ignore_end=True):
             break
         chatted = await tiny.achat([{"role": "user", "content": "x"}], temperature=0, max_tokens=4)
         return generated.text, "".join(pieces), chatted.text
