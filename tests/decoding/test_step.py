@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.decoding.rule_checks import tree
 from support.models.tiny_models import N_VOCAB, byte_ids, tiny_llama
 
 from edgedec.cost_curve import CostCurve
@@ -137,11 +138,6 @@ def plain(model: Model) -> dict[str, list[int]]:
     assert texts["greedy"] == texts["top-k 1"]
     assert len({tuple(text) for text in texts.values()}) == 3
     return texts
-
-
-def tree(tokens: Sequence[int], parents: Sequence[int]) -> Draft:
-    """Build a draft from its nodes."""
-    return Draft.tree(tokens, parents, [1.0] * len(tokens))
 
 
 def oracle(text: list[int], n_prompt: int = len(PROMPT)) -> Propose:

@@ -5,15 +5,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.decoding.rule_checks import tree
 
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.errors import DeadEndError, PluginError
 from edgedec.verification.coupled import verify_coupled
-
-
-def tree(tokens: Sequence[int], parents: Sequence[int]) -> Draft:
-    """Build a draft from its nodes."""
-    return Draft.tree(tokens, parents, [1.0] * len(tokens))
 
 
 def verify(draft: Draft, text: Sequence[int]) -> tuple[Verification, list[int]]:

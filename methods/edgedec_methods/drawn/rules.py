@@ -103,36 +103,6 @@ def _fits(rule: str, kind: str, shape: DrawnShape, *, coupled: bool) -> bool:
     return kind == GROW if coupled else find_rule(rule).siblings == shape.siblings
 
 
-def rule_notes(rule: str, shape: TreeShape, draws: Iterable[Draws], *, greedy: bool) -> list[str]:
-    """Return sentences on what the rule and the shape of a generation do not do; none where both are of use.
-
-    Args:
-        rule: The rule of verification.
-        shape: The shape of drawn drafts.
-        draws: What the drafters of the generation draw.
-        greedy: Whether tokens are drawn at temperature 0.
-    """
-    draws, on_chains = set(draws), None if rule == COUPLED else find_rule(rule).on_chains
-    rule_name = f"the rule {rule}"
-    if rule != COUPLED and greedy:
-        return [f"{rule_name} changes nothing at temperature 0: the most probable token is taken under every rule"]
-    if Draws.UNKNOWN in draws:
-        return []
-    if Draws.SHAPES in draws:
-        same = on_chains if shape.kind == CHAIN else None
-        return [f"{rule_name} does what {same} does, as drafts are chains"] if same is not None else []
-    who = "only a draft model with the target's tokenizer and a trained head make trees of a shape"
-    if Draws.CHAINS in draws:
-        if on_chains is not None:
-            return [f"{rule_name} does what {on_chains} does: {who}, others a chain"]
-    elif rule != COUPLED:
-        return [
-            f"{rule_name} gains nothing: all guesses are looked up, and none is drawn; only a draft model, a "
-            "trained head and the model's own layers draw"
-        ]
-    return [] if shape.kind == CHAIN else [f"the shape {shape} has no effect: {who}"]
-
-
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """Implements edgedec.draft.Drawing.
@@ -160,7 +130,29 @@ class Drawing:
 
     def notes(self, draws: Iterable[Draws]) -> list[str]:
         """Return sentences on what the rule and the shape do not do for drafters that draw so."""
-        return [*self.why, *rule_notes(self.rule, self.shape, draws, greedy=self.params is None)]
+        return [*self.why, *self._of_no_use({*draws})]
+
+    def _of_no_use(self, draws: set[Draws]) -> list[str]:
+        """Return what is of no use to these drafters; nothing where rule and shape both are."""
+        rule, shape = self.rule, self.shape
+        on_chains, rule_name = None if rule == COUPLED else find_rule(rule).on_chains, f"the rule {rule}"
+        if rule != COUPLED and self.params is None:
+            return [f"{rule_name} changes nothing at temperature 0: the most probable token is taken under every rule"]
+        if Draws.UNKNOWN in draws:
+            return []
+        if Draws.SHAPES in draws:
+            same = on_chains if shape.kind == CHAIN else None
+            return [f"{rule_name} does what {same} does, as drafts are chains"] if same is not None else []
+        who = "only a draft model with the target's tokenizer and a trained head make trees of a shape"
+        if Draws.CHAINS in draws:
+            if on_chains is not None:
+                return [f"{rule_name} does what {on_chains} does: {who}, others a chain"]
+        elif rule != COUPLED:
+            return [
+                f"{rule_name} gains nothing: all guesses are looked up, and none is drawn; only a draft model, a "
+                "trained head and the model's own layers draw"
+            ]
+        return [] if shape.kind == CHAIN else [f"the shape {shape} has no effect: {who}"]
 
 
 class Numbers:

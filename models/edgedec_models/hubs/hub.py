@@ -107,7 +107,7 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
     chosen = _choice(options.draft_head)(list(files), spec)
     make_folder(folder)
     write_json(folder / LISTING, asdict(listing))
-    for path in (*chosen, *_with_projector(spec, list(files), chosen)):
+    for path in (*chosen, *_with_projector(list(files), chosen)):
         target = _fetch_file(spec, listing.commit, files[path], folder, options, rehash=rehash)
         if path == HEAD_CONFIG and kind_of(target.path) is None:
             raise ModelNotFoundError(
@@ -117,7 +117,7 @@ def fetch_hub(spec: HubSpec, folder: Path, options: ResolveOptions, *, rehash: b
     return folder / chosen[0]
 
 
-def _with_projector(spec: HubSpec, files: Sequence[str], chosen: Sequence[str]) -> tuple[str, ...]:
+def _with_projector(files: Sequence[str], chosen: Sequence[str]) -> tuple[str, ...]:
     """Return the picture encoder that is fetched with a model's files, where the repository has one."""
     is_model = chosen[0].lower().endswith(".gguf") and chosen[0] not in projectors(files)
     projector = choose_projector(files, chosen[0]) if is_model else None
@@ -144,7 +144,7 @@ def bring_projector(spec: HubSpec, model: Path, folder: Path, options: ResolveOp
     """
     listing = _read_listing(folder)
     files = {} if listing is None else {file.path: file for file in listing.files}
-    for path in _with_projector(spec, list(files), (model.relative_to(folder).as_posix(),)):
+    for path in _with_projector(list(files), (model.relative_to(folder).as_posix(),)):
         if listing is not None and not (folder / path).is_file():
             _fetch_file(spec, listing.commit, files[path], folder, options)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgedec.model import LayerSet
 from edgedec_runtimes.architectures.architecture import Recurrence, Switches
 from edgedec_runtimes.architectures.rope import Turns
-from edgedec_runtimes.reference.recurrent import recur, silu
+from edgedec_runtimes.reference.recurrent import recur, sigmoid, silu
 from edgedec_runtimes.reference.weights import Layer, Weights
 from edgedec_runtimes.shared.hyperparameters import ATTENTION, CONVOLUTION, NO_MIXER, RECURRENT, Hyperparameters
 
@@ -276,7 +276,7 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, row: Row
     if weight := row.weights.get(i):
         row.mass[i][: shape.n_head, seen] += np.float32(weight) * shares.reshape(shape.n_head, -1)
     mixed = shares @ values.transpose(1, 0, 2)
-    result = mixed.reshape(-1) if gate is None else mixed.reshape(-1) * _sigmoid(gate)
+    result = mixed.reshape(-1) if gate is None else mixed.reshape(-1) * sigmoid(gate)
     output = _project(layer.attn_output, layer.attn_output_bias, result)
     return _normed(output, layer.attn_post_norm, hyper.rms_epsilon)
 
@@ -306,7 +306,7 @@ def _feed_forward(weights: Weights, layer: Layer, state: Floats, routed: Floats 
         gated = _ACTIVATIONS[switches.activation](up) if layer.gate is None else _gated(switches, layer.gate @ x, up)
         output = layer.down @ gated
         if layer.shared_router is not None:
-            output = output * _sigmoid(layer.shared_router @ x)
+            output = output * sigmoid(layer.shared_router @ x)
     if layer.router is not None:
         to_experts = x if layer.experts_norm is None else _normed(state, layer.experts_norm, epsilon)
         to_router = x if layer.router_norm is None else _normed(state, layer.router_norm, epsilon)
@@ -321,7 +321,7 @@ def _gated(switches: Switches, gate: Floats, up: Floats) -> Floats:
     if switches.glu_limit:
         limit, slope = np.float32(switches.glu_limit), np.float32(switches.glu_slope)
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-        return gate * _sigmoid(slope * gate) * (up + np.float32(1))
+        return gate * sigmoid(slope * gate) * (up + np.float32(1))
     return _ACTIVATIONS[switches.activation](gate) * up
 
 
@@ -331,7 +331,7 @@ def _experts(weights: Weights, layer: Layer, gates: Floats, x: Floats) -> Floats
     assert layer.expert_up is not None
     assert layer.expert_down is not None
     if switches.expert_gating != "chosen":
-        gates = _softmax(gates) if switches.expert_gating == "softmax" else _sigmoid(gates)
+        gates = _softmax(gates) if switches.expert_gating == "softmax" else sigmoid(gates)
     biased = gates if layer.expert_bias is None else gates + layer.expert_bias
     chosen = np.argsort(-biased, kind="stable")[:n_used]
     shares = _softmax(gates[chosen]) if switches.expert_gating == "chosen" else gates[chosen]
@@ -353,11 +353,6 @@ def _experts(weights: Weights, layer: Layer, gates: Floats, x: Floats) -> Floats
 
 def _of(biases: Floats | None, expert: int) -> Floats | None:
     return None if biases is None else biases[expert]
-
-
-def _sigmoid(x: Floats) -> Floats:
-    result: Floats = np.divide(np.float32(1), np.float32(1) + np.exp(-np.maximum(x, np.float32(-80))))
-    return result
 
 
 def _gelu(x: Floats) -> Floats:

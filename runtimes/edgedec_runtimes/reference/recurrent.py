@@ -88,7 +88,7 @@ def _by_delta(
         beta = weights.beta @ x
     else:
         beta, alpha = (part.reshape(-1) for part in np.split(alpha.reshape(sizes.n_key_head, -1), 2, axis=1))
-    decays, gains = np.exp(weights.rate * _softplus(alpha + weights.bias)), _sigmoid(beta)
+    decays, gains = np.exp(weights.rate * _softplus(alpha + weights.bias)), sigmoid(beta)
     queries = queries / np.float32(sizes.n_key**0.5)
     states, result = delta_step(states, values.reshape(sizes.n_head, -1), keys, queries, decays, gains)
     assert weights.norm is not None, "the results of the delta rule are normed"
@@ -149,7 +149,7 @@ def silu(x: Floats) -> Floats:
     return result
 
 
-def _sigmoid(x: Floats) -> Floats:
+def sigmoid(x: Floats) -> Floats:
     result: Floats = np.divide(np.float32(1), np.float32(1) + np.exp(-np.maximum(x, np.float32(-80))))
     return result
 

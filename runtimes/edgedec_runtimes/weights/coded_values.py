@@ -17,7 +17,7 @@ _FOUR_BITS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # doubled
 
 
-def _half(blocks: U8, at: int) -> F32:
+def half(blocks: U8, at: int) -> F32:
     """Return float32[n, 1]: the float16 number at byte `at` of each block."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
@@ -43,7 +43,7 @@ def _in_order(data: U8, n_bits: int) -> U8:
 def _q2_k(blocks: U8) -> F32:
     scales, q = blocks[:, :16], _two_bits(blocks[:, 16:80]).reshape(-1, 16, 16).astype(np.float32)
     low, high = (scales & 15).astype(np.float32), (scales >> 4).astype(np.float32)
-    return (_half(blocks, 80) * low)[..., None] * q - (_half(blocks, 82) * high)[..., None]
+    return (half(blocks, 80) * low)[..., None] * q - (half(blocks, 82) * high)[..., None]
 
 
 def _q3_k(blocks: U8) -> F32:
@@ -52,7 +52,7 @@ def _q3_k(blocks: U8) -> F32:
     scales: F32 = (np.concatenate([low & 15, low >> 4], axis=1) | high << 4).astype(np.float32) - 32
     thirds = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     q: F32 = (_two_bits(blocks[:, 32:96]) | thirds << 2).astype(np.float32) - 4
-    weights: F32 = (_half(blocks, 108) * scales)[..., None] * q.reshape(-1, 16, 16)
+    weights: F32 = (half(blocks, 108) * scales)[..., None] * q.reshape(-1, 16, 16)
     return weights
 
 
@@ -61,7 +61,7 @@ def _iq4_xs(blocks: U8) -> F32:
     low = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(-1, 8)
     high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     scales: F32 = (low | high << 4).astype(np.float32) - 32
-    weights: F32 = (_half(blocks, 0) * scales)[..., None] * _FOUR_BITS[_nibbles(blocks[:, 8:])]
+    weights: F32 = (half(blocks, 0) * scales)[..., None] * _FOUR_BITS[_nibbles(blocks[:, 8:])]
     return weights
 
 
@@ -73,11 +73,11 @@ def _mxfp4(blocks: U8) -> F32:
 VALUES: dict[GGMLType, Callable[[U8], F32]] = {
     GGMLType.Q2_K: _q2_k,
     GGMLType.Q3_K: _q3_k,
-    GGMLType.IQ4_NL: lambda b: _half(b, 0)[..., None] * _FOUR_BITS[_nibbles(b[:, 2:])],
+    GGMLType.IQ4_NL: lambda b: half(b, 0)[..., None] * _FOUR_BITS[_nibbles(b[:, 2:])],
     GGMLType.IQ4_XS: _iq4_xs,
     GGMLType.MXFP4: _mxfp4,
-    GGMLType.Q1_0: lambda b: _half(b, 0)[..., None] * (2 * _in_order(b[:, 2:], 1).astype(np.float32) - 1),
-    GGMLType.Q2_0: lambda b: _half(b, 0)[..., None] * (_in_order(b[:, 2:], 2).astype(np.float32) - 1),
-    GGMLType.TQ2_0: lambda b: _half(b, 64)[..., None] * (_two_bits(b[:, :64]).astype(np.float32) - 1),
+    GGMLType.Q1_0: lambda b: half(b, 0)[..., None] * (2 * _in_order(b[:, 2:], 1).astype(np.float32) - 1),
+    GGMLType.Q2_0: lambda b: half(b, 0)[..., None] * (_in_order(b[:, 2:], 2).astype(np.float32) - 1),
+    GGMLType.TQ2_0: lambda b: half(b, 64)[..., None] * (_two_bits(b[:, :64]).astype(np.float32) - 1),
 }
 """By type, a function from blocks, uint8[n, block_bytes], to weights, float32[n, n_blocks, block]."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import FLOATS, GGUF, floats
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.weights.coded_values import VALUES
+from edgedec_runtimes.weights.coded_values import VALUES, half
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -58,11 +58,6 @@ class Levels:
         return weights.reshape(len(weights), -1)
 
 
-def _half(blocks: U8, at: int) -> F32:
-    """Return float32[n, 1]: the float16 number at byte `at` of each block."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
-
-
 def _halves_of_bytes(data: U8) -> U8:
     """Return the low four bits of all bytes along the last axis, then the high four bits of all."""
     n = data.shape[-1]
@@ -88,7 +83,7 @@ def _k_scales(blocks: U8) -> tuple[F32, F32]:
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate((first & 63, third & 15 | first >> 6 << 4), axis=1)
     minimums = np.concatenate((second & 63, third >> 4 | second >> 6 << 4), axis=1)
-    return _half(blocks, 0) * scales, _half(blocks, 2) * minimums
+    return half(blocks, 0) * scales, half(blocks, 2) * minimums
 
 
 def _q4_k(blocks: U8) -> Levels:
@@ -110,15 +105,15 @@ def _q6_k(blocks: U8) -> Levels:
     for i in range(4):
         q[:, :, i] |= (high >> np.uint8(2 * i) & 3) << np.uint8(4)
     scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
-    return Levels(q.reshape(-1, 16, 16), 64, 32, _half(blocks, 208) * scales)
+    return Levels(q.reshape(-1, 16, 16), 64, 32, half(blocks, 208) * scales)
 
 
 LEVELS: dict[GGMLType, Callable[[U8], Levels]] = {
-    GGMLType.Q4_0: lambda b: Levels(_halves_of_bytes(b[:, None, 2:]), 16, 8, _half(b, 0)),
-    GGMLType.Q4_1: lambda b: Levels(_halves_of_bytes(b[:, None, 4:]), 16, 0, _half(b, 0), -_half(b, 2)),
-    GGMLType.Q5_0: lambda b: Levels(_five_bits(b[:, 2:])[:, None], 32, 16, _half(b, 0)),
-    GGMLType.Q5_1: lambda b: Levels(_five_bits(b[:, 4:])[:, None], 32, 0, _half(b, 0), -_half(b, 2)),
-    GGMLType.Q8_0: lambda b: Levels((b[:, 2:] ^ np.uint8(128))[:, None], 256, 128, _half(b, 0)),
+    GGMLType.Q4_0: lambda b: Levels(_halves_of_bytes(b[:, None, 2:]), 16, 8, half(b, 0)),
+    GGMLType.Q4_1: lambda b: Levels(_halves_of_bytes(b[:, None, 4:]), 16, 0, half(b, 0), -half(b, 2)),
+    GGMLType.Q5_0: lambda b: Levels(_five_bits(b[:, 2:])[:, None], 32, 16, half(b, 0)),
+    GGMLType.Q5_1: lambda b: Levels(_five_bits(b[:, 4:])[:, None], 32, 0, half(b, 0), -half(b, 2)),
+    GGMLType.Q8_0: lambda b: Levels((b[:, 2:] ^ np.uint8(128))[:, None], 256, 128, half(b, 0)),
     GGMLType.Q4_K: _q4_k,
     GGMLType.Q5_K: _q5_k,
     GGMLType.Q6_K: _q6_k,

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.processes.command_line import run_here, run_shell
+from support.processes.command_line import names, run_here, run_shell
 
 GREEDY = ("-t", "0", "-n", "8", "--method=ignore-end", "-q")
 FULL = Path("/dev/full")
@@ -17,11 +17,6 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "out"
     path.mkdir()
     return path
-
-
-def names(folder: Path) -> list[str]:
-    """Return the names of what a folder holds."""
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_json_out_is_written_besides_the_text(model: Path, folder: Path) -> None:

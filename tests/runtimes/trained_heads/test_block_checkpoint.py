@@ -192,9 +192,8 @@ def test_a_record_says_what_the_format_cannot(tmp_path: Path) -> None:
 SELECTS = {"selector_rank": 6, "sliding_window": 4, "is_causal": None}
 
 
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
+REFUSED = {
+    UnsupportedModelError: [
         ({"selector_rank": 6, "selector_top_k": 4, "markov_rank": 6}, "expected none beside selector_rank"),
         (SELECTS | {"layer_types": ["sliding_attention"], "use_sliding_window": True}, "without is_causal"),
         ({"architectures": ["DFlashLagunaForCausalLM"]}, "Laguna's form"),
@@ -219,24 +218,7 @@ SELECTS = {"selector_rank": 6, "sliding_window": 4, "is_causal": None}
         ({"layer_types": ["linear_attention"]}, "layer_types"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
-)
-def test_what_edgedec_does_not_run_is_named(tmp_path: Path, config: dict[str, Any], named: str) -> None:
-    """A setting that would make the drafts wrong is refused, never ignored."""
-    write_block(tmp_path, tiny_block(PLAIN), **config)
-    with pytest.raises(UnsupportedModelError, match=named):
-        load_head(tmp_path)
-
-
-def test_layers_of_two_kinds_are_named(tmp_path: Path) -> None:
-    """Rows of speculators' sliding layers see no later rows, and rows of other layers do."""
-    write_block(tmp_path, tiny_block(block_card({"n_layer": 2, "windows": (3, 0), "causal": True})), "speculators")
-    with pytest.raises(UnsupportedModelError, match="expected layers of one kind"):
-        load_head(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
+    ModelFormatError: [
         ({"mask_token_id": 264}, "its mask is token 264, but the target has 264"),
         ({"mask_token_id": "5"}, "mask_token_id is '5'"),
         ({"block_size": 0}, "block_size is 0"),
@@ -259,11 +241,23 @@ def test_layers_of_two_kinds_are_named(tmp_path: Path) -> None:
         ({"conv_kernel_size": 2, "conv_group_size": 5}, "groups of 5, expected a divisor of 32"),
         ({"conv_kernel_size": 2, "conv_group_size": 8}, "no tensor for 'layers.0.attention_conv_base'"),
     ],
-)
-def test_settings_that_contradict_are_named(tmp_path: Path, config: dict[str, Any], named: str) -> None:
-    """config.json of another head is refused."""
-    write_block(tmp_path, tiny_block(CARDS["mask token"]), **config)
-    with pytest.raises(ModelFormatError, match=named):
+}
+
+
+@pytest.mark.parametrize(("error", "config", "named"), [(error, *row) for error in REFUSED for row in REFUSED[error]])
+def test_what_edgedec_does_not_run_is_named(
+    tmp_path: Path, error: type[Exception], config: dict[str, Any], named: str
+) -> None:
+    """A setting that would make the drafts wrong is refused, never ignored; so is config.json of another head."""
+    write_block(tmp_path, tiny_block(PLAIN if error is UnsupportedModelError else CARDS["mask token"]), **config)
+    with pytest.raises(error, match=named):
+        load_head(tmp_path)
+
+
+def test_layers_of_two_kinds_are_named(tmp_path: Path) -> None:
+    """Rows of speculators' sliding layers see no later rows, and rows of other layers do."""
+    write_block(tmp_path, tiny_block(block_card({"n_layer": 2, "windows": (3, 0), "causal": True})), "speculators")
+    with pytest.raises(UnsupportedModelError, match="expected layers of one kind"):
         load_head(tmp_path)
 
 

@@ -133,9 +133,8 @@ def test_a_full_vocabulary_needs_no_map(tmp_path: Path) -> None:
     assert (load_head(tmp_path).d2t == np.arange(264)).all()
 
 
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
+REFUSED = {
+    UnsupportedModelError: [
         ({"hidden_act": "gelu"}, "hidden_act is gelu"),
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2"),
         ({"attention_bias": True}, "attention_bias is True"),
@@ -151,17 +150,7 @@ def test_a_full_vocabulary_needs_no_map(tmp_path: Path) -> None:
         ({"speculators_model_type": "eagle3", "norm_before_residual": None}, "norm_before_residual"),
         ({"speculators_model_type": "peagle"}, "speculators_model_type is peagle"),
     ],
-)
-def test_settings_that_edgedec_does_not_run_are_named(tmp_path: Path, config: dict[str, Any], named: str) -> None:
-    """A setting that would make the drafts wrong is refused, never ignored."""
-    write_head(tmp_path, replace(PLAIN, config=config))
-    with pytest.raises(UnsupportedModelError, match=named):
-        load_head(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("config", "named"),
-    [
+    ModelFormatError: [
         ({"num_attention_heads": 3}, "cannot share"),
         ({"hidden_size": 40}, "'fc' has the shape"),
         ({"head_dim": 16}, "'q' has the shape"),
@@ -172,11 +161,16 @@ def test_settings_that_edgedec_does_not_run_are_named(tmp_path: Path, config: di
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({"rms_norm_eps": "1e-6"}, "rms_norm_eps is 1e-6"),
     ],
-)
-def test_settings_that_contradict_the_tensors_are_named(tmp_path: Path, config: dict[str, Any], named: str) -> None:
-    """config.json of another head is refused."""
+}
+
+
+@pytest.mark.parametrize(("error", "config", "named"), [(error, *row) for error in REFUSED for row in REFUSED[error]])
+def test_settings_that_edgedec_does_not_run_are_named(
+    tmp_path: Path, error: type[Exception], config: dict[str, Any], named: str
+) -> None:
+    """A setting that would make the drafts wrong is refused, never ignored; so is config.json of another head."""
     write_head(tmp_path, replace(PLAIN, config=config))
-    with pytest.raises(ModelFormatError, match=named):
+    with pytest.raises(error, match=named):
         load_head(tmp_path)
 
 

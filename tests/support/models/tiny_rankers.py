@@ -6,7 +6,7 @@ scores = llama_scores(path, [ids])
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import erf
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,15 @@ _SPECIAL = {
 _MERGES = ("y e", "ye s", "n o", "\u0120 t", "\u0120t h", "\u0120th e")
 _TOKENS = [*letters(), *(merge.replace(" ", "") for merge in _MERGES), *_SPECIAL]
 YES, NO, IM_START, IM_END = (_TOKENS.index(token) for token in ("yes", "no", "<|im_start|>", "<|im_end|>"))
+
+
+def _drawn(rng: np.random.Generator, n_embd: int, gain: float = 1.5) -> tuple[Callable[..., F32], Callable[..., F32]]:
+    """Return what draws a matrix of n_out rows, and the weights of a norm."""
+
+    def matrix(n_out: int, n_in: int, gain: float = gain) -> F32:
+        return np.asarray(gain / n_in**0.5 * rng.standard_normal((n_out, n_in)), np.float32)
+
+    return matrix, lambda n=n_embd: np.asarray(1 + 0.1 * rng.standard_normal(n), np.float32)
 
 
 def word_vocabulary(pre: str = "qwen2") -> dict[str, Any]:
@@ -81,14 +90,7 @@ def tiny_modern_bert(
     """Write a ModernBERT, whose layers but the first see a window of tokens, with a head where `pooling_type` is 4."""
     rng = np.random.default_rng(seed)
     n_ff, arch = 96, "modern-bert"
-
-    def matrix(n_out: int, n_in: int, gain: float = 1.5) -> F32:
-        values: F32 = (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
-        return values
-
-    def norm() -> F32:
-        return (1 + 0.1 * rng.standard_normal(n_embd)).astype(np.float32)
-
+    matrix, norm = _drawn(rng, n_embd)
     n_vocab = len(_TOKENS)
     metadata = word_vocabulary("gpt-2") | {
         "general.architecture": arch,
@@ -135,14 +137,7 @@ def tiny_embedding_gemma(path: Path, *, seed: int = 0, dense: tuple[int, int] | 
     """Write an EmbeddingGemma that pools by the mean; `dense` are the widths of the first layer behind that."""
     rng = np.random.default_rng(seed)
     n_embd, n_ff, n_layer, n_head, head_dim, arch = 64, 96, 2, 4, 16, "gemma-embedding"
-
-    def matrix(n_out: int, n_in: int, gain: float = 1.5) -> F32:
-        values: F32 = (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
-        return values
-
-    def norm(n: int = n_embd) -> F32:
-        return (1 + 0.1 * rng.standard_normal(n)).astype(np.float32)
-
+    matrix, norm = _drawn(rng, n_embd)
     metadata = word_vocabulary("gpt-2") | {
         "general.architecture": arch,
         "general.name": f"tiny embedding gemma {seed}",
@@ -205,14 +200,7 @@ def tiny_qwen3_ranker(
     """
     rng = np.random.default_rng(seed)
     n_embd, n_head, n_kv, head_dim, n_ff, n_layer, arch = 64, 4, 2, 16, 128, 2, "qwen3"
-
-    def matrix(n_out: int, n_in: int, gain: float = 1.0) -> F32:
-        values: F32 = (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(np.float32)
-        return values
-
-    def norm(n: int = n_embd) -> F32:
-        return (1 + 0.1 * rng.standard_normal(n)).astype(np.float32)
-
+    matrix, norm = _drawn(rng, n_embd, 1.0)
     metadata = word_vocabulary() | {
         "general.architecture": arch,
         "general.name": f"tiny qwen3 ranker {seed}",

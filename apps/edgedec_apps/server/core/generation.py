@@ -186,7 +186,7 @@ def events(
         elif max(request.n, request.best_of) > 1:
             yield from _several(engine, request, prompt, first, options)
         else:
-            yield from _one(engine, request, prompt, first, options)
+            yield from _one(engine, prompt, first, options)
         if cancel.cancelled:
             return
 
@@ -286,7 +286,7 @@ def _mean_logprob(generation: Generation) -> float:
     return (generation.logprob_sum or 0.0) / n if n else -inf
 
 
-def _one(engine: Engine, request: TextRequest, prompt: Encoded, index: int, options: dict[str, Any]) -> Iterator[Event]:
+def _one(engine: Engine, prompt: Encoded, index: int, options: dict[str, Any]) -> Iterator[Event]:
     stream = engine.stream(prompt.token_ids, **options)
     stats: DecodeStats = stream.generation.stats
     try:
