@@ -337,7 +337,7 @@ def _notes(plan: LoadPlan, session: Session, model: Model, options: EngineOption
     """Return sentences on models trained for a shorter context than a text's, other machines, and an unused option."""
     elsewhere, method = machines_of(plan.runtime, plan.options.runtime_options), plan.companion
     recalls, n_ctx = model.capabilities.keeps_prompts and isinstance(session, RecallingSession), session.room(0)
-    beside = "" if method is None or plan.companion_path is None else f"the {method.role}"
+    beside = "" if method is None else f"the {method.role}"
     notes = [
         "" if recalls or options.prompt_cache in (None, "auto") else _NO_PROMPTS,
         "" if elsewhere is None else elsewhere.warning,

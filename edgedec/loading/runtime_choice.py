@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from edgedec import plugins
-from edgedec.errors import EdgedecError, ModelFormatError, RequestError, UnsupportedModelError, argument
+from edgedec.errors import EdgedecError, ModelFormatError, PluginError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import is_onnx, read_gguf, read_header_of
 from edgedec.gguf.model_kinds import denoises, is_embedder
 from edgedec.load_options import LoadOptions, OtherMachines, own_options, read_options
@@ -82,7 +82,7 @@ def other_machines(name: str, options: Mapping[str, object]) -> OtherMachines | 
     for plugin in plugins.plugins(plugins.RUNTIMES).values() if options else ():
         if name in ("auto", plugin.name):
             with suppress(EdgedecError):  # a runtime that does not import takes no model
-                runtime = _instance(plugin.load())
+                runtime = _instance(plugin.load(), plugin.package)
                 if not options.keys().isdisjoint(getattr(own_options(runtime), "of_other_machines", ())):
                     break
     else:
@@ -130,7 +130,7 @@ def _require_sound(plugin: plugins.Plugin, path: Path, options: LoadOptions | No
     Then that is what is wrong, whatever other runtimes lack.
     """
     try:
-        _instance(plugin.load()).plan(path, replace(options or LoadOptions(), on_progress=None))
+        _instance(plugin.load(), plugin.package).plan(path, replace(options or LoadOptions(), on_progress=None))
     except ModelFormatError as error:
         if str(error) == refusal:
             raise
@@ -147,7 +147,7 @@ def _order(path: Path, names: Mapping[str, object]) -> list[str]:
 def _devices_of(plugin: plugins.Plugin) -> tuple[str, ...] | None:
     """Return the devices of a runtime; None where it is not installed or does not work."""
     try:
-        return _devices(_instance(plugin.load()))
+        return _devices(_instance(plugin.load(), plugin.package))
     except EdgedecError:
         return None
 
@@ -193,7 +193,7 @@ def _taking(
     Otherwise add its refusal to `refusals`, by its name: a RequestError where it takes the file but not the options.
     """
     try:
-        runtime = _instance(plugin.load())
+        runtime = _instance(plugin.load(), plugin.package)
         refusal = runtime.accepts(path)
         if refusal is None:
             if options is not None:
@@ -209,9 +209,14 @@ def _taking(
     return None
 
 
-def _instance(plugin: Any) -> Runtime:
-    """Return the runtime that an entry point names: an object, or a class without arguments."""
-    runtime: Runtime = plugin() if isinstance(plugin, type) else plugin
+def _instance(plugin: Any, package: str = "its package") -> Runtime:
+    """Return the runtime that an entry point names: an object, or a class without arguments (PluginError: it fails)."""
+    try:
+        runtime: Runtime = plugin() if isinstance(plugin, type) else plugin
+    except EdgedecError:
+        raise
+    except Exception as error:
+        raise PluginError(f"{type(error).__name__}: {error} (report it to {package})") from error
     return runtime
 
 

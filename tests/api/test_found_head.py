@@ -59,9 +59,8 @@ def test_the_head_that_is_named_wins(model: Path, tmp_path: Path) -> None:
     assert _used(wishes) is None
     (note,) = wishes.notes
     assert note == f"the draft head {other} is not used, as nothing in suffix reads it"
-    assert _wishes(model, draft="off", draft_head=other).notes == (
-        f"the draft head {other} is not used, as nothing is drafted",
-    )
+    (note,) = _wishes(model, draft="off", draft_head=other).notes
+    assert note.endswith("is not used, as nothing is drafted")
 
 
 @pytest.mark.slow

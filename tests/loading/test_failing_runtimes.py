@@ -63,6 +63,7 @@ def test_a_runtime_that_fails_to_judge_is_passed_over(tmp_path: Path, monkeypatc
     runtimes(monkeypatch, broken=Broken, unready=Unready, willing=Willing)
     choice = choosing.choose_runtime(model, "auto")
     assert choice.runtime.name == "willing"
+    assert choosing.other_machines("auto", {"mmap": False}) is None
     runtimes(monkeypatch, broken=Broken, unready=Unready)
     with pytest.raises(UnsupportedModelError) as refused:
         choosing.choose_runtime(model, "auto")
