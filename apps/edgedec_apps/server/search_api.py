@@ -29,6 +29,7 @@ from edgedec_apps.server.core.answer import Answer, Job, read_named
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError, too_long_field
 from edgedec_apps.server.core.fields import Fields
+from edgedec_apps.server.core.generation import to_its_end
 from edgedec_apps.server.core.prompts import encode, tokenizer_bytes
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.ollama.api import read_options
@@ -170,10 +171,10 @@ async def _ids(job: Job, text: Text, engine: Engine, *, truncate: bool) -> tuple
         return text
     if not truncate:
         try:
-            return await encode([text], job.memory, lambda: engine.prompt_ids(text, as_said=True, continued=False))
+            return await encode(job, [text], lambda: engine.prompt_ids(text, as_said=True, continued=False))
         except PromptTooLongError as error:
             raise too_long_field(error, "input") from error
-    return await encode([text], job.memory, lambda: engine.requests.cut_ids(text))
+    return await encode(job, [text], lambda: engine.requests.cut_ids(text))
 
 
 _MOST_DOCUMENTS = 2048
@@ -257,7 +258,8 @@ async def extract(request: Request, service: Service) -> Answer:
 
     async def compute(job: Job) -> dict[str, Any]:
         engine = job.engine
-        await asyncio.to_thread(require_may_fit, engine.tokenizer, passage, engine.requests.n_prompt_max)
+        fitting = asyncio.to_thread(require_may_fit, engine.tokenizer, passage, engine.requests.n_prompt_max)
+        await to_its_end(fitting, job.cancel.cancel)
         await job.memory.grow(engine.n_ctx * (_START_BYTES + _SPAN_TOKEN_BYTES * max_tokens))
         async with job.queue.turn():
             try:

@@ -105,8 +105,7 @@ def test_a_server_ends_while_texts_are_generated(chat_path: Path, caplog: pytest
         reader = threading.Thread(target=read)
         reader.start()
         assert first.wait(PATIENCE_S)
-        half = socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2])), PATIENCE_S)
-        half.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        half = running.posting(b"{", 100)
         wait_until(lambda: running.service.memory.n_taken >= 400, "the body is not read")
     reader.join(PATIENCE_S)
     with half:

@@ -1,6 +1,7 @@
 """A server in this process, on a free port, and how tests talk to it."""
 
 import faulthandler
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -59,6 +60,14 @@ class Running:
         loaded = self.service.registry.entry(self.service.names.find(name).recipe).loaded
         assert loaded is not None
         return loaded.engine
+
+    def posting(self, body: bytes, n_bytes: int = 0, path: str = "/v1/chat/completions") -> socket.socket:
+        """Return a connection on which a body was posted, of `n_bytes` in all where that is more than these."""
+        host, port = self.url.removeprefix("http://").split(":")
+        connection = socket.create_connection((host, int(port)), PATIENCE_S)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {n_bytes or len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        return connection
 
     @property
     def loaded(self) -> list[str]:

@@ -153,8 +153,7 @@ class Job:
 
         Where the task is cancelled, the work is, too, and its end is waited for.
         """
-        work = asyncio.ensure_future(asyncio.to_thread(function, *values, cancel=self.cancel, **options))
-        return await to_its_end(work, self.cancel.cancel)
+        return await to_its_end(asyncio.to_thread(function, *values, cancel=self.cancel, **options), self.cancel.cancel)
 
 
 Respond = Callable[[Job], Awaitable[Mapping[str, Any] | Sequence[Any] | None]]

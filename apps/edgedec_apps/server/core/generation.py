@@ -7,7 +7,7 @@ seed gives alone.
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
@@ -333,13 +333,15 @@ async def run_in_thread(
     await to_its_end(ended, cancel.cancel)
 
 
-async def to_its_end(work: "asyncio.Future[T]", cancel: Callable[[], None]) -> T:
+async def to_its_end(thread: Awaitable[T], cancel: Callable[[], None]) -> T:
     """Return the result of work in a thread; where the task is cancelled, `cancel` is called, and its end waited for.
+
+    Until its end a thread needs what the task gives back then: the model, and memory.
 
     Raises:
         Exception: As the work.
     """
-    cancelled = False
+    work, cancelled = asyncio.ensure_future(thread), False
     while not work.done():
         try:
             await asyncio.wait({work})

@@ -12,9 +12,8 @@ from edgedec.progress import CancelToken
 from edgedec_apps.infill import Gap, gap_ids
 from edgedec_apps.reply_marks import Mark, marks_of, opened_mark, thinking_mark
 from edgedec_apps.server.core.answer import Job
-from edgedec_apps.server.core.budget import RequestMemory
 from edgedec_apps.server.core.errors import ApiError
-from edgedec_apps.server.core.generation import Encoded, Prompt, TextRequest
+from edgedec_apps.server.core.generation import Encoded, Prompt, TextRequest, to_its_end
 from edgedec_apps.server.core.messages import with_fetched
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ async def read_prompts(job: Job, request: TextRequest) -> list[Encoded]:
 
     Pictures are counted, and fetched where a message has only their address; no pixel is decoded.
 
-    Threads do this work before the request leaves the queue, so that a client that disconnects blocks nobody. Where the
-    waiting task is cancelled, the job's `cancel` is too, which ends the rendering.
+    Threads do this work before the request leaves the queue, so that a client that disconnects blocks nobody for long.
 
     Raises:
         EdgedecError: As Engine.stream.
@@ -40,33 +38,29 @@ async def read_prompts(job: Job, request: TextRequest) -> list[Encoded]:
 
 
 async def _read_prompt(job: Job, prompt: Prompt, request: TextRequest) -> Encoded:
-    engine, memory, cancel = job.engine, job.memory, job.cancel
+    engine = job.engine
     if isinstance(prompt, tuple):
         return Encoded(prompt)
     if isinstance(prompt, Gap):
         gap, n_most = prompt, engine.requests.n_prompt_max
-        return Encoded(await encode(gap.texts, memory, lambda: gap_ids(engine.tokenizer, gap, n_most)))
+        return Encoded(await encode(job, gap.texts, lambda: gap_ids(engine.tokenizer, gap, n_most)))
     if isinstance(prompt, list):
-        prompt = await with_fetched(prompt, job.service.settings.image_hosts, memory, cancel)
-    try:
-        text, opened, pictures = await asyncio.to_thread(_as_text, engine, prompt, request, cancel)
-    except asyncio.CancelledError:
-        cancel.cancel()
-        raise
+        prompt = await with_fetched(prompt, job.service.settings.image_hosts, job.memory, job.cancel)
+    text, opened, pictures = await job.in_thread(_as_text, engine, prompt, request)
     if isinstance(prompt, str):
-        return Encoded(await encode([text], memory, lambda: engine.prompt_ids(text)))
-    return Encoded(await encode([text], memory, lambda: engine.requests.rendered_ids(text, pictures)), opened, pictures)
+        return Encoded(await encode(job, [text], lambda: engine.prompt_ids(text)))
+    return Encoded(await encode(job, [text], lambda: engine.requests.rendered_ids(text, pictures)), opened, pictures)
 
 
-async def encode(texts: Sequence[str], memory: RequestMemory, to_ids: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+async def encode(job: Job, texts: Sequence[str], to_ids: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
     """Return what `to_ids`, which encodes these texts, returns in a thread, with the memory that it takes meanwhile.
 
     Raises:
         ApiError: There is no memory for that.
         EdgedecError: As `to_ids`.
     """
-    async with memory.more(await tokenizer_bytes(texts)):
-        return tuple(await asyncio.to_thread(to_ids))
+    async with job.memory.more(await tokenizer_bytes(texts)):
+        return tuple(await to_its_end(asyncio.to_thread(to_ids), job.cancel.cancel))
 
 
 async def tokenizer_bytes(texts: Sequence[str]) -> int:

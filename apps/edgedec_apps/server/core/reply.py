@@ -24,6 +24,7 @@ from edgedec_apps.server.core.generation import (
     events,
     is_taken,
     run_in_thread,
+    to_its_end,
 )
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.prompts import read_prompts
@@ -144,7 +145,7 @@ class _Writing:
 
         Place and model are free when the texts are complete, read or not.
         """
-        sender = self.job.sender
+        sender, dialect, stream = self.job.sender, self.dialect, self.dialect.delivery.stream
         producer = asyncio.create_task(self._produce())
         producer.add_done_callback(lambda _: self.news.put_nowait(None))
         texts: dict[int, Generation] = {}
@@ -152,15 +153,15 @@ class _Writing:
         try:
             while going:
                 news = await self._next_events()
-                chunks = [] if news else [self.dialect.quiet()]
+                chunks = [] if news else [dialect.quiet()]
                 for event in news:
                     if isinstance(event, Begun):
-                        self.dialect.splitter.begin(event.opened)
-                        if self.dialect.delivery.stream:
+                        dialect.splitter.begin(event.opened)
+                        if stream:
                             await sender.begin()
                     elif isinstance(event, Finished):
                         texts[event.index] = event.generation
-                    if self.dialect.delivery.stream:
+                    if stream:
                         chunks.extend(self._shown(event))
                     going = event is not None
                 # Only the end of the server stops a text here: a client that disconnected would not read an answer.
@@ -174,9 +175,9 @@ class _Writing:
             if not producer.cancelled():
                 producer.exception()  # raised above, or there is no client to answer
         generations = [texts[index] for index in sorted(texts)]
-        if not self.dialect.delivery.stream:
-            return self.dialect.whole(generations, self.queued_s)
-        await sender.send(self.dialect.end(generations))
+        if not stream:
+            return dialect.whole(generations, self.queued_s)
+        await sender.send(dialect.end(generations))
         await sender.finish()
         return None
 
@@ -202,14 +203,14 @@ class _Writing:
         return happened
 
     async def _produce(self) -> None:
-        job, texts = self.job, self.texts
+        job, texts, delivery = self.job, self.texts, self.dialect.delivery
         try:
             with job.queue.preparing():
                 prompts = await read_prompts(job, texts)
-                taken = await asyncio.to_thread(is_taken, job.engine, texts, prompts)
+                taken = await to_its_end(asyncio.to_thread(is_taken, job.engine, texts, prompts), job.cancel.cancel)
             opened = tuple(prompt.opened for prompt in prompts for _ in range(texts.n))
             begun = Begun(sum(len(prompt.token_ids) for prompt in prompts), opened)
-            late = self.dialect.delivery.stream and not taken
+            late = delivery.stream and not taken
             if not late:
                 self.news.put_nowait(begun)
             async with job.queue.turn() as self.queued_s:
@@ -217,7 +218,8 @@ class _Writing:
                 work = partial(self._counted, prompts, begun if late else None)
                 await run_in_thread(work, self.news.put_nowait, job.cancel)
         finally:
-            job.reference.release()
+            if not (delivery.logprobs or delivery.echo):  # for which the tokenizer is needed to the end
+                job.reference.release()
 
     def _counted(self, prompts: list[Encoded], begun: Begun | None, tell: Tell) -> Iterator[Event]:
         """Generate and count the texts; `begun` is yielded once the first of them is open."""

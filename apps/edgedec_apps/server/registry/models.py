@@ -18,7 +18,7 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|\u00b5s|ms|s|m|h)")
 
 
 def keep_seconds(value: Any, name: str = "keep_alive") -> float:
-    """Return the seconds that a duration stands for; infinity for a negative one.
+    """Return the seconds that a duration stands for; infinity for a negative one, or for centuries.
 
     Args:
         value: A number of seconds, or a text such as "5m", "1h30m", "300" or "-1".
@@ -32,12 +32,12 @@ def keep_seconds(value: Any, name: str = "keep_alive") -> float:
     """
     seconds = None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value) if abs(value) < 1e300 else math.copysign(FOREVER_S, value)
+        seconds = float(min(max(value, -1.0), 1e10))
     elif isinstance(value, str) and len(value) <= 100:
         seconds = _parsed(value.strip())
     if seconds is None or math.isnan(seconds):
         raise RequestError(f'{name} is {value!r:.100}; it must be seconds, or a time such as "5m"; -1 is for ever')
-    return FOREVER_S if seconds < 0 else seconds
+    return seconds if 0 <= seconds < 1e10 else FOREVER_S  # a far end is no date that an answer could have
 
 
 def asked_seconds(value: Any) -> float | None:

@@ -213,10 +213,8 @@ class ModelRegistry:
 
     def close(self) -> None:
         """Unload all models; called when the event loop has ended."""
-        for entry in self.loaded:
-            loaded, entry.loaded = entry.loaded, None
-            if loaded is not None:
-                loaded.close()
+        for loaded in self.models:
+            loaded.close()
 
     def _rest(self, entry: ModelEntry, keep_s: float) -> None:
         entry.used_s = monotonic()
@@ -278,15 +276,15 @@ class ModelRegistry:
                 entry.leaving = False
 
     async def _unload(self, entry: ModelEntry) -> None:
-        assert entry.loaded is not None
+        loaded, entry.loaded = entry.loaded, None  # first, as nobody may look at a model while it is freed
+        assert loaded is not None
         assert not entry.n_references
-        entry.leaving = True
         try:
-            await self._in_thread(entry.loaded.close)
+            await self._in_thread(loaded.close)
         except Exception as error:  # the model is freed nevertheless
             _LOG.warning("%s: %s", type(error).__name__, error)
         finally:
-            entry.loaded, entry.leaving = None, False
+            del loaded
             self._on_change()
         await self._in_thread(give_back)  # the engine is gone only now, with its vocabulary and its drafters
 
@@ -358,4 +356,4 @@ class ModelRegistry:
         """
         if self._loading.cancelled and self._ended is None:
             self._loading = CancelToken()
-        return await to_its_end(asyncio.ensure_future(asyncio.to_thread(function)), lambda: self._loading.cancel())
+        return await to_its_end(asyncio.to_thread(function), lambda: self._loading.cancel())

@@ -12,9 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from support.processes.running_server import PATIENCE_S, Running, messages, started, wait_until
+from support.processes.running_server import ENDLESS, PATIENCE_S, Running, messages, started, wait_until
 
-from edgedec.progress import CancelToken
 from edgedec_apps.server.core.budget import MemoryBudget, RequestMemory
 from edgedec_apps.server.core.errors import ApiError
 
@@ -129,12 +128,9 @@ def test_bodies_in_flight_stay_within_the_room(narrow: Running, chunked: bool) -
 def test_bodies_that_do_not_come_give_way(narrow: Running) -> None:
     """Where all the room is taken for bodies that do not come, a small request has it before their time is over."""
     narrow.service.settings = replace(narrow.service.settings, body_timeout_s=10 * PATIENCE_S)
-    host, port = narrow.url.removeprefix("http://").split(":")
     with ExitStack() as connections:
         for size in (800_000, 60_000, *[10_000] * 60, *[100] * 5):
-            connection = connections.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
-            connection.sendall(head.encode())
+            connections.enter_context(narrow.posting(b"", size))
         wait_until(lambda: narrow.service.memory.n_taken > ROOM_BYTES - 1000, "it is not taken")
         assert narrow.client.post("/v1/chat/completions", json=SMALL | {"user": "u" * 1000}).status_code == 200
     narrow.service.settings = replace(narrow.service.settings, body_timeout_s=3.0)
@@ -142,60 +138,61 @@ def test_bodies_that_do_not_come_give_way(narrow: Running) -> None:
 
 def test_a_request_takes_its_share_until_it_is_answered(endless: Running) -> None:
     """While a text is made its request counts; afterwards, or when its client leaves, nothing is left of it."""
-    asked: dict[str, Any] = {"messages": messages("x"), "ignore_end": True, "stream": True}
-    with endless.client.stream("POST", "/v1/chat/completions", json=asked) as reply:
+    with endless.client.stream("POST", "/v1/chat/completions", json=ENDLESS) as reply:
         lines = reply.iter_lines()  # dropping these closes the stream
         next(lines)
-        assert endless.service.memory.n_taken > len(json.dumps(asked))
+        assert endless.service.memory.n_taken > len(json.dumps(ENDLESS))
         shown = endless.client.get("/metrics").text
         assert f"edgedec_request_bytes_limit {endless.service.memory.n_total}\n" in shown
     wait_until(lambda: endless.service.memory.n_taken == 0, "it is not given back")
 
 
 class _Held:
-    """A chat template that waits for a sign."""
+    """What a thread does for a prompt, waiting for a sign the first time."""
 
-    def __init__(self) -> None:
-        self.begun, self.go = threading.Event(), threading.Event()
-        self.cancel: CancelToken | None = None
+    def __init__(self, value: Any) -> None:
+        self.begun, self.go, self.value = threading.Event(), threading.Event(), value
 
-    def render(self, messages: Any, *, cancel: CancelToken | None = None, **options: Any) -> str:
-        self.cancel = cancel
-        self.begun.set()
-        assert self.go.wait(PATIENCE_S)
-        return "x"
+    def run(self, *_given: Any, **_options: Any) -> Any:
+        if not self.begun.is_set():
+            self.begun.set()
+            assert self.go.wait(PATIENCE_S)
+        return self.value
 
 
-def test_a_client_that_leaves_while_its_template_runs_holds_nothing(
-    chat_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("path", "body", "part", "name", "value"),
+    [
+        ("/v1/chat/completions", SMALL, "template", "render", "x"),
+        ("/tokenize", {"content": "x"}, "tokenizer", "encode", [1]),
+    ],
+)
+def test_a_client_that_leaves_while_its_prompt_is_read(
+    chat_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, body: Any, part: str, name: str, value: Any
 ) -> None:
-    """A prompt is rendered before its request has a place: others are answered, and who left counts no more."""
-    body = json.dumps(SMALL).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    template = _Held()
+    """It is read before its request has a place: others are answered. A thread has model and memory until it ends."""
+    held = _Held(value)
     with started(chat_path, n_parallel=1, n_queue=1) as running:
-        host, port = running.url.removeprefix("http://").split(":")
-        monkeypatch.setattr(type(running.engine.template), "render", template.render)
-        queue = running.queue
+        monkeypatch.setattr(type(getattr(running.engine, part)), name, held.run)
+        queue, memory = running.queue, running.service.memory
         try:
-            with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
-                connection.sendall(head.encode() + body)
-                assert template.begun.wait(PATIENCE_S)
+            with running.posting(json.dumps(body).encode(), path=path):
+                assert held.begun.wait(PATIENCE_S)
+                n_taken, (cancel,) = memory.n_taken, running.service._running
                 assert (queue.n_running, queue.n_waiting) == (0, 1)
-                text = running.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
-                assert text.status_code == 200
-            wait_until(lambda: queue.n_waiting == 0, "it counts as one who waits")
-            assert template.cancel is not None
-            assert template.cancel.cancelled  # a real template ends here
+                assert running.client.post("/v1/completions", json={"prompt": [1], "max_tokens": 2}).status_code == 200
+            wait_until(lambda: cancel.cancelled, "it is not told")  # a real template ends here
+            assert running.client.get("/health").status_code == 200
+            wait_until(lambda: (running.entry.n_references, memory.n_taken) == (1, n_taken), "it has less or more")
         finally:
-            template.go.set()
+            held.go.set()
+        wait_until(lambda: (queue.n_waiting, running.entry.n_references, memory.n_taken) == (0, 0, 0), "it goes on")
         assert running.client.post("/v1/chat/completions", json=SMALL).status_code == 200
 
 
 def test_a_prompt_that_does_not_fit_is_told_without_waiting(endless: Running) -> None:
     """It is refused while another text has the only place, not when its turn would come."""
-    asked: dict[str, Any] = {"messages": messages("x"), "ignore_end": True, "stream": True}
-    with endless.client.stream("POST", "/v1/chat/completions", json=asked) as reply:
+    with endless.client.stream("POST", "/v1/chat/completions", json=ENDLESS) as reply:
         lines = reply.iter_lines()  # dropping these closes the stream
         next(lines)
         refused = endless.client.post("/v1/completions", json={"prompt": "a" * 200_000})
@@ -208,9 +205,7 @@ def test_a_body_waits_for_room_and_is_answered(narrow: Running) -> None:
     """A large body that comes while the room is taken is read, and answered, once there is room."""
     answers: list[httpx.Response] = []
     large = {"messages": messages("x"), "max_tokens": 2, "user": "u" * 500_000}
-    host, port = narrow.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
-        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 800000\r\n\r\n{")
+    with narrow.posting(b"{", 800_000):
         wait_until(lambda: narrow.service.memory.n_taken == 3_200_000, "it is not read")
         other = threading.Thread(
             target=lambda: answers.append(

@@ -2,17 +2,23 @@
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.processes.running_server import ENDLESS, PATIENCE_S, Running, messages, metric, started, wait_until
+from support.processes.running_server import (
+    ENDLESS,
+    PATIENCE_S,
+    Running,
+    messages,
+    metric,
+    started,
+    wait_until,
+)
 
 from edgedec.progress import CancelToken
 from edgedec_apps.server.core.budget import MEMORY, Budget, MemoryBudget, RequestMemory, RequestQueue
@@ -138,12 +144,7 @@ def test_a_client_that_goes_away_stops_its_text(endless: Running) -> None:
 def test_a_client_that_goes_away_before_the_answer(endless: Running) -> None:
     """The same for an answer in one piece, of which nothing was sent yet, and for a request that waits."""
     body = json.dumps(ENDLESS | {"stream": False}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    host, port = endless.url.removeprefix("http://").split(":")
-    with ExitStack() as connections:
-        for _ in range(2):
-            connection = connections.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
-            connection.sendall(head.encode() + body)
+    with endless.posting(body), endless.posting(body):
         queue = endless.queue
         wait_until(lambda: (queue.n_running, queue.n_waiting) == (1, 1), "nobody waits")
     wait_until(lambda: (queue.n_running, queue.n_waiting) == (0, 0), "it goes on")
@@ -167,10 +168,11 @@ def test_a_failure_that_is_no_exception_ends_the_request() -> None:
         asyncio.run(scene())
 
 
-def test_a_slow_reader_keeps_no_place(server: Running) -> None:
-    """A text is generated to its end, place and model free, even if the client reads nothing of the stream."""
-    delivery = Delivery(stream=True)
-    texts = TextRequest((messages("x"),), {"max_tokens": 30, "ignore_end": True})
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_slow_reader_keeps_no_place(server: Running, logprobs: bool) -> None:
+    """A text is generated to its end even if the client reads nothing; the model stays only for log-probabilities."""
+    delivery = Delivery(stream=True, logprobs=logprobs)
+    texts = TextRequest((messages("x"),), {"max_tokens": 30, "ignore_end": True, "logprobs": 0 if logprobs else None})
     named = server.service.names.served[0]
     loaded = server.entry.loaded
     assert loaded is not None
@@ -194,8 +196,9 @@ def test_a_slow_reader_keeps_no_place(server: Running) -> None:
             written(service, named, Fields({}), lambda job: ChatForm(job, texts, delivery))(scope, receive, send)
         )
         entry = service.registry.entry(named.recipe)
-        while len(sent) < 2 or entry.queue.n_running or entry.n_references:
+        while len(sent) < 2 or entry.queue.n_running or entry.n_references > logprobs:
             await asyncio.sleep(0.01)
+        assert entry.n_references == logprobs
         n_sent = len(sent)
         reads.set()
         await asyncio.wait_for(reply, PATIENCE_S)
@@ -226,24 +229,13 @@ def test_a_request_ends_when_its_time_is_over(chat_path: Path) -> None:
     assert lines.status_code == 200
 
 
-def raw_request(url: str, *parts: bytes) -> bytes:
-    """Send bytes as they are on a connection of its own; return the answer, or nothing where the last part is empty."""
-    host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
-        for part in parts:
-            connection.sendall(part)
-        return connection.recv(65536) if parts[-1] else b""
-
-
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
-
-
 @pytest.mark.slow
 def test_a_body_that_does_not_come(chat_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A body that stops coming is a 408 after its time; a client that goes away in its middle is no error."""
     with started(chat_path, body_timeout_s=1.0) as running:
-        answer = raw_request(running.url, HEAD, b'{"messages":')
-        raw_request(running.url, HEAD, b'{"messages":', b"")
+        with running.posting(b'{"messages":', 100) as connection:
+            answer = connection.recv(65536)
+        running.posting(b'{"messages":', 100).close()
         wait_until(lambda: ',status="400"} 1' in running.client.get("/metrics").text, "it is not noticed")
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

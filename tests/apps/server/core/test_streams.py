@@ -149,7 +149,8 @@ def test_a_client_that_goes_away_is_told_no_more(hasty: Running, path: str) -> N
     """When the client of a stream that waits hangs up, the request leaves the queue."""
     with busy(hasty):
         with hasty.client.stream("POST", path, json=STREAMS[path][0]) as waiting:
-            next(waiting.iter_raw())
+            pieces = waiting.iter_raw()  # dropping these closes the stream
+            next(pieces)
             assert hasty.queue.n_waiting == 1
         wait_until(lambda: hasty.queue.n_waiting == 0, "it still waits")
         assert hasty.queue.n_running == 1
