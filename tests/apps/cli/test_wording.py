@@ -83,7 +83,7 @@ def test_the_guide_lists_the_options_of_another_name() -> None:
         (("--draft-option", "rule=guess"), "--draft-option rule is 'guess'; "),
         (
             ("--method", "switching:entropy=1"),
-            "--method switching:entropy is given without a small model; "
+            "--method switching:small-model is missing; "
             "give both, --method switching:small-model and --method switching:entropy\n",
         ),
         (("--method", "switching:x,entropy=9"), "or force it (--method switching:entropy-force)\n"),

@@ -38,9 +38,10 @@ def command(
             doc, keys, usage = method.doc, shown_keys(method.keys) if method.keys else [], f"--method {method.typed}"
         columns = zip(("what", "for", "measured", "write"), (*about(doc), usage), strict=True)
         write_facts([(title, text) for title, text in columns if text])
+        chooses = name in plugins(CHOOSERS)  # how many texts there are is --texts, not its key n
         if keys:
-            write_line("\nkeys; the value of the first one also without its name:")
-            write_facts(keys, indent="  ")
+            write_line(f"\nkeys{'' if chooses else '; the value of the first one also without its name'}:")
+            write_facts(keys[chooses:], indent="  ")
         return
     methods = [method for method in map(method_named, names()) if method.keys is not None]
     for title, kinds in (
