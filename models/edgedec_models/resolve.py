@@ -212,7 +212,7 @@ def _url(url: str, models: Path, options: ResolveOptions, *, force: bool) -> Pat
 
 
 def _no_path(name: str) -> str:
-    repository = re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) and not name.lower().endswith(".gguf")
+    repository = re.fullmatch(r"\w[\w.-]*/[\w.-]+", name, re.ASCII) and not name.lower().endswith(".gguf")
     hint = f"; for a repository of the Hugging Face hub write hf:{name}" if repository else ""
     return f"the path {name!r} does not exist (the current folder is {os.getcwd()}){hint}"
 

@@ -173,6 +173,7 @@ def test_read_only_cache_is_used(root: Path, catalogue: WriteCatalogue, monkeypa
         ("mein modelle", "did you mean mein modell"),
         ("zzz", "no model is called 'zzz'; `edgedec list` shows the names"),
         ("", "the path '' does not exist"),
+        ("./x", r"the path '\./x' does not exist \(the current folder is [^)]*\)$"),
         ("..x", r"the path '\.\.x' does not exist"),
         ("a/b/c", "the path 'a/b/c' does not exist"),
         ("none.gguf", r"the path 'none\.gguf' does not exist"),
