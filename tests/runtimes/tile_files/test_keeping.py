@@ -346,7 +346,7 @@ def test_a_full_disk_keeps_the_tiles(fetched: Fetched, monkeypatch: pytest.Monke
     def full(_: Progress) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(StorageError, match="No space left on device; its folder must have room"):
         make_whole(fetched.path, on_progress=full)
     assert fetched.files() == ["tiny.gguf.json", "tiny.tiles"]
     assert fetched.text() == first
