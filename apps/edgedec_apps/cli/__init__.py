@@ -100,8 +100,7 @@ def _internal(error: Exception) -> int:
     from edgedec_apps.clash import clash
 
     what = f"{type(error).__name__}: {error}"
-    intruder = clash()
-    if intruder:
+    if intruder := clash():
         return _failed(f"{what}; {intruder}", exit_codes.INTERNAL)
     return _failed(f"internal error: {what} (EDGEDEC_DEBUG=1 shows where)", exit_codes.INTERNAL)
 

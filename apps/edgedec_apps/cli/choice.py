@@ -160,10 +160,9 @@ def say_choice(chosen: ChosenText, *, others: bool) -> None:
     """Say on standard error which text was chosen and why; where `others` is true, show the other texts, too."""
     n = len(chosen.texts)
     say(f"chosen: text {chosen.place + 1} of {n}: {chosen.why}")
-    if isinstance(chosen, Refined) and not others:
-        for line in chosen.lines():
-            say(f"  {one_line(line)}")
     if not others:
+        for line in chosen.lines() if isinstance(chosen, Refined) else ():
+            say(f"  {one_line(line)}")
         return
     for place, text in enumerate(chosen.texts):
         say(f"  text {place + 1}{' (chosen)' if place == chosen.place else ''}: {_facts(chosen, place, text)}")
