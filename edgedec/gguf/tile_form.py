@@ -106,8 +106,8 @@ def _read_matrix(file: BinaryIO, place: int, tensor: TensorInfo, start: int, n_b
 
 def damaged_model(path: Path, what: str) -> ModelFormatError:
     """Return the error to raise where the tile file that is all there is of a model is damaged."""
-    what = what.removesuffix(f"; {REMEDY}")  # there is nothing to make them of
-    return ModelFormatError(f"{path}: it is damaged: {what}; download the model again with edgedec pull --force")
+    what = f"it is damaged: {what.removesuffix(f'; {REMEDY}')}"  # there is nothing to make them of
+    return ModelFormatError(f"{path}: {what}; download the model again with edgedec pull --force")
 
 
 def untiled(kind: GGMLType, tiles: U8, n_cols: int) -> U8:

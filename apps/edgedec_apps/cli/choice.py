@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgedec.chat import Message
 
 AUTO = "auto"
-_KEYS = {"refine": "n", "refine_seconds": "seconds", "refine_tokens": "tokens", "n": "n"}
+_KEYS = {"refine": "n", "refine_seconds": "seconds", "refine_tokens": "tokens", "size": "n"}
 _KEYS |= {"answer": "answer", "check": "check", "scorer": "scorer", "scorer_seconds": "scorer-seconds"}
 """The key of a method for each argument of BestOf, SearchBy and RefineBy."""
 Way = BestOf | SearchBy | RefineBy
@@ -69,8 +69,7 @@ def way_of(asked: Mapping[Method, dict[str, Any]], texts: str | None) -> Way | N
     except OptionError as error:
         if (key := _KEYS.get(error.argument)) is None:
             raise
-        typed = "--texts" if error.value == AUTO else f"--method {method.typed}:{key}"
-        raise OptionError(typed, error.value, error.accepted) from error
+        raise OptionError(f"--method {method.typed}:{key}", error.value, error.accepted) from error
 
 
 def _choosing(method: Method, values: dict[str, Any], texts: str | None, n: int) -> BestOf | SearchBy:

@@ -86,10 +86,7 @@ def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
         (("--method", "vote:answer=(", "-k", "2"), "--method vote:answer is '('"),
         (("--method", "score", "-k", "2"), "--method score:scorer is missing;"),
         (("--method", "vote:scorer=true", "-k", "2"), "only with that"),
-        (
-            ("--method", "likely", "-k", "auto"),
-            "--texts is 'auto'; 'auto' counts the texts that agree",
-        ),
+        (("--method", "likely", "-k", "auto"), "--texts is 'auto'; 'auto' counts the texts that agree"),
         (("-k", "auto"), "--texts auto needs a way to choose"),
         (("--method", "score:scorer='", "-k", "2"), "its quotes must close"),
         (("--method", "score:scorer=", "-k", "2"), "it must name a program"),

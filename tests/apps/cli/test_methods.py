@@ -51,17 +51,13 @@ def test_the_list_has_every_method_and_drafter() -> None:
         (("--method", "layer-skip"), "--method layer-skip needs speedup=X"),
         (("--method", "layer-skip:1.1,force=perhaps"), "--method layer-skip:force is 'perhaps'; it must be yes or no"),
         (("--method", "switching"), "--method switching:small-model is missing; give both"),
-        (("--method", "prompt-keep"), "--method prompt-keep:keep is missing; it is the share"),
         (("--method", "predicate"), "--method predicate takes what can't be typed"),
         (("--draft-option", "max"), "--draft-option is 'max'; write KEY=VALUE, such as max=8"),
         (("--draft-option", "=8"), "--draft-option is '=8'; write KEY=VALUE"),
         (("--draft-option", "mx=8"), "--draft-option has no key 'mx'; did you mean max?"),
         (("--draft-option", "max=x"), "--draft-option max is 'x'; it must be a whole number"),
         (("--draft-option", "numerics=fast"), "--draft-option numerics is 'fast'; it must be strict, padded or loose"),
-        (
-            ("--penalty", "repeat=1.1"),
-            "--penalty is 'repeat=1.1'; write NAME=X with one of repetition,",
-        ),
+        (("--penalty", "repeat=1.1"), "--penalty is 'repeat=1.1'; write NAME=X with one of repetition,"),
     ],
 )
 def test_what_is_refused(model: Path, args: tuple[str, ...], words: str) -> None:
