@@ -100,9 +100,9 @@ def _internal(error: Exception) -> int:
     from edgedec_apps.clash import clash
 
     what = f"{type(error).__name__}: {error}"
-    if intruder := clash():
-        return _failed(f"{what}; {intruder}", exit_codes.INTERNAL)
-    return _failed(f"internal error: {what} (EDGEDEC_DEBUG=1 shows where)", exit_codes.INTERNAL)
+    intruder = clash()
+    said = f"{what}; {intruder}" if intruder else f"internal error: {what} (EDGEDEC_DEBUG=1 shows where)"
+    return _failed(said, exit_codes.INTERNAL)
 
 
 def _failed(message: str, code: int) -> int:

@@ -254,5 +254,6 @@ def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"{path}: {error.strerror or error}; its folder must have room, and let you read and write"
-        raise StorageError(what) from error
+        raise StorageError(
+            f"{path}: {error.strerror or error}; its folder must have room, and let you write"
+        ) from error

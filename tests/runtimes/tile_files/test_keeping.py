@@ -380,9 +380,8 @@ def test_damage_is_found_and_fetched_again(fetched: Fetched, data: bytes, where:
     assert gguf.form is not None
     places = gguf.form.tiles.places()
     at = {"head": 100, "matrix": places["blk.0.attn_q.weight"] + 5, "header": places[""] + 30}.get(where, -1)
-    found = bytearray(fetched.tiles.read_bytes())
+    found = bytearray(fetched.tiles.read_bytes()[: -1 if where == "cut" else None])
     found[at] ^= 1
-    del found[len(found) - (where == "cut") :]
     fetched.tiles.write_bytes(found)
     with pytest.raises(ModelFormatError, match=r"download the model again|is damaged"):
         fetched.load()
@@ -391,8 +390,6 @@ def test_damage_is_found_and_fetched_again(fetched: Fetched, data: bytes, where:
     assert fetched.tiles.read_bytes() == bytes(found)
     with StubServer() as server:
         server.add("/tiny.gguf", data)
-        port = fetched.url.split(":")[2].split("/")[0]
-        assert port.isdigit()
         written = json.loads(fetched.path.with_name("tiny.gguf.json").read_text())
         assert written["sha256"] == hashlib.sha256(data).hexdigest()
         fetched.path = pull(f"{server.root}/tiny.gguf", fetched.options, force=True)
