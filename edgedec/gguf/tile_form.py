@@ -77,7 +77,7 @@ def read_form(file: BinaryIO, path: Path) -> tuple[TiledForm, bytes] | None:
     try:
         tiles = checked_header(file, path.name)
     except ModelFormatError as error:
-        raise damaged_model(path, str(error)) from error
+        raise damaged_model(path, error) from error
     if not tiles.n_plain:
         raise ModelFormatError(f"{path}: a file of tiles without the rest of the model; pass the model's .gguf file")
     places = tiles.places()
@@ -104,9 +104,9 @@ def _read_matrix(file: BinaryIO, place: int, tensor: TensorInfo, start: int, n_b
     return bytes(memoryview(data)[begin : begin + n_bytes])
 
 
-def damaged_model(path: Path, what: str) -> ModelFormatError:
+def damaged_model(path: Path, what: object) -> ModelFormatError:
     """Return the error to raise where the tile file that is all there is of a model is damaged."""
-    what = f"it is damaged: {what.removesuffix(f'; {REMEDY}')}"  # there is nothing to make them of
+    what = f"it is damaged: {str(what).removesuffix(f'; {REMEDY}')}"  # there is nothing to make them of
     return ModelFormatError(f"{path}: {what}; download the model again with edgedec pull --force")
 
 

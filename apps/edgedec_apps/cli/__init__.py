@@ -101,8 +101,8 @@ def _internal(error: Exception) -> int:
 
     what = f"{type(error).__name__}: {error}"
     intruder = clash()
-    said = f"{what}; {intruder}" if intruder else f"internal error: {what} (EDGEDEC_DEBUG=1 shows where)"
-    return _failed(said, exit_codes.INTERNAL)
+    unknown = f"internal error: {what} (EDGEDEC_DEBUG=1 shows where)"
+    return _failed(f"{what}; {intruder}" if intruder else unknown, exit_codes.INTERNAL)
 
 
 def _failed(message: str, code: int) -> int:

@@ -196,5 +196,5 @@ def choice_document(chosen: ChosenText) -> dict[str, Any]:
 
 def _refined_document(refined: Refined) -> dict[str, Any]:
     verdicts = [None if each is None else {"score": each.score, "words": each.words} for each in refined.verdicts]
-    rounds, revised = list(refined.rounds), list(refined.revised)
-    return {"passed": refined.passed, "rounds": rounds, "revised": revised, "verdicts": verdicts}
+    kinds = {"rounds": list(refined.rounds), "revised": list(refined.revised)}
+    return {"passed": refined.passed, "verdicts": verdicts} | kinds

@@ -211,7 +211,7 @@ def _in_the_model(job: Job) -> Tiles | None:
             _require_sound_model(job, path, tiles)
             opened = in_huge_pages(job, tiles) if job.mapped else copy_to_memory(job, tiles)
         except ModelFormatError as error:
-            raise damaged_model(path, str(error)) from error
+            raise damaged_model(path, error) from error
         except OSError as error:
             raise storage_error(path, error) from error
         if opened is tiles:
