@@ -9,7 +9,6 @@ from pathlib import Path
 
 from edgedec.errors import StorageError
 from edgedec.storage.whole_file import publish, write_atomically
-from edgedec_models.folders import config_folder
 
 BLOCK_BYTES = 1 << 20
 MARGIN_BYTES = 16 << 20  # stays free, so that a pull does not fill the disk to the last byte
@@ -111,9 +110,8 @@ def move_into_place(source: Path, target: Path) -> None:
 
 def _explained(error: OSError, doing: str, path: Path) -> StorageError:
     reason = error.strerror or str(error)
-    variable = "EDGEDEC_CONFIG" if path.is_relative_to(config_folder()) else "EDGEDEC_CACHE"
     if is_full(error):
-        reason += f"; make room, or set {variable} to a folder elsewhere"
+        reason += "; make room, or set EDGEDEC_CACHE, or for presets EDGEDEC_CONFIG, to a folder elsewhere"
     elif error.errno in _NO_PERMISSION:
-        reason += f"; change its permissions, or set {variable} to a folder of yours"
+        reason += "; change its permissions, or set EDGEDEC_CACHE, or for presets EDGEDEC_CONFIG, to a folder of yours"
     return StorageError(f"cannot {doing} {path}: {reason}")
