@@ -297,8 +297,7 @@ class CostCurve:
     def _bucket(self, n_past: int) -> _Bucket:
         """Return the bucket of contexts of `n_past` tokens; a new bucket begins with the points of the nearest one."""
         key = (n_past // BUCKET).bit_length()
-        bucket = self._buckets.get(key)
-        if bucket is None:
+        if (bucket := self._buckets.get(key)) is None:
             nearest = min(self._buckets, key=lambda other: abs(other - key), default=None)
             table = dict(self._base) if nearest is None else self._buckets[nearest].table()
             bucket = self._buckets[key] = _Bucket(table, max(table, default=0))

@@ -200,7 +200,7 @@ class OptionError(RequestError):
     exit_code = 40
 
     def __init__(self, name: str, value: object, accepted: str) -> None:
-        super().__init__(f"{argument(name)} is {value!r:.200}; {accepted}")
+        super().__init__(f"{argument(name)} is {'missing' if value is None else repr(value):.200}; {accepted}")
         self.argument, self.value, self.accepted = name, value, accepted
 
 

@@ -45,8 +45,7 @@ def find_model(
     """
     load_options = options.load_options(planning_bytes)
     has_head = options.draft_head not in (None, OFF) and options.draft not in (None, OFF)
-    elsewhere = other_machines(options.runtime, load_options.runtime_options)
-    if elsewhere is not None:
+    if (elsewhere := other_machines(options.runtime, load_options.runtime_options)) is not None:
         elsewhere.require_no_layers_here(layer_skip=options.lossy.layer_skip is not None, draft_head=has_head)
         load_options = replace(load_options, machines=elsewhere.machines)
     draft_store(options)  # these two before a download
@@ -78,8 +77,7 @@ def choose(path: Path, runtime: str, options: LoadOptions, *, measure: bool, wit
     """
     if with_layers:
         options, measure = replace(options, cache_dir=None), False
-    free = free_if_short(path)
-    if free is not None:
+    if (free := free_if_short(path)) is not None:
         room = free if options.planning_bytes is None else min(free, options.planning_bytes)
         measure, options = False, replace(options, planning_bytes=room)
     with stage(options.on_progress, "choosing a runtime"):

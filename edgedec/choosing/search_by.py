@@ -109,7 +109,7 @@ class SearchBy:
         check_fields(self)
         search, n = self.search, self.size
         if not 1 <= n <= search.most:
-            raise OptionError("search", f"{self.name}:{n}", f"its number must be a whole one from 1 to {search.most}")
+            raise OptionError("size", n, f"it must be a whole number from 1 to {search.most}")
         answer_pattern(self.answer)
         require_scorer(self.scorer, self.scorer_seconds)
         if self.scorer is not None and search.scored == "no":

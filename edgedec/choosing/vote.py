@@ -65,8 +65,7 @@ def voted(answers: Sequence[str | None], weights: Sequence[float] | None = None)
     >>> voted(["5", "4", "4"]), voted(["5", "4"]), voted([None, None])
     (1, 0, 0)
     """
-    by_answer = shares(answers, weights)
-    if not by_answer:
+    if not (by_answer := shares(answers, weights)):
         return 0
     return answers.index(max(by_answer, key=by_answer.__getitem__))
 

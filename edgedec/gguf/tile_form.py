@@ -17,7 +17,7 @@ from edgedec.errors import ModelFormatError
 from edgedec.gguf.header import TensorInfo
 from edgedec.gguf.places import TILE_MAGIC
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec.gguf.tile_header import HEADER_NAME, TileHeader, checked_header
+from edgedec.gguf.tile_header import HEADER_NAME, REMEDY, TileHeader, checked_header
 
 TILE_ROWS = 16
 U8 = NDArray[np.uint8]
@@ -74,7 +74,10 @@ def read_form(file: BinaryIO, path: Path) -> tuple[TiledForm, bytes] | None:
     if file.read(len(TILE_MAGIC)) != TILE_MAGIC:
         return None
     file.seek(0)
-    tiles = checked_header(file, path.name)
+    try:
+        tiles = checked_header(file, path.name)
+    except ModelFormatError as error:
+        raise damaged_model(path, error) from error
     if not tiles.n_plain:
         raise ModelFormatError(f"{path}: a file of tiles without the rest of the model; pass the model's .gguf file")
     places = tiles.places()
@@ -101,9 +104,10 @@ def _read_matrix(file: BinaryIO, place: int, tensor: TensorInfo, start: int, n_b
     return bytes(memoryview(data)[begin : begin + n_bytes])
 
 
-def damaged_model(path: Path, what: str) -> ModelFormatError:
+def damaged_model(path: Path, what: object) -> ModelFormatError:
     """Return the error to raise where the tile file that is all there is of a model is damaged."""
-    return ModelFormatError(f"{path}: it is damaged: {what}; download the model again with edgedec pull --force")
+    what = f"it is damaged: {str(what).removesuffix(f'; {REMEDY}')}"  # there is nothing to make them of
+    return ModelFormatError(f"{path}: {what}; download the model again with edgedec pull --force")
 
 
 def untiled(kind: GGMLType, tiles: U8, n_cols: int) -> U8:

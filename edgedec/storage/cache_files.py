@@ -23,10 +23,10 @@ _FORMS: dict[str, dict[str, tuple[bytes, ...]]] = {
         r"[0-9a-f]{16}\.partial": _ANY,
         r"[0-9a-f]{16}\.lock": _EMPTY,
     },
-    "prompts": {r"[^/]+/[A-Za-z0-9_-]+\.[a-z]+": (b"edgedec block 1\n",)},
+    "prompts": {r"[^/]+/[A-Za-z0-9_-]+\.[a-z]+(-[0-9a-f]{16})?": (b"edgedec block 1\n",)},
     "heads": {r"[0-9a-f]{16}\.path": (b"/", b"\\\\", *(bytes([drive, 58]) for drive in range(65, 91)))},
     "learned": {r"[0-9a-f]{32}\.learned": (b"edgedec learned files 1\n",)},
-    "probes": {r"[a-z0-9-]+-[0-9a-f]{32}\.json": _JSON},
+    "probes": {r"([a-z0-9-]+|read rate)-[0-9a-f]{32}\.json": _JSON},
     "npu": {r"(\.[0-9a-f]{32}-[0-9a-f]{8}\.part|[0-9a-f]{32})/graph[^/]*": _ANY},
     "graphs": {
         rf"(\.{_GRAPH}-[0-9a-f]{{8}}\.(part|old)|{_GRAPH})/"

@@ -72,12 +72,9 @@ class Switching:
 
     def __post_init__(self) -> None:
         if self.small_model is None or self.entropy is None:
-            pair = ("a small model", argument("entropy"))
-            set_field, missing = pair if self.entropy is None else pair[::-1]
-            raise RequestError(
-                f"{set_field} is given without {missing}; give both, {argument('small_model')} and "
-                f"{argument('entropy')}"
-            )
+            missing = "small_model" if self.small_model is None else "entropy"
+            both = f"give both, {argument('small_model')} and {argument('entropy')}"
+            raise RequestError(f"{argument(missing)} is missing; {both}")
         if not self.entropy >= 0:
             raise RequestError(
                 f"{argument('entropy')} is {self.entropy:g} bits; it must be 0 (the large model alone) or more"

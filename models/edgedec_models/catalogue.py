@@ -217,8 +217,7 @@ def _aliases(table: Mapping[str, object], label: str) -> tuple[str, ...]:
 
 
 def _head(table: Mapping[str, object], label: str) -> Entry | None:
-    head = table.get("head")
-    if head is None:
+    if (head := table.get("head")) is None:
         return None
     if not isinstance(head, dict) or {"name", "head", "drafters", "aliases"} & set(head):
         raise RequestError(

@@ -212,7 +212,7 @@ def _url(url: str, models: Path, options: ResolveOptions, *, force: bool) -> Pat
 
 
 def _no_path(name: str) -> str:
-    repository = re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) and not name.lower().endswith(".gguf")
+    repository = re.fullmatch(r"\w[\w.-]*/[\w.-]+", name, re.ASCII) and not name.lower().endswith(".gguf")
     hint = f"; for a repository of the Hugging Face hub write hf:{name}" if repository else ""
     return f"the path {name!r} does not exist (the current folder is {os.getcwd()}){hint}"
 
@@ -226,18 +226,16 @@ def _unknown(name: str, hint: str) -> str:
 
 
 def _hint(name: str, options: ResolveOptions) -> str:
+    """Return what a name is instead, or the names like it of models here, presets and the catalogue."""
     from edgedec.callers import did_you_mean
-
-    return did_you_mean(name, _known(options))
-
-
-def _known(options: ResolveOptions) -> list[str]:
-    """Return the names of the models on this machine, of the presets and of the catalogue, its tried ones first."""
     from edgedec_models.cache import list_models
     from edgedec_models.catalogue import load_catalogue
-    from edgedec_models.presets import preset_names
+    from edgedec_models.presets import find_preset, preset_names
 
-    return [*(model.name for model in list_models(options.cache_dir)), *preset_names(), *load_catalogue()]
+    if (preset := find_preset(name)) is not None:
+        return f"; it is a preset of {preset.model!r}, which edgedec run, chat and serve take;"
+    models = (model.name for model in list_models(options.cache_dir))
+    return did_you_mean(name, [*models, *preset_names(), *load_catalogue()])
 
 
 def _refuse_tag(name: str, options: ResolveOptions) -> None:

@@ -111,9 +111,7 @@ def move_into_place(source: Path, target: Path) -> None:
 def _explained(error: OSError, doing: str, path: Path) -> StorageError:
     reason = error.strerror or str(error)
     if is_full(error):
-        return StorageError(f"cannot {doing} {path}: {reason}; make room, or set EDGEDEC_CACHE to a folder elsewhere")
-    if error.errno in _NO_PERMISSION:
-        return StorageError(
-            f"cannot {doing} {path}: {reason}; change its permissions, or set EDGEDEC_CACHE to a folder of yours"
-        )
+        reason += "; make room, or set EDGEDEC_CACHE, or for presets EDGEDEC_CONFIG, to a folder elsewhere"
+    elif error.errno in _NO_PERMISSION:
+        reason += "; change its permissions, or set EDGEDEC_CACHE, or for presets EDGEDEC_CONFIG, to a folder of yours"
     return StorageError(f"cannot {doing} {path}: {reason}")

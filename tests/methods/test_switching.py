@@ -373,9 +373,9 @@ def test_requests_take_turns(paths: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"entropy": None}, "a small model is given without entropy"),
+        ({"entropy": None}, "entropy is missing; give both, small_model and entropy"),
         ({"entropies": 1.0}, "the method switching has no option 'entropies'; did you mean entropy or "),
-        ({"small_model": None}, "entropy is given without a small model"),
+        ({"small_model": None}, "small_model is missing; give both"),
         ({"entropy": -0.1}, "entropy is -0.1 bits; it must be 0"),
         ({"entropy": math.nan}, "entropy is nan; it must be a number"),
         ({"entropy": MOST_ENTROPY + 0.5}, f"up to {MOST_ENTROPY:g} were measured"),

@@ -123,7 +123,7 @@ def test_a_file_that_can_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
         return read(path)
 
     monkeypatch.setattr(Path, "read_bytes", reading)
-    with pytest.raises(StorageError, match=r"ape\.toml"):
+    with pytest.raises(StorageError, match=r"ape\.toml: .*; .* for presets EDGEDEC_CONFIG"):
         find_preset("ape")
     assert [preset.name for preset in list_presets()] == ["poet"]
 

@@ -169,9 +169,11 @@ def test_read_only_cache_is_used(root: Path, catalogue: WriteCatalogue, monkeypa
         ("qwen3:5b", "no model is called 'qwen3:5b'; did you mean qwen3.* or .*`edgedec search qwen3 5b`"),
         ("coder", r"did you mean qwen2\.5-coder-0\.5b or qwen2\.5-coder-1\.5b or"),
         ("my poett", "did you mean my poet"),
+        ("bard", "no model is called 'bard'; it is a preset of 'tiny', which edgedec run, chat and serve take;"),
         ("mein modelle", "did you mean mein modell"),
         ("zzz", "no model is called 'zzz'; `edgedec list` shows the names"),
         ("", "the path '' does not exist"),
+        ("./x", r"the path '\./x' does not exist \(the current folder is [^)]*\)$"),
         ("..x", r"the path '\.\.x' does not exist"),
         ("a/b/c", "the path 'a/b/c' does not exist"),
         ("none.gguf", r"the path 'none\.gguf' does not exist"),
@@ -183,6 +185,7 @@ def test_unknown_names_say_what_would_work(root: Path, name: str, words: str) ->
     """The error for a bare name has similar names; that for a path says that it is a path."""
     put(root / "models", "mein modell.gguf")
     put(config_folder() / "presets", "my poet.toml")
+    (config_folder() / "presets" / "bard.toml").write_text('model = "tiny"\n')
     with pytest.raises(ModelNotFoundError, match=words):
         resolve(name, ResolveOptions())
 

@@ -57,6 +57,7 @@ def test_what_is_written_is_known(tmp_path: Path) -> None:
         ("tiles", f"{KEY}.lock", b"", True),
         ("tiles", f"{KEY}.lock", b"12345", False),
         ("prompts", "m-01234567/1.kv", BLOCK, True),
+        ("prompts", f"m-01234567/1.head-{KEY}", BLOCK, True),  # what a draft head knows of the block
         ("prompts", "m-01234567/1.kv", b"KV", False),
         ("prompts", "m-01234567/1 (copy).kv", BLOCK, False),
         ("prompts", f"m-01234567/1.kv.{KEY}.tmp", BLOCK[:3], True),
@@ -71,6 +72,7 @@ def test_what_is_written_is_known(tmp_path: Path) -> None:
         ("learned", f"{KEY}{KEY}.learned", b"edgedec learnt", False),
         ("learned", "mine.learned", LEARNED, False),
         ("probes", f"curve-{KEY}{KEY}.json", b"{}", True),
+        ("probes", f"read rate-{KEY}{KEY}.json", b"[1.5]", True),
         ("probes", f"curve-{KEY}{KEY}.json", b"<xml>", False),
         ("probes", "settings.json", b"{}", False),
         ("npu", f"{KEY}{KEY}/graph.onnx", b"x", True),

@@ -101,9 +101,8 @@ def _internal(error: Exception) -> int:
 
     what = f"{type(error).__name__}: {error}"
     intruder = clash()
-    if intruder:
-        return _failed(f"{what}; {intruder}", exit_codes.INTERNAL)
-    return _failed(f"internal error: {what} (EDGEDEC_DEBUG=1 shows where)", exit_codes.INTERNAL)
+    unknown = f"internal error: {what} (EDGEDEC_DEBUG=1 shows where)"
+    return _failed(f"{what}; {intruder}" if intruder else unknown, exit_codes.INTERNAL)
 
 
 def _failed(message: str, code: int) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgedec.chat import Message
 
 AUTO = "auto"
-_KEYS = {"refine": "n", "refine_seconds": "seconds", "refine_tokens": "tokens", "search": "n"}
+_KEYS = {"refine": "n", "refine_seconds": "seconds", "refine_tokens": "tokens", "size": "n"}
 _KEYS |= {"answer": "answer", "check": "check", "scorer": "scorer", "scorer_seconds": "scorer-seconds"}
 """The key of a method for each argument of BestOf, SearchBy and RefineBy."""
 Way = BestOf | SearchBy | RefineBy
@@ -159,10 +159,9 @@ def say_choice(chosen: ChosenText, *, others: bool) -> None:
     """Say on standard error which text was chosen and why; where `others` is true, show the other texts, too."""
     n = len(chosen.texts)
     say(f"chosen: text {chosen.place + 1} of {n}: {chosen.why}")
-    if isinstance(chosen, Refined) and not others:
-        for line in chosen.lines():
-            say(f"  {one_line(line)}")
     if not others:
+        for line in chosen.lines() if isinstance(chosen, Refined) else ():
+            say(f"  {one_line(line)}")
         return
     for place, text in enumerate(chosen.texts):
         say(f"  text {place + 1}{' (chosen)' if place == chosen.place else ''}: {_facts(chosen, place, text)}")
@@ -198,4 +197,4 @@ def choice_document(chosen: ChosenText) -> dict[str, Any]:
 def _refined_document(refined: Refined) -> dict[str, Any]:
     verdicts = [None if each is None else {"score": each.score, "words": each.words} for each in refined.verdicts]
     kinds = {"rounds": list(refined.rounds), "revised": list(refined.revised)}
-    return {"passed": refined.passed, **kinds, "verdicts": verdicts}
+    return {"passed": refined.passed, "verdicts": verdicts} | kinds

@@ -62,6 +62,6 @@ def drafting_of(options: Sequence[str] | None) -> Drafting:
     """
     pairs = [text.partition("=") for text in options or ()]
     for name, sign, value in pairs:
-        if not sign:
-            raise RequestError(f"--draft-option is {name + value!r:.100}; write KEY=VALUE, such as max=8")
+        if not name or not sign:
+            raise RequestError(f"--draft-option is {name + sign + value!r:.100}; write KEY=VALUE, such as max=8")
     return Drafting(**read_keys("--draft-option ", Drafting, [(name, value) for name, _, value in pairs]))

@@ -118,7 +118,7 @@ class Choosing:
     """Keys of a search, and of a way to choose one of several texts.
 
     Attributes:
-        n: the size of a search (default: its own)
+        n: the size of a search (default: its own); --texts says how many texts there are to choose from
         scorer: a program and its arguments, which no shell reads: it gets texts as JSON and prints scores
         scorer_seconds: most seconds of a call of the scorer
         answer: what an answer is, for votes, as a regular expression (default: what follows "Answer:")

@@ -246,8 +246,7 @@ def preset_of(model: str) -> "Preset | None":
 
 def with_preset(model: str, options: dict[str, Any], system: str | None) -> tuple[dict[str, Any], str | None]:
     """Return the options of a generation and the system message, with those of a preset where they are not given."""
-    preset = preset_of(model)
-    if preset is None:
+    if (preset := preset_of(model)) is None:
         return options, system
     return preset.sampling | options, preset.system or None if system is None else system
 

@@ -91,6 +91,7 @@ MOVED = table("""
 --slide > --method slide
 --explain-all > --explain --verbose
 --gpu-memory > --gpu-layers VALUE
+--history > edgedec chat --history
 --no-history > edgedec chat --no-history
 --regex > --grammar regex:VALUE
 --system-file > --system "$(cat VALUE)"

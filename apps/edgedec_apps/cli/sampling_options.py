@@ -113,7 +113,7 @@ def _penalty(text: str) -> tuple[str, float]:
         return penalty, int(number) if penalty == "penalty_last_n" else float(number)
     except ValueError:
         accepted = f"write NAME=X with one of {', '.join(PENALTIES)}, such as repetition=1.1"
-        raise OptionError("penalty", text, accepted) from None
+        raise OptionError("--penalty", text, accepted) from None
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -52,7 +52,7 @@ n_ctx > --context
 n_draft > --method reflective:n-draft
 n_draft_max > --draft-option max
 n_parallel > --parallel
-n_texts > --texts
+n n_texts > --texts
 n_threads > --threads
 nats > --method anchored:nats
 penalty_last_n > --penalty last-n

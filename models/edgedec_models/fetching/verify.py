@@ -51,7 +51,10 @@ def find_fault(file: WantedFile, options: ResolveOptions, *, rehash: bool = Fals
     """
     if not rehash and is_recorded(file):
         return None
-    tiled = _tiled(file.path)
+    try:
+        tiled = _tiled(file.path)
+    except ModelFormatError as error:
+        return str(error)
     with storage_errors("look at", file.path):
         size_bytes = standing(file.path).stat().st_size if tiled is None else tiled.n_bytes
     if file.size_bytes not in (None, size_bytes):

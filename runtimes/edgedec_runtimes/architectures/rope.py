@@ -188,8 +188,7 @@ def turns_in(gguf: GGUF, rope: Rope, n_ctx: int) -> Turns:
         ModelFormatError: There is another number of divisors, one is no positive number, or the file got shorter.
         ModelNotFoundError, StorageError: The file is gone, or cannot be read.
     """
-    name = divisor_tensor(gguf, rope, n_ctx)
-    if name is None:
+    if (name := divisor_tensor(gguf, rope, n_ctx)) is None:
         return turns(rope)
     if gguf.tensors[name].type is not GGMLType.F32 or gguf.tensors[name].shape != (rope.n_rot // 2,):
         actual = f"{gguf.tensors[name].type.name} of the shape {gguf.tensors[name].shape}"

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgedec.errors import ModelError, StorageError
-from edgedec.gguf.file import GGUF, read_gguf, storage_error
+from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.places import standing, tiled_place
 from edgedec.gguf.tile_form import damaged_model
 from edgedec.memory_plan import format_bytes
@@ -254,4 +254,6 @@ def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise storage_error(path, error) from error
+        raise StorageError(
+            f"{path}: {error.strerror or error}; its folder must have room, and let you write"
+        ) from error

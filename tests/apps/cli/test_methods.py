@@ -37,6 +37,7 @@ def test_the_list_has_every_method_and_drafter() -> None:
     ):
         page = run_here("methods", name)
         assert [each for each in words if each not in page.text] == [], page
+    assert "--texts says how many" in run_here("methods", "vote").text  # n is refused there
 
 
 @pytest.mark.parametrize(
@@ -51,10 +52,11 @@ def test_the_list_has_every_method_and_drafter() -> None:
         (("--method", "layer-skip:1.1,force=perhaps"), "--method layer-skip:force is 'perhaps'; it must be yes or no"),
         (("--method", "predicate"), "--method predicate takes what can't be typed"),
         (("--draft-option", "max"), "--draft-option is 'max'; write KEY=VALUE, such as max=8"),
+        (("--draft-option", "=8"), "--draft-option is '=8'; write KEY=VALUE"),
         (("--draft-option", "mx=8"), "--draft-option has no key 'mx'; did you mean max?"),
         (("--draft-option", "max=x"), "--draft-option max is 'x'; it must be a whole number"),
         (("--draft-option", "numerics=fast"), "--draft-option numerics is 'fast'; it must be strict, padded or loose"),
-        (("--penalty", "repeat=1.1"), "write NAME=X with one of repetition, frequency, presence, last-n"),
+        (("--penalty", "repeat=1.1"), "--penalty is 'repeat=1.1'; write NAME=X with one of repetition,"),
     ],
 )
 def test_what_is_refused(model: Path, args: tuple[str, ...], words: str) -> None:

@@ -81,11 +81,7 @@ def test_the_guide_lists_the_options_of_another_name() -> None:
         (("--logit-bias", "7=1e40"), "--logit-bias must hold numbers"),
         (("--logit-bias", "99999=1"), "--logit-bias names token 99999; "),
         (("--draft-option", "rule=guess"), "--draft-option rule is 'guess'; "),
-        (
-            ("--method", "switching:entropy=1"),
-            "--method switching:entropy is given without a small model; "
-            "give both, --method switching:small-model and --method switching:entropy\n",
-        ),
+        (("--method", "switching:entropy=1"), "both, --method switching:small-model and --method switching:entropy\n"),
         (("--method", "switching:x,entropy=9"), "or force it (--method switching:entropy-force)\n"),
         (("--draft", "model"), "give one (--draft-option model)\n"),
         (

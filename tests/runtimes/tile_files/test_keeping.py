@@ -346,7 +346,7 @@ def test_a_full_disk_keeps_the_tiles(fetched: Fetched, monkeypatch: pytest.Monke
     def full(_: Progress) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(StorageError, match="No space left"):
+    with pytest.raises(StorageError, match="No space left on device; its folder must have room"):
         make_whole(fetched.path, on_progress=full)
     assert fetched.files() == ["tiny.gguf.json", "tiny.tiles"]
     assert fetched.text() == first
@@ -372,29 +372,26 @@ def test_cancelling_leaves_what_was_there(fetched: Fetched, data: bytes, phase: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["head", "matrix", "header", "end"])
+@pytest.mark.parametrize("where", ["head", "matrix", "header", "end", "cut"])
 def test_damage_is_found_and_fetched_again(fetched: Fetched, data: bytes, where: str) -> None:
     """A tile file that is all there is of a model is not deleted for damage: `pull --force` fetches the model again."""
     first = fetched.text()
     gguf = read_gguf(fetched.path)
     assert gguf.form is not None
     places = gguf.form.tiles.places()
-    at = {"head": 100, "matrix": places["blk.0.attn_q.weight"] + 5, "header": places[""] + 30, "end": -1}[where]
-    found = bytearray(fetched.tiles.read_bytes())
+    at = {"head": 100, "matrix": places["blk.0.attn_q.weight"] + 5, "header": places[""] + 30}.get(where, -1)
+    found = bytearray(fetched.tiles.read_bytes()[: -1 if where == "cut" else None])
     found[at] ^= 1
     fetched.tiles.write_bytes(found)
-    with pytest.raises(ModelFormatError, match=r"download the model again|is damaged|they are made anew"):
+    with pytest.raises(ModelFormatError, match=r"download the model again|is damaged"):
         fetched.load()
     with pytest.raises(EdgedecError):
         make_whole(fetched.path)
     assert fetched.tiles.read_bytes() == bytes(found)
     with StubServer() as server:
         server.add("/tiny.gguf", data)
-        port = fetched.url.split(":")[2].split("/")[0]
-        assert port.isdigit()
         written = json.loads(fetched.path.with_name("tiny.gguf.json").read_text())
         assert written["sha256"] == hashlib.sha256(data).hexdigest()
-        fetched.tiles.unlink()
         fetched.path = pull(f"{server.root}/tiny.gguf", fetched.options, force=True)
     assert fetched.text() == first
 

@@ -37,20 +37,19 @@ def command(
             method = method_named(name)
             doc, keys, usage = method.doc, shown_keys(method.keys) if method.keys else [], f"--method {method.typed}"
         columns = zip(("what", "for", "measured", "write"), (*about(doc), usage), strict=True)
-        write_facts([(title, text) for title, text in columns if text])
+        write_facts([row for row in columns if row[1]])
         if keys:
             write_line("\nkeys; the value of the first one also without its name:")
             write_facts(keys, indent="  ")
         return
-    methods = [method for method in map(method_named, names()) if method.keys is not None]
     for title, kinds in (
         ("How a text is written and read: --method NAME[:KEY=VALUE,...]", ("", SESSIONS, TEXT_METHODS)),
         ("One text of several, with --texts N: --method NAME", (CHOOSERS,)),
         ("Searches for one text: --method NAME:N", (SEARCHES,)),
     ):
         rows = list[tuple[str, str]]()
-        for method in methods:
-            if method.kind in kinds:
+        for method in map(method_named, names()):
+            if method.keys is not None and method.kind in kinds:
                 _, gain, cost = about(method.doc)
                 rows += [(method.typed, f"for {gain}"), *[("", text) for text in [_BY.sub("", cost)] if text]]
         write_line(f"{title}\n")

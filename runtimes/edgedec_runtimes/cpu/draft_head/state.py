@@ -56,8 +56,7 @@ class CpuHeadCall:
                 with call._state.using():
                     pass
             items = (DraftItem * len(calls))(*[call.item for call in calls])
-            code = getattr(native(), self.kind)(items, len(calls))
-            if code:
+            if code := getattr(native(), self.kind)(items, len(calls)):
                 self._state._check(code)
             for call, item in zip(calls, items, strict=True):
                 call.item.n_found = item.n_found

@@ -28,7 +28,7 @@ from edgedec.errors import EdgedecError, ModelFormatError, ModelNotFoundError, S
 from edgedec.gguf.file import file_states, read_gguf, storage_error
 from edgedec.gguf.places import standing
 from edgedec.gguf.tile_form import damaged_model
-from edgedec.gguf.tile_header import REMEDY, TileHeader, TileTensor
+from edgedec.gguf.tile_header import TileHeader, TileTensor
 from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.tiles.build import (
     CacheUnusableError,
@@ -211,7 +211,7 @@ def _in_the_model(job: Job) -> Tiles | None:
             _require_sound_model(job, path, tiles)
             opened = in_huge_pages(job, tiles) if job.mapped else copy_to_memory(job, tiles)
         except ModelFormatError as error:
-            raise damaged_model(path, str(error).removesuffix(f"; {REMEDY}")) from error
+            raise damaged_model(path, error) from error
         except OSError as error:
             raise storage_error(path, error) from error
         if opened is tiles:
