@@ -71,7 +71,7 @@ def test_what_no_method_takes_is_refused() -> None:
         edgedec.Lossy(methods={"switching": {"bits": 1.0}})
     with pytest.raises(RequestError, match="the method slide has no option 1"):
         companion_of({"slide": {1: 2}})  # type: ignore[dict-item]
-    with pytest.raises(RequestError, match="the method slide is None; it must be a mapping"):
+    with pytest.raises(RequestError, match="the method slide is missing; it must be a mapping"):
         companion_of({"slide": None})  # type: ignore[dict-item]
     with pytest.raises(RequestError, match="one of them can be used at a time"):
         edgedec.Lossy(methods={"switching": {}, "guess": {}})

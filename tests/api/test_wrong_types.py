@@ -301,7 +301,7 @@ def test_each_argument_of_load_refuses_rubbish(
     good: dict[str, Any] = {"model": tiny_path, "runtime": "cpu", "offline": True}
     assert not faults(edgedec.load, good, later="None", tries_right=False)
     for name in ("model", "runtime", "n_draft_max", "lossy", "lora", "offline"):
-        assert f"{name} is None; it must be" in answer(partial(edgedec.load, **good | {name: None}))
+        assert f"{name} is missing; it must be" in answer(partial(edgedec.load, **good | {name: None}))
 
 
 @pytest.mark.parametrize(("make", "good"), MAKERS, ids=lambda each: getattr(each, "__qualname__", ""))

@@ -213,6 +213,6 @@ def test_the_command_line_says_what_was_read(paths: tuple[Path, Path]) -> None:
     assert f"of {n_prompt} prompt tokens were read, chosen by reader" in result.err
     assert "prompt read in part: " in result.err
     result = run_here("run", paths[0], text, *options, *given[2:])
-    assert (result.code, "--method prompt-keep:keep is None" in result.err) == (40, True)
+    assert (result.code, "--method prompt-keep:keep is missing" in result.err) == (40, True)
     result = run_here("plan", paths[0], *given, "--runtime", "cpu")
     assert b"reading model: " in result.out
