@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import eq
 from time import monotonic
 
 from edgedec.draft import Draft
-from edgedec.drafter import DrafterFactory, DrafterNeeds
+from edgedec.drafter import DrafterFactory, DrafterNeeds, Store
 from edgedec.model import Model
 from edgedec.sampling import SamplingParams
 from edgedec.testing.drafting import GREEDY, SEED, DrafterSubject, Proposal, Recorder
@@ -21,9 +22,8 @@ def needs_are_sane(subject: DrafterSubject) -> None:
     needs = drafter.needs
     require(isinstance(needs, DrafterNeeds), f"needs is {needs!r}, expected DrafterNeeds")
     n_layer = subject.model.card.n_layer
-    require(
-        all(0 <= tap < n_layer for tap in needs.taps), f"needs.taps are {needs.taps}, layers are 0 to {n_layer - 1}"
-    )
+    in_range = all(0 <= tap < n_layer for tap in needs.taps)
+    require(in_range, f"needs.taps are {needs.taps}, layers are 0 to {n_layer - 1}")
     drafter.begin([1])
     require(drafter.needs == needs, f"needs changed from {needs} to {drafter.needs}")
 
@@ -80,21 +80,21 @@ def _latest_s(subject: DrafterSubject, prompt: tuple[int, ...], patience_s: floa
 
 
 def begin_starts_over(subject: DrafterSubject) -> None:
-    """After begin() a drafter that was used proposes what a new one does."""
+    """After begin() a drafter that was used proposes what a new one with the same store does."""
     first, second, _ = subject.prompts()
     drafts = []
-    for earlier in ((first,), ()):
-        drafter, session = subject.open()
-        for prompt in earlier:
-            subject.generate(prompt, session, drafter)
+    for is_new in (False, True):
+        store = Store(subject.budget_bytes)
+        drafter, session = subject.open(store=store)
+        subject.generate(first, session, drafter)
+        if is_new:
+            drafter, session = subject.open(store=store)
         recorder = Recorder(drafter)
         subject.generate(second, session, recorder)
         drafts.append([(proposal.draft.tokens, proposal.draft.parents) for proposal in recorder.proposals])
-    drafted, expected = drafts
-    other = next(
-        (i for i, pair in enumerate(zip(drafted, expected, strict=False)) if pair[0] != pair[1]), len(expected)
-    )
-    require(drafted == expected, f"draft {other + 1} of {len(drafted)} is not what a new instance proposes")
+    used, new = drafts
+    n_equal = [*map(eq, used, new), False].index(False)
+    require(used == new, f"draft {n_equal + 1} of {len(used)} is not what a new instance proposes")
 
 
 def memory_stays_in_budget(subject: DrafterSubject) -> None:

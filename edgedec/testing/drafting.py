@@ -130,18 +130,17 @@ class DrafterSubject(HeldSessions):
     def n_draft_most(self) -> int:
         """Return the most nodes of a draft whose rows have a plain step's bits; for longer ones no text is promised."""
         claim, max_rows = self.model.batch_invariant, self.model.capabilities.max_rows
-        most = min(8, max_rows - 1) if claim is True else min(8, max_rows - 1, claim - 1)
+        most = min(8, max_rows - 1, max_rows if claim is True else claim - 1)
         if most < 1:
             raise NotApplicableError(f"batch_invariant is {claim} and max_rows is {max_rows}, so no draft is exact")
         return most
 
-    def open(self, params: SamplingParams = GREEDY) -> tuple[Drafter, Session]:
-        """Return a new drafter and its session; skip the check where the model lacks what the drafter needs."""
-        longest = max(len(prompt) for prompt in self.prompts())
-        session = self.adopt(self.model.session(longest + self.n_tokens + 1))
-        noise = Noise(SEED)
-        drafter = self.factory(DraftContext(session, params, noise, Store(self.budget_bytes)))
-        for capability, needed in (("taps", bool(drafter.needs.taps)), ("layers", drafter.needs.layers)):
+    def open(self, params: SamplingParams = GREEDY, store: Store | None = None) -> tuple[Drafter, Session]:
+        """Return a new drafter, on `store` or an empty one, and its session; skip where the model lacks its needs."""
+        session = self.adopt(self.model.session(max(map(len, self.prompts())) + self.n_tokens + 1))
+        store = Store(self.budget_bytes) if store is None else store
+        drafter = self.factory(DraftContext(session, params, Noise(SEED), store))
+        for capability, needed in (("taps", drafter.needs.taps), ("layers", drafter.needs.layers)):
             if needed and not getattr(self.model.capabilities, capability):
                 raise NotApplicableError(f"the drafter needs {capability!r}, which the model does not declare")
         return drafter, session

@@ -16,7 +16,7 @@ from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
 from edgedec.model_card import Capabilities
-from edgedec.testing import check_drafter
+from edgedec.testing import check_drafter, raise_failures
 from edgedec.testing.__main__ import main
 from edgedec.testing.drafter import DRAFTER_CHECKS
 from edgedec.testing.drafting import DrafterSubject
@@ -59,6 +59,12 @@ def test_the_example_drafter_passes_every_check(load: Callable[[], Model], looku
     assert len((EXAMPLE / "edgedec_lookup.py").read_text(encoding="utf-8").splitlines()) < 40
 
 
+@pytest.mark.parametrize("name", ["common", "recycling", "stand", "suffix", "trigram"])
+def test_drafters_that_look_up_pass_every_check(load: Callable[[], Model], name: str) -> None:
+    """Those that keep nothing of a model."""
+    raise_failures(check_drafter(plugins.load_plugin(plugins.DRAFTERS, name), load))
+
+
 class Base:
     """A drafter that repeats the last token, and the faults below."""
 
@@ -89,9 +95,7 @@ class Base:
 
 def variant(**attributes: Any) -> DrafterFactory:
     """Return the drafter with other attributes."""
-    made: Any = type("Variant", (Base,), attributes)
-    factory: DrafterFactory = made
-    return factory
+    return cast(DrafterFactory, type("Variant", (Base,), attributes))
 
 
 def spoil_the_cache(self: Any, n_max: int, deadline_s: float) -> Draft:
@@ -111,10 +115,6 @@ def _late(self: Any, n_max: int, deadline_s: float) -> Draft:
     time.sleep(0.0 if self.slept else 0.4)
     self.slept = True
     return Draft.chain([])
-
-
-def _forgets_types(self: Any, n_max: int, deadline_s: float) -> Draft:
-    return Draft.chain(cast(Any, np.ones(1, np.int32)))
 
 
 def _notes_drafts(self: Any, n_max: int, deadline_s: float) -> Draft:
@@ -142,7 +142,10 @@ DRAFTER_FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a tap that no layer has": ("needs_are_sane", {"needs": DrafterNeeds(taps=(2,))}),
     "too many nodes": ("drafts_are_valid", {"propose": lambda self, n_max, _: Draft.chain([1] * (n_max + 1))}),
     "an estimate above 1": ("drafts_are_valid", {"p_accept": 1.5}),
-    "tokens of the wrong type": ("drafts_are_valid", {"propose": _forgets_types}),
+    "tokens of the wrong type": (
+        "drafts_are_valid",
+        {"propose": lambda *_: Draft.chain(cast(Any, np.ones(1, np.int32)))},
+    ),
     "a history taken for granted": ("empty_histories_are_fine", {"propose": _proposes_the_last}),
     "late": ("deadlines_are_kept", {"slept": False, "propose": _late}),
     "a history that stays": ("begin_starts_over", {"begin": _extends, "propose": _proposes_the_first}),
@@ -162,8 +165,7 @@ def test_a_fault_of_a_drafter_fails_its_check(load: Callable[[], Model], fault: 
     """The named check passes on the sound drafter, and fails with the fault, telling what was found."""
     name, attributes = DRAFTER_FAULTS[fault]
     for factory, status in ((Base, "passed"), (variant(**attributes), "failed")):
-        subject = DrafterSubject(factory, load, 12, 10**6)
-        (result,) = run_checks([DRAFTER[name]], subject, None)
+        (result,) = run_checks([DRAFTER[name]], DrafterSubject(factory, load, 12, 10**6), None)
         assert (result.name, result.status) == (name, status), result.detail
         assert bool(result.detail) == (status == "failed")
 

@@ -114,9 +114,14 @@ class SuffixDrafter:
         """Start a text with its prompt; only the tokens that follow it are kept for later requests."""
         with self._lock:
             self._store.begin(self._limit)
+            self._text, self._predicted, self._unread = SuffixAutomaton(), SuffixAutomaton(), []
             self._output = array("i")
             self._store.outputs.append(self._output)
-            self._learn_prediction(token_ids)
+            # The text that the request expects follows the end of its prompt.
+            for token in (*token_ids[-_MAX_ANCHOR:], *self._expected) if self._expected else ():
+                if self._predicted.memory_bytes() > self._limit // 2:
+                    break
+                self._predicted.add(token)
             # In `young` are soon the texts that are written beside this one.
             automata = [self._store.young, *(a for a in (self._store.old, self._predicted) if len(a.next) > 1)]
             self._earlier = [Match(a) for a in automata]
@@ -133,13 +138,6 @@ class SuffixDrafter:
         young.last = self._kept
         young.add(token)
         self._kept = young.last
-
-    def _learn_prediction(self, token_ids: Sequence[int]) -> None:
-        """Learn the text that the request expects, as what follows the end of its prompt."""
-        for token in (*token_ids[-_MAX_ANCHOR:], *self._expected) if self._expected else ():
-            if self._predicted.memory_bytes() > self._limit // 2:
-                break
-            self._predicted.add(token)
 
     def _take(self, token: int) -> None:
         """Add a token to the text; a text that fills its half of the budget is forgotten first."""
@@ -183,7 +181,7 @@ class SuffixDrafter:
             if self._store.shut:
                 self._predicted = SuffixAutomaton()
                 self._earlier.clear()
-            if not self._store.shut:
+            else:
                 self._output.extend(verification.token_ids)
             if not self._drafted:
                 self._unread.extend(verification.token_ids)
