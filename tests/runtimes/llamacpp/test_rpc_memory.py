@@ -73,7 +73,7 @@ def watching(pid: int) -> Iterator[list[int]]:
 
 def run(model: Path, *given: Any) -> tuple[Result, int]:
     """Fill a context of 512 tokens; return how it ended, and the most that parent and child were seen to hold."""
-    text = ("--raw", "--ignore-end", "-n", "200", "-t", "0", "--quiet", "--json")
+    text = ("--raw", "--method=ignore-end", "-n", "200", "-t", "0", "--quiet", "--json")
     process = start("run", model, RIVER, *text, *given)
     with watching(process.pid) as held:
         result = finish(process)
