@@ -43,7 +43,7 @@ class Store(dict[str, Any]):
         return STORE_BYTES if self.budget_bytes is None else min(STORE_BYTES, self.budget_bytes // 2)
 
     def half(self, name: str) -> "Store":
-        """Return the store of a drafter within the drafter `name`: it has half of that one's budget, and its lock."""
+        """Return the store of a drafter within the drafter `name`: half of this one's budget, and this one's lock."""
         made = Store(None if self.budget_bytes is None else self.budget_bytes // 2, self.cache_dir)
         made.lock = self.lock
         store = self.setdefault(name, made)

@@ -136,7 +136,7 @@ class DrafterSubject(HeldSessions):
         return most
 
     def open(self, params: SamplingParams = GREEDY, store: Store | None = None) -> tuple[Drafter, Session]:
-        """Return a new drafter, on `store` or an empty one, and its session; skip where the model lacks its needs."""
+        """Return a new drafter on `store` (None: a new one) and its session; skip where the model lacks its needs."""
         session = self.adopt(self.model.session(max(map(len, self.prompts())) + self.n_tokens + 1))
         store = Store(self.budget_bytes) if store is None else store
         drafter = self.factory(DraftContext(session, params, Noise(SEED), store))

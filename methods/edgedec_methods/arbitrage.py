@@ -76,7 +76,7 @@ class Arbitrated:
     Attributes:
         text: The text, as the small model holds it.
         chances: By step, the router's chance that the large model's step would be better.
-        steps_kept: By step, whether it stayed as the small model wrote it.
+        steps_kept: For each step, whether it stayed as the small model wrote it.
         n_large: How many tokens the large model wrote.
     """
 

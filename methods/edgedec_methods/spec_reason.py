@@ -48,7 +48,7 @@ class Reasoned:
     Attributes:
         text: The text.
         grades: By step, its grade, 0 to 9; empty where one model wrote all of the text.
-        steps_kept: By step, whether it stayed as the small model wrote it; empty as `grades`.
+        steps_kept: For each step, whether it stayed as the small model wrote it; empty as `grades`.
     """
 
     text: PartialText

@@ -117,7 +117,7 @@ class SuffixDrafter:
             self._text, self._predicted, self._unread = SuffixAutomaton(), SuffixAutomaton(), []
             self._output = array("i")
             self._store.outputs.append(self._output)
-            # The text that the request expects follows the end of its prompt.
+            # The text that the request predicts is learned as what follows the end of the prompt.
             for token in (*token_ids[-_MAX_ANCHOR:], *self._expected) if self._expected else ():
                 if self._predicted.memory_bytes() > self._limit // 2:
                     break

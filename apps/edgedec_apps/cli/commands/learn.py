@@ -67,9 +67,8 @@ def _learn(model: str, paths: list[Path], most_bytes: int, *, offline: bool, qui
         with ProgressLine(quiet=quiet) as on_progress:
             keywords = {"draft": "off", "n_ctx": 64, "offline": offline}
             with edgedec.load(model, on_progress=on_progress, cancel=cancel, **keywords) as engine:  # type: ignore[arg-type]
-                folder = cache_folder()
                 return learn_files(
-                    folder,
+                    cache_folder(),
                     model,
                     engine.tokenizer,
                     paths,

@@ -1,4 +1,4 @@
-"""A question to all installed runtimes, of which those that fail do not stop the others."""
+"""Puts a question to each installed runtime; a runtime that fails does not keep the others from answering."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def ask_runtimes(question: Callable[["Runtime"], T]) -> dict[str, T | EdgedecError]:
-    """Return the answer of each runtime, by the runtime's name; where a runtime fails, an EdgedecError instead."""
+    """Return each runtime's answer, or the EdgedecError with which the runtime failed, by the runtime's name."""
     answers: dict[str, T | EdgedecError] = {}
     for name, plugin in plugins.plugins(plugins.RUNTIMES).items():
         try:

@@ -122,7 +122,7 @@ class Opener:
     Without `options.memory`, nine tenths of what the system had free at the first call are for the models.
 
     Attributes:
-        listed: The models of the command line, as their recipes have them.
+        listed: The models that the command line names, in the form in which a recipe names its model.
         options: How these are loaded.
         others: How all other models are loaded.
         request_bytes: Bytes that the server keeps for requests; 0 without a cap.
