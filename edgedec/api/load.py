@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from threading import Lock
 
 from edgedec.api.engine import Engine
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
@@ -32,8 +31,8 @@ from edgedec.load_plan import LoadPlan
 from edgedec.loading.runtime_choice import machines_of
 from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import Cap, cap_beside_held, planning_bytes, with_drafters
-from edgedec.memory.shedding import memory_watch
-from edgedec.memory.system import return_free_memory
+from edgedec.memory.shedding import Watch, shedders
+from edgedec.memory.system import held_reader, return_free_memory
 from edgedec.memory_plan import HasDevices, MemoryPlan, Size
 from edgedec.model import Model, RecallingSession, Session
 from edgedec.model_card import ModelCard
@@ -228,14 +227,8 @@ def _slots(
 ) -> list[SessionSlot]:
     """Return the sessions, each with all that a generation on it must know.
 
-    Args:
-        sessions: The sessions of the requests that are generated at the same time.
-        curves: What forwards of each of them cost.
-        drafting: What they draft with; None where nothing is drafted.
-        plan: The plan that they were opened under.
-        notes: Sentences for the statistics of every text.
-        processes: Returns the further processes whose memory counts as this one's.
-        share: Whether texts may share what they have in common, where the runtime can.
+    `processes` returns the further processes whose memory counts as this one's; `share` says whether texts may share
+    what they have in common, where the runtime can.
     """
     first, n_texts = sessions[0], plan.n_texts
     elsewhere = machines_of(plan.runtime, plan.options.runtime_options)
@@ -256,7 +249,11 @@ def _slots(
             curve=curve,
             drafting=drafting,
             runtime_reason=plan.reason,
-            watch=memory_watch(drafting, plan.memory.process_cap_bytes, processes),
+            watch=Watch(
+                plan.memory.process_cap_bytes,
+                shedders(drafting) if drafting is not None else (),
+                held_reader(processes),
+            ),
             forward_rows=n_rows,
             text_rows=None if n_rows is None else max(n_texts, n_rows, few_rows),
             kept_rows=ROWS_OF_TEXT * n_texts,
@@ -385,7 +382,7 @@ def _open_drafters(
         EdgedecError: The draft model can't be loaded, the draft store can't be read, or a forward failed.
     """
     first, notes = sessions[0], [*plan.notes]
-    curves: Sequence[CostCurve] = [CostCurve() for _ in sessions]
+    curves = [CostCurve() for _ in sessions]
     if not plan.drafters:
         return plan, curves, None
     max_rows = plan.options.max_rows if plan.memory.terms else None
@@ -393,7 +390,12 @@ def _open_drafters(
     with stage(options.on_progress, "checking how long drafts with the bits of single steps may be"):
         n_max = _draft_limit(model, n_most, loose=options.drafting.numerics == "loose")
     if n_max >= 1 and (not plan.pinned or any(demands_of(factory).costs for factory in plan.drafters.values())):
-        curves = _curves(sessions, cost_curve(first, plan.options, most_rows=max_rows or MOST_ROWS))
+        curves = [cost_curve(first, plan.options, most_rows=max_rows or MOST_ROWS)]
+        if len(sessions) > 1:  # sessions of one batcher measure joined forwards together
+            from edgedec.scheduler.shared_cost_curve import curve_of_fork
+
+            joined = curve_of_fork(curves[0])
+            curves = [joined, *(joined.beside() for _ in sessions[1:])]
     if plan.draft_model is not None:
         plan, why = _with_draft_model(plan, model, curves[0], n_max, undo)
         notes += why
@@ -490,13 +492,3 @@ def _draft_limit(model: Model, n_draft_max: int, *, loose: bool) -> int:
     if loose or (invariant := model.batch_invariant) is True:
         return limit
     return min(limit, invariant - 1)
-
-
-def _curves(sessions: Sequence[Session], curve: CostCurve) -> tuple[CostCurve, ...]:
-    """Return the measured curve for each session; sessions of one batcher measure joined forwards together."""
-    if len(sessions) == 1:
-        return (curve,)
-    from edgedec.scheduler.shared_cost_curve import JoinedCurve
-
-    lock = Lock()
-    return tuple(JoinedCurve(curve, lock) for _ in sessions)

@@ -474,7 +474,10 @@ class Waiting:
             raise error
         if self._first is None:
             self._first, self._since = error, monotonic()
-            logger.warning("%s", self._sentence(error))
+            limit = "" if math.isinf(self._wait_s) else f" up to {self._wait_s:g} s"
+            logger.warning(
+                "%s; waiting%s until the model can be loaded again, then the text goes on", error.loss, limit
+            )
             report_progress(self._on_progress, _PHASE, 0, None, "")
             return  # the first try comes at once: a server may have been started again by a supervisor
         if monotonic() - self._since >= self._wait_s:
@@ -490,7 +493,3 @@ class Waiting:
             self._first = None
             report_progress(self._on_progress, _PHASE, 1, 1, "")
             logger.warning("the model is loaded again; the text goes on")
-
-    def _sentence(self, error: RuntimeLostError) -> str:
-        limit = "" if math.isinf(self._wait_s) else f" up to {self._wait_s:g} s"
-        return f"{error.loss}; waiting{limit} until the model can be loaded again, then the text goes on"

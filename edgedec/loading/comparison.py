@@ -142,17 +142,12 @@ def is_faster(of_rival: Measured, of_first: Measured) -> bool:
     def seconds(one: Measured) -> float:
         return one.drafted_s(rows) + (PROMPT_TOKENS * (one.prompt_s or 0.0) if prompts else 0.0)
 
-    return seconds(of_rival) < _MARGIN * _memory_factor(of_rival, of_first) * seconds(of_first)
+    more = (of_rival.n_bytes or 0) / of_first.n_bytes if of_first.n_bytes else 1.0  # times the memory, if it says so
+    return seconds(of_rival) < _MARGIN * float(_DOUBLED ** max(0.0, log2(more or 1.0))) * seconds(of_first)
 
 
 def _is_known(one: Measured, n_rows: int) -> bool:
     return n_rows in one.seconds or (one.n_exact is not None and n_rows > one.n_exact)
-
-
-def _memory_factor(of_rival: Measured, of_first: Measured) -> float:
-    if of_rival.n_bytes is None or of_first.n_bytes is None or of_rival.n_bytes <= of_first.n_bytes:
-        return 1.0
-    return float(_DOUBLED ** log2(of_rival.n_bytes / of_first.n_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +190,7 @@ def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) ->
     Raises:
         CancelledError: The options' `cancel` was cancelled.
     """
-    of_first = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=_always)
+    of_first = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=lambda measured: True)
 
     def matters(measured: Measured) -> bool:
         return of_first is None or (
@@ -204,10 +199,6 @@ def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) ->
 
     of_rival = measure(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True, matters=matters)
     return {first.name: of_first, rival.name: of_rival}
-
-
-def _always(measured: Measured) -> bool:
-    return True
 
 
 def measure(

@@ -178,15 +178,10 @@ def shortage_reader() -> Callable[[], str | None]:
         percent = waited()
         if percent is None or percent <= _PRESSURE_PERCENT:  # mostly; reading the rest takes 50 times as long
             return None
-        return shortage(percent, system.available_bytes(), _most_bytes())
+        limits = filter(None, (system.total_bytes(), system.cgroup_limit_bytes()))
+        return shortage(percent, system.available_bytes(), min(limits, default=None))
 
     return read
-
-
-def _most_bytes() -> int | None:
-    """Return the bytes of the machine's memory, or of the control group's limit where that is less."""
-    limits = (system.total_bytes(), system.cgroup_limit_bytes())
-    return min((n_bytes for n_bytes in limits if n_bytes is not None), default=None)
 
 
 def shortage(percent: float, available_bytes: int | None, total_bytes: int | None) -> str | None:
@@ -213,20 +208,6 @@ def shortage(percent: float, available_bytes: int | None, total_bytes: int | Non
 class _Sized(Protocol):
     def memory_bytes(self) -> int:
         """Return the bytes of memory that it holds."""
-
-
-def memory_watch(
-    drafting: Drafting | None, cap_bytes: int | None, processes: Callable[[], Sequence[int]] = tuple
-) -> Watch:
-    """Return the watch over an engine's memory, for generate.SessionSlot.
-
-    Args:
-        drafting: What the engine drafts with; None where it decodes plainly.
-        cap_bytes: Most bytes of resident memory that the process may hold, those before loading included; None to shed
-            only where the whole system is short of memory.
-        processes: Returns the further processes that belong to the engine's models; what they hold counts.
-    """
-    return Watch(cap_bytes, shedders(drafting) if drafting is not None else (), system.held_reader(processes))
 
 
 def shedders(drafting: Drafting) -> list[Shedder]:

@@ -268,7 +268,8 @@ class ActiveDrafters:
             draft.check(self._n_vocab)
         except Exception as error:  # a drafter never ends the text
             if isinstance(error, DraftLateError):
-                note_late(stats, active.name)
+                stats.count_failure(active.name, "late")
+                stats.add_reason(f"{active.name}: drafts came after their deadline and were left out")
             if not isinstance(error, DraftLateError) or error.is_last:
                 self.drop(stats, active, error)
                 return perf_counter() - started
@@ -339,12 +340,6 @@ def note_failure(stats: DecodeStats, name: str, error: Exception) -> None:
         message = "its message can't be shown"
     stats.add_reason(f"{name} off: the drafter failed ({type(error).__name__}: {message})")
     stats.count_failure(name, "failed")
-
-
-def note_late(stats: DecodeStats, name: str) -> None:
-    """Note that a draft did not come by its deadline."""
-    stats.count_failure(name, "late")
-    stats.add_reason(f"{name}: drafts came after their deadline and were left out")
 
 
 def close_drafter(drafter: Drafter | None) -> None:

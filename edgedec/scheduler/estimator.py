@@ -42,7 +42,7 @@ looked at in the meantime. To measure which rows are exact waits until drafts ha
 is at most twice the best possible (renting skis until they would have been paid for).
 
 **What is known.** T(n) comes from the cost curve, P from the drafter's estimates, as corrected by what came
-(`drafter_record.Calibration`). What g and c of a drafter are depends on the cost that it declares (`DraftCost`):
+(`drafter.Calibration`). What g and c of a drafter are depends on the cost that it declares (`DraftCost`):
 
 | cost | g | c |
 |---|---|---|
@@ -58,9 +58,8 @@ asked in several steps or not at all, and a trial of it takes TRIAL_STEPS steps.
 
 from dataclasses import dataclass
 
-from edgedec.cost_curve import Cost, best_length
+from edgedec.cost_curve import Cost, DraftPrice, best_length
 from edgedec.draft_constants import AT_ONCE, BUCKET, CAUTION, FIRST, GAIN, TRIAL_STEPS
-from edgedec.draft_price import DraftPrice
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog

@@ -19,7 +19,7 @@ from typing import Any
 
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import CancelledError, SessionError
-from edgedec.head_state import DraftCall, HeadState
+from edgedec.head_state import DraftCall
 from edgedec.model import Forward, ForwardItem, Model, RecallingSession, Session
 from edgedec.progress import OnProgress, Progress
 from edgedec.sampling import SamplingParams
@@ -314,12 +314,6 @@ class BatchedSession(OuterSession):
     def n_cached(self) -> int:
         """Tokens in the KV cache, counted along the prefix."""
         return self.inner.n_cached if self.n_valid is None else min(self.inner.n_cached, self.n_valid)
-
-    @property
-    def draft_head(self) -> HeadState | None:
-        """The draft head that follows the session inside; its drafts are joined with those of other sessions."""
-        head = self.inner.draft_head
-        return None if head is None else head.seen_by(joined=lambda call: self.answer([(self, call)])[0])
 
     def answer(self, calls: Sequence[tuple[Session, DraftCall]]) -> list[SharedForward]:
         """Answer calls of drafters, together with those for other sessions where they come at the same time."""

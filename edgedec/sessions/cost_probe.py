@@ -41,7 +41,8 @@ def cost_curve(
     forward of another number of rows, as drafts do. One row is measured in a streak as well, as plain decoding is one.
     The number of rows rises while time is left, at most to `most_rows`; each row takes the memory of a row of logits.
     """
-    key = f"{_key(session, options)} {most_rows} streak"
+    card = session.model.card
+    key = f"{card.fingerprint} {card.runtime} {machine_key(options)} {most_rows} streak"
     cache_dir = None if options.machines else options.cache_dir
     cached = _as_curve(probe_cache.get(cache_dir, "curve", key))
     if cached is not None:
@@ -56,11 +57,6 @@ def cost_curve(
         numbers = {_RESUME: resume_share} | {str(n): seconds for n, seconds in measured.items()}
         probe_cache.put(cache_dir, "curve", key, numbers)
     return CostCurve(measured, resume_share)
-
-
-def _key(session: Session, options: LoadOptions) -> str:
-    card = session.model.card
-    return f"{card.fingerprint} {card.runtime} {machine_key(options)}"
 
 
 def _as_curve(numbers: object) -> CostCurve | None:

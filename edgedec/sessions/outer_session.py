@@ -54,8 +54,9 @@ class OuterSession(Session):
 
     @property
     def draft_head(self) -> HeadState | None:
-        """The draft head that follows the session inside."""
-        return self.inner.draft_head
+        """The draft head that follows the session inside; its calls go the way of answer()."""
+        head = self.inner.draft_head
+        return None if head is None else head.seen_by(joined=lambda call: self.answer([(self, call)])[0])
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Let the session inside evaluate an item; see edgedec.model.Session."""

@@ -178,7 +178,8 @@ class DraftModel:
             text.calls += text.target.answer([(text.target, call)])
         text.called_s += perf_counter() - begun
         assert call.forward is not None, "a call that was answered has a result"
-        text.note(call.n_rows)
+        if text.recorder is not None:
+            text.recorder.evaluated(call.n_rows, None)
         return call.forward
 
     def forget(self) -> None:

@@ -25,7 +25,7 @@ from edgedec_runtimes.child.messages import LOAD
 from edgedec_runtimes.child.process import PATIENCE_S, Child
 from edgedec_runtimes.child.rows import SharedRows
 from edgedec_runtimes.child.tokenizer import ChildTokenizer
-from edgedec_runtimes.shared.model_lock import ModelLock
+from edgedec_runtimes.shared.library_model import ModelLock
 
 
 class ChildSession(Session):

@@ -10,8 +10,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import SharedForward
-from edgedec.draft_price import DraftPrice
+from edgedec.cost_curve import DraftPrice, SharedForward
 from edgedec.errors import ModelFormatError, SessionError, argument
 from edgedec.head_state import ChainRules, DraftCall, DraftedChain, JoinedCalls
 from edgedec.logit_ops import LogitOps
