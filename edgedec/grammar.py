@@ -41,6 +41,9 @@ class Grammar:
         source: A JSON schema, a regular expression that the whole text matches, or a grammar in the notation of Lark or
             of llama.cpp (GBNF).
 
+    Raises:
+        RequestError: The source is no str, or larger than 1 MB.
+
     >>> Grammar.json_schema({"type": "integer"})
     Grammar(kind='json_schema', source='{"type": "integer"}')
     """
@@ -94,29 +97,17 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
-        """Return the grammar of the texts that a regular expression matches as a whole.
-
-        Raises:
-            RequestError: The expression is larger than 1 MB.
-        """
+        """Return the grammar of the texts that a regular expression matches as a whole."""
         return cls("regex", pattern)
 
     @classmethod
     def lark(cls, source: str) -> "Grammar":
-        """Return a grammar in Lark's notation, whose rule `start` is the whole text.
-
-        Raises:
-            RequestError: The grammar is larger than 1 MB.
-        """
+        """Return a grammar in Lark's notation, whose rule `start` is the whole text."""
         return cls("lark", source)
 
     @classmethod
     def gbnf(cls, source: str) -> "Grammar":
-        """Return a grammar in llama.cpp's notation, GBNF, whose rule `root` is the whole text.
-
-        Raises:
-            RequestError: The grammar is larger than 1 MB.
-        """
+        """Return a grammar in llama.cpp's notation, GBNF, whose rule `root` is the whole text."""
         return cls("gbnf", source)
 
 

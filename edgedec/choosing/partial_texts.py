@@ -77,12 +77,9 @@ class PartialTexts(Closeable):
 
         Args:
             branches: They have read the prompt; who opened them closes them.
-            prompt_ids: The prompt's tokens.
             is_end: `(token_id)` -> whether the token ends a text.
-            decode: `(token_ids)` -> text.
             max_tokens: Most tokens of a text after the prompt.
             stop: Strings, each of which ends a text.
-            cancel: Ends the search with CancelledError before its next forward.
             on_progress: Called with the number of tokens evaluated so far, after each forward.
         """
         self.prompt_ids = tuple(prompt_ids)

@@ -9,7 +9,7 @@ from functools import cache
 from edgedec import plugins
 from edgedec.constraint import Constraint
 from edgedec.draft import Verification
-from edgedec.model import Forward, Model, Session
+from edgedec.model import Forward, Session
 from edgedec.sequence import FinishReason, Request, TextState
 from edgedec.text_method import EarlyEnd, EndBefore
 
@@ -172,7 +172,11 @@ class TextEnd:
         if request.sampling.max_tokens is not None:
             n_most = min(n_most, len(request.prompt_ids) + request.sampling.max_tokens)
         text, piece = TextStream(request.sampling.stop), cache(session.model.tokenizer.piece)
-        early = _early_ends(request, session.model)
+        methods, least, card = request.methods, request.sampling.stop_unsure, session.model.card
+        methods = methods if least is None else {**methods, "stop_unsure": least}
+        made = {name: plugins.load_plugin(plugins.TEXT_METHODS, name)(session.model.tokenizer) for name in methods}
+        ends = (method.early_end(methods[name], card) for name, method in made.items())
+        early = tuple(end for end in ends if end is not None)
         return cls(is_end, request.sampling.max_tokens, n_most, constraint, early, temperature, text, piece)
 
     def cut(self, verification: Verification, forward: Forward, n_before: int) -> Added:
@@ -249,12 +253,3 @@ class TextEnd:
             cut = self.constraint.note_if_cut if reason == "length" and not text.is_whole else ""
             for note in filter(None, (self.constraint.note, cut)):
                 text.stats.add_note(note)
-
-
-def _early_ends(request: Request, model: Model) -> tuple[EarlyEnd, ...]:
-    """Return what may end a text of a request early: what its methods bring, and its option stop_unsure."""
-    methods, least = request.methods, request.sampling.stop_unsure
-    if least is not None:
-        methods = {**methods, "stop_unsure": least}
-    made = ((plugins.load_plugin(plugins.TEXT_METHODS, name)(model.tokenizer), methods[name]) for name in methods)
-    return tuple(end for method, value in made if (end := method.early_end(value, model.card)) is not None)

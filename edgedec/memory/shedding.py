@@ -217,7 +217,10 @@ def shedders(drafting: Drafting) -> list[Shedder]:
     """
     parts: list[tuple[int, Shedder]] = []
     spared: dict[str, list[str]] = {}
+    users: dict[int, tuple[LoadedDraftModel, list[str]]] = {}
     for name, factory in drafting.factories.items():
+        if isinstance(factory, ModelFactory):
+            users.setdefault(id(factory.source), (factory.source, []))[1].append(name)
         if (shedding := shedding_of(factory)) is None:
             continue
         if shedding.spared:
@@ -225,8 +228,8 @@ def shedders(drafting: Drafting) -> list[Shedder]:
         if not isinstance(factory, ModelFactory):
             parts.append((shedding.order, _drafter(drafting, name, shedding)))
     parts += [(_STORES, _spared(drafting, what, names)) for what, names in spared.items()]
-    for source, users in _draft_models(drafting):
-        parts += [(_WINDOW, _window(drafting, source, users)), (_MODEL, _model(drafting, source, users))]
+    for source, names in users.values():
+        parts += _of_model(drafting, source, names)
     return [shedder for _, shedder in sorted(parts, key=itemgetter(0))]
 
 
@@ -272,37 +275,24 @@ def _drafter(drafting: Drafting, name: str, shedding: Shedding) -> Shedder:
     return Shedder(what, held, shed)
 
 
-def _draft_models(drafting: Drafting) -> list[tuple[LoadedDraftModel, list[str]]]:
-    """Return the loaded draft models, each with the names of the drafters that use it."""
-    users: dict[int, tuple[LoadedDraftModel, list[str]]] = {}
-    for name, factory in drafting.factories.items():
-        if isinstance(factory, ModelFactory):
-            users.setdefault(id(factory.source), (factory.source, []))[1].append(name)
-    return list(users.values())
+def _of_model(drafting: Drafting, source: LoadedDraftModel, names: Sequence[str]) -> list[tuple[int, Shedder]]:
+    """Return the shedders of a draft model that these drafters use: of most of its KV cache, and of all of it."""
 
+    def close() -> None:
+        for name in names:
+            why = f"{name} off: the draft model was shed when memory ran short; load again to have it"
+            drafting.switch_off(name, why)
+            drafting.store.pop(name, None)
+        source.close()
 
-def _window(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> Shedder:
-    def held() -> int:
-        return 0 if names[0] in drafting.off else source.spare_bytes()
-
-    def shed() -> None:
+    def shrink() -> None:
         try:
             source.shrink()
         except EdgedecError:  # memory is so short that not even the small KV cache can be had
-            _close(drafting, source, names)
+            close()
 
-    return Shedder("most of the draft model's KV cache", held, shed)
+    def held(n_bytes: Callable[[], int]) -> Callable[[], int]:
+        return lambda: 0 if names[0] in drafting.off else n_bytes()
 
-
-def _model(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> Shedder:
-    def held() -> int:
-        return 0 if names[0] in drafting.off else source.held_bytes()[0]
-
-    return Shedder("the draft model", held, lambda: _close(drafting, source, names))
-
-
-def _close(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> None:
-    for name in names:
-        drafting.switch_off(name, f"{name} off: the draft model was shed when memory ran short; load again to have it")
-        drafting.store.pop(name, None)
-    source.close()
+    window = Shedder("most of the draft model's KV cache", held(source.spare_bytes), shrink)
+    return [(_WINDOW, window), (_MODEL, Shedder("the draft model", held(lambda: source.held_bytes()[0]), close))]

@@ -105,9 +105,8 @@ class ActiveDrafter:
         """
         if self.idles:
             return False
-        pays = self.worth.paid = self.worth.pays(token_s, among_others=among_others)
-        self.tries = not pays
-        return pays or self._may_try(self.worth.price_s, n_texts)
+        self.worth.paid = self.worth.pays(token_s, among_others=among_others)
+        return self.may_ask(self.worth.paid, self.worth.price_s, n_texts)
 
     def may_ask(self, pays: bool, loss_s: float, n_texts: int, n_steps: int = 1) -> bool:
         """Tell whether to ask the drafter: where that pays, or to find out, where the loss fits its budget.
@@ -118,11 +117,9 @@ class ActiveDrafter:
             n_texts: Texts that share the forward.
             n_steps: Steps in a row that a trial takes: one, unless the drafter first has to read what it missed.
         """
-        self.tries = not pays
-        return pays or self._may_try(loss_s, n_texts, n_steps)
-
-    def _may_try(self, loss_s: float, n_texts: int, n_steps: int = 1) -> bool:
-        record = self.record
+        self.tries, record = not pays, self.record
+        if pays:
+            return True
         if self.trials == 0:
             if record.wait_s(max(loss_s, record.trial_s), self.share(n_texts), n_texts) > 0:
                 return False
@@ -278,7 +275,8 @@ class ActiveDrafters:
         n = len(draft.tokens)
         if n:
             active.chances = active.record.calibration[active.greedy].all_corrected(draft.p_accept)
-        if n and not self._options.coupled and self._keeps_q(draft):
+        has_q = draft.q is not None and any(law is not None for law in draft.q)
+        if n and not self._options.coupled and has_q and (self._options.trees or draft.is_chain):
             self.drawn = draft if self.drawn is None else self.drawn
             active.n_before, active.places = 0, list(range(n))
         elif n:
@@ -290,11 +288,6 @@ class ActiveDrafters:
         seconds = perf_counter() - started
         stats.count_proposal(active.name, n, seconds)
         return seconds
-
-    def _keeps_q(self, draft: Draft) -> bool:
-        """Tell whether a draft has a drawn node, and a shape that can be verified as it is."""
-        has_q = draft.q is not None and any(law is not None for law in draft.q)
-        return has_q and (self._options.trees or draft.is_chain)
 
     def renew_needs(self) -> None:
         """Ask the drafters anew what they need of the target."""
