@@ -272,10 +272,6 @@ class DrafterFactory(Protocol):
 class LoadedDraftModel(Protocol):
     """A loaded draft model, which several factories may share."""
 
-    @property
-    def n_ctx(self) -> int:
-        """Tokens of the KV cache of each of its sessions."""
-
     def held_bytes(self) -> tuple[int, int]:
         """Return the bytes of the draft model, KV caches included, and of the KV caches alone."""
 

@@ -14,7 +14,7 @@ from edgedec.choosing.choice import Chooser, ChosenText, chooser_named, chosen_a
 from edgedec.choosing.choosers import require_logprobs
 from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts
-from edgedec.choosing.sample_count import is_enough
+from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
 from edgedec.choosing.scorer import CallerScorer, Scorer, require_scorer, scores_of
 from edgedec.choosing.search_by import SearchBy, SearchRun
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
@@ -161,7 +161,7 @@ def _written(engine: Engine, asked: AskedPrompt, how: BestOf, options: RequestOp
         texts += write(len(texts), ROUND, lambda ended: False)
         answers = [answer_of(text.text, how.answer) for text in texts]
         is_cancelled = any(text.finish_reason == "cancelled" for text in texts)
-        if is_cancelled or is_enough(answers, EPS, MOST_AUTO):
+        if is_cancelled or not another_is_wanted(n_agreeing(answers), len(answers), EPS, MOST_AUTO):
             return texts
 
 

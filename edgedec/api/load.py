@@ -23,7 +23,7 @@ from edgedec.drafter import DrafterFactory, Store
 from edgedec.drafter_traits import Opening, demands_of
 from edgedec.errors import CancelledError, EdgedecError, TemplateError
 from edgedec.gguf.file import last_header_held
-from edgedec.gguf.model_info import context_note
+from edgedec.gguf.model_info import context_note, read_model_info
 from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx
@@ -33,7 +33,7 @@ from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import Cap, cap_beside_held, planning_bytes, with_drafters
 from edgedec.memory.shedding import Watch, shedders
 from edgedec.memory.system import held_reader, return_free_memory
-from edgedec.memory_plan import HasDevices, MemoryPlan, Size
+from edgedec.memory_plan import HasDevices, MemoryPlan, Size, format_bytes
 from edgedec.model import Model, RecallingSession, Session
 from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken, OnProgress, shown_progress, stage
@@ -453,15 +453,16 @@ def _with_draft_model(
 
     Where it can't pay, return the plan without it, and a sentence why.
     """
-    from edgedec.loading.draft_worth import expected_time, file_bytes, measured_time, why_it_cannot_pay
+    from edgedec.loading.draft_worth import expected_time, measured_time, why_it_cannot_pay
     from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
 
     path, options, overlap = plan.draft_model, plan.options, plan.draft_overlap
     assert path is not None, "asked for where a draft model is planned"
 
     def without(why: str) -> tuple[LoadPlan, list[str]]:
-        size = file_bytes(path)
-        note = f"the draft model {path.name}{f' ({size})' if size else ''} is not loaded: {why}"
+        info = read_model_info(path)
+        size = "" if info is None else f" ({format_bytes(info.n_bytes)})"
+        note = f"the draft model {path.name}{size} is not loaded: {why}"
         logger.warning("%s", note)
         others = {name: each for name, each in plan.drafters.items() if not demands_of(each).draft_model}
         return with_drafters(plan, others), [note]

@@ -99,12 +99,6 @@ class TextRun:
             self.decoder.added = self.decoder.ending.begin(begun, n_prompt)
             yield from self.outputs(n_prompt)
 
-    def end_full(self, why: str) -> None:
-        """End the text where it is, with a sentence that says why it can't be longer."""
-        self.text.stats.add_note(why)
-        self.text.finish_reason = "length"
-        self.decoder.ending.note_grammar(self.text, "length")
-
     def shorten(self, outputs: list[TokenOutput], n_drawn: int) -> None:
         """Leave out what was drawn behind the first `n_drawn` tokens, of the text and of its outputs; it is cancelled.
 
@@ -238,7 +232,9 @@ class TextLoop:
         if not why or not any(run.text.n_generated for run in runs):
             raise error
         for run in runs:
-            run.end_full(why)
+            run.text.stats.add_note(why)
+            run.text.finish_reason = "length"
+            run.decoder.ending.note_grammar(run.text, "length")
 
     def _why_full(self, error: EdgedecError) -> str:
         """Return why texts end that have no room for their next tokens; empty where the error is to be raised."""

@@ -7,8 +7,6 @@ from edgedec.cost_curve import CostCurve
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import is_onnx
 from edgedec.gguf.layer_bytes import layer_bytes
-from edgedec.gguf.model_info import read_model_info
-from edgedec.memory_plan import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +108,3 @@ def relative_bytes(draft: Path, target: Path) -> float | None:
         return layer_bytes(draft).total / layer_bytes(target).total
     except (EdgedecError, ZeroDivisionError):
         return None
-
-
-def file_bytes(path: Path) -> str:
-    """Return the size of a model's weights, for a person; "" where its header can't be read."""
-    info = read_model_info(path)
-    return "" if info is None else format_bytes(info.n_bytes)

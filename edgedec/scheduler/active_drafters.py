@@ -166,7 +166,7 @@ class ActiveDrafter:
     def judge(self, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
         """Take a draft that was worth `gain` tokens and took `seconds`; the rest is as for is_due()."""
         if self.tries:  # a prompt that was read first is no price, but lost time it is
-            spent_s = max(self.worth.believed(seconds), min(seconds, ODD * token_s))
+            spent_s = min(seconds, ODD * max(self.worth.price_s, token_s))  # far more is a busy machine
             self.record.trials.lost_s += max(0.0, spent_s - gain * token_s)
         self.worth.note(gain, seconds, among_others=among_others, is_trial=self.tries)
 

@@ -128,10 +128,6 @@ class Worth:
         new = max(1 / self.n_drafts[among_others], 1 - (KEPT_OF_TRIALS if is_trial else KEPT))
         self.gains[among_others] += new * (gain - self.gains[among_others])
 
-    def believed(self, price_s: float) -> float:
-        """Return the seconds that a draft counts as: far more than expected is a busy machine, or a prompt to read."""
-        return min(price_s, ODD * self.price_s)
-
 
 @dataclass(slots=True)
 class Followed:

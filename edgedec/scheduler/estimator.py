@@ -92,9 +92,11 @@ def plan_draft(active: ActiveDrafter, log: DecisionLog, choice: Choice) -> Draft
         log: What the generation has decided so far.
         choice: What is chosen of the other drafters' proposals.
     """
-    record, cost, n_max, price = active.record, choice.cost, choice.n_max, _price(active, choice.cost)
+    record, cost, n_max = active.record, choice.cost, choice.n_max
+    price = record.price or DraftPrice(cost(0) / 4)  # a quarter of a step for each level where nothing says
     if active.in_place:
-        return _plan_known(active, price, choice)
+        record.draft_seconds = record.draft_seconds or DraftSeconds(price)
+        return _plan_known(active, record.draft_seconds.price, choice)
     p, rate = record.rate(active.greedy), choice.expected.rate
     always, others = choice.options.always, choice.curve.others
     if active.cost is DraftCost.TARGET:
@@ -115,16 +117,6 @@ def plan_draft(active: ActiveDrafter, log: DecisionLog, choice: Choice) -> Draft
     marginal = _least_gain(price, cost, length, rate * max(gain, 1.0))
     least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
     return DraftPlan(min(n_max, 2 * length), price, least_path, extra_s)
-
-
-def _price(active: ActiveDrafter, cost: Cost) -> DraftPrice:
-    """Return what a drafter's drafts are expected to take; a quarter of a step for each level where nothing says."""
-    record = active.record
-    price = record.price or DraftPrice(cost(0) / 4)
-    if not active.in_place:
-        return price
-    record.draft_seconds = record.draft_seconds or DraftSeconds(price)
-    return record.draft_seconds.price
 
 
 def _plan_known(active: ActiveDrafter, price: DraftPrice, choice: Choice) -> DraftPlan | None:

@@ -21,7 +21,7 @@ from edgedec.cost_curve import SharedForward
 from edgedec.errors import CancelledError, SessionError
 from edgedec.head_state import DraftCall
 from edgedec.model import Forward, ForwardItem, Model, RecallingSession, Session
-from edgedec.progress import OnProgress, Progress
+from edgedec.progress import OnProgress, report_progress
 from edgedec.sampling import SamplingParams
 from edgedec.sessions.joined_work import Result, Work, cut, evaluated, groups
 from edgedec.sessions.outer_session import OuterModel, OuterSession
@@ -340,8 +340,7 @@ class BatchedSession(OuterSession):
             while item.n_rows > (n_rows := self.model.piece_rows(self)):
                 piece, item = cut(item, n_rows)
                 self.model.joined([piece])
-                if on_progress is not None:
-                    on_progress(Progress("prefill", item.n_past, n_end, "tokens"))
+                report_progress(on_progress, "prefill", item.n_past, n_end, "tokens")
                 if self.cancelled:  # between two pieces: no forward was there to cancel
                     raise CancelledError("a forward was cancelled")
         return self.model.joined([item])[0]

@@ -9,7 +9,7 @@ from edgedec.cost_curve import Cost, CostCurve
 from edgedec.errors import EdgedecError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Session
-from edgedec.progress import Progress, stage
+from edgedec.progress import check_cancelled, report_progress, stage
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key, quietly
 
@@ -87,11 +87,9 @@ def _measure(
             expected = measured.get(n, 2 * max(measured.values(), default=0.0))
             if measured and monotonic() + expected > until:
                 continue  # a forward of fewer rows may still fit
-            if options.cancel is not None:
-                options.cancel.check("measuring the model's speed")
-            if options.on_progress is not None:
-                spent = 1 - (until - monotonic()) / limit_s
-                options.on_progress(Progress(_PHASE, min(99, max(0, int(100 * spent))), 100, "%", _WHAT))
+            check_cancelled(options.cancel, "measuring the model's speed")
+            spent = 1 - (until - monotonic()) / limit_s
+            report_progress(options.on_progress, _PHASE, min(99, max(0, int(100 * spent))), 100, "%", _WHAT)
             tokens = _random_tokens(rng, n_vocab, n)
             started = perf_counter()
             session.forward(tokens, n_past=n_past, rows="all")
@@ -100,8 +98,7 @@ def _measure(
             if n == 1 and most > 1 and streak_s is None and _STREAK * seconds < limit_s / 8:
                 streak_s = _streak_s(session, _random_tokens(rng, n_vocab, _STREAK), n_past)
     except EdgedecError:
-        if options.cancel is not None:
-            options.cancel.check("measuring the model's speed")
+        check_cancelled(options.cancel, "measuring the model's speed")
     return measured, streak_s
 
 
