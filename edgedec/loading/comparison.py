@@ -166,39 +166,25 @@ class Comparison:
 def compared_runtimes(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> Comparison | None:
     """Return whether the second runtime is worth taking in place of the first; None where that can't be measured now.
 
-    That is where the first can't be loaded, or other programs took the processor while one was measured.
-
-    Raises:
-        CancelledError: The options' `cancel` was cancelled.
-    """
-    measured = compare(path, first, rival, options)
-    of_first, of_rival = measured[first.name], measured[rival.name]
-    if of_first is None or not of_first.is_quiet or (of_rival is not None and not of_rival.is_quiet):
-        return None
-    description = of_first.text(first.name)
-    if of_rival is None:
-        return Comparison(f"{description}; {rival.name} took too long to load", is_faster=False)
-    return Comparison(f"{description}; {of_rival.text(rival.name)}", is_faster(of_rival, of_first))
-
-
-def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Measured | None]:
-    """Return the measurement of each runtime by its name; None for a runtime that was not ready in time.
-
-    Loading counts for the rival's time limit, and not for the first runtime's, which may have to make tiles. How many
-    of the rival's rows are bit-equal takes a probe, which is made only where the choice depends on it.
+    That is where the first can't be loaded, or other programs took the processor while one was measured. Loading counts
+    for the rival's time limit, and not for the first runtime's, which may have to make tiles. How many of the rival's
+    rows are bit-equal takes a probe, which is made only where the choice depends on it.
 
     Raises:
         CancelledError: The options' `cancel` was cancelled.
     """
     of_first = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=lambda measured: True)
+    if of_first is None or not of_first.is_quiet:
+        return None
 
     def matters(measured: Measured) -> bool:
-        return of_first is None or (
-            is_faster(measured, of_first) and not is_faster(replace(measured, n_exact=1), of_first)
-        )
+        return is_faster(measured, of_first) and not is_faster(replace(measured, n_exact=1), of_first)
 
     of_rival = measure(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True, matters=matters)
-    return {first.name: of_first, rival.name: of_rival}
+    if of_rival is None:
+        return Comparison(f"{of_first.text(first.name)}; {rival.name} took too long to load", is_faster=False)
+    reason = f"{of_first.text(first.name)}; {of_rival.text(rival.name)}"
+    return Comparison(reason, is_faster(of_rival, of_first)) if of_rival.is_quiet else None
 
 
 def measure(

@@ -1,6 +1,7 @@
 """Generations with a drafter under test, whose proposals are noted."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import cycle
 from time import monotonic
@@ -79,18 +80,16 @@ class HeldSessions:
     """The sessions that a check opened, which are closed after it."""
 
     def __init__(self) -> None:
-        self._sessions: list[Session] = []
+        self._held = ExitStack()
 
     def adopt(self, session: Session) -> Session:
         """Return a session that is closed when the check is over."""
-        self._sessions.append(session)
+        self._held.callback(session.close)
         return session
 
     def close_sessions(self) -> None:
         """Close every session adopted so far."""
-        sessions, self._sessions = self._sessions, []
-        for session in sessions:
-            session.close()
+        self._held.close()
 
 
 class DrafterSubject(HeldSessions):
