@@ -125,10 +125,6 @@ def _checked(schema: str) -> str:
 def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None) -> Grammar | None:
     """Return the grammar that a request's options name, None for none.
 
-    Args:
-        grammar: The option of that name.
-        json_schema: The option of that name.
-
     Raises:
         RequestError: Both a grammar and a schema are given, or a value of a wrong type.
     """

@@ -105,11 +105,10 @@ class Measured:
     n_bytes: int | None = None
     is_quiet: bool = True
 
-    def drafted_s(self, rows: Mapping[int, float] | None = None) -> float:
-        """Return the expected seconds of a token with drafts, by forwards of as many rows as `rows` has (None: all)."""
+    def drafted_s(self, rows: Sequence[int] = ROWS) -> float:
+        """Return the expected seconds of a token with drafts, by forwards of these numbers of rows."""
         n_most = ROWS[-1] if self.n_exact is None else self.n_exact
-        seconds = self.seconds if rows is None else rows
-        return seconds_per_token({n: self.seconds[n] for n in seconds if n in self.seconds and (n <= n_most or n == 1)})
+        return seconds_per_token({n: self.seconds[n] for n in rows if n in self.seconds and (n <= n_most or n == 1)})
 
     def text(self, name: str) -> str:
         """Return the measurement of the runtime `name` in words."""
@@ -136,7 +135,7 @@ def is_faster(of_rival: Measured, of_first: Measured) -> bool:
     >>> is_faster(Measured({1: 0.010, 2: 0.012, 4: 0.020, 8: 0.040}, 0.003, 1, 2044_000_000), cpu)
     True
     """
-    rows = {n: 0.0 for n in ROWS if _is_known(of_rival, n) and _is_known(of_first, n)}
+    rows = [n for n in ROWS if _is_known(of_rival, n) and _is_known(of_first, n)]
     prompts = of_rival.prompt_s is not None and of_first.prompt_s is not None
 
     def seconds(one: Measured) -> float:

@@ -77,13 +77,8 @@ def why_it_cannot_pay(token: TokenTime | None, curve: CostCurve, n_max: int, *, 
 def best_gain(token_s: float, curve: CostCurve, n_max: int, *, overlap: bool = False) -> tuple[float, int]:
     """Return the gain of drafts of the best length that are always accepted, and this length.
 
-    The gain is how many times as fast as plain decoding they are.
-
-    Args:
-        token_s: Seconds that drafting a token takes.
-        curve: The measured cost of the target's forwards.
-        n_max: Most nodes of a draft.
-        overlap: Whether the draft model drafts while the target verifies.
+    The gain is how many times as fast as plain decoding they are. The arguments are those of why_it_cannot_pay(), but
+    `token_s` is the seconds that drafting a token takes.
 
     >>> best_gain(0.05, CostCurve({1: 0.1, 2: 0.11, 3: 0.12}), 2)
     (1.3636363636363638, 2)

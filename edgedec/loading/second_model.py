@@ -79,11 +79,7 @@ def open_draft_model(
 def draft_token_s(source: "DraftSource", options: LoadOptions) -> float | None:
     """Return the seconds that a draft model takes for a token, from the cache or measured now on its first session.
 
-    What the session holds is lost. None where a forward fails.
-
-    Args:
-        source: The draft model, for which no text is being written.
-        options: What draft_model_options returned.
+    What the session holds is lost. None where a forward fails. `options` are what draft_model_options returned.
     """
     return cost_curve(source.source.texts[0].session, options, _TIMING_S, most_rows=2).seconds(1)
 

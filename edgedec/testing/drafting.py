@@ -93,14 +93,7 @@ class HeldSessions:
 
 
 class DrafterSubject(HeldSessions):
-    """The drafter under test, and the model it drafts for.
-
-    Args:
-        factory: Makes the drafter.
-        load: Loads the model.
-        n_tokens: How many tokens a check generates.
-        budget_bytes: The most memory that the drafter may hold.
-    """
+    """The drafter under test, and the model it drafts for; a check generates `n_tokens` tokens."""
 
     def __init__(self, factory: DrafterFactory, load: Callable[[], Model], n_tokens: int, budget_bytes: int) -> None:
         self.factory = factory

@@ -58,10 +58,6 @@ class DraftStore:
         Returns a note for a person where the file is damaged, else None: a damaged file is begun anew, as nothing
         depends on it.
 
-        Args:
-            store: What the drafters keep between requests.
-            options: The load's, for progress and cancelling.
-
         Raises:
             ModelFormatError: The file is of another vocabulary or release.
             StorageError: The file can't be read.
@@ -84,9 +80,6 @@ class DraftStore:
 
         The texts that other processes have added stay, except those that one adds in the same moment. A save that
         failed is not repeated.
-
-        Args:
-            store: What the drafters keep between requests.
 
         Raises:
             ModelFormatError: Meanwhile the file is of another vocabulary or release.
