@@ -119,8 +119,7 @@ def reported(items: Sequence[T], what: str, on_progress: OnProgress | None, canc
     started, is_reported = monotonic(), False
     for i, item in enumerate(items):
         if i % _EVERY == 0:
-            if cancel is not None:
-                cancel.check(f"loading {what}")
+            check_cancelled(cancel, f"loading {what}")
             if monotonic() - started > _PATIENCE_S:
                 is_reported = True
                 report_progress(on_progress, "load", 100 * i // len(items), 100, "%", what)

@@ -155,11 +155,7 @@ def asked_plan(
 ) -> LoadPlan:
     """Return the plan that load's options ask for, with what other packages make of them; raises as load.
 
-    Args:
-        chosen: The plan of the model's file and runtime, as find_model returns it.
-        options: The options of load.
-        application: The application that loads the model.
-        planning_bytes: Bytes that making a memory plan may take; None for any.
+    `chosen` is as find_model returns it; making a memory plan may take `planning_bytes` bytes, or any for None.
     """
     plan = plain_plan(chosen, options, application, planning_bytes)
     if options.lossy.layer_skip is not None:
@@ -238,6 +234,7 @@ def _slots(
     few_rows = 2_000_000 // row_bytes
     kv_bytes = sum(term.n_bytes for term in plan.memory.terms if term.name == "KV cache")
     n_pages_each = n_pages(0, first.room(0))
+    cap_bytes, parts = plan.memory.process_cap_bytes, [] if drafting is None else shedders(drafting)
     prefixes = None
     if share and len(sessions) > 1 and first.model.capabilities.fork and first.model.capabilities.prefill_chunk == 1:
         from edgedec.decoding.shared_prefix import SharedPrefixes
@@ -249,11 +246,7 @@ def _slots(
             curve=curve,
             drafting=drafting,
             runtime_reason=plan.reason,
-            watch=Watch(
-                plan.memory.process_cap_bytes,
-                shedders(drafting) if drafting is not None else (),
-                held_reader(processes),
-            ),
+            watch=Watch(cap_bytes, parts, held_reader(processes)) if parts or cap_bytes is not None else None,
             forward_rows=n_rows,
             text_rows=None if n_rows is None else max(n_texts, n_rows, few_rows),
             kept_rows=ROWS_OF_TEXT * n_texts,

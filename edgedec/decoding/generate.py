@@ -409,15 +409,10 @@ def open_run(
     *,
     on_progress: OnProgress | None = None,
 ) -> TextRun:
-    """Return a text that is about to be written, its drafters opened.
+    """Return a text that is about to be written on a slot whose turn it is, its drafters opened.
 
-    Args:
-        slot: The slot whose turn it is.
-        text: The text.
-        session: The session that it is written on: the slot's, or a fork of it.
-        curve: The measured cost of that session's forwards.
-        constraint: The grammar that the text keeps to, or None.
-        on_progress: Called during the prefill.
+    `session` is the slot's or a fork of it, with the measured cost of its forwards, `curve`; `on_progress` is called
+    during the prefill.
     """
     request, drafting = text.request, slot.drafting
     decoder = Decoder(

@@ -53,12 +53,7 @@ def open_draft_model(
 ) -> "DraftSource":
     """Load a draft model; the first plug-in (edgedec.plugins.DRAFT_MODELS) that takes it says how it drafts.
 
-    Args:
-        path: The draft model's file.
-        target: The model that verifies the drafts.
-        options: The target's options.
-        overlap: Run the draft model on the CPU, and let it go on drafting while the target verifies.
-        most: Most texts that it drafts for at a time; None for any number.
+    `options` are the target's, all else is as in LoadedDraft; a draft model that overlaps runs on the CPU.
 
     Raises:
         UnsupportedModelError, RequestError: The two models can't draft that way.

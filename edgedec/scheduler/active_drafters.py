@@ -211,13 +211,7 @@ class ActiveDrafter:
 
 
 class ActiveDrafters:
-    """The drafters of one generation.
-
-    Args:
-        drafters: The drafters; their begin() was called.
-        n_vocab: Size of the target's vocabulary.
-        options: How to draft.
-        recorder: Where given, every proposal is recorded there.
+    """The drafters of one generation, made of what edgedec.scheduler.policy.Policy is made of.
 
     Attributes:
         all: The drafters that have not failed and were not switched off.

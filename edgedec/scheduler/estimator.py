@@ -87,10 +87,7 @@ class DraftPlan:
 def plan_draft(active: ActiveDrafter, log: DecisionLog, choice: Choice) -> DraftPlan | None:
     """Return how to ask a costly drafter now, None where its draft would not pay.
 
-    Args:
-        active: The drafter.
-        log: What the generation has decided so far.
-        choice: What is chosen of the other drafters' proposals.
+    `log` is what the generation has decided so far, `choice` what is chosen of the other drafters' proposals.
     """
     record, cost, n_max = active.record, choice.cost, choice.n_max
     price = record.price or DraftPrice(cost(0) / 4)  # a quarter of a step for each level where nothing says

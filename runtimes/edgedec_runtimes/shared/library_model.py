@@ -142,16 +142,11 @@ class LibraryModel(Closeable, Generic[H, S]):
         tree_rows: int = 0,
         logit_rows: int = 0,
     ) -> None:
-        """Take over what the library has opened.
+        """Take over what the library has opened; the attributes say what is not told here.
 
         Args:
-            handle: What was opened.
-            card: The facts of the model.
-            capabilities: What the runtime can do with it.
-            tokenizer: The vocabulary.
             terms: Makes the memory plan for a context and a number of rows.
             free: Gives the handle back. Called once, in the process that loaded the model; must not refer to the model.
-            tree_rows: Most rows of a tree.
             logit_rows: Most rows of logits of a forward of several sessions, where one session may ask for fewer.
         """
         self.handle = handle

@@ -65,13 +65,11 @@ class CpuDraftHeadState:
     """Implements edgedec_runtimes.shared.own_session.Follower over a native session.
 
     Args:
-        head: The head that follows the session.
         session: The native session.
-        using: Holds the model's lock inside its block, and refuses a closed session.
         ops: Operations on a row of the target's logits.
 
     Attributes:
-        head: The head.
+        head: The head that follows the session.
         using: Holds the model's lock inside its block, and refuses a closed session.
     """
 
