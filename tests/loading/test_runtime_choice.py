@@ -146,7 +146,7 @@ def test_nothing_is_kept_of_a_busy_machine(
     for _ in range(2):
         choice = choosing.choose_runtime(model, "auto", options, measure=True)
         assert (choice.runtime.name, choice.reason) == ("cpu", "")
-    assert measured == ["cpu", "llamacpp"] * 2
+    assert measured == ["cpu", "llamacpp"][: 1 + (busy == "llamacpp")] * 2  # none is measured in vain
     assert not list(tmp_path.glob("cache/probes/runtimes-*"))
 
 
