@@ -1,7 +1,7 @@
 """Generations with a drafter under test, whose proposals are noted."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import cycle
 from time import monotonic
@@ -84,8 +84,7 @@ class HeldSessions:
 
     def adopt(self, session: Session) -> Session:
         """Return a session that is closed when the check is over."""
-        self._held.callback(session.close)
-        return session
+        return self._held.enter_context(closing(session))
 
     def close_sessions(self) -> None:
         """Close every session adopted so far."""
