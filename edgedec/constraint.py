@@ -69,9 +69,6 @@ class DrawPlace:
 class Constraint:
     """The grammar of one generation: which tokens may follow the text so far, and each path of a draft.
 
-    Args:
-        state: The grammar's state before the first token.
-
     Attributes:
         note: A note for a person on how the text came about; may be empty.
         note_if_cut: A note for a person, should the text be cut before the grammar allows an end; may be empty.

@@ -1,4 +1,4 @@
-"""The cost curve T(n): the seconds of one forward over n rows, measured at load and refined by real steps."""
+"""What a draft takes, and the cost curve T(n): the seconds of a forward over n rows, measured and refined by steps."""
 
 from bisect import bisect_left
 from collections import deque
@@ -18,10 +18,34 @@ from edgedec.draft_constants import (
     STALE,
     SURE,
 )
-from edgedec.draft_price import DraftPrice
 
 Cost = Callable[[int], float]
 """Seconds of a forward by the nodes of the draft in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPrice:
+    """What a draft takes, in seconds or in plain steps: a part for each level of it, and a part whatever its levels.
+
+    Attributes:
+        level: For each token deeper.
+        once: For the draft: a block drafter evaluates all of its levels at once.
+    """
+
+    level: float
+    once: float = 0.0
+
+    def of(self, n_levels: float) -> float:
+        """Return what a draft of so many levels takes.
+
+        >>> DraftPrice(1.0, once=5.0).of(3)
+        8.0
+        """
+        return self.once + n_levels * self.level
+
+    def times(self, factor: float) -> "DraftPrice":
+        """Return the price in another unit, of which there are `factor` in one of this."""
+        return DraftPrice(self.level * factor, self.once * factor)
 
 
 @dataclass(frozen=True, slots=True)

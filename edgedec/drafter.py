@@ -4,6 +4,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import sqrt
 from pathlib import Path
 from threading import RLock
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from edgedec.constraint import Constraint
 from edgedec.cost_curve import CostCurve, SharedForward
 from edgedec.draft import Draft, Drawing, Verification
-from edgedec.draft_constants import MOST_P
+from edgedec.draft_constants import MEMORY, MOST_P, PRIOR
 from edgedec.errors import PluginError
 from edgedec.model import LayerSet, Session
 from edgedec.sampling import Noise, SamplingParams
@@ -91,22 +93,52 @@ class DrafterNeeds:
         object.__setattr__(self, "of_each_step", bool(self.taps or self.candidates))
 
 
-class Correction:
-    """What a drafter's estimates of P(node accepted | parent accepted) were worth so far; at first they are believed.
+class Calibration:
+    """P(node accepted | parent accepted) from the drafter's own estimate, which is believed at first.
+
+    A bin of estimates keeps the sum of the estimates and the sum of the acceptances; an estimate is scaled by their
+    ratio, so the order within a bin stays. What is wrong with all estimates together is half expected of a bin that has
+    not seen much: a head is too sure of itself where tokens are drawn, one match in a text tells little of others.
+
+    >>> calibration = Calibration()
+    >>> for _ in range(94):
+    ...     calibration.observe(0.5, False)
+    >>> round(calibration.corrected(0.5), 3), round(calibration.corrected(0.25), 3)
+    (0.005, 0.036)
 
     Attributes:
         edges: Ascending borders of the ranges of estimates that are corrected alike.
     """
 
-    __slots__ = ("_factors", "edges")
+    __slots__ = ("_accepted", "_estimated", "_factors", "_sums")
+    edges = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)
 
-    def __init__(self, edges: tuple[float, ...] = ()) -> None:
-        self.edges = edges
-        self._factors = [1.0] * (len(edges) + 1)
+    def __init__(self) -> None:
+        self._factors = list[float]()
+        self._estimated = [0.0] * len(_PRIORS)
+        self._accepted = [0.0] * len(_PRIORS)
+        self._sums = (0.0, 0.0)  # of all bins: estimated, accepted
+
+    def observe(self, p: float, accepted: bool) -> None:
+        """Take a node with the estimate p whose parent was accepted, and whether the node was right itself."""
+        i = bisect_right(self.edges, p)
+        estimated, hits = self._estimated[i] + p, self._accepted[i] + accepted
+        if estimated > MEMORY * max(p, 0.05):
+            estimated, hits = estimated / 2, hits / 2
+        self._estimated[i], self._accepted[i] = estimated, hits
+        estimated, hits = self._sums[0] + p, self._sums[1] + accepted
+        self._sums = (estimated / 2, hits / 2) if estimated > MEMORY else (estimated, hits)
+        self._factors = []
 
     @property
     def factors(self) -> list[float]:
         """What an estimate is multiplied by in each range; one more than there are edges."""
+        if not self._factors:
+            expected = sqrt((self._sums[1] + 1) / (self._sums[0] + 1))
+            self._factors = [
+                (hits + prior * expected) / (estimated + prior)
+                for hits, estimated, prior in zip(self._accepted, self._estimated, _PRIORS, strict=True)
+            ]
         return self._factors
 
     def corrected(self, p: float) -> float:
@@ -117,6 +149,9 @@ class Correction:
         """Return estimates, each corrected like one."""
         edges, factors = self.edges, self.factors
         return [min(MOST_P, p * factors[bisect_right(edges, p)]) for p in chances]
+
+
+_PRIORS = tuple([PRIOR * max(0.01, (low + high) / 2) for low, high in pairwise((0.0, *Calibration.edges, 1.0))])
 
 
 @dataclass(slots=True)
@@ -199,7 +234,7 @@ class DraftContext:
     constraint: Constraint | None = None
     predicted: tuple[int, ...] = ()
     curve: CostCurve = field(default_factory=CostCurve)
-    correction: Correction = field(default_factory=Correction)
+    correction: Calibration = field(default_factory=Calibration)
     note_ahead: Callable[[int, int], None] = lambda n_ahead, n_used: None
     note: Callable[[str], None] = lambda sentence: None
 
@@ -236,10 +271,6 @@ class DrafterFactory(Protocol):
 
 class LoadedDraftModel(Protocol):
     """A loaded draft model, which several factories may share."""
-
-    @property
-    def n_ctx(self) -> int:
-        """Tokens of the KV cache of each of its sessions."""
 
     def held_bytes(self) -> tuple[int, int]:
         """Return the bytes of the draft model, KV caches included, and of the KV caches alone."""

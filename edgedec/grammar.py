@@ -41,6 +41,9 @@ class Grammar:
         source: A JSON schema, a regular expression that the whole text matches, or a grammar in the notation of Lark or
             of llama.cpp (GBNF).
 
+    Raises:
+        RequestError: The source is no str, or larger than 1 MB.
+
     >>> Grammar.json_schema({"type": "integer"})
     Grammar(kind='json_schema', source='{"type": "integer"}')
     """
@@ -94,29 +97,17 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
-        """Return the grammar of the texts that a regular expression matches as a whole.
-
-        Raises:
-            RequestError: The expression is larger than 1 MB.
-        """
+        """Return the grammar of the texts that a regular expression matches as a whole."""
         return cls("regex", pattern)
 
     @classmethod
     def lark(cls, source: str) -> "Grammar":
-        """Return a grammar in Lark's notation, whose rule `start` is the whole text.
-
-        Raises:
-            RequestError: The grammar is larger than 1 MB.
-        """
+        """Return a grammar in Lark's notation, whose rule `start` is the whole text."""
         return cls("lark", source)
 
     @classmethod
     def gbnf(cls, source: str) -> "Grammar":
-        """Return a grammar in llama.cpp's notation, GBNF, whose rule `root` is the whole text.
-
-        Raises:
-            RequestError: The grammar is larger than 1 MB.
-        """
+        """Return a grammar in llama.cpp's notation, GBNF, whose rule `root` is the whole text."""
         return cls("gbnf", source)
 
 
@@ -133,10 +124,6 @@ def _checked(schema: str) -> str:
 
 def chosen_grammar(grammar: Grammar | None, json_schema: JsonSchema | None) -> Grammar | None:
     """Return the grammar that a request's options name, None for none.
-
-    Args:
-        grammar: The option of that name.
-        json_schema: The option of that name.
 
     Raises:
         RequestError: Both a grammar and a schema are given, or a value of a wrong type.

@@ -12,8 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import SharedForward
-from edgedec.draft_price import DraftPrice
+from edgedec.cost_curve import DraftPrice, SharedForward
 from edgedec.logit_ops import LogitOps
 
 

@@ -63,28 +63,27 @@ def stage(on_progress: OnProgress | None, phase: str, detail: str = "") -> Itera
 
 
 class CancelToken:
-    """A flag that one thread sets and that long work in another thread looks at."""
+    """A flag that one thread sets and that long work in another thread looks at.
+
+    Attributes:
+        cancelled: Whether cancel() was called.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant, as a signal handler may cancel in the thread that holds the lock
-        self._cancelled = False
+        self.cancelled = False
         self._callbacks: list[Callable[[], None]] = []
 
     def cancel(self) -> None:
         """Ask the work to stop at the next opportunity, from any thread, any number of times."""
         with self._lock:  # so that no block of calling() ends before its callback returns
-            self._cancelled = True
+            self.cancelled = True
             for callback in list(self._callbacks):
                 callback()
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether cancel() was called."""
-        return self._cancelled
-
     def check(self, what: str) -> None:
         """Raise CancelledError if cancel() was called; `what` names the work in the message."""
-        if self._cancelled:
+        if self.cancelled:
             raise CancelledError(f"{what}: cancelled")
 
     @contextmanager
@@ -120,8 +119,7 @@ def reported(items: Sequence[T], what: str, on_progress: OnProgress | None, canc
     started, is_reported = monotonic(), False
     for i, item in enumerate(items):
         if i % _EVERY == 0:
-            if cancel is not None:
-                cancel.check(f"loading {what}")
+            check_cancelled(cancel, f"loading {what}")
             if monotonic() - started > _PATIENCE_S:
                 is_reported = True
                 report_progress(on_progress, "load", 100 * i // len(items), 100, "%", what)

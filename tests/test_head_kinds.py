@@ -20,8 +20,7 @@ from support.processes.installed import with_plugin
 
 import edgedec
 from edgedec import plugins
-from edgedec.cost_curve import SharedForward
-from edgedec.draft_price import DraftPrice
+from edgedec.cost_curve import DraftPrice, SharedForward
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf import file as gguf_file
 from edgedec.gguf.file import read_gguf

@@ -10,6 +10,7 @@ from edgedec.api.plan import find_model
 from edgedec.errors import EdgedecError, MemoryCapError
 from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import Cap, planning_bytes
+from edgedec.progress import check_cancelled
 from edgedec_models.stand_in import model_or_stand_in
 
 
@@ -34,7 +35,6 @@ def require_fit(model: str, options: EngineOptions, application: Application, ca
         except MemoryCapError:
             raise
         except EdgedecError:
-            if options.cancel is not None:
-                options.cancel.check(f"read the header of {model}")
+            check_cancelled(options.cancel, f"read the header of {model}")
             return  # loading says what is wrong
         plan.memory.require()

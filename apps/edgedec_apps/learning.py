@@ -28,7 +28,7 @@ from edgedec.drafters.suffix.learned_file import (
 )
 from edgedec.drafters.suffix.store_file import vocabulary_hash
 from edgedec.errors import RequestError, StorageError
-from edgedec.progress import CancelToken, OnProgress, report_progress
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.storage.whole_file import write_atomically
 from edgedec.tokenizer import Tokenizer
 
@@ -129,8 +129,7 @@ def learn_files(
     files, new, n_left = files_of(paths), [], most_bytes // BYTES_A_TOKEN
     n_unread = n_without_room = 0
     for i, file in enumerate(files):
-        if cancel is not None:
-            cancel.check("learning files")
+        check_cancelled(cancel, "learning files")
         report_progress(on_progress, "learning", i, len(files), "files", file.name)
         text = read_text_file(file)
         if not text:
@@ -212,8 +211,7 @@ def sort_text(tokens: NDArray[np.int32], cancel: CancelToken | None = None) -> S
     rank = tokens.astype(np.int64) + 1
     order, width = np.argsort(rank, kind="stable"), 1
     while width < _SORTED and n:
-        if cancel is not None:
-            cancel.check("sorting what was learned")
+        check_cancelled(cancel, "sorting what was learned")
         behind = np.zeros(n, np.int64)
         behind[: n - width] = rank[width:] + 1
         key = rank * (max(n, int(rank.max())) + 2) + behind

@@ -9,7 +9,7 @@ the depth, the head's hidden state, and whether the token is the text's. Rules t
 known are fitted on four fifths of the answers and judged on the rest, five times:
 
 - probability: the head's own, as it is
-- calibrated: corrected by edgedec.scheduler.drafter_record.Calibration, in the order of the text (what edgedec does)
+- calibrated: corrected by edgedec.drafter.Calibration, in the order of the text (what edgedec does)
 - signs: a logistic function of log-odds, entropy, margin and depth
 - linear, network: a stop head on the hidden state (SpecDec++, Huang et al. 2024, arXiv:2405.19715), linear or with a
   layer of 64; network+signs also sees the signs
@@ -34,8 +34,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
+from edgedec.drafter import Calibration
 from edgedec.gguf.file import read_gguf
-from edgedec.scheduler.drafter_record import Calibration
 from edgedec_apps.bench.provenance import report
 from edgedec_export.training.batches import batch_of, grouped_by_length
 from edgedec_export.training.learning import Borrowed

@@ -26,10 +26,9 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import CostCurve, SharedForward
+from edgedec.cost_curve import CostCurve, DraftPrice, SharedForward
 from edgedec.draft import Draft, Verification
-from edgedec.draft_price import DraftPrice
-from edgedec.drafter import Correction, DrafterNeeds, Floor
+from edgedec.drafter import Calibration, DrafterNeeds, Floor
 from edgedec.drafter_traits import DraftCost, DrafterTraits
 from edgedec.drafters.draft_builder import DraftBuilder, Level, path_of
 from edgedec.scheduler.active_drafters import ActiveDrafter
@@ -94,7 +93,7 @@ class Replayed:
     def __init__(self, name: str, drafts: Sequence[Any], machine: Machine, clock: Clock, looks: list[int]) -> None:
         self.name, self.drafts, self.machine, self.clock, self.looks = name, drafts, machine, clock, looks
         self.position, self.joint_s = 0, 0.0
-        self.floor, self.correction = Floor(), Correction()
+        self.floor, self.correction = Floor(), Calibration()
         self.is_head = name == "head"
 
     def begin(self, token_ids: Sequence[int]) -> None:

@@ -10,11 +10,11 @@ from edgedec.api.engine import Engine
 from edgedec.api.requests import Prompt, RequestOptions, is_chat
 from edgedec.callers import check_fields, checks_arguments
 from edgedec.chat import Message
-from edgedec.choosing.choice import Chooser, ChosenText, ScoreTexts, chooser_named, chosen_among
+from edgedec.choosing.choice import Chooser, ChosenText, chooser_named, chosen_among
 from edgedec.choosing.choosers import require_logprobs
 from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts
-from edgedec.choosing.sample_count import is_enough
+from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
 from edgedec.choosing.scorer import CallerScorer, Scorer, require_scorer, scores_of
 from edgedec.choosing.search_by import SearchBy, SearchRun
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
@@ -123,12 +123,6 @@ def best(
 def _best_of(engine: Engine, asked: AskedPrompt, how: BestOf, options: RequestOptions) -> ChosenText:
     """Write texts, score them where the chooser needs it, and return the choice.
 
-    Args:
-        engine: Writes the texts.
-        asked: The prompt.
-        how: How many, and how one is chosen.
-        options: The options of the texts.
-
     Raises:
         OptionError: The chooser needs log-probabilities, and the options leave them out; nothing was written.
         What the chooser's open_scorer() raises; nothing was written.
@@ -136,23 +130,18 @@ def _best_of(engine: Engine, asked: AskedPrompt, how: BestOf, options: RequestOp
     """
     if how.chooser.needs_logprobs and options.get("logprobs", 0) is None:
         require_logprobs(None)
-    score = _scoring(asked, how)
-    texts = _written(engine, asked, how, options)
+    scorer, open_scorer = how.scorer, how.chooser.open_scorer
+    score = None if open_scorer is None or scorer is not None else open_scorer(asked)
+    texts, scores = _written(engine, asked, how, options), list[float]()
     try:
-        scores = score(texts)
+        if scorer is not None:
+            written = [text.text for text in texts]
+            scores = scores_of(scorer, asked.prefix, written, how.scorer_seconds, asked.cancel)
+        elif score is not None:
+            scores = score(texts)
     except CancelledError:  # the texts are there: the likeliest is chosen, or the first without log-probabilities
         return chosen_among(texts, "likely" if texts[0].logprob_sum is not None else "vote", answer=how.answer)
     return chosen_among(texts, how.choose, answer=how.answer, scores=scores)
-
-
-def _scoring(asked: AskedPrompt, how: BestOf) -> ScoreTexts:
-    """Return what scores texts for a chooser; nothing does where it needs no scores."""
-    scorer, open_scorer = how.scorer, how.chooser.open_scorer
-    if scorer is not None:
-        return lambda texts: scores_of(
-            scorer, asked.prefix, [text.text for text in texts], how.scorer_seconds, asked.cancel
-        )
-    return (lambda texts: []) if open_scorer is None else open_scorer(asked)
 
 
 def _written(engine: Engine, asked: AskedPrompt, how: BestOf, options: RequestOptions) -> tuple[Generation, ...]:
@@ -172,7 +161,7 @@ def _written(engine: Engine, asked: AskedPrompt, how: BestOf, options: RequestOp
         texts += write(len(texts), ROUND, lambda ended: False)
         answers = [answer_of(text.text, how.answer) for text in texts]
         is_cancelled = any(text.finish_reason == "cancelled" for text in texts)
-        if is_cancelled or is_enough(answers, EPS, MOST_AUTO):
+        if is_cancelled or not another_is_wanted(n_agreeing(answers), len(answers), EPS, MOST_AUTO):
             return texts
 
 
@@ -191,12 +180,6 @@ def prompt_text(prompt: str | Sequence[int] | Sequence[Message]) -> str:
 
 def _searched(engine: Engine, asked: AskedPrompt, how: SearchBy, options: RequestOptions) -> ChosenText:
     """Search for a text of a prompt, and return the texts that the search ends with and the chosen one.
-
-    Args:
-        engine: Has the model.
-        asked: The prompt.
-        how: The search.
-        options: Those of samples() that a search knows: how tokens are drawn, where it draws, and where texts end.
 
     Raises:
         OptionError: The search does not know an option.

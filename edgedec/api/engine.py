@@ -18,7 +18,7 @@ from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.errors import OptionError, RequestError, argument
 from edgedec.load_plan import LoadPlan
-from edgedec.memory.setting import Held, count_held
+from edgedec.memory.setting import HELD, Held
 from edgedec.memory_plan import MemoryPlan, format_bytes
 from edgedec.model import Model, Session
 from edgedec.model_card import ModelCard
@@ -74,7 +74,8 @@ class Engine(Closeable):
         self.card: ModelCard = model.card
         self.tokenizer: Tokenizer = model.tokenizer
         most_on_device = max((held.device_bytes(cap.device.name) for cap in held.devices), default=0)
-        self._held = count_held(Held(held.own_bytes, most_on_device))
+        self._held = Held(held.own_bytes, most_on_device)
+        HELD.add(self._held)
         self._companion, self.template = companion, template
         self.pool, self._slot = SessionPool(slots), slots[0]
         grammars = Grammars(self.tokenizer, grammar_bytes, self.card.fingerprint)
@@ -308,11 +309,9 @@ class Engine(Closeable):
 
         So a trained head that rests, because it accepted too little, drafts again.
         """
-        if self._slot.drafting is not None:
-            with self.pool.all() as slots:
-                for slot in slots:
-                    if slot.drafting is not None:
-                        slot.drafting.forget()
+        if self._slot.drafting is not None:  # that of all slots
+            with self.pool.all():
+                self._slot.drafting.forget()
 
     def session(self, n_ctx: int | None = None) -> Session:
         """Open a session of `n_ctx` tokens, the engine's by default, for forwards without sampling; you close it."""
@@ -349,9 +348,8 @@ class Engine(Closeable):
     def _close_models(self) -> None:
         self._held.n_bytes = self._held.gpu_bytes = 0
         drafting = self._slot.drafting
-        for slot in self.pool.slots:
-            if slot.drafting is not None:
-                slot.drafting.close()
+        if drafting is not None:
+            drafting.close()
         if self._companion is not None:
             self._companion.close()
         if self.requests.pictures is not None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from threading import Lock
 
 from edgedec.api.engine import Engine
 from edgedec.api.options import LIBRARY, AdapterName, Application, DraftOptions, EngineOptions, Lossy, ModelName
@@ -24,7 +23,7 @@ from edgedec.drafter import DrafterFactory, Store
 from edgedec.drafter_traits import Opening, demands_of
 from edgedec.errors import CancelledError, EdgedecError, TemplateError
 from edgedec.gguf.file import last_header_held
-from edgedec.gguf.model_info import context_note
+from edgedec.gguf.model_info import context_note, read_model_info
 from edgedec.gguf.model_kinds import embeds_only
 from edgedec.grammar import GRAMMAR_BYTES, LEAST_GRAMMAR_BYTES
 from edgedec.load_options import N_DRAFT_MAX, LoadOptions, default_n_ctx
@@ -32,9 +31,9 @@ from edgedec.load_plan import LoadPlan
 from edgedec.loading.runtime_choice import machines_of
 from edgedec.memory.planner import plan_within
 from edgedec.memory.setting import Cap, cap_beside_held, planning_bytes, with_drafters
-from edgedec.memory.shedding import memory_watch
-from edgedec.memory.system import return_free_memory
-from edgedec.memory_plan import HasDevices, MemoryPlan, Size
+from edgedec.memory.shedding import Watch, shedders
+from edgedec.memory.system import held_reader, return_free_memory
+from edgedec.memory_plan import HasDevices, MemoryPlan, Size, format_bytes
 from edgedec.model import Model, RecallingSession, Session
 from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken, OnProgress, shown_progress, stage
@@ -156,11 +155,7 @@ def asked_plan(
 ) -> LoadPlan:
     """Return the plan that load's options ask for, with what other packages make of them; raises as load.
 
-    Args:
-        chosen: The plan of the model's file and runtime, as find_model returns it.
-        options: The options of load.
-        application: The application that loads the model.
-        planning_bytes: Bytes that making a memory plan may take; None for any.
+    `chosen` is as find_model returns it; making a memory plan may take `planning_bytes` bytes, or any for None.
     """
     plan = plain_plan(chosen, options, application, planning_bytes)
     if options.lossy.layer_skip is not None:
@@ -228,14 +223,8 @@ def _slots(
 ) -> list[SessionSlot]:
     """Return the sessions, each with all that a generation on it must know.
 
-    Args:
-        sessions: The sessions of the requests that are generated at the same time.
-        curves: What forwards of each of them cost.
-        drafting: What they draft with; None where nothing is drafted.
-        plan: The plan that they were opened under.
-        notes: Sentences for the statistics of every text.
-        processes: Returns the further processes whose memory counts as this one's.
-        share: Whether texts may share what they have in common, where the runtime can.
+    `processes` returns the further processes whose memory counts as this one's; `share` says whether texts may share
+    what they have in common, where the runtime can.
     """
     first, n_texts = sessions[0], plan.n_texts
     elsewhere = machines_of(plan.runtime, plan.options.runtime_options)
@@ -245,6 +234,7 @@ def _slots(
     few_rows = 2_000_000 // row_bytes
     kv_bytes = sum(term.n_bytes for term in plan.memory.terms if term.name == "KV cache")
     n_pages_each = n_pages(0, first.room(0))
+    cap_bytes, parts = plan.memory.process_cap_bytes, [] if drafting is None else shedders(drafting)
     prefixes = None
     if share and len(sessions) > 1 and first.model.capabilities.fork and first.model.capabilities.prefill_chunk == 1:
         from edgedec.decoding.shared_prefix import SharedPrefixes
@@ -256,7 +246,7 @@ def _slots(
             curve=curve,
             drafting=drafting,
             runtime_reason=plan.reason,
-            watch=memory_watch(drafting, plan.memory.process_cap_bytes, processes),
+            watch=Watch(cap_bytes, parts, held_reader(processes)) if parts or cap_bytes is not None else None,
             forward_rows=n_rows,
             text_rows=None if n_rows is None else max(n_texts, n_rows, few_rows),
             kept_rows=ROWS_OF_TEXT * n_texts,
@@ -385,7 +375,7 @@ def _open_drafters(
         EdgedecError: The draft model can't be loaded, the draft store can't be read, or a forward failed.
     """
     first, notes = sessions[0], [*plan.notes]
-    curves: Sequence[CostCurve] = [CostCurve() for _ in sessions]
+    curves = [CostCurve() for _ in sessions]
     if not plan.drafters:
         return plan, curves, None
     max_rows = plan.options.max_rows if plan.memory.terms else None
@@ -393,7 +383,12 @@ def _open_drafters(
     with stage(options.on_progress, "checking how long drafts with the bits of single steps may be"):
         n_max = _draft_limit(model, n_most, loose=options.drafting.numerics == "loose")
     if n_max >= 1 and (not plan.pinned or any(demands_of(factory).costs for factory in plan.drafters.values())):
-        curves = _curves(sessions, cost_curve(first, plan.options, most_rows=max_rows or MOST_ROWS))
+        curves = [cost_curve(first, plan.options, most_rows=max_rows or MOST_ROWS)]
+        if len(sessions) > 1:  # sessions of one batcher measure joined forwards together
+            from edgedec.scheduler.shared_cost_curve import curve_of_fork
+
+            joined = curve_of_fork(curves[0])
+            curves = [joined, *(joined.beside() for _ in sessions[1:])]
     if plan.draft_model is not None:
         plan, why = _with_draft_model(plan, model, curves[0], n_max, undo)
         notes += why
@@ -451,15 +446,16 @@ def _with_draft_model(
 
     Where it can't pay, return the plan without it, and a sentence why.
     """
-    from edgedec.loading.draft_worth import expected_time, file_bytes, measured_time, why_it_cannot_pay
+    from edgedec.loading.draft_worth import expected_time, measured_time, why_it_cannot_pay
     from edgedec.loading.second_model import draft_model_options, draft_token_s, open_draft_model
 
     path, options, overlap = plan.draft_model, plan.options, plan.draft_overlap
     assert path is not None, "asked for where a draft model is planned"
 
     def without(why: str) -> tuple[LoadPlan, list[str]]:
-        size = file_bytes(path)
-        note = f"the draft model {path.name}{f' ({size})' if size else ''} is not loaded: {why}"
+        info = read_model_info(path)
+        size = "" if info is None else f" ({format_bytes(info.n_bytes)})"
+        note = f"the draft model {path.name}{size} is not loaded: {why}"
         logger.warning("%s", note)
         others = {name: each for name, each in plan.drafters.items() if not demands_of(each).draft_model}
         return with_drafters(plan, others), [note]
@@ -490,13 +486,3 @@ def _draft_limit(model: Model, n_draft_max: int, *, loose: bool) -> int:
     if loose or (invariant := model.batch_invariant) is True:
         return limit
     return min(limit, invariant - 1)
-
-
-def _curves(sessions: Sequence[Session], curve: CostCurve) -> tuple[CostCurve, ...]:
-    """Return the measured curve for each session; sessions of one batcher measure joined forwards together."""
-    if len(sessions) == 1:
-        return (curve,)
-    from edgedec.scheduler.shared_cost_curve import JoinedCurve
-
-    lock = Lock()
-    return tuple(JoinedCurve(curve, lock) for _ in sessions)

@@ -152,14 +152,7 @@ def as_token_ids(ids: Sequence[int], name: str = "prompt") -> tuple[int, ...]:
 
 
 class Requests:
-    """Makes the requests for one loaded model, and the prompts of chats.
-
-    Args:
-        model: The model.
-        slot: One of its sessions, which says how long a text may be.
-        grammars: The grammars that were compiled for it.
-        template: Its chat template, or None.
-        plan: What was loaded.
+    """Makes the requests for one loaded model, and the prompts of chats; `slot` says how long a text may be.
 
     Attributes:
         scales: Those of the model's adapters, for requests that name none.

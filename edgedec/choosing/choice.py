@@ -92,13 +92,7 @@ class ChosenText:
 
 
 def installed(kind: str, option: str, name: object, expected: type[Kind]) -> Kind:
-    """Return the plug-in that an option names.
-
-    Args:
-        kind: The plug-in's kind.
-        option: The option, for the error.
-        name: The option's value.
-        expected: What the plug-in must be.
+    """Return the plug-in that an option's value, `name`, names; `expected` is what it must be.
 
     Raises:
         OptionError: No plug-in has that name; the error lists those that are installed.

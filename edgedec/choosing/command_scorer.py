@@ -34,12 +34,7 @@ class CommandScorer:
     """Implements Scorer by a command, which runs once for each call; it and its children are ended with the call."""
 
     def __init__(self, command: Sequence[str], *, seconds: float = SCORER_S, cancel: CancelToken | None = None) -> None:
-        """Keep the command; nothing runs yet.
-
-        Args:
-            command: The program and its arguments.
-            seconds: Most seconds of a call.
-            cancel: Ends a call that is running.
+        """Keep the command, each call of which takes `seconds` at most and ends with `cancel`; nothing runs yet.
 
         Raises:
             OptionError: The command is no list of strings, or the seconds are not above 0.

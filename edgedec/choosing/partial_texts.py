@@ -77,12 +77,9 @@ class PartialTexts(Closeable):
 
         Args:
             branches: They have read the prompt; who opened them closes them.
-            prompt_ids: The prompt's tokens.
             is_end: `(token_id)` -> whether the token ends a text.
-            decode: `(token_ids)` -> text.
             max_tokens: Most tokens of a text after the prompt.
             stop: Strings, each of which ends a text.
-            cancel: Ends the search with CancelledError before its next forward.
             on_progress: Called with the number of tokens evaluated so far, after each forward.
         """
         self.prompt_ids = tuple(prompt_ids)
@@ -91,7 +88,6 @@ class PartialTexts(Closeable):
         self.forwards: Counter[int] = Counter()
         self._branches = branches
         self._on_progress = on_progress
-        self._open = {branches.root}
         self._is_end = is_end
         self._max_tokens = max_tokens
         self._stop = tuple(stop)
@@ -117,14 +113,12 @@ class PartialTexts(Closeable):
     def fork(self, text: PartialText) -> PartialText:
         """Return a second text that says the same and goes its own way."""
         (branch,) = self._branches.fork(text.branch)
-        self._open.add(branch)
         return replace(text, branch=branch)
 
     def drop(self, *texts: PartialText) -> None:
         """Free texts; one that is dropped already stays so."""
         for text in texts:
-            if text.branch in self._open:
-                self._open.discard(text.branch)
+            if text.branch in self._branches.names:
                 self._branches.drop(text.branch)
 
     def advance(self, choices: Sequence[tuple[PartialText, int]]) -> list[PartialText]:
@@ -166,8 +160,8 @@ class PartialTexts(Closeable):
 
     def close(self) -> None:
         """Free every text that is left; calling it again does nothing."""
-        while self._open:
-            self._branches.drop(self._open.pop())
+        for branch in self._branches.names:
+            self._branches.drop(branch)
 
     def _forward(self, rows: Mapping[int, Sequence[int]]) -> dict[int, NDArray[np.float32]]:
         """Evaluate rows, and return logits that stay valid."""

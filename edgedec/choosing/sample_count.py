@@ -52,12 +52,3 @@ def n_agreeing(answers: Sequence[str | None]) -> int:
     (2, 0)
     """
     return max((answers.count(answer) for answer in set(answers) - {None}), default=0)
-
-
-def is_enough(answers: Sequence[str | None], eps: float, most: int) -> bool:
-    """Return whether no further text is wanted after texts that state these answers; see another_is_wanted().
-
-    >>> is_enough(["4", "4", "4", "4"], 0.05, 16), is_enough(["4", None, "5", "6"], 0.05, 16)
-    (True, False)
-    """
-    return not another_is_wanted(n_agreeing(answers), len(answers), eps, most)

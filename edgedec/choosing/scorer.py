@@ -68,13 +68,6 @@ def scores_of(
 ) -> list[float]:
     """Return the scores that a caller's function or command gives texts.
 
-    Args:
-        scorer: The function, or the argument list of a command.
-        prefix: The prompt as text.
-        steps: The texts.
-        seconds: Most seconds of the call.
-        cancel: Ends the call.
-
     Raises:
         ScorerError: The scorer failed, took too long, or returned something else than scores; it has the texts.
         OptionError: The command is no list of strings, or the seconds are not above 0.

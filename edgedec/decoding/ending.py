@@ -9,7 +9,7 @@ from functools import cache
 from edgedec import plugins
 from edgedec.constraint import Constraint
 from edgedec.draft import Verification
-from edgedec.model import Forward, Model, Session
+from edgedec.model import Forward, Session
 from edgedec.sequence import FinishReason, Request, TextState
 from edgedec.text_method import EarlyEnd, EndBefore
 
@@ -118,10 +118,6 @@ def _never(token_id: int) -> bool:
     return False
 
 
-def _no_bytes(token_id: int) -> bytes:
-    return b""
-
-
 _END_TOKEN = EndBefore("stop")
 
 
@@ -166,7 +162,7 @@ class TextEnd:
     early: tuple[EarlyEnd, ...] = ()
     temperature: float = 1.0
     text: TextStream = field(default_factory=TextStream)
-    piece: Callable[[int], bytes] = _no_bytes
+    piece: Callable[[int], bytes] = lambda token_id: b""
 
     @classmethod
     def of(cls, request: Request, session: Session, constraint: Constraint | None) -> "TextEnd":
@@ -176,7 +172,11 @@ class TextEnd:
         if request.sampling.max_tokens is not None:
             n_most = min(n_most, len(request.prompt_ids) + request.sampling.max_tokens)
         text, piece = TextStream(request.sampling.stop), cache(session.model.tokenizer.piece)
-        early = _early_ends(request, session.model)
+        methods, least, card = request.methods, request.sampling.stop_unsure, session.model.card
+        methods = methods if least is None else {**methods, "stop_unsure": least}
+        made = {name: plugins.load_plugin(plugins.TEXT_METHODS, name)(session.model.tokenizer) for name in methods}
+        ends = (method.early_end(methods[name], card) for name, method in made.items())
+        early = tuple(end for end in ends if end is not None)
         return cls(is_end, request.sampling.max_tokens, n_most, constraint, early, temperature, text, piece)
 
     def cut(self, verification: Verification, forward: Forward, n_before: int) -> Added:
@@ -193,7 +193,9 @@ class TextEnd:
         """
         path, token_ids, constraint = verification.path, verification.token_ids, self.constraint
         rows = [0, *[node + 1 for node in path]] if path else [0]
-        masses = self._log_masses(token_ids, forward, rows) if constraint is not None else []  # before any is committed
+        masses, logits, n = list[float](), forward.logits, len(token_ids)
+        if constraint is not None:  # log Z of each row, by the masks that were drawn with: before any is committed
+            masses = [constraint.log_mass(logits[rows[i]], token_ids[:i], self.temperature) for i in range(n)]
         texts, logprobs, before, reason = list[str](), list[float](), None, None
         for i, token_id in enumerate(token_ids):
             taken = token_id if constraint is None else constraint.commit(token_id)
@@ -202,7 +204,8 @@ class TextEnd:
                 logprobs.append(constraint.logprob)
             before = _END_TOKEN if self.is_end(taken) else None
             if before is None and self.early:
-                before = self._early_end(taken, forward, rows[i])
+                ends = (early.before(logits[rows[i]], taken, forward.ops) for early in self.early)
+                before = next(filter(None, ends), None)
             texts.append(self.text.feed(self.piece(taken)) if before is None else "")
             reason = self._reason(before, n_before + i + 1)
             if reason is not None or taken != token_id:
@@ -221,20 +224,6 @@ class TextEnd:
             if reason is not None:
                 break
         return Added(Verification((), tuple(token_ids[: len(texts)])), tuple(texts), reason=reason)
-
-    def _log_masses(self, token_ids: tuple[int, ...], forward: Forward, rows: list[int]) -> list[float]:
-        """Return the log Z of the row of each token, by the masks that the tokens were drawn with."""
-        assert self.constraint is not None, "without a grammar there are no masks"
-        logits, log_mass = forward.logits, self.constraint.log_mass
-        return [log_mass(logits[rows[i]], token_ids[:i], self.temperature) for i in range(len(token_ids))]
-
-    def _early_end(self, token_id: int, forward: Forward, row: int) -> EndBefore | None:
-        """Return why a method ends the text before a token that was drawn from a row; None where none does."""
-        for early in self.early:
-            before = early.before(forward.logits[row], token_id, forward.ops)
-            if before is not None:
-                return before
-        return None
 
     def _reason(self, before: EndBefore | None, n_tokens: int) -> FinishReason | None:
         """Return why a text of so many tokens, the prompt included, ends with its latest one; None where it goes on."""
@@ -264,12 +253,3 @@ class TextEnd:
             cut = self.constraint.note_if_cut if reason == "length" and not text.is_whole else ""
             for note in filter(None, (self.constraint.note, cut)):
                 text.stats.add_note(note)
-
-
-def _early_ends(request: Request, model: Model) -> tuple[EarlyEnd, ...]:
-    """Return what may end a text of a request early: what its methods bring, and its option stop_unsure."""
-    methods, least = request.methods, request.sampling.stop_unsure
-    if least is not None:
-        methods = {**methods, "stop_unsure": least}
-    made = ((plugins.load_plugin(plugins.TEXT_METHODS, name)(model.tokenizer), methods[name]) for name in methods)
-    return tuple(end for method, value in made if (end := method.early_end(value, model.card)) is not None)

@@ -99,12 +99,6 @@ class TextRun:
             self.decoder.added = self.decoder.ending.begin(begun, n_prompt)
             yield from self.outputs(n_prompt)
 
-    def end_full(self, why: str) -> None:
-        """End the text where it is, with a sentence that says why it can't be longer."""
-        self.text.stats.add_note(why)
-        self.text.finish_reason = "length"
-        self.decoder.ending.note_grammar(self.text, "length")
-
     def shorten(self, outputs: list[TokenOutput], n_drawn: int) -> None:
         """Leave out what was drawn behind the first `n_drawn` tokens, of the text and of its outputs; it is cancelled.
 
@@ -238,7 +232,9 @@ class TextLoop:
         if not why or not any(run.text.n_generated for run in runs):
             raise error
         for run in runs:
-            run.end_full(why)
+            run.text.stats.add_note(why)
+            run.text.finish_reason = "length"
+            run.decoder.ending.note_grammar(run.text, "length")
 
     def _why_full(self, error: EdgedecError) -> str:
         """Return why texts end that have no room for their next tokens; empty where the error is to be raised."""
@@ -413,15 +409,10 @@ def open_run(
     *,
     on_progress: OnProgress | None = None,
 ) -> TextRun:
-    """Return a text that is about to be written, its drafters opened.
+    """Return a text that is about to be written on a slot whose turn it is, its drafters opened.
 
-    Args:
-        slot: The slot whose turn it is.
-        text: The text.
-        session: The session that it is written on: the slot's, or a fork of it.
-        curve: The measured cost of that session's forwards.
-        constraint: The grammar that the text keeps to, or None.
-        on_progress: Called during the prefill.
+    `session` is the slot's or a fork of it, with the measured cost of its forwards, `curve`; `on_progress` is called
+    during the prefill.
     """
     request, drafting = text.request, slot.drafting
     decoder = Decoder(
@@ -474,7 +465,10 @@ class Waiting:
             raise error
         if self._first is None:
             self._first, self._since = error, monotonic()
-            logger.warning("%s", self._sentence(error))
+            limit = "" if math.isinf(self._wait_s) else f" up to {self._wait_s:g} s"
+            logger.warning(
+                "%s; waiting%s until the model can be loaded again, then the text goes on", error.loss, limit
+            )
             report_progress(self._on_progress, _PHASE, 0, None, "")
             return  # the first try comes at once: a server may have been started again by a supervisor
         if monotonic() - self._since >= self._wait_s:
@@ -490,7 +484,3 @@ class Waiting:
             self._first = None
             report_progress(self._on_progress, _PHASE, 1, 1, "")
             logger.warning("the model is loaded again; the text goes on")
-
-    def _sentence(self, error: RuntimeLostError) -> str:
-        limit = "" if math.isinf(self._wait_s) else f" up to {self._wait_s:g} s"
-        return f"{error.loss}; waiting{limit} until the model can be loaded again, then the text goes on"

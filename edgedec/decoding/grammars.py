@@ -16,13 +16,7 @@ _PLAIN = Request((), SamplingParams(), 0)
 
 
 class Grammars:
-    """Opens the constraints of one model's texts; what is known of the vocabulary is kept. Any thread may use it.
-
-    Args:
-        tokenizer: The model's.
-        n_bytes: The most memory of compiled grammars.
-        fingerprint: The model's.
-    """
+    """Opens the constraints of one model's texts; what is known of the vocabulary is kept. Any thread may use it."""
 
     def __init__(self, tokenizer: Tokenizer, n_bytes: int = GRAMMAR_BYTES, fingerprint: str = "") -> None:
         self._tokenizer = tokenizer

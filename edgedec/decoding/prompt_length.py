@@ -22,9 +22,7 @@ _LEAST_MESSAGES = 4096  # a template may leave out messages, so more messages th
 def require_messages(n_messages: int, n_most: int) -> None:
     """Raise PromptTooLongError for a chat of so many messages that rendering it is not worth the time.
 
-    Args:
-        n_messages: Messages of the chat.
-        n_most: Most tokens of a prompt.
+    `n_most` is the most tokens of a prompt.
     """
     most = max(n_most, _LEAST_MESSAGES)
     if n_messages > most:

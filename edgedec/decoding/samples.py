@@ -40,7 +40,13 @@ class SampleStream(Stream[SampleOutput]):
         super().__init__(cancel)
         require_count(n, "n")
         if request.prompt_ids or cancel is None or not cancel.cancelled:  # else it was cancelled during rendering
-            _check(pool.slots[0], request, open_constraint)
+            constraint = open_constraint()
+            try:  # what the texts would raise before their first token is raised at once
+                check_request(request, pool.slots[0].session, constraint)
+                begun(request, pool.slots[0], constraint)
+            finally:
+                if constraint is not None:
+                    constraint.close()
             require_room(pool.slots[0], n, len(request.prompt_ids), request.sampling.max_tokens)
         self._writing = _Writing(pool.slots[0], request, n, open_constraint, until, self.stop)
         self.read_from(_written(pool, self._writing, on_progress, weakref.ref(self)))
@@ -126,17 +132,6 @@ class SampleStream(Stream[SampleOutput]):
             yield batch
         finally:
             self.reader.leave(visit)
-
-
-def _check(slot: SessionSlot, request: Request, open_constraint: OpenConstraint) -> None:
-    """Raise at once what the texts of a request would raise before their first token."""
-    constraint = open_constraint()
-    try:
-        check_request(request, slot.session, constraint)
-        begun(request, slot, constraint)
-    finally:
-        if constraint is not None:
-            constraint.close()
 
 
 @dataclass(slots=True)

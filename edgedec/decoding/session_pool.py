@@ -177,7 +177,7 @@ class SessionSlot:
         closing: Set once the model is being closed; later generations are refused.
         stream: The stream that holds the slot, also while the stream is paused; None while the slot is free.
         runtime_reason: What a comparison of runtimes found; may be empty.
-        watch: Sheds memory when memory runs short, or None.
+        watch: Sheds memory when memory runs short; None where there is nothing to shed, and no cap.
         forward_rows: Most rows of a forward that verifies, where memory is planned, or None.
         text_rows: Most rows of logits of a forward of several texts of one prompt, where memory is planned, or None.
         kept_rows: Rows of logits that a search may keep at a time for its texts, where memory is planned.

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -80,16 +79,6 @@ class OneReader:
         for call in calls:
             call()
 
-    @contextmanager
-    def closing(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Be inside during the block, alone, to close the stream; `stop` asks a reader to leave."""
-        visit = Visit(closes=True)
-        try:
-            self.enter(visit, stop)
-            yield
-        finally:
-            self.leave(visit)
-
     def afterwards(self, call: Callable[[], None]) -> None:
         """Have `call` called by the thread that is inside, as soon as it has left."""
         self._afterwards.append(call)
@@ -146,8 +135,12 @@ class Stream(Iterator[T], Generic[T]):
         """
         self.stop.cancel()
         if not self.reader.is_here:
-            with self.reader.closing(self.stop.cancel):
+            visit = Visit(closes=True)
+            try:
+                self.reader.enter(visit, self.stop.cancel)  # which asks a reader to leave
                 self._items.close()
+            finally:
+                self.reader.leave(visit)
 
     def close_soon(self, then: Callable[[], None]) -> bool:
         """Stop the generation from a callback of the stream; return False, and do nothing, elsewhere.

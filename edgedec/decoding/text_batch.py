@@ -277,10 +277,17 @@ class JointDrafting:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(MOST_THREADS, "edgedec-draft")
         joint = self._forks.joint = JointCalls(len(texts))
+
+        def prepared(text: TextState, decoder: Decoder) -> Prepared:
+            try:
+                return prepare(text, decoder)
+            finally:
+                joint.leave()
+
         futures: list[Future[Prepared]] = []
         try:
             for text in texts:
-                futures.append(self._threads.submit(_prepared, joint, *text))
+                futures.append(self._threads.submit(prepared, *text))
         except RuntimeError:
             for _ in range(len(futures), len(texts)):
                 joint.leave()
@@ -295,10 +302,3 @@ class JointDrafting:
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
-
-
-def _prepared(joint: JointCalls, text: TextState, decoder: Decoder) -> Prepared:
-    try:
-        return prepare(text, decoder)
-    finally:
-        joint.leave()

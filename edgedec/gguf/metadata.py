@@ -85,18 +85,7 @@ def refuse_missing(gguf: GGUF, key: str) -> NoReturn:
     )
 
 
-WHOLE = frozenset(
-    {
-        ValueType.UINT8,
-        ValueType.INT8,
-        ValueType.UINT16,
-        ValueType.INT16,
-        ValueType.UINT32,
-        ValueType.INT32,
-        ValueType.UINT64,
-        ValueType.INT64,
-    }
-)
+WHOLE = frozenset(kind for kind in ValueType if kind.name.startswith(("INT", "UINT")))
 WHOLE_OR_BOOL = WHOLE | {ValueType.BOOL}
 
 

@@ -105,11 +105,10 @@ class Measured:
     n_bytes: int | None = None
     is_quiet: bool = True
 
-    def drafted_s(self, rows: Mapping[int, float] | None = None) -> float:
-        """Return the expected seconds of a token with drafts, by forwards of as many rows as `rows` has (None: all)."""
+    def drafted_s(self, rows: Sequence[int] = ROWS) -> float:
+        """Return the expected seconds of a token with drafts, by forwards of these numbers of rows."""
         n_most = ROWS[-1] if self.n_exact is None else self.n_exact
-        seconds = self.seconds if rows is None else rows
-        return seconds_per_token({n: self.seconds[n] for n in seconds if n in self.seconds and (n <= n_most or n == 1)})
+        return seconds_per_token({n: self.seconds[n] for n in rows if n in self.seconds and (n <= n_most or n == 1)})
 
     def text(self, name: str) -> str:
         """Return the measurement of the runtime `name` in words."""
@@ -136,23 +135,18 @@ def is_faster(of_rival: Measured, of_first: Measured) -> bool:
     >>> is_faster(Measured({1: 0.010, 2: 0.012, 4: 0.020, 8: 0.040}, 0.003, 1, 2044_000_000), cpu)
     True
     """
-    rows = {n: 0.0 for n in ROWS if _is_known(of_rival, n) and _is_known(of_first, n)}
+    rows = [n for n in ROWS if _is_known(of_rival, n) and _is_known(of_first, n)]
     prompts = of_rival.prompt_s is not None and of_first.prompt_s is not None
 
     def seconds(one: Measured) -> float:
         return one.drafted_s(rows) + (PROMPT_TOKENS * (one.prompt_s or 0.0) if prompts else 0.0)
 
-    return seconds(of_rival) < _MARGIN * _memory_factor(of_rival, of_first) * seconds(of_first)
+    more = (of_rival.n_bytes or 0) / of_first.n_bytes if of_first.n_bytes else 1.0  # times the memory, if it says so
+    return seconds(of_rival) < _MARGIN * float(_DOUBLED ** max(0.0, log2(more or 1.0))) * seconds(of_first)
 
 
 def _is_known(one: Measured, n_rows: int) -> bool:
     return n_rows in one.seconds or (one.n_exact is not None and n_rows > one.n_exact)
-
-
-def _memory_factor(of_rival: Measured, of_first: Measured) -> float:
-    if of_rival.n_bytes is None or of_first.n_bytes is None or of_rival.n_bytes <= of_first.n_bytes:
-        return 1.0
-    return float(_DOUBLED ** log2(of_rival.n_bytes / of_first.n_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,43 +165,25 @@ class Comparison:
 def compared_runtimes(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> Comparison | None:
     """Return whether the second runtime is worth taking in place of the first; None where that can't be measured now.
 
-    That is where the first can't be loaded, or other programs took the processor while one was measured.
+    That is where the first can't be loaded, or other programs took the processor while one was measured. Loading counts
+    for the rival's time limit, and not for the first runtime's, which may have to make tiles. How many of the rival's
+    rows are bit-equal takes a probe, which is made only where the choice depends on it.
 
     Raises:
         CancelledError: The options' `cancel` was cancelled.
     """
-    measured = compare(path, first, rival, options)
-    of_first, of_rival = measured[first.name], measured[rival.name]
-    if of_first is None or not of_first.is_quiet or (of_rival is not None and not of_rival.is_quiet):
+    of_first = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=lambda measured: True)
+    if of_first is None or not of_first.is_quiet:
         return None
-    description = of_first.text(first.name)
-    if of_rival is None:
-        return Comparison(f"{description}; {rival.name} took too long to load", is_faster=False)
-    return Comparison(f"{description}; {of_rival.text(rival.name)}", is_faster(of_rival, of_first))
-
-
-def compare(path: Path, first: Runtime, rival: Runtime, options: LoadOptions) -> dict[str, Measured | None]:
-    """Return the measurement of each runtime by its name; None for a runtime that was not ready in time.
-
-    Loading counts for the rival's time limit, and not for the first runtime's, which may have to make tiles. How many
-    of the rival's rows are bit-equal takes a probe, which is made only where the choice depends on it.
-
-    Raises:
-        CancelledError: The options' `cancel` was cancelled.
-    """
-    of_first = measure(path, first, options, _LIMIT_S / 3, load_limited=False, matters=_always)
 
     def matters(measured: Measured) -> bool:
-        return of_first is None or (
-            is_faster(measured, of_first) and not is_faster(replace(measured, n_exact=1), of_first)
-        )
+        return is_faster(measured, of_first) and not is_faster(replace(measured, n_exact=1), of_first)
 
     of_rival = measure(path, rival, options, _LIMIT_S * 2 / 3, load_limited=True, matters=matters)
-    return {first.name: of_first, rival.name: of_rival}
-
-
-def _always(measured: Measured) -> bool:
-    return True
+    if of_rival is None:
+        return Comparison(f"{of_first.text(first.name)}; {rival.name} took too long to load", is_faster=False)
+    reason = f"{of_first.text(first.name)}; {of_rival.text(rival.name)}"
+    return Comparison(reason, is_faster(of_rival, of_first)) if of_rival.is_quiet else None
 
 
 def measure(

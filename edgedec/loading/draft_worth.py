@@ -7,8 +7,6 @@ from edgedec.cost_curve import CostCurve
 from edgedec.errors import EdgedecError
 from edgedec.gguf.file import is_onnx
 from edgedec.gguf.layer_bytes import layer_bytes
-from edgedec.gguf.model_info import read_model_info
-from edgedec.memory_plan import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +77,8 @@ def why_it_cannot_pay(token: TokenTime | None, curve: CostCurve, n_max: int, *, 
 def best_gain(token_s: float, curve: CostCurve, n_max: int, *, overlap: bool = False) -> tuple[float, int]:
     """Return the gain of drafts of the best length that are always accepted, and this length.
 
-    The gain is how many times as fast as plain decoding they are.
-
-    Args:
-        token_s: Seconds that drafting a token takes.
-        curve: The measured cost of the target's forwards.
-        n_max: Most nodes of a draft.
-        overlap: Whether the draft model drafts while the target verifies.
+    The gain is how many times as fast as plain decoding they are. The arguments are those of why_it_cannot_pay(), but
+    `token_s` is the seconds that drafting a token takes.
 
     >>> best_gain(0.05, CostCurve({1: 0.1, 2: 0.11, 3: 0.12}), 2)
     (1.3636363636363638, 2)
@@ -110,9 +103,3 @@ def relative_bytes(draft: Path, target: Path) -> float | None:
         return layer_bytes(draft).total / layer_bytes(target).total
     except (EdgedecError, ZeroDivisionError):
         return None
-
-
-def file_bytes(path: Path) -> str:
-    """Return the size of a model's weights, for a person; "" where its header can't be read."""
-    info = read_model_info(path)
-    return "" if info is None else format_bytes(info.n_bytes)

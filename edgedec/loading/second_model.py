@@ -53,12 +53,7 @@ def open_draft_model(
 ) -> "DraftSource":
     """Load a draft model; the first plug-in (edgedec.plugins.DRAFT_MODELS) that takes it says how it drafts.
 
-    Args:
-        path: The draft model's file.
-        target: The model that verifies the drafts.
-        options: The target's options.
-        overlap: Run the draft model on the CPU, and let it go on drafting while the target verifies.
-        most: Most texts that it drafts for at a time; None for any number.
+    `options` are the target's, all else is as in LoadedDraft; a draft model that overlaps runs on the CPU.
 
     Raises:
         UnsupportedModelError, RequestError: The two models can't draft that way.
@@ -79,11 +74,7 @@ def open_draft_model(
 def draft_token_s(source: "DraftSource", options: LoadOptions) -> float | None:
     """Return the seconds that a draft model takes for a token, from the cache or measured now on its first session.
 
-    What the session holds is lost. None where a forward fails.
-
-    Args:
-        source: The draft model, for which no text is being written.
-        options: What draft_model_options returned.
+    What the session holds is lost. None where a forward fails. `options` are what draft_model_options returned.
     """
     return cost_curve(source.source.texts[0].session, options, _TIMING_S, most_rows=2).seconds(1)
 

@@ -71,13 +71,7 @@ class Held:
 
 
 HELD: WeakSet[Held] = WeakSet()
-"""What the models of this process hold: the cap of load(memory=...) is for all of them together."""
-
-
-def count_held(held: Held) -> Held:
-    """Count what a model holds, for as long as the model keeps it."""
-    HELD.add(held)
-    return held
+"""What the models of this process hold, each as long as it keeps that: load(memory=...) caps all of them together."""
 
 
 def cap_beside_held(n_bytes: int | None, gpu_bytes: int | None) -> Cap:

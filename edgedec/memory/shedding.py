@@ -178,15 +178,10 @@ def shortage_reader() -> Callable[[], str | None]:
         percent = waited()
         if percent is None or percent <= _PRESSURE_PERCENT:  # mostly; reading the rest takes 50 times as long
             return None
-        return shortage(percent, system.available_bytes(), _most_bytes())
+        limits = filter(None, (system.total_bytes(), system.cgroup_limit_bytes()))
+        return shortage(percent, system.available_bytes(), min(limits, default=None))
 
     return read
-
-
-def _most_bytes() -> int | None:
-    """Return the bytes of the machine's memory, or of the control group's limit where that is less."""
-    limits = (system.total_bytes(), system.cgroup_limit_bytes())
-    return min((n_bytes for n_bytes in limits if n_bytes is not None), default=None)
 
 
 def shortage(percent: float, available_bytes: int | None, total_bytes: int | None) -> str | None:
@@ -215,20 +210,6 @@ class _Sized(Protocol):
         """Return the bytes of memory that it holds."""
 
 
-def memory_watch(
-    drafting: Drafting | None, cap_bytes: int | None, processes: Callable[[], Sequence[int]] = tuple
-) -> Watch:
-    """Return the watch over an engine's memory, for generate.SessionSlot.
-
-    Args:
-        drafting: What the engine drafts with; None where it decodes plainly.
-        cap_bytes: Most bytes of resident memory that the process may hold, those before loading included; None to shed
-            only where the whole system is short of memory.
-        processes: Returns the further processes that belong to the engine's models; what they hold counts.
-    """
-    return Watch(cap_bytes, shedders(drafting) if drafting is not None else (), system.held_reader(processes))
-
-
 def shedders(drafting: Drafting) -> list[Shedder]:
     """Return the parts of the drafting that can be shed, in the order of the module's docstring.
 
@@ -236,7 +217,10 @@ def shedders(drafting: Drafting) -> list[Shedder]:
     """
     parts: list[tuple[int, Shedder]] = []
     spared: dict[str, list[str]] = {}
+    users: dict[int, tuple[LoadedDraftModel, list[str]]] = {}
     for name, factory in drafting.factories.items():
+        if isinstance(factory, ModelFactory):
+            users.setdefault(id(factory.source), (factory.source, []))[1].append(name)
         if (shedding := shedding_of(factory)) is None:
             continue
         if shedding.spared:
@@ -244,8 +228,8 @@ def shedders(drafting: Drafting) -> list[Shedder]:
         if not isinstance(factory, ModelFactory):
             parts.append((shedding.order, _drafter(drafting, name, shedding)))
     parts += [(_STORES, _spared(drafting, what, names)) for what, names in spared.items()]
-    for source, users in _draft_models(drafting):
-        parts += [(_WINDOW, _window(drafting, source, users)), (_MODEL, _model(drafting, source, users))]
+    for source, names in users.values():
+        parts += _of_model(drafting, source, names)
     return [shedder for _, shedder in sorted(parts, key=itemgetter(0))]
 
 
@@ -291,37 +275,24 @@ def _drafter(drafting: Drafting, name: str, shedding: Shedding) -> Shedder:
     return Shedder(what, held, shed)
 
 
-def _draft_models(drafting: Drafting) -> list[tuple[LoadedDraftModel, list[str]]]:
-    """Return the loaded draft models, each with the names of the drafters that use it."""
-    users: dict[int, tuple[LoadedDraftModel, list[str]]] = {}
-    for name, factory in drafting.factories.items():
-        if isinstance(factory, ModelFactory):
-            users.setdefault(id(factory.source), (factory.source, []))[1].append(name)
-    return list(users.values())
+def _of_model(drafting: Drafting, source: LoadedDraftModel, names: Sequence[str]) -> list[tuple[int, Shedder]]:
+    """Return the shedders of a draft model that these drafters use: of most of its KV cache, and of all of it."""
 
+    def close() -> None:
+        for name in names:
+            why = f"{name} off: the draft model was shed when memory ran short; load again to have it"
+            drafting.switch_off(name, why)
+            drafting.store.pop(name, None)
+        source.close()
 
-def _window(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> Shedder:
-    def held() -> int:
-        return 0 if names[0] in drafting.off else source.spare_bytes()
-
-    def shed() -> None:
+    def shrink() -> None:
         try:
             source.shrink()
         except EdgedecError:  # memory is so short that not even the small KV cache can be had
-            _close(drafting, source, names)
+            close()
 
-    return Shedder("most of the draft model's KV cache", held, shed)
+    def held(n_bytes: Callable[[], int]) -> Callable[[], int]:
+        return lambda: 0 if names[0] in drafting.off else n_bytes()
 
-
-def _model(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> Shedder:
-    def held() -> int:
-        return 0 if names[0] in drafting.off else source.held_bytes()[0]
-
-    return Shedder("the draft model", held, lambda: _close(drafting, source, names))
-
-
-def _close(drafting: Drafting, source: LoadedDraftModel, names: list[str]) -> None:
-    for name in names:
-        drafting.switch_off(name, f"{name} off: the draft model was shed when memory ran short; load again to have it")
-        drafting.store.pop(name, None)
-    source.close()
+    window = Shedder("most of the draft model's KV cache", held(source.spare_bytes), shrink)
+    return [(_WINDOW, window), (_MODEL, Shedder("the draft model", held(lambda: source.held_bytes()[0]), close))]

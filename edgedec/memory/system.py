@@ -43,12 +43,12 @@ _V2 = _Names(
 
 def resident_bytes(proc: Path = PROC) -> int | None:
     """Return the bytes that this process holds in memory now, as the system counts them."""
-    return _status(proc).get("VmRSS") if _is_linux(proc) else _process_memory()[0]
+    return _status(proc).get("VmRSS") if _is_linux(proc) else _told("rss")
 
 
 def peak_resident_bytes(proc: Path = PROC) -> int | None:
     """Return the most bytes that this process has held in memory so far."""
-    peak = _status(proc).get("VmHWM") if _is_linux(proc) else _process_memory()[1]
+    peak = _status(proc).get("VmHWM") if _is_linux(proc) else _told("peak_wset")
     return _most_used() if peak is None and proc == PROC else peak
 
 
@@ -107,7 +107,7 @@ def resident_reader(proc: Path = PROC) -> Callable[[], int | None]:
 
 def total_bytes(proc: Path = PROC) -> int | None:
     """Return the bytes of memory that the machine has."""
-    return _meminfo(proc).get("MemTotal") if _is_linux(proc) else _machine_memory()[0]
+    return _meminfo(proc).get("MemTotal") if _is_linux(proc) else _told("total")
 
 
 def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
@@ -117,7 +117,7 @@ def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
     limit less what the group holds; its page cache counts as free.
     """
     if not _is_linux(proc):
-        return _machine_memory()[1]
+        return _told("available")
     names, folders = _groups(proc, cgroup)
     return _least([_meminfo(proc).get("MemAvailable"), *(_left(folder, names) for folder in folders)])
 
@@ -162,26 +162,16 @@ def _is_linux(proc: Path) -> bool:
     return sys.platform == "linux" or proc != PROC
 
 
-def _machine_memory() -> tuple[int | None, int | None]:
-    """Return the bytes of memory that macOS or Windows has, and that could be taken; None without psutil."""
+def _told(what: str) -> int | None:
+    """Return what macOS or Windows says of its memory or of this process, None for nothing; only Windows has peaks."""
     try:
         import psutil  # is installed where Linux is not
 
-        memory = psutil.virtual_memory()
+        memory = psutil.virtual_memory() if what in ("total", "available") else psutil.Process().memory_info()
     except (ImportError, OSError):
-        return None, None
-    return memory.total, memory.available
-
-
-def _process_memory() -> tuple[int | None, int | None]:
-    """Return the bytes that this process holds, and the most that it has held, which only Windows says."""
-    try:
-        import psutil
-
-        memory = psutil.Process().memory_info()
-    except (ImportError, OSError):
-        return None, None
-    return memory.rss, getattr(memory, "peak_wset", None)
+        return None
+    n_bytes: int | None = getattr(memory, what, None)
+    return n_bytes
 
 
 def _status(proc: Path, process: str = "self") -> dict[str, int]:

@@ -40,7 +40,11 @@ _USABLE_OF_DEVICE = 0.9  # of what a device has free
 
 def planner_of(wishes: LoadPlan, cap: Cap) -> Plan:
     """Return the function that gives a plan its terms; it asks each runtime once for the same options."""
-    vocabulary = [_grammar_vocabulary(wishes.path)] if wishes.grammar_bytes else []
+    vocabulary = list[MemoryTerm]()
+    if wishes.grammar_bytes:
+        n_vocab = describe(read_header_of(wishes.path)).n_vocab
+        n_bytes, detail = n_vocab * _GRAMMAR_BYTES_PER_TOKEN, f"a second vocabulary, {n_vocab} tokens"
+        vocabulary = [MemoryTerm("vocabulary of grammars", n_bytes, detail)]
     caps = device_caps(devices_for(wishes), cap.gpu_bytes, cap.gpu_beside_bytes)
     n_layers = describe(read_header_of(wishes.path)).n_layer + 1 if caps else 0  # the output is the last
 
@@ -91,12 +95,6 @@ def _second_models(plan: LoadPlan, options: LoadOptions) -> list[tuple[Path, Loa
     if plan.companion is not None and plan.companion_path is not None:
         models.append((plan.companion_path, companion_options(options), plan.companion.role))
     return models
-
-
-def _grammar_vocabulary(path: Path) -> MemoryTerm:
-    n_vocab = describe(read_header_of(path)).n_vocab
-    detail = f"a second vocabulary, {n_vocab} tokens"
-    return MemoryTerm("vocabulary of grammars", n_vocab * _GRAMMAR_BYTES_PER_TOKEN, detail)
 
 
 def drafter_terms(plan: LoadPlan) -> list[MemoryTerm]:

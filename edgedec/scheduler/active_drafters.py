@@ -105,9 +105,8 @@ class ActiveDrafter:
         """
         if self.idles:
             return False
-        pays = self.worth.paid = self.worth.pays(token_s, among_others=among_others)
-        self.tries = not pays
-        return pays or self._may_try(self.worth.price_s, n_texts)
+        self.worth.paid = self.worth.pays(token_s, among_others=among_others)
+        return self.may_ask(self.worth.paid, self.worth.price_s, n_texts)
 
     def may_ask(self, pays: bool, loss_s: float, n_texts: int, n_steps: int = 1) -> bool:
         """Tell whether to ask the drafter: where that pays, or to find out, where the loss fits its budget.
@@ -118,11 +117,9 @@ class ActiveDrafter:
             n_texts: Texts that share the forward.
             n_steps: Steps in a row that a trial takes: one, unless the drafter first has to read what it missed.
         """
-        self.tries = not pays
-        return pays or self._may_try(loss_s, n_texts, n_steps)
-
-    def _may_try(self, loss_s: float, n_texts: int, n_steps: int = 1) -> bool:
-        record = self.record
+        self.tries, record = not pays, self.record
+        if pays:
+            return True
         if self.trials == 0:
             if record.wait_s(max(loss_s, record.trial_s), self.share(n_texts), n_texts) > 0:
                 return False
@@ -169,7 +166,7 @@ class ActiveDrafter:
     def judge(self, gain: float, seconds: float, token_s: float, *, among_others: bool = False) -> None:
         """Take a draft that was worth `gain` tokens and took `seconds`; the rest is as for is_due()."""
         if self.tries:  # a prompt that was read first is no price, but lost time it is
-            spent_s = max(self.worth.believed(seconds), min(seconds, ODD * token_s))
+            spent_s = min(seconds, ODD * max(self.worth.price_s, token_s))  # far more is a busy machine
             self.record.trials.lost_s += max(0.0, spent_s - gain * token_s)
         self.worth.note(gain, seconds, among_others=among_others, is_trial=self.tries)
 
@@ -214,13 +211,7 @@ class ActiveDrafter:
 
 
 class ActiveDrafters:
-    """The drafters of one generation.
-
-    Args:
-        drafters: The drafters; their begin() was called.
-        n_vocab: Size of the target's vocabulary.
-        options: How to draft.
-        recorder: Where given, every proposal is recorded there.
+    """The drafters of one generation, made of what edgedec.scheduler.policy.Policy is made of.
 
     Attributes:
         all: The drafters that have not failed and were not switched off.
@@ -268,7 +259,8 @@ class ActiveDrafters:
             draft.check(self._n_vocab)
         except Exception as error:  # a drafter never ends the text
             if isinstance(error, DraftLateError):
-                note_late(stats, active.name)
+                stats.count_failure(active.name, "late")
+                stats.add_reason(f"{active.name}: drafts came after their deadline and were left out")
             if not isinstance(error, DraftLateError) or error.is_last:
                 self.drop(stats, active, error)
                 return perf_counter() - started
@@ -277,7 +269,8 @@ class ActiveDrafters:
         n = len(draft.tokens)
         if n:
             active.chances = active.record.calibration[active.greedy].all_corrected(draft.p_accept)
-        if n and not self._options.coupled and self._keeps_q(draft):
+        has_q = draft.q is not None and any(law is not None for law in draft.q)
+        if n and not self._options.coupled and has_q and (self._options.trees or draft.is_chain):
             self.drawn = draft if self.drawn is None else self.drawn
             active.n_before, active.places = 0, list(range(n))
         elif n:
@@ -289,11 +282,6 @@ class ActiveDrafters:
         seconds = perf_counter() - started
         stats.count_proposal(active.name, n, seconds)
         return seconds
-
-    def _keeps_q(self, draft: Draft) -> bool:
-        """Tell whether a draft has a drawn node, and a shape that can be verified as it is."""
-        has_q = draft.q is not None and any(law is not None for law in draft.q)
-        return has_q and (self._options.trees or draft.is_chain)
 
     def renew_needs(self) -> None:
         """Ask the drafters anew what they need of the target."""
@@ -339,12 +327,6 @@ def note_failure(stats: DecodeStats, name: str, error: Exception) -> None:
         message = "its message can't be shown"
     stats.add_reason(f"{name} off: the drafter failed ({type(error).__name__}: {message})")
     stats.count_failure(name, "failed")
-
-
-def note_late(stats: DecodeStats, name: str) -> None:
-    """Note that a draft did not come by its deadline."""
-    stats.count_failure(name, "late")
-    stats.add_reason(f"{name}: drafts came after their deadline and were left out")
 
 
 def close_drafter(drafter: Drafter | None) -> None:

@@ -1,19 +1,15 @@
 """What is known of a drafter: what its estimates are worth, what its drafts take, and what they bring."""
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from math import sqrt
 
-from edgedec.cost_curve import Budget
+from edgedec.cost_curve import Budget, DraftPrice
 from edgedec.draft import Draft
 from edgedec.draft_constants import (
     CLEAR_GAIN,
     FIRST,
     KEPT,
     KEPT_OF_TRIALS,
-    MEMORY,
     MOST_P,
     NEWEST,
     NEXT_TO_NOTHING,
@@ -24,57 +20,8 @@ from edgedec.draft_constants import (
     TRIAL_SHARE,
     TRIAL_STEPS,
 )
-from edgedec.draft_price import DraftPrice
-from edgedec.drafter import Correction
+from edgedec.drafter import Calibration
 from edgedec.drafter_traits import DrafterTraits
-
-_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)  # of the bins of p_accept
-_PRIORS = tuple([PRIOR * max(0.01, (low + high) / 2) for low, high in pairwise((0.0, *_EDGES, 1.0))])
-
-
-class Calibration(Correction):
-    """P(node accepted | parent accepted) from the drafter's own estimate.
-
-    A bin of estimates keeps the sum of the estimates and the sum of the acceptances; an estimate is scaled by their
-    ratio, so the order within a bin stays. What is wrong with all estimates together is half expected of a bin that has
-    not seen much: a head is too sure of itself where tokens are drawn, one match in a text tells little of others.
-
-    >>> calibration = Calibration()
-    >>> for _ in range(94):
-    ...     calibration.observe(0.5, False)
-    >>> round(calibration.corrected(0.5), 3), round(calibration.corrected(0.25), 3)
-    (0.005, 0.036)
-    """
-
-    __slots__ = ("_accepted", "_estimated", "_sums")
-
-    def __init__(self) -> None:
-        super().__init__(_EDGES)
-        self._estimated = [0.0] * len(_PRIORS)
-        self._accepted = [0.0] * len(_PRIORS)
-        self._sums = (0.0, 0.0)  # of all bins: estimated, accepted
-
-    def observe(self, p: float, accepted: bool) -> None:
-        """Take a node with the estimate p whose parent was accepted, and whether the node was right itself."""
-        i = bisect_right(_EDGES, p)
-        estimated, hits = self._estimated[i] + p, self._accepted[i] + accepted
-        if estimated > MEMORY * max(p, 0.05):
-            estimated, hits = estimated / 2, hits / 2
-        self._estimated[i], self._accepted[i] = estimated, hits
-        estimated, hits = self._sums[0] + p, self._sums[1] + accepted
-        self._sums = (estimated / 2, hits / 2) if estimated > MEMORY else (estimated, hits)
-        self._factors = []
-
-    @property
-    def factors(self) -> list[float]:
-        """What an estimate is multiplied by in each range."""
-        if not self._factors:
-            expected = sqrt((self._sums[1] + 1) / (self._sums[0] + 1))
-            self._factors = [
-                (hits + prior * expected) / (estimated + prior)
-                for hits, estimated, prior in zip(self._accepted, self._estimated, _PRIORS, strict=True)
-            ]
-        return self._factors
 
 
 def score(draft: Draft, token_ids: Sequence[int], calibration: Calibration) -> tuple[list[int], int, int]:
@@ -180,10 +127,6 @@ class Worth:
         self.n_drafts[among_others] += 1
         new = max(1 / self.n_drafts[among_others], 1 - (KEPT_OF_TRIALS if is_trial else KEPT))
         self.gains[among_others] += new * (gain - self.gains[among_others])
-
-    def believed(self, price_s: float) -> float:
-        """Return the seconds that a draft counts as: far more than expected is a busy machine, or a prompt to read."""
-        return min(price_s, ODD * self.price_s)
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ looked at in the meantime. To measure which rows are exact waits until drafts ha
 is at most twice the best possible (renting skis until they would have been paid for).
 
 **What is known.** T(n) comes from the cost curve, P from the drafter's estimates, as corrected by what came
-(`drafter_record.Calibration`). What g and c of a drafter are depends on the cost that it declares (`DraftCost`):
+(`drafter.Calibration`). What g and c of a drafter are depends on the cost that it declares (`DraftCost`):
 
 | cost | g | c |
 |---|---|---|
@@ -58,9 +58,8 @@ asked in several steps or not at all, and a trial of it takes TRIAL_STEPS steps.
 
 from dataclasses import dataclass
 
-from edgedec.cost_curve import Cost, best_length
+from edgedec.cost_curve import Cost, DraftPrice, best_length
 from edgedec.draft_constants import AT_ONCE, BUCKET, CAUTION, FIRST, GAIN, TRIAL_STEPS
-from edgedec.draft_price import DraftPrice
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog
@@ -88,14 +87,13 @@ class DraftPlan:
 def plan_draft(active: ActiveDrafter, log: DecisionLog, choice: Choice) -> DraftPlan | None:
     """Return how to ask a costly drafter now, None where its draft would not pay.
 
-    Args:
-        active: The drafter.
-        log: What the generation has decided so far.
-        choice: What is chosen of the other drafters' proposals.
+    `log` is what the generation has decided so far, `choice` what is chosen of the other drafters' proposals.
     """
-    record, cost, n_max, price = active.record, choice.cost, choice.n_max, _price(active, choice.cost)
+    record, cost, n_max = active.record, choice.cost, choice.n_max
+    price = record.price or DraftPrice(cost(0) / 4)  # a quarter of a step for each level where nothing says
     if active.in_place:
-        return _plan_known(active, price, choice)
+        record.draft_seconds = record.draft_seconds or DraftSeconds(price)
+        return _plan_known(active, record.draft_seconds.price, choice)
     p, rate = record.rate(active.greedy), choice.expected.rate
     always, others = choice.options.always, choice.curve.others
     if active.cost is DraftCost.TARGET:
@@ -116,16 +114,6 @@ def plan_draft(active: ActiveDrafter, log: DecisionLog, choice: Choice) -> Draft
     marginal = _least_gain(price, cost, length, rate * max(gain, 1.0))
     least_path = min(max(marginal, p ** (length - 0.1)), p ** (length - 1))
     return DraftPlan(min(n_max, 2 * length), price, least_path, extra_s)
-
-
-def _price(active: ActiveDrafter, cost: Cost) -> DraftPrice:
-    """Return what a drafter's drafts are expected to take; a quarter of a step for each level where nothing says."""
-    record = active.record
-    price = record.price or DraftPrice(cost(0) / 4)
-    if not active.in_place:
-        return price
-    record.draft_seconds = record.draft_seconds or DraftSeconds(price)
-    return record.draft_seconds.price
 
 
 def _plan_known(active: ActiveDrafter, price: DraftPrice, choice: Choice) -> DraftPlan | None:

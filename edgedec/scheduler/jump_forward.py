@@ -11,6 +11,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft
 from edgedec.draft_constants import NEXT_TO_NOTHING
 from edgedec.scheduler.draft_tree import DraftTree
+from edgedec.sequence import n_common
 from edgedec.stats import DecodeStats
 
 _NAME = "forced"
@@ -64,9 +65,7 @@ class ForcedDrafts:
         """Count how many of the latest forced tokens `token_ids`, the tokens of the step, begin with."""
         if not self._chain:
             return
-        n_right = 0
-        while n_right < min(len(self._chain), len(token_ids)) and self._chain[n_right] == token_ids[n_right]:
-            n_right += 1
+        n_right = n_common(self._chain, token_ids, len(self._chain))
         stats.count_outcome(_NAME, min(len(self._chain), n_right + 1), n_right)
 
     def _worth(self, forced: tuple[int, ...], n_past: int) -> tuple[int, ...]:

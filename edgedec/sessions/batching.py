@@ -19,9 +19,9 @@ from typing import Any
 
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import CancelledError, SessionError
-from edgedec.head_state import DraftCall, HeadState
+from edgedec.head_state import DraftCall
 from edgedec.model import Forward, ForwardItem, Model, RecallingSession, Session
-from edgedec.progress import OnProgress, Progress
+from edgedec.progress import OnProgress, report_progress
 from edgedec.sampling import SamplingParams
 from edgedec.sessions.joined_work import Result, Work, cut, evaluated, groups
 from edgedec.sessions.outer_session import OuterModel, OuterSession
@@ -315,12 +315,6 @@ class BatchedSession(OuterSession):
         """Tokens in the KV cache, counted along the prefix."""
         return self.inner.n_cached if self.n_valid is None else min(self.inner.n_cached, self.n_valid)
 
-    @property
-    def draft_head(self) -> HeadState | None:
-        """The draft head that follows the session inside; its drafts are joined with those of other sessions."""
-        head = self.inner.draft_head
-        return None if head is None else head.seen_by(joined=lambda call: self.answer([(self, call)])[0])
-
     def answer(self, calls: Sequence[tuple[Session, DraftCall]]) -> list[SharedForward]:
         """Answer calls of drafters, together with those for other sessions where they come at the same time."""
         return self.model.answer([(session, call) for session, call in calls if isinstance(session, BatchedSession)])
@@ -346,8 +340,7 @@ class BatchedSession(OuterSession):
             while item.n_rows > (n_rows := self.model.piece_rows(self)):
                 piece, item = cut(item, n_rows)
                 self.model.joined([piece])
-                if on_progress is not None:
-                    on_progress(Progress("prefill", item.n_past, n_end, "tokens"))
+                report_progress(on_progress, "prefill", item.n_past, n_end, "tokens")
                 if self.cancelled:  # between two pieces: no forward was there to cancel
                     raise CancelledError("a forward was cancelled")
         return self.model.joined([item])[0]

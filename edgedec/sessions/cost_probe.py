@@ -9,7 +9,7 @@ from edgedec.cost_curve import Cost, CostCurve
 from edgedec.errors import EdgedecError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Session
-from edgedec.progress import Progress, stage
+from edgedec.progress import check_cancelled, report_progress, stage
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key, quietly
 
@@ -41,7 +41,8 @@ def cost_curve(
     forward of another number of rows, as drafts do. One row is measured in a streak as well, as plain decoding is one.
     The number of rows rises while time is left, at most to `most_rows`; each row takes the memory of a row of logits.
     """
-    key = f"{_key(session, options)} {most_rows} streak"
+    card = session.model.card
+    key = f"{card.fingerprint} {card.runtime} {machine_key(options)} {most_rows} streak"
     cache_dir = None if options.machines else options.cache_dir
     cached = _as_curve(probe_cache.get(cache_dir, "curve", key))
     if cached is not None:
@@ -56,11 +57,6 @@ def cost_curve(
         numbers = {_RESUME: resume_share} | {str(n): seconds for n, seconds in measured.items()}
         probe_cache.put(cache_dir, "curve", key, numbers)
     return CostCurve(measured, resume_share)
-
-
-def _key(session: Session, options: LoadOptions) -> str:
-    card = session.model.card
-    return f"{card.fingerprint} {card.runtime} {machine_key(options)}"
 
 
 def _as_curve(numbers: object) -> CostCurve | None:
@@ -91,11 +87,9 @@ def _measure(
             expected = measured.get(n, 2 * max(measured.values(), default=0.0))
             if measured and monotonic() + expected > until:
                 continue  # a forward of fewer rows may still fit
-            if options.cancel is not None:
-                options.cancel.check("measuring the model's speed")
-            if options.on_progress is not None:
-                spent = 1 - (until - monotonic()) / limit_s
-                options.on_progress(Progress(_PHASE, min(99, max(0, int(100 * spent))), 100, "%", _WHAT))
+            check_cancelled(options.cancel, "measuring the model's speed")
+            spent = 1 - (until - monotonic()) / limit_s
+            report_progress(options.on_progress, _PHASE, min(99, max(0, int(100 * spent))), 100, "%", _WHAT)
             tokens = _random_tokens(rng, n_vocab, n)
             started = perf_counter()
             session.forward(tokens, n_past=n_past, rows="all")
@@ -104,8 +98,7 @@ def _measure(
             if n == 1 and most > 1 and streak_s is None and _STREAK * seconds < limit_s / 8:
                 streak_s = _streak_s(session, _random_tokens(rng, n_vocab, _STREAK), n_past)
     except EdgedecError:
-        if options.cancel is not None:
-            options.cancel.check("measuring the model's speed")
+        check_cancelled(options.cancel, "measuring the model's speed")
     return measured, streak_s
 
 

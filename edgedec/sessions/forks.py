@@ -9,7 +9,7 @@ from typing import cast
 
 from edgedec.cost_curve import SharedForward
 from edgedec.errors import CapabilityError, MemoryCapError, RequestError, SessionError
-from edgedec.head_state import DraftCall, HeadState
+from edgedec.head_state import DraftCall
 from edgedec.model import Forward, ForwardItem, Model, Session
 from edgedec.progress import OnProgress
 from edgedec.sessions.joined_work import JointCalls, groups
@@ -175,12 +175,6 @@ class ForkedSession(OuterSession):
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
         """Evaluate an item of this fork alone; SessionForks.forward evaluates those of several together."""
         return self._forks.forward([item])[0]
-
-    @property
-    def draft_head(self) -> HeadState | None:
-        """The draft head that follows the session inside; its calls are joined as others are."""
-        head = self.inner.draft_head
-        return None if head is None else head.seen_by(joined=lambda call: self.answer([(self, call)])[0])
 
     def answer(self, calls: Sequence[tuple[Session, DraftCall]]) -> list[SharedForward]:
         """Answer a call of a drafter for this fork, together with those for other forks while these are joined."""

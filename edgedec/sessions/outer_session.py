@@ -23,7 +23,7 @@ from edgedec.tokenizer import Tokenizer
 
 
 class OuterSession(Session):
-    """A session around another one, to which it passes on what its subclasses do not change.
+    """A session around another one, to which it passes on what its subclasses do not change; see Session.
 
     Where the model is another one than the inner session's (edgedec.sessions.outer_session.OuterModel), its fingerprint
     marks what save() returns, so that no other model loads it.
@@ -39,26 +39,23 @@ class OuterSession(Session):
 
     @property
     def model(self) -> Model:
-        """The model this session belongs to."""
         return self._model
 
     @property
     def n_ctx(self) -> int:
-        """Most tokens of a text."""
         return self.inner.n_ctx
 
     @property
     def n_cached(self) -> int:
-        """Tokens in the KV cache, counted along the prefix."""
         return self.inner.n_cached
 
     @property
     def draft_head(self) -> HeadState | None:
-        """The draft head that follows the session inside."""
-        return self.inner.draft_head
+        """The draft head that follows the session inside; its calls go the way of answer()."""
+        head = self.inner.draft_head
+        return None if head is None else head.seen_by(joined=lambda call: self.answer([(self, call)])[0])
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
-        """Let the session inside evaluate an item; see edgedec.model.Session."""
         return self.inner.evaluate(replace(item, session=self.inner), on_progress)
 
     def answer(self, calls: Sequence[tuple[Session, DraftCall]]) -> list[SharedForward]:
@@ -68,7 +65,6 @@ class OuterSession(Session):
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """The scales of adapters of the session inside."""
         return self.inner.scales
 
     @scales.setter
@@ -84,17 +80,14 @@ class OuterSession(Session):
         return min(self.n_ctx - n_tokens, self.inner.room(n_tokens))
 
     def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:
-        """Return what the session inside says."""
         return self.inner.exact_rows(n_past, measure)
 
     def generating(
         self, n_prompt: int, sampling: SamplingParams | None = None, seed: int = 0, stats: DecodeStats | None = None
     ) -> AbstractContextManager[None]:
-        """Begin a text that ends with the block; see edgedec.model.Session."""
         return self.inner.generating(n_prompt, sampling, seed, stats)
 
     def keep(self, rows: NDArray[np.int32]) -> None:
-        """Keep the path `rows` of the last tree and drop its other rows."""
         self.inner.keep(rows)
 
     def fork(self) -> Session:
@@ -120,16 +113,14 @@ class OuterSession(Session):
         return b"" if fingerprint == inner else fingerprint.encode()
 
     def cancel(self) -> None:
-        """Stop the forward that is running, from any thread; without one, nothing happens."""
         self.inner.cancel()
 
     def close(self) -> None:
-        """Free the KV cache; calling it again does nothing."""
         self.inner.close()
 
 
 class UnsavedSession(Session):
-    """A session whose state is more than a KV cache: it can't be forked, saved or restored.
+    """A session whose state is more than a KV cache: it can't be forked, saved or restored (CapabilityError).
 
     Attributes:
         what: What holds that state, for the message.
@@ -140,15 +131,12 @@ class UnsavedSession(Session):
     option: str
 
     def fork(self) -> Session:
-        """Refuse (CapabilityError)."""
         raise self._refusal("forked")
 
     def save(self) -> bytes:
-        """Refuse (CapabilityError)."""
         raise self._refusal("saved")
 
     def load(self, data: bytes, n_tokens: int) -> None:
-        """Refuse (CapabilityError)."""
         raise self._refusal("restored")
 
     def _refusal(self, action: str) -> CapabilityError:
@@ -156,7 +144,7 @@ class UnsavedSession(Session):
 
 
 class OuterModel(Closeable):
-    """The part of edgedec.model.Model that a model around another one passes on.
+    """The part of edgedec.model.Model that a model around another one passes on; see Model.
 
     Attributes:
         inner: The model inside, which is closed with this one.
@@ -171,7 +159,6 @@ class OuterModel(Closeable):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's own tokenizer."""
         return self.inner.tokenizer
 
     @property
@@ -185,9 +172,7 @@ class OuterModel(Closeable):
         return processes_of(self.inner)
 
     def memory(self, n_ctx: int, n_rows: int) -> tuple[MemoryTerm, ...]:
-        """Return the terms of the model inside."""
         return self.inner.memory(n_ctx, n_rows)
 
     def close(self) -> None:
-        """Free the weights and every session; calling it again does nothing."""
         self.inner.close()

@@ -115,15 +115,9 @@ def memory_stays_in_budget(subject: DrafterSubject) -> None:
 
 def every_step_is_accepted(subject: DrafterSubject) -> None:
     """learn() takes the outcome of every step: the prefill, plain steps and drafted ones in any order."""
-    n_vocab = subject.model.card.n_vocab
     for lengths in ((0,), (0, 4), (4, 0, 0, 1), (8, 2, 0)):
-        for prompt in subject.prompts():
-            drafter, session = subject.open()
-            recorder = Recorder(drafter)
-            subject.generate(prompt, session, recorder, lengths=lengths)
-            for proposal in recorder.proposals:
-                _require_valid(proposal.draft, proposal.n_max, n_vocab)
-            subject.close_sessions()
+        for proposal in _proposals(subject, lengths):
+            _require_valid(proposal.draft, proposal.n_max, subject.model.card.n_vocab)
 
 
 def greedy_text_is_plain_text(subject: DrafterSubject) -> None:

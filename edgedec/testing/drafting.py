@@ -1,6 +1,7 @@
 """Generations with a drafter under test, whose proposals are noted."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import cycle
 from time import monotonic
@@ -79,29 +80,19 @@ class HeldSessions:
     """The sessions that a check opened, which are closed after it."""
 
     def __init__(self) -> None:
-        self._sessions: list[Session] = []
+        self._held = ExitStack()
 
     def adopt(self, session: Session) -> Session:
         """Return a session that is closed when the check is over."""
-        self._sessions.append(session)
-        return session
+        return self._held.enter_context(closing(session))
 
     def close_sessions(self) -> None:
         """Close every session adopted so far."""
-        sessions, self._sessions = self._sessions, []
-        for session in sessions:
-            session.close()
+        self._held.close()
 
 
 class DrafterSubject(HeldSessions):
-    """The drafter under test, and the model it drafts for.
-
-    Args:
-        factory: Makes the drafter.
-        load: Loads the model.
-        n_tokens: How many tokens a check generates.
-        budget_bytes: The most memory that the drafter may hold.
-    """
+    """The drafter under test, and the model it drafts for; a check generates `n_tokens` tokens."""
 
     def __init__(self, factory: DrafterFactory, load: Callable[[], Model], n_tokens: int, budget_bytes: int) -> None:
         self.factory = factory

@@ -24,9 +24,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import best_length
+from edgedec.cost_curve import DraftPrice, best_length
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
-from edgedec.draft_price import DraftPrice
 from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.drafter_traits import Demands
 from edgedec.errors import CancelledError

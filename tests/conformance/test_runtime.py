@@ -29,7 +29,7 @@ from edgedec_runtimes.reference.network import KVCache
 from edgedec_runtimes.reference.runtime import Reference
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.shared import requests
-from edgedec_runtimes.shared.model_lock import Stop
+from edgedec_runtimes.shared.library_model import Stop
 from edgedec_runtimes.shared.session_state import CheckedItem, SessionState
 
 RUNTIME = {check.__name__: check for check in RUNTIME_CHECKS}

@@ -13,9 +13,8 @@ from support.decoding.exact_distributions import Drawing, text_of
 from support.decoding.rule_checks import check_exact, models
 from support.decoding.tree_draws import Drawn, each_way
 
-from edgedec.cost_curve import SharedForward
+from edgedec.cost_curve import DraftPrice, SharedForward
 from edgedec.draft import Draft
-from edgedec.draft_price import DraftPrice
 from edgedec.drafter import DraftContext, Floor
 from edgedec.drafters.head import HeadDrafter
 from edgedec.head_state import ChainRules, DraftedChain

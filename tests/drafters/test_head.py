@@ -275,7 +275,7 @@ def test_requests_at_the_same_time_draft_each_for_itself(
     same token, of which a session would keep what its head made, and nothing is calibrated.
     """
     monkeypatch.setattr("edgedec.scheduler.policy.DEADLINE_S", 1000.0)  # a busy machine must not end a draft
-    monkeypatch.setattr("edgedec.scheduler.drafter_record.Calibration.observe", lambda *_: None)
+    monkeypatch.setattr("edgedec.drafter.Calibration.observe", lambda *_: None)
     texts, drafted = [], []
     for draft, n_parallel in (("off", 3), ("head", 3), ("head", 1)):
         with (

@@ -12,8 +12,7 @@ from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
 from edgedec.api.options import DraftOptions
-from edgedec.cost_curve import CostCurve
-from edgedec.draft_price import DraftPrice
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.gguf.layer_bytes import layer_bytes

@@ -10,7 +10,7 @@ from support.models.tiny_models import tiny_llama
 from support.processes.hosted import hosted
 
 from edgedec.load_options import LoadOptions
-from edgedec.memory.shedding import memory_watch
+from edgedec.memory.shedding import Watch
 from edgedec.memory.system import held_bytes, held_reader, peak_held_bytes, peak_resident_bytes, resident_bytes
 from edgedec.runtime import HasProcesses, processes_of
 from edgedec.sessions.outer_session import OuterModel
@@ -101,8 +101,8 @@ def holder() -> Iterator["subprocess.Popen[bytes]"]:
 def test_the_watch_counts_them(holder: "subprocess.Popen[bytes]") -> None:
     """Under a cap that this process alone keeps, and the two together do not, there is something to shed."""
     cap = (resident_bytes() or 0) + 40 * MB
-    assert memory_watch(None, cap).check() == []
-    (told,) = memory_watch(None, cap, lambda: (holder.pid,)).check()
+    assert Watch(cap, ()).check() == []
+    (told,) = Watch(cap, (), held_reader(lambda: (holder.pid,))).check()
     assert told.startswith("the process holds ")
     assert told.endswith(", and nothing is left to shed")
 

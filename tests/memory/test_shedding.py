@@ -21,7 +21,7 @@ from edgedec.drafters.suffix.common import CommonText
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.errors import MemoryCapError
 from edgedec.load_options import LoadOptions
-from edgedec.memory.shedding import Watch, memory_watch, shedders
+from edgedec.memory.shedding import Watch, shedders
 from edgedec.model import Model
 from edgedec.sampling import SamplingParams
 from edgedec.scheduler.drafter_set import Drafting
@@ -277,11 +277,11 @@ def test_a_window_for_which_there_is_no_memory_costs_the_draft_model(
 def test_without_drafting_there_is_nothing_to_shed(bench: Bench) -> None:
     """A watch over an engine that does not draft only tells; one that finds nothing short says nothing."""
     target = bench.opened()
-    target.watch = memory_watch(None, 1)
+    target.watch = Watch(1, ())
     found = generate(target)
     assert len(found.stats.notes) == 1
     assert found.stats.notes[0].endswith(", and nothing is left to shed")
-    target.watch = memory_watch(None, 1 << 60)
+    target.watch = Watch(1 << 60, ())
     assert generate(target).stats.notes == []
 
 

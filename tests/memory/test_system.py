@@ -228,21 +228,21 @@ def test_elsewhere_psutil_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         Process=lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=5000, peak_wset=6000)),
     )
     monkeypatch.setitem(sys.modules, "psutil", fake)
-    assert system_memory._machine_memory() == (8 << 30, 3 << 30)
-    assert system_memory._process_memory() == (5000, 6000)
+    names = ("total", "available", "rss", "peak_wset")
+    assert [*map(system_memory._told, names)] == [8 << 30, 3 << 30, 5000, 6000]
     monkeypatch.setattr(fake, "Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=5000)))
-    assert system_memory._process_memory() == (5000, None)
+    assert [*map(system_memory._told, names)] == [8 << 30, 3 << 30, 5000, None]
     monkeypatch.setitem(sys.modules, "psutil", None)
-    assert (system_memory._machine_memory(), system_memory._process_memory()) == ((None, None), (None, None))
+    assert [*map(system_memory._told, names)] == [None] * 4
 
 
 def test_psutil_and_this_machine() -> None:
     """What psutil tells is of the size of what the files tell; on other systems it is what the functions return."""
     pytest.importorskip("psutil")
     total, resident = system_memory.total_bytes(), system_memory.resident_bytes()
-    assert system_memory._machine_memory()[0] == total
+    assert system_memory._told("total") == total
     assert resident is not None
-    assert system_memory._process_memory()[0] == pytest.approx(resident, rel=0.2)
+    assert system_memory._told("rss") == pytest.approx(resident, rel=0.2)
 
 
 HELD_BY_MAPPING = """

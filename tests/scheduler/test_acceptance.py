@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgedec.draft import Draft
+from edgedec.drafter import Calibration
 from edgedec.sampling import Distribution
-from edgedec.scheduler.drafter_record import Calibration, score
+from edgedec.scheduler.drafter_record import score
 
 
 def test_unseen_estimates_stand_as_they_are() -> None:

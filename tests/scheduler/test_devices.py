@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from support.decoding.simulation import Clock, Oracle, a_text, best_fixed, decode, policy_of
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec.draft import Draft
-from edgedec.draft_price import DraftPrice
 from edgedec.drafter import DrafterNeeds, Floor
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter

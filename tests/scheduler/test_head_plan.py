@@ -7,16 +7,15 @@ from typing import cast
 import pytest
 from support.decoding.simulation import N_VOCAB, Clock, Oracle, a_text, decode, policy_of
 
-from edgedec.cost_curve import CostCurve, SharedForward
+from edgedec.cost_curve import CostCurve, DraftPrice, SharedForward
 from edgedec.draft import Draft
-from edgedec.draft_price import DraftPrice
-from edgedec.drafter import Drafter
+from edgedec.drafter import Calibration, Drafter
 from edgedec.drafter_traits import DraftCost
 from edgedec.drafters.head import HeadDrafter
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.decision_log import DecisionLog
 from edgedec.scheduler.draft_tree import Choice, Expected, Gain, PolicyOptions
-from edgedec.scheduler.drafter_record import Calibration, DrafterRecord, DraftSeconds, Worth
+from edgedec.scheduler.drafter_record import DrafterRecord, DraftSeconds, Worth
 from edgedec.scheduler.estimator import plan_draft
 
 

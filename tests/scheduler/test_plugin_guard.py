@@ -14,9 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from support.decoding.simulation import GREEDY, a_text, decode, fake_session
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec.draft import Draft, Draws, Verification
-from edgedec.draft_price import DraftPrice
 from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, DraftLateError
 from edgedec.drafter_traits import Demands, DraftCost, DrafterTraits
 from edgedec.errors import CancelledError, EdgedecError, PluginError, RequestError

@@ -9,9 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from support.decoding.simulation import Clock, Oracle, policy_of
 
-from edgedec.cost_curve import CostCurve, SharedForward
+from edgedec.cost_curve import CostCurve, DraftPrice, SharedForward
 from edgedec.draft import Draft, Verification
-from edgedec.draft_price import DraftPrice
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.drafter_record import DrafterRecord, Followed, Worth

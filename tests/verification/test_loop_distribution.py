@@ -26,9 +26,8 @@ from support.models.real_models import real_model
 from support.models.tiny_models import BOS, byte_ids, tiny_llama
 from support.processes.installed import with_plugin
 
-from edgedec.cost_curve import CostCurve
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec.draft import Draft, Verification
-from edgedec.draft_price import DraftPrice
 from edgedec.drafter import DrafterFactory
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel

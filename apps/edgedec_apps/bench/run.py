@@ -24,7 +24,7 @@ from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.memory.system import forget_peak, peak_held_bytes
 from edgedec.model import LayerSet, writes_texts
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec.sampling import SamplingParams
 from edgedec.storage.cache_files import cache_folder
 from edgedec.tokenizer import Tokenizer
@@ -287,8 +287,7 @@ def record(
     """
     share = _shares(path)
     for i, request in enumerate(requests):
-        if on_progress is not None:
-            on_progress(Progress("recording drafts", i, len(requests), "prompts"))
+        report_progress(on_progress, "recording drafts", i, len(requests), "prompts")
         other = int(request.token_ids[0] == 0)  # a text with another first token empties the KV cache
         engine.generate([other], max_tokens=1, temperature=0.0, draft=False)
         engine.forget()
@@ -301,8 +300,7 @@ def record(
             "tokens": list(recorded.token_ids),
             "proposals": [row.as_dict() for row in recorder.rows],
         }
-    if on_progress is not None:
-        on_progress(Progress("recording drafts", len(requests), len(requests), "prompts"))
+    report_progress(on_progress, "recording drafts", len(requests), len(requests), "prompts")
 
 
 def _shares(path: Path) -> Callable[[LayerSet], float]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import CancelledError, RequestError, counted
 from edgedec.model import LayerSet, Session
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, report_progress
 
 DEFAULT_TEXT = Path(__file__).with_name("text.txt")
 """A text to evaluate on where none is given: 2,200 tokens of English."""
@@ -204,15 +204,13 @@ def evaluate(
     with ExitStack() as stack:
         for lane in lanes:
             stack.enter_context(cancel.calling(lane.session.cancel))
-        if on_progress is not None:
-            on_progress(Progress("evaluating", 0, total, "tokens"))
+        report_progress(on_progress, "evaluating", 0, total, "tokens")
         for window in windows:
             samples = [Samples() for _ in lanes]
             try:
                 for n in _evaluate_window(lanes, rows, window, samples, n_rows, n_steps, cancel):
                     done += n
-                    if on_progress is not None:
-                        on_progress(Progress("evaluating", done, total, "tokens"))
+                    report_progress(on_progress, "evaluating", done, total, "tokens")
             except CancelledError:
                 if not cancel.cancelled:
                     raise

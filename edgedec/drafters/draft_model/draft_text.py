@@ -54,11 +54,6 @@ class DraftText:
         window = window_of(token_ids, self.first_begin(token_ids))
         return len(window) - n_common(self.cached, window, len(window))
 
-    def note(self, n_rows: int) -> None:
-        """Log a forward over so many rows."""
-        if self.recorder is not None:
-            self.recorder.evaluated(n_rows, None)
-
     def first_begin(self, token_ids: Sequence[int]) -> int:
         """Return where the window of a new text begins.
 

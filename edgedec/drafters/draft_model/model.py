@@ -163,13 +163,7 @@ class DraftModel:
                 yield path, forward, row
 
     def _evaluated(self, text: DraftText, item: Callable[[], ForwardItem], cached: Sequence[int]) -> Forward:
-        """Return the result of an item of a text, evaluated together with those of other texts where they are joined.
-
-        Args:
-            text: The text.
-            item: Makes the item, with the lock held.
-            cached: The tokens that the text's session holds afterwards.
-        """
+        """Return the result of an item of a text, evaluated with those of other texts where they are joined."""
         call = DraftForward(self.model, self.lock, text, item, cached)
         begun = perf_counter()
         if text.target is None or not self.joins:
@@ -178,7 +172,8 @@ class DraftModel:
             text.calls += text.target.answer([(text.target, call)])
         text.called_s += perf_counter() - begun
         assert call.forward is not None, "a call that was answered has a result"
-        text.note(call.n_rows)
+        if text.recorder is not None:
+            text.recorder.evaluated(call.n_rows, None)
         return call.forward
 
     def forget(self) -> None:

@@ -46,10 +46,7 @@ Behind = tuple[Places, int | None]
 
 
 class SortedMatch:
-    """The longest context at a text's end that a sorted text knows.
-
-    Args:
-        text: The sorted text, which is only read.
+    """The longest context at a text's end that a sorted text knows, which is only read.
 
     Attributes:
         length: Tokens of the context.

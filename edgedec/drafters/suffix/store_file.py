@@ -58,10 +58,6 @@ class DraftStore:
         Returns a note for a person where the file is damaged, else None: a damaged file is begun anew, as nothing
         depends on it.
 
-        Args:
-            store: What the drafters keep between requests.
-            options: The load's, for progress and cancelling.
-
         Raises:
             ModelFormatError: The file is of another vocabulary or release.
             StorageError: The file can't be read.
@@ -85,9 +81,6 @@ class DraftStore:
         The texts that other processes have added stay, except those that one adds in the same moment. A save that
         failed is not repeated.
 
-        Args:
-            store: What the drafters keep between requests.
-
         Raises:
             ModelFormatError: Meanwhile the file is of another vocabulary or release.
             StorageError: The file can't be read or written.
@@ -100,7 +93,11 @@ class DraftStore:
         held = parse(_read(self.path), self._vocabulary, self._n_vocab, self.path) or []
         texts = {text.tobytes(): text for text in reversed([*([] if forgotten else held), *added])}  # each once
         newest_texts = newest(list(reversed(texts.values())), MOST_TOKENS)
-        _write(self.path, serialize(newest_texts, self._vocabulary))
+        try:  # whole or not at all, and for its owner alone
+            write_atomically(self.path, serialize(newest_texts, self._vocabulary), private=True, sync=True)
+        except OSError as error:
+            reason = error.strerror or error
+            raise StorageError(f"the draft store {self.path} could not be written: {reason}") from error
 
     def forget(self) -> None:
         """Drop the texts that the file holds when it is saved next."""
@@ -219,11 +216,3 @@ def _read(path: Path, n_bytes: int = _MOST_BYTES + 1) -> bytes:
         return b""
     except OSError as error:
         raise StorageError(f"the draft store {path} could not be read: {error.strerror or error}") from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace the file, whole or not at all; only its owner may read it (mode 0600)."""
-    try:
-        write_atomically(path, data, private=True, sync=True)
-    except OSError as error:
-        raise StorageError(f"the draft store {path} could not be written: {error.strerror or error}") from error

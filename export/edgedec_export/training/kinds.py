@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft_price import DraftPrice
+from edgedec.cost_curve import DraftPrice
 from edgedec.errors import OptionError, RuntimeUnavailableError
 from edgedec.plugins import install_command
 from edgedec.storage.cache_files import cache_folder

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgedec.cost_curve import CostCurve
-from edgedec.draft_price import DraftPrice
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec_export.training.simulation import Costs, Drafted, Outcome, best_outcome, reach, replay
 from edgedec_runtimes.trained_heads.card import HeadCard, Promise
 

@@ -19,7 +19,7 @@ from edgedec.cost_curve import CostCurve
 from edgedec.errors import OptionError, StorageError, argument
 from edgedec.gguf.file import read_gguf, storage_error
 from edgedec.load_options import LoadOptions
-from edgedec.progress import CancelToken, OnProgress, stage
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, stage
 from edgedec.sessions.cost_probe import cost_curve
 from edgedec.storage.cache_files import cache_folder
 from edgedec.storage.whole_file import remove_temporaries
@@ -250,8 +250,7 @@ def _counts(files: list[LessonFile], n_vocab: int, options: TrainOptions) -> NDA
     counts = np.zeros(n_vocab, np.int64)
     with stage(options.on_progress, "counting tokens"):
         for file in files:
-            if options.cancel is not None:
-                options.cancel.check("counting tokens")
+            check_cancelled(options.cancel, "counting tokens")
             if not file.is_held_back:
                 counts += count_tokens(file.answers(), n_vocab)
     return counts

@@ -19,13 +19,13 @@ from edgedec.load_options import LoadOptions
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import ExactRows, Forward, ForwardItem, Session
 from edgedec.model_card import Capabilities, ModelCard
-from edgedec.progress import OnProgress
+from edgedec.progress import OnProgress, check_cancelled
 from edgedec_runtimes.child.host import Opened, Result
 from edgedec_runtimes.child.messages import LOAD
 from edgedec_runtimes.child.process import PATIENCE_S, Child
 from edgedec_runtimes.child.rows import SharedRows
 from edgedec_runtimes.child.tokenizer import ChildTokenizer
-from edgedec_runtimes.shared.model_lock import ModelLock
+from edgedec_runtimes.shared.library_model import ModelLock
 
 
 class ChildSession(Session):
@@ -168,8 +168,7 @@ class ChildModel(Closeable):
         plain = replace(options, on_progress=None, cancel=None)
         try:
             with cancel.calling(lambda: child.cancel(LOAD)) if cancel is not None else nullcontext():
-                if cancel is not None:
-                    cancel.check(f"loading {self._hosting.path.name}")
+                check_cancelled(cancel, f"loading {self._hosting.path.name}")
                 answer = child.ask(
                     "open", self._hosting.target, self._hosting.path, plain, on_progress=options.on_progress
                 )
@@ -181,8 +180,7 @@ class ChildModel(Closeable):
             finally:
                 self._rows.unlink()
         except RuntimeLostError as error:
-            if cancel is not None:
-                cancel.check(f"loading {self._hosting.path.name}")  # it hung, and was ended
+            check_cancelled(cancel, f"loading {self._hosting.path.name}")  # it hung, and was ended
             raise self._lost(error) from None
         except BaseException:
             child.kill()

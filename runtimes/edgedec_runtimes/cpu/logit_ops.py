@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import RuntimeUnavailableError
 from edgedec.logit_ops import NumpyRowOps, Total
-from edgedec_runtimes.cpu.library import address, check, native
+from edgedec_runtimes.cpu.library import check, native
 
 
 class NativeRowOps(NumpyRowOps):
@@ -40,25 +40,25 @@ class NativeRowOps(NumpyRowOps):
     def above(self, row: NDArray[np.float32], threshold: float) -> NDArray[np.int64]:
         """Return the tokens whose logit is at least `threshold`."""
         ids = np.empty(len(row), np.int64)
-        n = self._above(self._kernels, _row(row), len(row), threshold, address(ids), len(ids))
+        n = self._above(self._kernels, _row(row), len(row), threshold, ids.ctypes.data, len(ids))
         return ids[:n] if n >= 0 else super().above(row, threshold)
 
     def top_k(self, row: NDArray[np.float32], k: int) -> NDArray[np.int64]:
         """Return the k most probable tokens."""
         ids = np.empty(k, np.int64)
-        check(self._top_k(self._kernels, _row(row), len(row), k, address(ids)), "the most probable tokens")
+        check(self._top_k(self._kernels, _row(row), len(row), k, ids.ctypes.data), "the most probable tokens")
         return ids
 
     def nucleus(self, row: NDArray[np.float32], top_p: float) -> NDArray[np.int64]:
         """Return the tokens of the nucleus of probability `top_p`."""
         ids = np.empty(len(row), np.int64)
-        n = self._nucleus(self._kernels, _row(row), len(row), top_p, address(ids), len(ids))
+        n = self._nucleus(self._kernels, _row(row), len(row), top_p, ids.ctypes.data, len(ids))
         return ids[:n] if n >= 0 else super().nucleus(row, top_p)
 
     def contenders(self, row: NDArray[np.float32], temperature: float, key: int) -> NDArray[np.int64]:
         """Return a few tokens, among them the one that is drawn at this temperature with this key."""
         ids = np.empty(len(row), np.int64)
-        n = self._contenders(self._kernels, _row(row), len(row), temperature, key, address(ids), len(ids))
+        n = self._contenders(self._kernels, _row(row), len(row), temperature, key, ids.ctypes.data, len(ids))
         return ids[:n] if n >= 0 else super().contenders(row, temperature, key)
 
 
@@ -66,4 +66,4 @@ def _row(row: NDArray[np.float32]) -> int:
     """Return the address of a row, f32[n_vocab] (TypeError for another type or an array with gaps)."""
     if row.dtype != np.float32 or not row.flags.c_contiguous or row.ndim != 1:
         raise TypeError(f"a row of logits is float32 without gaps, found {row.dtype} with strides {row.strides}")
-    return address(row)
+    return row.ctypes.data

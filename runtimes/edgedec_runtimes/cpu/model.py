@@ -272,9 +272,8 @@ def _groups(
     """
 
     def most(item: CheckedItem, begin: int) -> int:
-        group = item.groups[0]
-        if group.block is not None and group.tokens is not None:
-            return min(n_most, group.block.n_rows - (item.n_past + begin) % group.block.n_rows)
+        if item.is_special and (block := item.groups[0].block) is not None and item.groups[0].tokens is not None:
+            return min(n_most, block.n_rows - (item.n_past + begin) % block.n_rows)
         return n_most if prompts is None else prompts.n_rows_at(item, begin, n_most)
 
     if len(checked) == 1 and checked[0].n_rows <= most(checked[0], 0):  # a step: nothing to cut or to join

@@ -17,7 +17,7 @@ from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model
 from edgedec.model_card import ModelCard
-from edgedec.progress import Progress
+from edgedec.progress import check_cancelled, report_progress
 from edgedec.runtime import RuntimeReport
 from edgedec.storage.cache_files import cache_folder
 from edgedec_runtimes.architectures.reading import usual_tensors
@@ -122,8 +122,7 @@ class Cpu:
             head = _open_head(handle, job, options, n_ctx)
             if head is not None:
                 undo.callback(head.close)
-            if options.cancel is not None:
-                options.cancel.check(f"loading {path.name}")
+            check_cancelled(options.cancel, f"loading {path.name}")
             rope = divisor_tensor(gguf, network.switches.rope, n_ctx) or ""
             numerics = (isa, options.kv_type, rope, *adapters.sha256)
             card = _card(gguf, network, tiles.header.model_sha256, " ".join(filter(None, numerics)))
@@ -171,8 +170,7 @@ class Cpu:
 
 def _report(path: Path, options: LoadOptions, percent: int) -> None:
     """Report that a load begins or ends; the long parts in between report their own progress."""
-    if options.on_progress is not None:
-        options.on_progress(Progress("load", percent, 100, "%", path.name))
+    report_progress(options.on_progress, "load", percent, 100, "%", path.name)
 
 
 def _read(path: Path) -> tuple[GGUF, Network]:

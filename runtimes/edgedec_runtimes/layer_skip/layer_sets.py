@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import CostCurve, best_length
-from edgedec.draft_price import DraftPrice
+from edgedec.cost_curve import CostCurve, DraftPrice, best_length
 from edgedec.errors import StorageError
 from edgedec.model import LayerSet
 from edgedec.model_card import ModelCard

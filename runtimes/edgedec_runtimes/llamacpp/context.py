@@ -23,8 +23,8 @@ from edgedec.errors import (
 )
 from edgedec.gguf.file import GGUF
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
+from edgedec_runtimes.shared.library_model import Stop
 from edgedec_runtimes.shared.mapped_files import MappedFiles
-from edgedec_runtimes.shared.model_lock import Stop
 from edgedec_runtimes.shared.native import c_library
 from edgedec_runtimes.weights.adapters import load_adapters
 

@@ -21,7 +21,7 @@ from edgedec.errors import (
 from edgedec.load_options import LoadOptions
 from edgedec.memory.system import return_free_memory
 from edgedec.memory_plan import n_split
-from edgedec.progress import Progress
+from edgedec.progress import report_progress
 from edgedec_runtimes.llamacpp.context import ContextOptions, context_params
 from edgedec_runtimes.llamacpp.devices import device_array
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
@@ -148,8 +148,7 @@ def load(path: Path, options: LoadOptions) -> Any:
 
     def on_progress(fraction: float, _user_data: Any) -> bool:
         try:
-            if options.on_progress is not None:
-                options.on_progress(Progress("load", int(fraction * 100), 100, "%", path.name))
+            report_progress(options.on_progress, "load", int(fraction * 100), 100, "%", path.name)
         except BaseException as error:  # of the application's callback; raised again behind the C frames
             raised.append(error)
             return False

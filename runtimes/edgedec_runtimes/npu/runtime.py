@@ -25,6 +25,7 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model
 from edgedec.model_card import ModelCard
+from edgedec.progress import check_cancelled
 from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.npu.facts import EMBEDDING, PARTS, ROWS, Facts, folder_of, read_facts
 from edgedec_runtimes.npu.graphs import CPU, NPU, Graphs, compiled_folder, device_of, npu_devices
@@ -89,8 +90,7 @@ class Npu:
         if device == NPU and _own(options).tile_cache and options.cache_dir is not None:
             compiled = compiled_folder(options.cache_dir, facts, ort)
         graphs = Graphs(ort, folder, facts, device, options.n_threads or usable_cores(), compiled)
-        if options.cancel is not None:
-            options.cancel.check(f"loading {path.name}")
+        check_cancelled(options.cancel, f"loading {path.name}")
         graphs.session(ROWS[0], facts.contexts[0])
 
         @lru_cache(maxsize=8)

@@ -17,7 +17,7 @@ from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedMode
 from edgedec.gguf.file import DATA, GGUF, GRAPH, MANIFEST, VOCABULARY, foreign_onnx, read_gguf, storage_error
 from edgedec.gguf.model_info import describe
 from edgedec.load_options import LoadOptions
-from edgedec.progress import Progress
+from edgedec.progress import check_cancelled, report_progress
 from edgedec.storage import probe_cache
 from edgedec_runtimes.onnx.graph_check import MOST_GRAPH_BYTES, check_graph
 from edgedec_runtimes.shared.hyperparameters import in_all_layers, positive
@@ -287,10 +287,8 @@ def _sha256(path: Path, options: LoadOptions, done: int, total: int) -> str:
             while piece := file.read(_PIECE_BYTES):
                 digest.update(piece)
                 done += len(piece)
-                if options.cancel is not None:
-                    options.cancel.check(f"checking {path.name}")
-                if options.on_progress is not None:
-                    options.on_progress(Progress("verify", min(done, total), total, "bytes", path.name))
+                check_cancelled(options.cancel, f"checking {path.name}")
+                report_progress(options.on_progress, "verify", min(done, total), total, "bytes", path.name)
     except OSError as error:
         raise storage_error(path, error) from error
     return digest.hexdigest()

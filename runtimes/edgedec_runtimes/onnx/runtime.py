@@ -16,6 +16,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model
 from edgedec.model_card import ModelCard
 from edgedec.processor import cpu_name
+from edgedec.progress import check_cancelled
 from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.onnx.exported import OPTIMUM, Export, read_export, verify_files
 from edgedec_runtimes.onnx.feeds import CHUNK
@@ -76,12 +77,10 @@ class Onnx:
         chosen = choose_provider(ort, options.device)
         tokenizer = open_tokenizer(export.gguf)
         verify_files(export.folder, export.files, options)
-        if options.cancel is not None:
-            options.cancel.check(f"loading {path.name}")
+        check_cancelled(options.cancel, f"loading {path.name}")
         n_threads = options.n_threads or usable_cores()
         graph, mapped = with_mappings([export.folder / DATA], lambda: open_graph(ort, export, chosen, n_threads))
-        if options.cancel is not None:
-            options.cancel.check(f"loading {path.name}")
+        check_cancelled(options.cancel, f"loading {path.name}")
         card = _card(export, f"{ort.__version__} {chosen.provider.device} {cpu_name()}")
         planned = copying_memory_terms if export.kind == OPTIMUM else memory_terms
 

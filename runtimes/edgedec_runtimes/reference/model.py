@@ -13,7 +13,7 @@ from edgedec.errors import MemoryCapError, OptionError, counted
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Forward
 from edgedec.model_card import Capabilities, ModelCard
-from edgedec.progress import OnProgress, Progress
+from edgedec.progress import OnProgress, report_progress
 from edgedec_runtimes.architectures.architecture import Recurrence
 from edgedec_runtimes.reference.network import (
     Floats,
@@ -166,8 +166,7 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
                 result[j] = logits(weights, output.state)
             if item.parents is None:
                 session.state.advance(1)
-            if on_progress is not None:
-                on_progress(Progress("prefill", i + 1, n, "tokens"))
+            report_progress(on_progress, "prefill", i + 1, n, "tokens")
         if item.parents is not None:
             session.state.advance(n)
         return Forward(result, hidden, mass=mass)

@@ -15,6 +15,7 @@ from edgedec.load_options import LoadOptions, NoOptions, default_n_ctx, read_opt
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model
+from edgedec.progress import check_cancelled
 from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
@@ -57,8 +58,7 @@ class Reference:
         hyper = shape.hyper
         n_ctx = options.n_ctx or default_n_ctx(hyper.n_ctx_train)
         weights, divisors = read_weights(shape, n_ctx), divisor_tensor(gguf, shape.switches.rope, n_ctx)
-        if options.cancel is not None:
-            options.cancel.check(f"loading {path.name}")
+        check_cancelled(options.cancel, f"loading {path.name}")
         identity = f"reference 2 numpy {np.__version__} {options.kv_type} {hyper} {shape.switches} {divisors}"
         card = model_card(self.name, gguf, hyper, fingerprint(weights, identity))
         needs = Needs(hyper, weights.switches.recurrence, weights.n_bytes, _KV_DTYPES[options.kv_type], before)

@@ -1,24 +1,118 @@
-"""What the models of all runtimes share: what they hold until they are closed, and the way into a forward."""
+"""What the models of all runtimes share: who may use one at a time, the way into a forward, and how it is stopped."""
 
+import ctypes
 import os
+import sys
+import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, Literal, TypeVar
 
 from edgedec.closeable import Closeable
-from edgedec.errors import MemoryCapError, SessionError
+from edgedec.errors import CancelledError, EdgedecError, MemoryCapError, SessionError
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress
 from edgedec.tokenizer import Tokenizer
-from edgedec_runtimes.shared.model_lock import ModelLock, Stop
 from edgedec_runtimes.shared.requests import Limits, check_items
 from edgedec_runtimes.shared.session_state import CheckedItem
 
 H = TypeVar("H")
 S = TypeVar("S", bound=Session)
+
+_SET = int.from_bytes(b"\1\0\0\0", sys.byteorder)
+
+
+class ModelLock:
+    """Lets one thread at a time touch what a model and its sessions hold in native memory.
+
+    The lock is reentrant: a thread that is inside may enter again.
+
+    Attributes:
+        threads: The lock alone, for closing: whoever takes it is not refused.
+        refusal: The error that entering raises from now on (the model is closed, its weights are damaged), or None.
+    """
+
+    def __init__(self) -> None:
+        self.threads = threading.RLock()
+        self.refusal: EdgedecError | None = None
+        self._pid = os.getpid()
+
+    def __enter__(self) -> None:
+        """Wait until no other thread is inside.
+
+        Raises:
+            SessionError: This process is a fork of the one that loaded the model. It does not wait: a thread of the
+                parent may have been inside at the fork, and that thread is not in the child.
+            EdgedecError: `refusal`.
+        """
+        if os.getpid() != self._pid:
+            raise SessionError("the model was loaded before fork(); a child process must load its own")
+        self.threads.acquire()
+        if self.refusal is not None:
+            self.threads.release()
+            self.check()
+
+    def __exit__(self, *_: object) -> None:
+        """Let the next thread in."""
+        self.threads.release()
+
+    def check(self) -> None:
+        """Raise `refusal`, if there is one."""
+        if self.refusal is not None:
+            raise type(self.refusal)(str(self.refusal))
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that loaded the model."""
+        return os.getpid() == self._pid
+
+
+class Stop:
+    """Ends a model's forward early when one of the sessions in it is cancelled.
+
+    A forward is entered by adding its items to `running`, and left by leave(), whatever ended it:
+
+        outer = stop.running
+        try:
+            stop.running = (*outer, *checked)
+            ...
+        finally:
+            stop.leave(outer)
+
+    A forward that starts inside another one (from a progress callback) is cancelled together with the outer one.
+
+    Attributes:
+        flag: 0, or another number from a cancel() to the end of the outermost forward. Native code may read the flag
+            as an int32, or as a C string of length 0 or 1; the flag stays at its address.
+        running: The items of the forwards that are running, those of the outermost first.
+    """
+
+    def __init__(self) -> None:
+        self.flag = ctypes.c_int32(0)
+        self.running: tuple[CheckedItem, ...] = ()
+        self._lock = threading.RLock()  # reentrant, as a signal handler may cancel in the thread that holds the lock
+
+    def leave(self, outer: tuple[CheckedItem, ...]) -> None:
+        """End a forward; `outer` is what was running around it."""
+        with self._lock:
+            self.running = outer
+            if not outer:
+                self.flag.value = 0
+
+    def cancel(self, session: Session) -> None:
+        """Stop the forward that the session is in, from any thread; without one, nothing happens."""
+        with self._lock:
+            if any(item.session is session for item in self.running):
+                self.flag.value = _SET
+
+    def check(self) -> None:
+        """Raise CancelledError when the forward that is running was cancelled."""
+        if self.flag.value:
+            n_cached = " and ".join(str(item.session.n_cached) for item in self.running)
+            raise CancelledError(f"the forward was cancelled; {n_cached} tokens are cached")
 
 
 class LibraryModel(Closeable, Generic[H, S]):
@@ -48,16 +142,11 @@ class LibraryModel(Closeable, Generic[H, S]):
         tree_rows: int = 0,
         logit_rows: int = 0,
     ) -> None:
-        """Take over what the library has opened.
+        """Take over what the library has opened; the attributes say what is not told here.
 
         Args:
-            handle: What was opened.
-            card: The facts of the model.
-            capabilities: What the runtime can do with it.
-            tokenizer: The vocabulary.
             terms: Makes the memory plan for a context and a number of rows.
             free: Gives the handle back. Called once, in the process that loaded the model; must not refer to the model.
-            tree_rows: Most rows of a tree.
             logit_rows: Most rows of logits of a forward of several sessions, where one session may ask for fewer.
         """
         self.handle = handle

@@ -15,8 +15,7 @@ from edgedec.errors import ModelFormatError, RequestError, SessionError, counted
 from edgedec.head_state import HeadState
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
-from edgedec_runtimes.shared.library_model import LibraryModel
-from edgedec_runtimes.shared.model_lock import ModelLock
+from edgedec_runtimes.shared.library_model import LibraryModel, ModelLock
 from edgedec_runtimes.shared.session_state import SessionState
 
 _HEAD = struct.Struct("<64sI")

@@ -64,7 +64,8 @@ def _check_item(item: ForwardItem, limits: Limits) -> CheckedItem:
         is_special = not is_one or group.span != ALL_LAYERS or bool(item.taps or item.mass or group.block)
         _require_capable(item, limits)
     groups = (_group(group, limits),) if is_one else tuple(_group(each, limits) for each in item.groups)
-    n = groups[0].n_rows if is_one else sum([each.n_rows for each in groups])
+    tokens = groups[0].tokens
+    n = len(tokens) if is_one and tokens is not None else sum([each.n_rows for each in groups])
     for each in groups if is_special else ():
         _check_block(item, each, limits)
     state.check_past(item.n_past, n)

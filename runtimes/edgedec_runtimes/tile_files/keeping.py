@@ -25,7 +25,7 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.places import standing, tiled_place
 from edgedec.gguf.tile_form import damaged_model
 from edgedec.memory_plan import format_bytes
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.storage.whole_file import publish
 from edgedec_runtimes.shared.file_lock import FileLock, try_lock
 from edgedec_runtimes.tile_files.record import FileRecord, is_tiled, move_tiles, read_record, write_record_of
@@ -226,10 +226,8 @@ def _reporter(
     label: str, phase: str, total: int, on_progress: OnProgress | None, cancel: CancelToken | None
 ) -> Callable[[int], None]:
     def report(done: int) -> None:
-        if cancel is not None:
-            cancel.check(f"{phase} {label}")
-        if on_progress is not None:
-            on_progress(Progress(phase, done, total, "bytes", label))
+        check_cancelled(cancel, f"{phase} {label}")
+        report_progress(on_progress, phase, done, total, "bytes", label)
 
     return report
 

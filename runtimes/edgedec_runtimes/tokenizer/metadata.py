@@ -1,5 +1,6 @@
 """Reading a vocabulary from the metadata of a GGUF, and checking it."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,7 @@ from edgedec_runtimes.tokenizer.string_table import StringTable
 BPE, SPM, CHARACTERS, BERT = "gpt2", "llama", "gemma4", "bert"
 _STRINGS = frozenset({ValueType.STRING})
 _INT32 = frozenset({ValueType.INT32})
+_BYTE = re.compile(rb"<0x[0-9A-Fa-f]{2}>")  # the text of a byte token
 _SPECIAL = Kind.CONTROL | Kind.UNKNOWN | Kind.USER_DEFINED
 # llama.cpp strips spaces around some tokens of these models; it knows them by the model's name only.
 _STRIPPING_NAMES = ("modern-bert",)
@@ -226,7 +228,7 @@ def _text(gguf: GGUF, tokens: StringTable, number: int) -> str:
 def _check_bytes(gguf: GGUF, tokens: StringTable, kinds: bytearray) -> None:
     """Refuse a vocabulary with a byte token whose text does not name a byte."""
     for number in _with(kinds, Kind.BYTE):
-        if byte_of(tokens[number]) is None:
+        if not _BYTE.fullmatch(tokens[number]):
             shown = tokens[number].decode(errors="replace")[:40]
             raise damaged(gguf, f"byte token {number} is {shown!r}, expected one such as '<0x0A>'")
 
@@ -241,11 +243,3 @@ def byte_token(tokens: StringTable, byte: int) -> int:
     """Return the id of the token for a byte in a SentencePiece vocabulary; -1 where there is none."""
     token = tokens.find(f"<0x{byte:02X}>".encode())
     return token if token >= 0 else tokens.find(bytes([byte]))
-
-
-def byte_of(token: bytes) -> int | None:
-    """Return the byte that a token such as b"<0x0A>" stands for; None for any other token."""
-    if len(token) != 6 or not token.startswith(b"<0x") or not token.endswith(b">"):
-        return None
-    digits = token[3:5]
-    return int(digits, 16) if all(digit in b"0123456789abcdefABCDEF" for digit in digits) else None

@@ -16,7 +16,6 @@ from edgedec_runtimes.tokenizer.metadata import (
     SPM,
     UncoveredError,
     Vocabulary,
-    byte_of,
     damaged,
     flag,
     named_token,
@@ -140,8 +139,7 @@ class VocabularyTokenizer:
             return token
         if kind & Kind.NORMAL:
             return self._method.piece(token)
-        byte = byte_of(token) if kind & Kind.BYTE else None
-        return b"" if byte is None else bytes([byte])
+        return bytes([int(token[3:5], 16)]) if kind & Kind.BYTE else b""  # of "<0x0A>", as read_vocabulary has checked
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of the ids, with U+FFFD where the bytes are not UTF-8."""

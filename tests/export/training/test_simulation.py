@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgedec.cost_curve import CostCurve
-from edgedec.draft_price import DraftPrice
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec_export.training.report import drafted_token_share, drafter_report
 from edgedec_export.training.short_list import count_tokens, coverage, short_list
 from edgedec_export.training.simulation import Drafted, best_outcome, reach, replay

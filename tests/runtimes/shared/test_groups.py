@@ -25,7 +25,7 @@ from edgedec.sessions.joined_work import owned
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
-from edgedec_runtimes.shared.model_lock import ModelLock
+from edgedec_runtimes.shared.library_model import ModelLock
 
 N_LAYER, MIDDLE, BEFORE, LOW = 4, 2, 9, 5
 TOKENS = np.random.default_rng(3).integers(4, 260, 300).astype(np.int32)

@@ -76,7 +76,7 @@ class Subject(HeldSessions):
     def close(self) -> None:
         """Close the model; the next use loads it again."""
         model, self._model = self._model, None
-        self._sessions.clear()
+        self._held.pop_all()
         if model is not None:
             model.close()
 

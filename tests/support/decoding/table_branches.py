@@ -42,6 +42,11 @@ class TableBranches(Branches):
         self.held: dict[int, Ids] = {0: ()}
         self.n_opened = 1
 
+    @property
+    def names(self) -> tuple[int, ...]:
+        """The branches that are open."""
+        return tuple(self.held)
+
     def fork(self, branch: int, n: int = 1) -> list[int]:
         """Open n branches with the same text."""
         opened = list(range(self.n_opened, self.n_opened + n))

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft_price import DraftPrice
+from edgedec.cost_curve import DraftPrice
 from edgedec.errors import OptionError
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.target_parts import TargetParts, card_of

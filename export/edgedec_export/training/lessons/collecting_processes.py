@@ -19,7 +19,7 @@ from typing import Any
 
 from edgedec.api.load import load
 from edgedec.errors import EdgedecError, RequestError, argument
-from edgedec.progress import CancelToken, OnProgress, Progress, check_cancelled
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.storage.whole_file import remove_temporaries
 from edgedec_export.training.lessons.collecting import Collecting, collect
 from edgedec_export.training.lessons.lesson_files import first_files, lesson_files
@@ -83,11 +83,9 @@ def collect_together(
         while not first_files(job.folder, job.n_tokens):
             check_cancelled(cancel, "writing answers")
             _check_running(processes)
-            if on_progress is not None:
-                on_progress(Progress("answers", _n_tokens(job), job.n_tokens, "tokens"))
+            report_progress(on_progress, "answers", _n_tokens(job), job.n_tokens, "tokens")
             time.sleep(_LOOK_EVERY_S)
-    if on_progress is not None:
-        on_progress(Progress("answers", job.n_tokens, job.n_tokens, "tokens"))
+    report_progress(on_progress, "answers", job.n_tokens, job.n_tokens, "tokens")
 
 
 def _n_tokens(job: Collecting) -> int:

@@ -10,8 +10,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import SharedForward
-from edgedec.draft_price import DraftPrice
+from edgedec.cost_curve import DraftPrice, SharedForward
 from edgedec.errors import ModelFormatError, SessionError, argument
 from edgedec.head_state import ChainRules, DraftCall, DraftedChain, JoinedCalls
 from edgedec.logit_ops import LogitOps
@@ -66,13 +65,11 @@ class CpuDraftHeadState:
     """Implements edgedec_runtimes.shared.own_session.Follower over a native session.
 
     Args:
-        head: The head that follows the session.
         session: The native session.
-        using: Holds the model's lock inside its block, and refuses a closed session.
         ops: Operations on a row of the target's logits.
 
     Attributes:
-        head: The head.
+        head: The head that follows the session.
         using: Holds the model's lock inside its block, and refuses a closed session.
     """
 

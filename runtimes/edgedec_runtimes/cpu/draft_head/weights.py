@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.draft_price import DraftPrice
+from edgedec.cost_curve import DraftPrice
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions

@@ -20,7 +20,7 @@ from edgedec.errors import MemoryCapError, StorageError
 from edgedec.gguf.file import GGUF, file_states
 from edgedec.gguf.tile_header import TileHeader, TileTensor
 from edgedec.memory_plan import format_bytes
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec.storage.whole_file import publish
 from edgedec_runtimes.cpu.tiles.file import U8, Tiles, blocks
 from edgedec_runtimes.cpu.tiles.huge_pages import ask_for
@@ -102,10 +102,8 @@ class Job:
 
     def report(self, phase: str, done: int, total: int, detail: str) -> None:
         """Report progress in bytes (CancelledError where the work is cancelled)."""
-        if self.cancel is not None:
-            self.cancel.check(f"{phase} {self.label}")
-        if self.on_progress is not None:
-            self.on_progress(Progress(phase, done, total, "bytes", detail))
+        check_cancelled(self.cancel, f"{phase} {self.label}")
+        report_progress(self.on_progress, phase, done, total, "bytes", detail)
 
 
 @contextmanager

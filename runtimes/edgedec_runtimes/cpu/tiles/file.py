@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgedec.closeable import Closeable
 from edgedec.gguf.tile_header import TileHeader, checked_header, damaged
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_runtimes.cpu.mapping import Mapping
 
 _BLOCK_BYTES = 1 << 24
@@ -79,14 +79,12 @@ def read_tiles(
     for tensor, offset, expected in zip(tensors, header.offsets(), header.crcs, strict=False):
         crc = 0
         for start in range(0, tensor.n_bytes, _BLOCK_BYTES):
-            if cancel is not None:
-                cancel.check(f"{phase} {label}")
+            check_cancelled(cancel, f"{phase} {label}")
             out = place(tensor.name, start, min(_BLOCK_BYTES, tensor.n_bytes - start))
             read_into(file, offset + start, out, label)
             crc = zlib.crc32(out.data, crc)
             done += len(out)
-            if on_progress is not None:
-                on_progress(Progress(phase, done, total, "bytes", label))
+            report_progress(on_progress, phase, done, total, "bytes", label)
         if crc != expected:
             raise damaged(label, f"of {tensor.name!r} they have the CRC-32 {crc:08x}, expected {expected:08x}")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedec.gguf.tile_header import TileHeader, read_tile_header
-from edgedec.progress import CancelToken, OnProgress, Progress
+from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_runtimes.cpu.library import Part, address, check, native
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.cpu.tensor_places import PER_LAYER_PROJECTION, PER_LAYER_ROWS
@@ -63,13 +63,11 @@ class StreamedTiles:
             if not part.stays:
                 addresses.append(None)
                 continue
-            if cancel is not None:
-                cancel.check(f"loading {self.label}")
+            check_cancelled(cancel, f"loading {self.label}")
             out = self._memory[begin : begin + part.held_bytes]
             addresses.append(address(out) + self._file.read(part.offset, part.n_bytes, out))
             begin, done = begin + part.held_bytes, done + part.n_bytes
-            if on_progress is not None:
-                on_progress(Progress("weights", done, total, "bytes", f"{self.label}, those that stay in memory"))
+            report_progress(on_progress, "weights", done, total, "bytes", f"{self.label}, those that stay in memory")
         return addresses
 
     def attach(self, handle: object, network: Network) -> None:
