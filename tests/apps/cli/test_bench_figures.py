@@ -117,6 +117,9 @@ def test_the_report_can_be_read_off() -> None:
         "a forward of n tokens in ms: T(1) 10.0, T(2) 12.5",
         "memory is read at 9.5 GB/s; the process held at most 167 MB",
     ]
+    unmeasured = document_of([trial("a", (1.0, 2.0, 2.5))])
+    assert lines(unmeasured | {"bandwidth_gb_s": None})[-1] == "the process held at most 167 MB"
+    assert "memory" not in "".join(lines(unmeasured | {"bandwidth_gb_s": None, "peak_rss_bytes": None}))
     other_text = document_of([trial("a", (1.0, 2.0, 2.5))]) | {"differing_prompts": ["a", "b"]}
     assert lines(other_text)[-1] == "OTHER TEXT than plain decoding: a, b; please report this"
     assert lines(other_text | {"draft_numerics": "loose"})[-1].endswith("a, b; loose numerics allow this")

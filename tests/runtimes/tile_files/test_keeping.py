@@ -410,6 +410,20 @@ def test_tiles_that_were_touched_are_read_once(fetched: Fetched) -> None:
 
 
 @pytest.mark.slow
+def test_cache_verify_reads_tiles_that_are_a_model(fetched: Fetched) -> None:
+    """Damaged ones are named, with how the model is had again, and stay."""
+    fetched.text()
+    assert run_here("cache", "verify").err.endswith("1 of 1 tile files are sound\n")
+    data = bytearray(fetched.tiles.read_bytes())
+    data[-4] ^= 1
+    fetched.tiles.write_bytes(data)
+    err = run_here("cache", "verify").err
+    assert "are damaged: of " in err
+    assert f"; download the model again: edgedec pull --force {fetched.url}\n0 of 1 tile files are sound\n" in err
+    assert fetched.tiles.read_bytes() == data
+
+
+@pytest.mark.slow
 def test_another_layout_is_made_from_the_old_tiles(
     fetched: Fetched, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
