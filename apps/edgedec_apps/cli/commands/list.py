@@ -64,7 +64,7 @@ def command(
     if as_json:
         document = {
             "models": [_document(model, tiles, here) | _facts(catalogue.get(model.name), each) for model, each in rows],
-            "to_pull": [_entry_document(entry, each) for entry, each in entries],
+            "to_pull": [entry_document(entry, each) for entry, each in entries],
             "presets": [{"name": preset.name, "model": preset.model} for preset in list_presets()],
         }
         write_json(document)
@@ -205,7 +205,8 @@ def _document(model: CachedModel, tiles: Mapping[Path, int], planned: Mapping[Pa
     }
 
 
-def _entry_document(entry: Entry, expected: Expectation) -> dict[str, Any]:
+def entry_document(entry: Entry, expected: Expectation) -> dict[str, Any]:
+    """Return the JSON object of a model of the catalogue that is not on this machine."""
     return {
         "name": entry.name,
         "size_bytes": entry.size_bytes,
