@@ -36,7 +36,7 @@ def test_what_is_written_is_known(tmp_path: Path) -> None:
     source = LearnedSource("/a", np.arange(9, dtype=np.int32))
     write_learned(Learned(learned_path(tmp_path, bytes(16)), ("m",), (source,)))
     remember_head(tmp_path / "head", tmp_path)
-    TypedHistory(tmp_path / "chat-history").add("hi")
+    TypedHistory(tmp_path / "chat-history").store_string("hi")
     for kind, n_files in (("probes", 7), ("prompts", 1), ("learned", 1), ("heads", 1)):
         ours, others = sort_out(tmp_path / kind, kind)
         assert (len(ours), others) == (n_files, []), kind

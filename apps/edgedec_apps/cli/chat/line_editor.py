@@ -13,7 +13,7 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.document import Document
-from prompt_toolkit.history import History, InMemoryHistory
+from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
@@ -34,7 +34,7 @@ def line_editor(history: Path | None) -> Callable[[str], str]:
         history: The file of what was typed at earlier starts; None keeps it for this start only.
     """
     session: PromptSession[str] = PromptSession(
-        history=InMemoryHistory() if history is None else _Kept(TypedHistory(history)),
+        history=InMemoryHistory() if history is None else TypedHistory(history),
         completer=_Commands(),
         complete_while_typing=False,
         complete_style=CompleteStyle.READLINE_LIKE,
@@ -43,22 +43,6 @@ def line_editor(history: Path | None) -> Callable[[str], str]:
         output=_output(),
     )
     return session.prompt
-
-
-class _Kept(History):
-    """Our file, as prompt_toolkit wants its history: the newest line first."""
-
-    def __init__(self, history: TypedHistory) -> None:
-        super().__init__()
-        self._kept = history
-
-    def load_history_strings(self) -> Iterable[str]:
-        """Return the lines of the file."""
-        return reversed(self._kept.lines())
-
-    def store_string(self, string: str) -> None:
-        """Append a line to the file."""
-        self._kept.add(string)
 
 
 class _Commands(Completer):

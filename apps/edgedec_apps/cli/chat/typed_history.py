@@ -5,20 +5,23 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from prompt_toolkit.history import History
+
 from edgedec.storage.whole_file import write_atomically
 
 MOST_BYTES = 1_000_000
 """Most bytes of the file at a start; of a longer one, the newer half is kept."""
 
 
-class TypedHistory:
+class TypedHistory(History):
     """The lines of a file of history, one JSON string each. Where the file can't be used, nothing is kept."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self._path = path
 
-    def lines(self) -> list[str]:
-        """Return the lines, oldest first; damaged ones are left out."""
+    def load_history_strings(self) -> list[str]:
+        """Return the lines, the newest first; damaged ones are left out."""
         try:
             with self._path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -30,15 +33,15 @@ class TypedHistory:
         except OSError:
             return []
         typed = []
-        for line in data.splitlines():
+        for line in reversed(data.splitlines()):
             with suppress(ValueError, RecursionError):
                 typed.append(json.loads(line))
         return [line for line in typed if isinstance(line, str)]
 
-    def add(self, line: str) -> None:
+    def store_string(self, string: str) -> None:
         """Append a line."""
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             with open(descriptor, "wb") as file:
-                file.write(json.dumps(line).encode() + b"\n")
+                file.write(json.dumps(string).encode() + b"\n")

@@ -15,10 +15,10 @@ from edgedec_apps.server.core.chat_options import (
     Tools,
     choose_tools,
     effort_variables,
+    read_format,
     read_thinking,
     read_tools,
     switch,
-    text_format,
     with_close,
 )
 from edgedec_apps.server.core.errors import ApiError, problem_of
@@ -150,7 +150,7 @@ def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]
     options = read_sampling(fields, engine) | read_max_tokens(fields, "max_tokens")
     tools, calling, one_call = _read_tools(fields, engine)
     config = fields.object("output_config")
-    structured = text_format(config.object("format"))
+    structured = read_format(config.object("format"))
     variables = effort_variables(config, "effort", engine, config.text("effort"))
     config.end()
     options |= with_close(fields, structured, calling, "output_config.format")
