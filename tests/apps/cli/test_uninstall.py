@@ -162,10 +162,10 @@ def test_only_yes_deletes(
 
     monkeypatch.setattr(sys, "stdin", Typed(answer))
     if deleted:
-        uninstall.command(delete=True)
+        uninstall.command(delete=True, keep_models=False, yes=False)
     else:
         with pytest.raises(typer.Exit):
-            uninstall.command(delete=True)
+            uninstall.command(delete=True, keep_models=False, yes=False)
     assert cache.exists() is not deleted
 
 

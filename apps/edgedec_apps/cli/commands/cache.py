@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from edgedec.errors import ModelFormatError, StorageError
 from edgedec.gguf.places import standing
@@ -13,7 +13,7 @@ from edgedec.gguf.tile_header import REMEDY
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.storage.cache_files import cache_folder, sort_out
-from edgedec_apps.cli.declared import tiles_option
+from edgedec_apps.cli.declared import flag
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Quiet
 from edgedec_apps.cli.shown.progress import ProgressLine
@@ -67,10 +67,7 @@ def list_files(*, as_json: AsJson = False) -> None:
         write_line(f"{format_bytes(graph.n_bytes):>9}  {_graph_name(graph)}")
 
 
-def prune(
-    *,
-    everything: Annotated[bool, tiles_option("--all", "Delete all of them, and all prompts.")] = False,
-) -> None:
+def prune(*, everything: bool = flag("--all", "Delete all of them, and all prompts.", False, panel="Tiles")) -> None:
     """Delete tile files whose model is gone or has changed, old environments of optimum, and unfinished files.
 
     Graphs for GPUs are deleted with --all alone; the next use of the GPU makes them again. Other programs' files, and

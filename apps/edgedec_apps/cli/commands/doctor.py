@@ -2,7 +2,7 @@
 
 import platform
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import edgedec
 from edgedec import plugins
@@ -12,7 +12,7 @@ from edgedec.memory import system as system_memory
 from edgedec.memory_plan import devices_of, format_bytes
 from edgedec.processor import cpu_facts
 from edgedec_apps.clash import clash
-from edgedec_apps.cli.declared import option
+from edgedec_apps.cli.declared import output_flag
 from edgedec_apps.cli.options import AsJson
 from edgedec_apps.cli.reports.runtimes import ask_runtimes
 from edgedec_apps.cli.shown.progress import shown_at_a_terminal
@@ -36,9 +36,7 @@ _BROKEN, _ABSENT, _NO_DEVICE, _HUGE_PAGES = "does not work: ", "optional, not he
 
 def command(
     *,
-    all_facts: Annotated[
-        bool, option("--all", "Show every feature, device, plug-in and package.", panel="Output")
-    ] = False,
+    all_facts: bool = output_flag("--all", "Show every feature, device, plug-in and package.", False),
     as_json: AsJson = False,
 ) -> None:
     """Show what this machine has, and which runtimes work; --all shows devices, plug-ins and versions, too.

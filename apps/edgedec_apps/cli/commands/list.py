@@ -4,13 +4,13 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from edgedec.errors import EdgedecError, counted
 from edgedec.gguf.places import standing
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.storage.cache_files import cache_folder
-from edgedec_apps.cli.declared import output_option
+from edgedec_apps.cli.declared import output_flag
 from edgedec_apps.cli.options import AsJson
 from edgedec_apps.cli.reports.expectations import Expectation, of_entry
 from edgedec_apps.cli.reports.published_heads import head_document
@@ -33,12 +33,8 @@ _LEGEND = (
 
 def command(
     *,
-    every: Annotated[
-        bool, output_option("--all", "Also the models of the catalogue that nobody has tried with edgedec.")
-    ] = False,
-    fits: Annotated[
-        str | None, output_option("--fits SIZE", "Only models that this much memory holds, such as 8GB.")
-    ] = None,
+    every: bool = output_flag("--all", "Also the models of the catalogue that nobody has tried with edgedec.", False),
+    fits: str | None = output_flag("--fits SIZE", "Only models that this much memory holds, such as 8GB."),
     as_json: AsJson = False,
 ) -> None:
     """List the models on this machine, and models to download that edgedec was tried with.
