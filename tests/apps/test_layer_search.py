@@ -217,11 +217,6 @@ def test_a_runtime_that_runs_all_layers_is_refused(model: Model, monkeypatch: py
         Judge(model.session(8), windows(), as_drafts=True)
 
 
-def test_smaller_models_are_searched_more_thoroughly() -> None:
-    """How much text is searched on is a matter of the model's size alone."""
-    assert [n_searched(n_bytes) for n_bytes in (10**8, 4 * 10**8, 10**9)] == [256, 192, 128]
-
-
 # Sets
 
 
@@ -235,6 +230,7 @@ def test_bytes_are_those_of_the_files_tensors(target: Path) -> None:
     assert sizes.rest == 4 * (n_embd + n_embd * n_vocab)
     assert sizes.share(first_layers(N_LAYER, 2)) == pytest.approx((2 * (attn + mlp) + sizes.rest) / sizes.total)
     assert left_out(late_layers(N_LAYER, 2)) == [(2, 0), (2, 1), (3, 0), (3, 1)]
+    assert [n_searched(n_bytes) for n_bytes in (10**8, 4 * 10**8, 10**9)] == [256, 192, 128], "the smaller, the more"
 
 
 def test_a_file_without_layers_is_refused(tmp_path: Path) -> None:
