@@ -9,7 +9,7 @@ import pytest
 from edgedec.drafters.suffix.learned_file import Learned, LearnedSource, learned_path
 from edgedec.storage import cache_files, probe_cache
 from edgedec.storage.cache_files import is_ours, sort_out
-from edgedec_apps.cli.chat.typed_history import TypedHistory
+from edgedec_apps.cli.chat.line_editor import TypedHistory
 from edgedec_apps.learning import write_learned
 from edgedec_models.draft_heads import remember_head
 from edgedec_runtimes.shared.block_files import BlockFiles

@@ -47,7 +47,7 @@ def command(job: ChatJob) -> None:
     from edgedec_apps.cli.chat.conversation import Conversation, require_template
     from edgedec_apps.cli.chat.keyboard import is_screen
     from edgedec_apps.cli.chat.slash_commands import handle
-    from edgedec_apps.cli.chat.tool_servers import chat_tools, connect
+    from edgedec_apps.cli.chat.tool_calls import chat_tools, connect
     from edgedec_apps.cli.methods import require_stages, without_stages
     from edgedec_apps.cli.opening import keep_learned, open_model, text_options_of
 

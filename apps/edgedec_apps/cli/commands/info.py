@@ -11,7 +11,7 @@ from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli.options import AsJson, ModelName
-from edgedec_apps.cli.reports.expectations import Expectation, of_entry
+from edgedec_apps.cli.reports.expectations import Expectation, head_line, of_entry
 from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json
 
@@ -160,8 +160,6 @@ def _head(document: dict[str, Any]) -> str:
 
 
 def _catalogue_facts(entry: "Entry", expected: Expectation, bandwidth: float | None) -> Facts:
-    from edgedec_apps.cli.reports.published_heads import head_line
-
     of_what = "with 4,096 tokens of context" if entry.chat_bytes else "for the weights alone"
     why = "" if bandwidth is None else f", as memory is read at {bandwidth / 1e9:.1f} GB/s here"
     return [

@@ -12,8 +12,7 @@ from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.cli.declared import output_flag
 from edgedec_apps.cli.options import AsJson
-from edgedec_apps.cli.reports.expectations import Expectation, of_entry
-from edgedec_apps.cli.reports.published_heads import head_document
+from edgedec_apps.cli.reports.expectations import Expectation, head_document, of_entry
 from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, write_paragraph, write_table
 from edgedec_apps.machine_speed import kept_speed, memory_bandwidth
 from edgedec_models.cache import CachedModel, list_models

@@ -78,7 +78,7 @@ def _head(model: str, path: Path, options: ResolveOptions, *, force: bool, is_as
         RequestError: A head is asked for, and the catalogue has none.
         EdgedecError: A head is asked for, and could not be fetched.
     """
-    from edgedec_apps.cli.reports.published_heads import head_line
+    from edgedec_apps.cli.reports.expectations import head_line
     from edgedec_models.catalogue import find_model
     from edgedec_models.model_heads import bring_head
 

@@ -12,7 +12,7 @@ from support.texts.pdf_files import pdf_of
 
 from edgedec.errors import ModelFormatError, PromptTooLongError, RequestError, StorageError
 from edgedec_apps.cli.chat.files import load_messages, save_messages
-from edgedec_apps.cli.chat.typed_history import MOST_BYTES, TypedHistory
+from edgedec_apps.cli.chat.line_editor import MOST_BYTES, TypedHistory
 
 SHORT = ("-t", "0", "-n", "3", "--method=ignore-end")
 KIND = ("--system", "Be kind.")
