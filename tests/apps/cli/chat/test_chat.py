@@ -223,10 +223,9 @@ def test_a_damaged_or_long_history_is_no_obstacle(tmp_path: Path) -> None:
     file.write_bytes(b'"one"\n{\n\xff\n3\n' + b"[" * 100_000 + b'\n"two"\n"thr')
     assert TypedHistory(file).load_history_strings() == ["two", "one"]
     file.write_bytes(b"".join(b'"%07d"\n' % i for i in range(MOST_BYTES // 10 + 1)))
-    kept = TypedHistory(file).load_history_strings()[::-1]
-    assert kept == [f"{i:07}" for i in range(MOST_BYTES // 20 + 2, MOST_BYTES // 10 + 1)]
-    assert len(kept) * 10 == file.stat().st_size
-    assert TypedHistory(file).load_history_strings()[::-1] == kept
+    newer = [f"{i:07}" for i in range(MOST_BYTES // 20 + 2, MOST_BYTES // 10 + 1)][::-1]
+    assert TypedHistory(file).load_history_strings() == TypedHistory(file).load_history_strings() == newer
+    assert len(newer) * 10 == file.stat().st_size
     TypedHistory(tmp_path).store_string("one")
     assert TypedHistory(tmp_path).load_history_strings() == []
 
