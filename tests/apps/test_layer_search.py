@@ -18,12 +18,11 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Forward, ForwardItem, LayerSet, Model, Session
 from edgedec.model_card import Capabilities
 from edgedec_apps.evaluation.layer_judge import Judge
-from edgedec_apps.evaluation.layer_search import Effort, effort_for, first_layers, late_layers, search
+from edgedec_apps.evaluation.layer_search import first_layers, late_layers, n_searched, search
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.layer_skip.layer_sets import TunedSet, keep_tuned_set, left_out, tuned_set, without
 
 N_LAYER = 5
-EFFORT = Effort(64, 3)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +141,7 @@ def _first(other: list[tuple[int, int]]) -> int:
 
 def found_with(model: Model, sizes: LayerBytes, **options: Any) -> tuple[list[tuple[int, int]], int]:
     """Search; return what is left out, and how many sets were scored."""
-    found = search(Judge(model.session(256), windows(), as_drafts=True), sizes, effort=EFFORT, **options)
+    found = search(Judge(model.session(256), windows(), as_drafts=True), sizes, n_anew=3, **options)
     return left_out(found.layers), found.n_scored
 
 
@@ -167,7 +166,7 @@ def test_a_half_layer_that_does_nothing_goes_first(model: Model, target: Path, m
     original = Judge.score
     monkeypatch.setattr(Judge, "score", without_effect)
     judge = Judge(model.session(256), windows())
-    found = search(judge, layer_bytes(target), effort=Effort(64, 6), least_saved=0.05)
+    found = search(judge, layer_bytes(target), n_anew=6, least_saved=0.05)
     assert (2, 1) in left_out(found.layers)
 
 
@@ -175,7 +174,7 @@ def test_a_limit_ends_the_search_with_what_it_has(model: Model, target: Path) ->
     """It says so; what is found is a set all the same."""
     calls: list[int] = []
     judge = Judge(model.session(256), windows())
-    found = search(judge, layer_bytes(target), effort=EFFORT, is_over=lambda: len(calls) >= 8, on_scored=calls.append)
+    found = search(judge, layer_bytes(target), n_anew=3, is_over=lambda: len(calls) >= 8, on_scored=calls.append)
     assert (found.ended, found.n_scored) == (True, 8)
     assert len(left_out(found.layers)) <= 2
 
@@ -218,11 +217,6 @@ def test_a_runtime_that_runs_all_layers_is_refused(model: Model, monkeypatch: py
         Judge(model.session(8), windows(), as_drafts=True)
 
 
-def test_smaller_models_are_searched_more_thoroughly() -> None:
-    """The effort is a matter of the model's size alone."""
-    assert [effort_for(n_bytes).n_tokens for n_bytes in (10**8, 4 * 10**8, 10**9)] == [256, 192, 128]
-
-
 # Sets
 
 
@@ -236,6 +230,7 @@ def test_bytes_are_those_of_the_files_tensors(target: Path) -> None:
     assert sizes.rest == 4 * (n_embd + n_embd * n_vocab)
     assert sizes.share(first_layers(N_LAYER, 2)) == pytest.approx((2 * (attn + mlp) + sizes.rest) / sizes.total)
     assert left_out(late_layers(N_LAYER, 2)) == [(2, 0), (2, 1), (3, 0), (3, 1)]
+    assert [n_searched(n_bytes) for n_bytes in (10**8, 4 * 10**8, 10**9)] == [256, 192, 128], "the smaller, the more"
 
 
 def test_a_file_without_layers_is_refused(tmp_path: Path) -> None:

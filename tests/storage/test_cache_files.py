@@ -9,7 +9,7 @@ import pytest
 from edgedec.drafters.suffix.learned_file import Learned, LearnedSource, learned_path
 from edgedec.storage import cache_files, probe_cache
 from edgedec.storage.cache_files import is_ours, sort_out
-from edgedec_apps.cli.chat.typed_history import TypedHistory
+from edgedec_apps.cli.chat.line_editor import TypedHistory
 from edgedec_apps.learning import write_learned
 from edgedec_models.draft_heads import remember_head
 from edgedec_runtimes.shared.block_files import BlockFiles
@@ -36,7 +36,7 @@ def test_what_is_written_is_known(tmp_path: Path) -> None:
     source = LearnedSource("/a", np.arange(9, dtype=np.int32))
     write_learned(Learned(learned_path(tmp_path, bytes(16)), ("m",), (source,)))
     remember_head(tmp_path / "head", tmp_path)
-    TypedHistory(tmp_path / "chat-history").add("hi")
+    TypedHistory(tmp_path / "chat-history").store_string("hi")
     for kind, n_files in (("probes", 7), ("prompts", 1), ("learned", 1), ("heads", 1)):
         ours, others = sort_out(tmp_path / kind, kind)
         assert (len(ours), others) == (n_files, []), kind

@@ -1,7 +1,6 @@
 """A benchmark as a picture: tokens per second by task, with drafts, without, and of llama.cpp where it was measured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from edgedec_apps.bench.summary import Figures
@@ -11,31 +10,20 @@ from edgedec_apps.plots import COLORS, label, picture
 _GROUP_INCHES, _LEAST_INCHES, _MOST_INCHES, _HEIGHT_INCHES = 1.1, 8.0, 60.0, 4.5
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """The bars of one way to decode.
+def speeds_by_way(document: Figures) -> dict[str, dict[str, float | None]]:
+    """Return the tokens per second in a benchmark's JSON object by way to decode, for each task and for "all".
 
-    Attributes:
-        name: The name of the way.
-        tok_s: Tokens per second by group; None where there is no speed.
+    None stands for no speed; a way that was not measured is left out.
     """
-
-    name: str
-    tok_s: Mapping[str, float | None]
-
-
-def series(document: Figures) -> list[Series]:
-    """Return the bars of a benchmark's JSON object, by task and for "all"; a way that was not measured is left out."""
     groups = {**document["tasks"], "all": document["all"]}
-    bars = [
-        Series(f"edgedec, draft {document['draft']}", {name: each["tok_s"] for name, each in groups.items()}),
-        Series("edgedec, plain", {name: each["plain_tok_s"] for name, each in groups.items()}),
-    ]
+    ways = {
+        f"edgedec, draft {document['draft']}": {name: each["tok_s"] for name, each in groups.items()},
+        "edgedec, plain": {name: each["plain_tok_s"] for name, each in groups.items()},
+    }
     for other, speeds in document["against"].items():
         for name, key in ((other, "tok_s"), (f"{other}, prompt lookup", "lookup_tok_s")):
-            by_task = {task: each[key] for task, each in speeds["tasks"].items()}
-            bars.append(Series(name, by_task | {"all": speeds[key]}))
-    return [each for each in bars if any(each.tok_s.values())]
+            ways[name] = {task: each[key] for task, each in speeds["tasks"].items()} | {"all": speeds[key]}
+    return {name: speeds for name, speeds in ways.items() if any(speeds.values())}
 
 
 def noise_factor(noise: Mapping[str, float | None]) -> float | None:
@@ -57,20 +45,18 @@ def write_plot(path: Path, document: Figures) -> None:
     Raises:
         StorageError: The file can't be written; an earlier file is unchanged.
     """
-    drawn = series(document)
+    drawn = speeds_by_way(document)
     groups = [*document["tasks"], "all"]
     factor = noise_factor(document["noise"])
     width = min(max(_LEAST_INCHES, _GROUP_INCHES * len(groups) * max(1, len(drawn)) / 2), _MOST_INCHES)
     with picture(path, (width, _HEIGHT_INCHES), heading(document)) as figure:
         axes = figure.subplots()
-        for place, each in enumerate(drawn):
+        for place, (way, speeds) in enumerate(drawn.items()):
             left = (place - (len(drawn) - 1) / 2) / (len(drawn) + 1)
             for group, name in enumerate(groups):
-                if speed := each.tok_s.get(name):
+                if speed := speeds.get(name):
                     x, color = group + left, COLORS[place % len(COLORS)]
-                    bar = axes.bar(
-                        x, speed, 1 / (len(drawn) + 1), color=color, edgecolor="white", label=label(each.name)
-                    )
+                    bar = axes.bar(x, speed, 1 / (len(drawn) + 1), color=color, edgecolor="white", label=label(way))
                     bar[0].set_gid(f"bar-{place}-{group}")
                     if factor is not None:
                         ends = ([speed - speed / factor], [speed * factor - speed])

@@ -88,10 +88,10 @@ def _notes(document: Figures) -> list[str]:
     if document["curve"]:
         points = ", ".join(f"T({n}) {ms:.1f}" for n, ms in document["curve"].items())
         notes.append(f"a forward of n tokens in ms: {points}")
-    notes.append(
-        f"memory is read at {shown(document['bandwidth_gb_s'], '.1f', ' GB/s')}; the process held at most "
-        f"{shown(_mb(document['peak_rss_bytes']), '.0f', ' MB')}"
-    )
+    bandwidth, peak = document["bandwidth_gb_s"], document["peak_rss_bytes"]
+    sizes = [] if bandwidth is None else [f"memory is read at {bandwidth:.1f} GB/s"]
+    sizes += [] if peak is None else [f"the process held at most {peak / 1e6:.0f} MB"]
+    notes += ["; ".join(sizes)] if sizes else []
     notes += document["reasons"]
     if document["differing_prompts"]:
         advice = "please report this" if document["draft_numerics"] != "loose" else "loose numerics allow this"
@@ -106,7 +106,3 @@ def _against(name: str, figures: dict[str, Any]) -> str:
     return f"{name}: {shown(figures['tok_s'], '.1f', ' tok/s')}" + (
         f"; with its prompt lookup {lookup}" if lookup else ""
     )
-
-
-def _mb(n_bytes: int | None) -> float | None:
-    return None if n_bytes is None else n_bytes / 1e6

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, get_args, get_type_hints
@@ -127,14 +127,17 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
     """Yield the parameters of a function or dataclass; those of a dataclass in the place of a parameter of its type."""
     hints = get_type_hints(function, include_extras=True)
-    declared = {each.name: each.metadata.get(OPTION) for each in fields(function)} if is_dataclass(function) else {}
+    declared = {each.name: each for each in fields(function)} if is_dataclass(function) else {}
     for parameter in inspect.signature(function).parameters.values():
-        hint, option = hints[parameter.name], declared.get(parameter.name)
+        hint, default = hints[parameter.name], parameter.default
+        flag = default if isinstance(default, Field) else declared.get(parameter.name)
+        option = None if flag is None else flag.metadata.get(OPTION)
         if isinstance(hint, type) and is_dataclass(hint):
             yield from _parameters(hint)
         else:
             annotation = hint if option is None else Annotated[hint, option]
-            yield parameter.replace(annotation=annotation, kind=inspect.Parameter.KEYWORD_ONLY)
+            default = default.default if isinstance(default, Field) else default
+            yield parameter.replace(annotation=annotation, default=default, kind=inspect.Parameter.KEYWORD_ONLY)
 
 
 def _build(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:

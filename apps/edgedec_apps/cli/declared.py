@@ -10,7 +10,6 @@ from edgedec_apps.cli import completion
 from edgedec_apps.cli.help_text import FURTHER, OPTION
 
 _MODEL, _PROMPT, _OUTPUT = "Model and memory", "Prompt", "Output"
-_TILES = "Tiles"
 
 _WITH_VARIABLE = """
 --runtime --draft --context --memory --threads --offline --max-tokens --temperature --quiet --host --port --api-key
@@ -57,7 +56,10 @@ def option(
 
 
 def flag(spelling: str, help: str, default: Any = None, **how: Any) -> Any:
-    """Declare an option as a field of a dataclass, with its default; the rest is as for option()."""
+    """Declare an option as a field of a dataclass, or as the default of a parameter of a command, with its default.
+
+    The rest is as for option().
+    """
     return field(default=default, metadata={OPTION: option(spelling, help, **how)})
 
 
@@ -69,7 +71,6 @@ def argument(name: str, help: str, *, complete: completion.Complete | None = Non
 model_option = partial(option, panel=_MODEL)
 prompt_option = partial(option, panel=_PROMPT)
 output_option = partial(option, panel=_OUTPUT)
-tiles_option = partial(option, panel=_TILES)
 model_flag = partial(flag, panel=_MODEL)
 prompt_flag = partial(flag, panel=_PROMPT)
 output_flag = partial(flag, panel=_OUTPUT)

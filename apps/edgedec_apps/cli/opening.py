@@ -216,7 +216,9 @@ def text_options_of(
     if rule is not None:
         require_rule(rule)
     texts = text_options(values_of(asked_methods(load.method, "text")))
-    options, system = with_preset(model, sampling.as_options() | texts, system)
+    options = sampling.as_options() | texts
+    if (preset := preset_of(model)) is not None:
+        options, system = preset.sampling | options, preset.system or None if system is None else system
     beside = ("json_close", "methods")
     SamplingParams(**{name: value for name, value in options.items() if name not in beside})
     return options | grammar_options(sampling, options) | ({} if rule is None else {"verify": rule}), system
@@ -242,13 +244,6 @@ def preset_of(model: str) -> "Preset | None":
     from edgedec_models.presets import find_preset
 
     return None if os.path.exists(model) else find_preset(model)
-
-
-def with_preset(model: str, options: dict[str, Any], system: str | None) -> tuple[dict[str, Any], str | None]:
-    """Return the options of a generation and the system message, with those of a preset where they are not given."""
-    if (preset := preset_of(model)) is None:
-        return options, system
-    return preset.sampling | options, preset.system or None if system is None else system
 
 
 def loading(preset: "Preset", options: "EngineOptions") -> "EngineOptions":

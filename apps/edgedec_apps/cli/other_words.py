@@ -84,8 +84,8 @@ MOVED = table("""
 --small-model > --method switching:small-model=VALUE
 --entropy > --method switching:entropy=VALUE
 --entropy-force > --method switching:entropy-force=yes
---momentum > --method momentum:x=VALUE
---stop-unsure > --method stop-unsure:value=VALUE
+--momentum > --method momentum:VALUE
+--stop-unsure > --method stop-unsure:VALUE
 --ignore-end > --method ignore-end
 --json-close > --method json-close
 --slide > --method slide

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,3 +61,15 @@ def write_file(path: Path, data: bytes) -> None:
 
 def _is_own_output(path: Path) -> bool:
     return any(os.path.samestat(path.stat(), os.fstat(descriptor)) for descriptor in (1, 2))
+
+
+def default_name(model: str, source: Path) -> str:
+    """Return the name, without an ending, of what is made of a model: that of its file, or else the model's.
+
+    >>> default_name("hf:someone/Some-Model-GGUF:Q4_0", Path("/cache/0a1b2c.gguf"))
+    'Some-Model-GGUF-Q4_0'
+    """
+    stem = source.resolve().name if source.is_dir() else source.stem
+    name = stem if Path(model).exists() else model.rpartition("/")[2]
+    plain = re.sub(r"-\d{5}-of-\d{5}$", "", name)
+    return re.sub(r"[^\w.+-]+", "-", plain).strip(".-")

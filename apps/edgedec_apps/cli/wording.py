@@ -1,10 +1,11 @@
 """Errors in the words of the command line: they name the options that were typed, not the arguments of load()."""
 
+import re
 from collections.abc import Mapping
 
 from edgedec.decoding.prompt_length import CUT_DOCUMENT, CUT_TEXT
 from edgedec.errors import EdgedecError
-from edgedec_apps.cli.other_words import table
+from edgedec_apps.cli.other_words import MOVED, table
 
 TRAINING = table("""
 block > --block
@@ -27,27 +28,19 @@ _SAME = """
 allow_requantize chat_template check device draft grammar json_schema kv_type logit_bias logprobs lora max_tokens memory
 min_p offline passages pooling prompt_cache runtime seed stop temperature top_k top_p
 """
+_VALUE = re.compile(r"[=: ](?:VALUE|yes)$")  # with which a new spelling ends
+_MOVED = """
+denoise draft_head draft_model draft_numerics draft_overlap draft_store draft_tree entropy entropy_force
+frequency_penalty gpu_memory ignore_end image_max_tokens json_close layer_skip layer_skip_force momentum
+penalty_last_n presence_penalty prompt_keep repetition_penalty slide small_model stop_unsure verify
+"""
 _OTHERS = """
-denoise > --method diffusion:denoise
-draft_head > --draft-option head
-draft_model > --draft-option model
-draft_numerics numerics > --draft-option numerics
-draft_overlap > --draft-option overlap
-draft_store > --draft-option store
-draft_tree tree > --draft-option tree
-entropy > --method switching:entropy
-entropy_force > --method switching:entropy-force
-frequency_penalty > --penalty frequency
-gpu_memory n_gpu_layers > --gpu-layers
-ignore_end > --method ignore-end
-image_max_tokens > --method pictures:max-tokens
-json_close > --method json-close
-layer_skip > --method layer-skip:speedup
-layer_skip_force > --method layer-skip:force
+numerics > --draft-option numerics
+tree > --draft-option tree
+n_gpu_layers > --gpu-layers
 length > --method diffusion:length
 max_document_tokens > --document-tokens
 min_tokens > --method min-tokens
-momentum > --method momentum
 n_ctx > --context
 n_draft > --method reflective:n-draft
 n_draft_max > --draft-option max
@@ -55,22 +48,15 @@ n_parallel > --parallel
 n n_texts > --texts
 n_threads > --threads
 nats > --method anchored:nats
-penalty_last_n > --penalty last-n
-presence_penalty > --penalty presence
 projector > --method pictures:projector
-prompt_keep > --method prompt-keep:keep
-repetition_penalty > --penalty repetition
 runtime_options > --runtime-option
 safe_model > --method anchored:safe-model
-slide > --method slide
-small_model > --method switching:small-model
-stop_unsure > --method stop-unsure
-verify > --draft-option rule
 weight > --method reflective:weight
 words > --method reflective:words
 """
 OPTIONS: Mapping[str, str] = {
     **{name: "--" + name.replace("_", "-") for name in _SAME.split()},
+    **{name: _VALUE.sub("", MOVED["--" + name.replace("_", "-")]) for name in _MOVED.split()},
     **table(_OTHERS),
     CUT_TEXT: "--truncate",
     CUT_DOCUMENT: "--truncate",

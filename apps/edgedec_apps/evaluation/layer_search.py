@@ -22,19 +22,6 @@ _FIRST_ROWS = 28  # rows of each window that half-layers are scored on alone
 _LEAST_WORTH = 0.005  # share of a token's bytes: a half-layer that saves less is not looked at
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much a search evaluates.
-
-    Attributes:
-        n_tokens: Tokens of the text that sets are scored on.
-        n_anew: Most half-layers that are scored anew before one of them is left out.
-    """
-
-    n_tokens: int = 128
-    n_anew: int = 2
-
-
 def late_layers(n_layer: int, n_out: int) -> LayerSet:
     """Return the set that leaves out the `n_out` layers before the last."""
     out = range(max(1, n_layer - 1 - n_out), n_layer - 1)
@@ -46,17 +33,13 @@ def first_layers(n_layer: int, n_run: int) -> LayerSet:
     return LayerSet.of(n_layer, range(min(max(1, n_run), n_layer)))
 
 
-def effort_for(n_bytes: int) -> Effort:
-    """Return the effort for a model by the bytes that a token reads: more text for smaller models.
+def n_searched(n_bytes: int) -> int:
+    """Return on how many tokens a model is searched by the bytes that a token reads: on more for smaller models.
 
-    >>> effort_for(980_000_000), effort_for(100_000_000)
-    (Effort(n_tokens=128, n_anew=2), Effort(n_tokens=256, n_anew=2))
+    >>> n_searched(980_000_000), n_searched(400_000_000), n_searched(100_000_000)
+    (128, 192, 256)
     """
-    if n_bytes < 200_000_000:
-        return Effort(256)
-    if n_bytes < 600_000_000:
-        return Effort(192)
-    return Effort()
+    return 256 if n_bytes < 200_000_000 else 192 if n_bytes < 600_000_000 else 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +121,7 @@ def search(
     judge: Judge,
     sizes: LayerBytes,
     *,
-    effort: Effort,
+    n_anew: int = 2,
     least_saved: float = 0.2,
     is_over: Callable[[], bool] = lambda: False,
     on_scored: Callable[[int], None] = lambda n_scored: None,
@@ -148,7 +131,7 @@ def search(
     Args:
         judge: Scores sets.
         sizes: Bytes of each half-layer.
-        effort: How much is evaluated.
+        n_anew: Most half-layers that are scored anew before one of them is left out.
         least_saved: The least share of a token's bytes that the set leaves out, as far as half-layers can be left out.
         is_over: Called now and then: whether to end with what was found so far.
         on_scored: Called with the number of sets scored.
@@ -165,7 +148,7 @@ def search(
             break
         state.look(half, base, _FIRST_ROWS)
     while state.prices:
-        next_half = _next(state, base, effort.n_anew, is_over)
+        next_half = _next(state, base, n_anew, is_over)
         if next_half is None:
             break
         following = judge.trace(state.set_without(next_half), base)

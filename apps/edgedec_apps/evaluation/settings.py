@@ -128,19 +128,16 @@ def open_lanes(
             runtime = choose_runtime(setting.path, setting.runtime).runtime
             loading = replace(options, kv_type=setting.kv_type, n_ctx=n_window, n_parallel=n_lanes[key])
             models[key] = stack.enter_context(runtime.load(setting.path, loading))
-            _require_window(models[key], n_window)
+            trained = models[key].card.n_ctx_train
+            if 0 < trained < n_window:
+                what = f"--window is {n_window}; the model was trained for {trained} tokens, use at most that"
+                raise RequestError(what)
         chosen = _chosen(setting, models[key], options)
         lanes.append(Lane(setting.name, models[key].session(n_window), *chosen))
     for setting, key in zip(settings, keys, strict=True):
         if setting.path != settings[0].path:
             _require_vocabulary(models[keys[0]], models[key], settings[0], setting)
     return lanes, models[keys[-1]]
-
-
-def _require_window(model: Model, n_window: int) -> None:
-    trained = model.card.n_ctx_train
-    if 0 < trained < n_window:
-        raise RequestError(f"--window is {n_window}; the model was trained for {trained} tokens, use at most that")
 
 
 def _chosen(setting: RunSetting, model: Model, options: LoadOptions) -> tuple[LayerSet | None, float]:

@@ -31,7 +31,7 @@ from edgedec_apps.cli.shown.terminal import one_line
 from edgedec_apps.evaluation.eval_job import TuneJob
 from edgedec_apps.evaluation.layer_judge import SKIPPED_ROWS, Judge
 from edgedec_apps.evaluation.layer_score import Score
-from edgedec_apps.evaluation.layer_search import Effort, FoundSet, effort_for, first_layers, late_layers, search
+from edgedec_apps.evaluation.layer_search import FoundSet, first_layers, late_layers, n_searched, search
 from edgedec_apps.texts import read_text
 from edgedec_runtimes.layer_skip.choose import choose_layers, require_layer_skip
 from edgedec_runtimes.layer_skip.layer_sets import TunedSet, evenly_spaced, keep_tuned_set, left_out
@@ -41,12 +41,8 @@ _HALVES = ("attn", "mlp")
 _HEADINGS = ("set", "bytes read", "left out", "same top-1", "KL mean", "overlap")
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
-    """Windows of a text: int32[_SEARCHED] each to search on, and int32[_BLOCK] each that are held out to compare on."""
-
-    searched: list[NDArray[np.int32]]
-    held_out: list[NDArray[np.int32]]
+Windows = list[NDArray[np.int32]]
+"""Stretches of a text: int32[_SEARCHED] each to search on, or int32[_BLOCK] each to compare on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +107,11 @@ def _tune(job: TuneJob, cancel: CancelToken) -> tuple[LayerBytes, Outcome]:
             model = stack.enter_context(runtime.load(path, options))
         session = model.session(2 * _BLOCK)
         stack.enter_context(cancel.calling(session.cancel))
-        effort = effort_for(sizes.total)
-        texts = _cut_texts(job, model, effort, root)
-        chosen, seconds = _search(job, session, sizes, effort, texts, cancel, on_progress)
-        scores = _compare(job, session, sizes, chosen, texts, cancel, on_progress)
+        searched, held_out = _cut_text(job, model, n_searched(sizes.total), root)
+        with _judging(session, searched, cancel, lossy=job.lossy) as judge:
+            chosen, seconds = _search(job, judge, sizes, on_progress)
+        with _judging(session, held_out, cancel, lossy=job.lossy) as judge:
+            scores = _compare(judge, sizes, chosen.layers, on_progress)
         score = scores["found"][1]
         with stage(on_progress, "measuring", "what a token through the set costs"):
             cost = part_cost(session, chosen.layers)
@@ -136,9 +133,7 @@ def _options(path: Path, sizes: LayerBytes, tuned: TunedSet) -> str:
 
 
 @contextmanager
-def _judging(
-    session: Session, windows: list[NDArray[np.int32]], cancel: CancelToken, *, lossy: bool
-) -> Iterator[Judge]:
+def _judging(session: Session, windows: Windows, cancel: CancelToken, *, lossy: bool) -> Iterator[Judge]:
     """Yield a judge of sets on some windows; a cancel stops it."""
 
     def check() -> None:
@@ -148,28 +143,18 @@ def _judging(
         yield judge
 
 
-def _search(
-    job: TuneJob,
-    session: Session,
-    sizes: LayerBytes,
-    effort: Effort,
-    texts: Texts,
-    cancel: CancelToken,
-    on_progress: OnProgress,
-) -> tuple[FoundSet, float]:
+def _search(job: TuneJob, judge: Judge, sizes: LayerBytes, on_progress: OnProgress) -> tuple[FoundSet, float]:
     """Return what the search found, and its seconds (RequestError where no half-layer can be left out)."""
     started = monotonic()
     phase = f"searching, at most {job.seconds:.0f} s:"
     on_progress(Progress(phase, 0, None, "sets"))
-    with _judging(session, texts.searched, cancel, lossy=job.lossy) as judge:
-        chosen = search(
-            judge,
-            sizes,
-            effort=effort,
-            least_saved=job.least,
-            is_over=lambda: monotonic() - started > job.seconds,
-            on_scored=lambda n: on_progress(Progress(phase, n, None, "sets")),
-        )
+    chosen = search(
+        judge,
+        sizes,
+        least_saved=job.least,
+        is_over=lambda: monotonic() - started > job.seconds,
+        on_scored=lambda n: on_progress(Progress(phase, n, None, "sets")),
+    )
     seconds = monotonic() - started
     if not left_out(chosen.layers):
         raise RequestError(
@@ -180,21 +165,14 @@ def _search(
 
 
 def _compare(
-    job: TuneJob,
-    session: Session,
-    sizes: LayerBytes,
-    chosen: FoundSet,
-    texts: Texts,
-    cancel: CancelToken,
-    on_progress: OnProgress,
+    judge: Judge, sizes: LayerBytes, chosen: LayerSet, on_progress: OnProgress
 ) -> dict[str, tuple[LayerSet, Score]]:
     """Return the set that was found and others of as many bytes, by name, with their scores on held-out text."""
     scores: dict[str, tuple[LayerSet, Score]] = {}
-    compared = {"found": chosen.layers, **rivals(sizes, sizes.share(chosen.layers))}
-    with _judging(session, texts.held_out, cancel, lossy=job.lossy) as judge:
-        for n, (name, layers) in enumerate(compared.items()):
-            on_progress(Progress("comparing", n, len(compared), "sets"))
-            scores[name] = (layers, judge.score(layers))
+    compared = {"found": chosen, **rivals(sizes, sizes.share(chosen))}
+    for n, (name, layers) in enumerate(compared.items()):
+        on_progress(Progress("comparing", n, len(compared), "sets"))
+        scores[name] = (layers, judge.score(layers))
     on_progress(Progress("comparing", len(compared), len(compared), "sets"))
     return scores
 
@@ -213,8 +191,8 @@ def rivals(sizes: LayerBytes, share: float) -> dict[str, LayerSet]:
     }
 
 
-def _cut_texts(job: TuneJob, model: Model, effort: Effort, root: Path) -> Texts:
-    """Cut a text into blocks in an order drawn by the seed: the first to search on, the next held out."""
+def _cut_text(job: TuneJob, model: Model, n_tokens: int, root: Path) -> tuple[Windows, Windows]:
+    """Return windows of a text, in an order drawn by the seed: `n_tokens` to search on, the next held out."""
     leading = added_around(model.tokenizer)[0]
     if job.text is None:
         ids = list(common_text(model.tokenizer, root, model.card.fingerprint).token_ids)
@@ -227,13 +205,11 @@ def _cut_texts(job: TuneJob, model: Model, effort: Effort, root: Path) -> Texts:
         raise RequestError(
             f"{name} has {counted(len(ids), 'token')}; a search takes at least {2 * n_own}; give a longer --text"
         )
-    n_searched = min(max(1, effort.n_tokens // _SEARCHED), len(blocks) // 2)
+    n_windows = min(max(1, n_tokens // _SEARCHED), len(blocks) // 2)
     n_held_out = -(-job.positions // (_BLOCK - SKIPPED_ROWS))
     order = np.random.default_rng(job.seed).permutation(len(blocks)).tolist()
-    return Texts(
-        [np.array(blocks[place][:_SEARCHED], np.int32) for place in order[:n_searched]],
-        [np.array(blocks[place], np.int32) for place in order[n_searched:][:n_held_out]],
-    )
+    searched = [np.array(blocks[place][:_SEARCHED], np.int32) for place in order[:n_windows]]
+    return searched, [np.array(blocks[place], np.int32) for place in order[n_windows:][:n_held_out]]
 
 
 def _document(job: TuneJob, sizes: LayerBytes, outcome: Outcome) -> dict[str, Any]:

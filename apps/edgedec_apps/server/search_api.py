@@ -6,7 +6,6 @@ to embed is only used when its name says how its hidden states are to be pooled:
 returns the stretches of a passage that most probably answer a question.
 """
 
-import asyncio
 import base64
 from collections.abc import Sequence
 from secrets import token_hex
@@ -29,7 +28,6 @@ from edgedec_apps.server.core.answer import Answer, Job, read_named
 from edgedec_apps.server.core.bodies import read_fields
 from edgedec_apps.server.core.errors import ApiError, too_long_field
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.generation import to_its_end
 from edgedec_apps.server.core.prompts import encode, tokenizer_bytes
 from edgedec_apps.server.core.service import Service
 from edgedec_apps.server.ollama.api import read_options
@@ -145,7 +143,9 @@ async def _embed(
         all_ids = [await _ids(job, text, engine, truncate=truncate) for text in texts]
     async with job.queue.turn():
         try:
-            vectors = await job.in_thread(embedding.embed, engine, all_ids, pooling=chosen, dimensions=dimensions)
+            vectors = await job.in_thread(
+                embedding.embed, engine, all_ids, pooling=chosen, dimensions=dimensions, cancel=job.cancel
+            )
         except PromptTooLongError as error:  # of token ids
             raise too_long_field(error, "input") from error
     return vectors, sum(map(len, all_ids))
@@ -210,7 +210,9 @@ async def rerank(request: Request, service: Service) -> Answer:
         cut = engine.n_ctx if truncates and most is None else most  # as many tokens as fit
         async with job.queue.turn():
             try:
-                ranked = await job.in_thread(ranking.rank, engine, query, documents, max_document_tokens=cut)
+                ranked = await job.in_thread(
+                    ranking.rank, engine, query, documents, max_document_tokens=cut, cancel=job.cancel
+                )
             except PromptTooLongError as error:
                 raise too_long_field(error, "query" if isinstance(error, QueryTooLongError) else name) from error
         best, kind = ranked.best(n_top, normalize=normalizes)
@@ -258,12 +260,13 @@ async def extract(request: Request, service: Service) -> Answer:
 
     async def compute(job: Job) -> dict[str, Any]:
         engine = job.engine
-        fitting = asyncio.to_thread(require_may_fit, engine.tokenizer, passage, engine.requests.n_prompt_max)
-        await to_its_end(fitting, job.cancel.cancel)
+        await job.in_thread(require_may_fit, engine.tokenizer, passage, engine.requests.n_prompt_max)
         await job.memory.grow(engine.n_ctx * (_START_BYTES + _SPAN_TOKEN_BYTES * max_tokens))
         async with job.queue.turn():
             try:
-                spans = await job.in_thread(extraction.extract, engine, question, passage, n=n, max_tokens=max_tokens)
+                spans = await job.in_thread(
+                    extraction.extract, engine, question, passage, n=n, max_tokens=max_tokens, cancel=job.cancel
+                )
             except OptionError as error:  # the passage leaves less room
                 raise fields.refused(error, "max_tokens", "max_tokens") from error
         return _document(spans)

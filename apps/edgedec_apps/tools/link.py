@@ -45,7 +45,8 @@ class Link:
         client = await self._connected()
         try:
             async with asyncio.timeout(CONNECT_S):
-                return [_as_listed(tool) for tool in await _all_tools(client)]
+                tools = await _all_tools(client)
+                return [Listed(each.name, each.description or each.title or "", each.input_schema) for each in tools]
         except Exception as error:
             raise self._error(error, "does not list its tools") from error
 
@@ -175,10 +176,6 @@ async def _all_tools(client: Client) -> Sequence[types.Tool]:
         if cursor is None or len(tools) > MOST_TOOLS:
             break
     return tools[: MOST_TOOLS + 1]
-
-
-def _as_listed(tool: types.Tool) -> Listed:
-    return Listed(tool.name, tool.description or tool.title or "", tool.input_schema)
 
 
 def _sentence(error: BaseException) -> str:

@@ -1,7 +1,6 @@
 """What a tool answered, as the text that the model gets: no pictures, no sounds, and no more than is allowed."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +69,8 @@ def _text(block: Any) -> str | None:
         content = getattr(block.resource, "text", None)
         return None if content is None else f"{block.resource.uri}:\n{content}"
     if block.type == "resource_link":
-        return " ".join(_filled((block.name, block.uri, block.description)))
+        return " ".join(str(text) for text in (block.name, block.uri, block.description) if text)
     return None
-
-
-def _filled(texts: Iterable[str | None]) -> Iterable[str]:
-    return (str(text) for text in texts if text)
 
 
 def _json(value: Any) -> str:

@@ -32,28 +32,27 @@ class ToolServers:
     """The tool servers, which begin to connect at once; `close` ends them.
 
     Args:
-        servers: Where they are.
+        servers: Where they are, at least one.
 
     Raises:
-        RuntimeUnavailableError: There are servers, and MCP's SDK is not installed.
+        RuntimeUnavailableError: MCP's SDK is not installed.
     """
 
     def __init__(self, servers: Sequence[Server]) -> None:
-        if servers and find_spec("mcp") is None:
+        if find_spec("mcp") is None:
             raise RuntimeUnavailableError(f"tool servers need MCP's SDK, which is missing: {install_command('mcp')}")
         self.tools: tuple[Tool, ...] = ()
         self.notes: list[str] = []
         """A sentence for each server that can't be used, and each tool that is left out."""
-        self._names = [server.name for server in servers]
-        self._links: dict[str, Link] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._listing: Future[None] | None = None
-        if servers:
-            self._begin(servers)
+        from edgedec_apps.tools.link import Link  # here, as it imports the SDK
 
-    def __bool__(self) -> bool:
-        """Return whether there is any server."""
-        return bool(self._names)
+        self._links = {server.name: Link(server) for server in servers}
+        for name in ("mcp", "httpx2", "httpcore2"):
+            logging.getLogger(name).addHandler(logging.NullHandler())  # else what a server does wrong fills the screen
+        loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = loop  # None once they are closed
+        threading.Thread(target=_run, args=(loop,), name="edgedec-tools", daemon=True).start()
+        self._listing = self._submit(self._list_all())
 
     def wait(self, cancel: CancelToken) -> None:
         """Wait until every server has listed its tools, or failed.
@@ -61,13 +60,11 @@ class ToolServers:
         Raises:
             CancelledError: The token was cancelled.
         """
-        if self._listing is not None:
-            _result(self._listing, cancel)
+        _result(self._listing, cancel)
 
     def when_listed(self, tell: Callable[[list[str]], None]) -> None:
         """Call `tell` with the notes, in another thread, once every server has listed its tools, or failed."""
-        if self._listing is not None:
-            self._listing.add_done_callback(lambda listing: None if listing.cancelled() else tell(self.notes))
+        self._listing.add_done_callback(lambda listing: None if listing.cancelled() else tell(self.notes))
 
     def find(self, name: str) -> Tool | None:
         """Return the tool that a model calls by this name."""
@@ -105,22 +102,11 @@ class ToolServers:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._loop = None
 
-    def _begin(self, servers: Sequence[Server]) -> None:
-        from edgedec_apps.tools.link import Link  # here, as it imports the SDK
-
-        for name in ("mcp", "httpx2", "httpcore2"):
-            logging.getLogger(name).addHandler(logging.NullHandler())  # else what a server does wrong fills the screen
-        loop = self._loop = asyncio.new_event_loop()
-        threading.Thread(target=_run, args=(loop,), name="edgedec-tools", daemon=True).start()
-
-        async def begin() -> None:
-            self._links = {server.name: Link(server) for server in servers}
-            lists = await asyncio.gather(*(self._list(link) for link in self._links.values()))
-            tools, left_out = offered(list(zip(self._links, lists, strict=True)))
-            self.tools = tuple(tools)
-            self.notes += left_out
-
-        self._listing = self._submit(begin())
+    async def _list_all(self) -> None:
+        lists = await asyncio.gather(*(self._list(link) for link in self._links.values()))
+        tools, left_out = offered(list(zip(self._links, lists, strict=True)))
+        self.tools = tuple(tools)
+        self.notes += left_out
 
     async def _list(self, link: "Link") -> list[Listed]:
         try:

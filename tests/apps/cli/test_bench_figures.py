@@ -117,6 +117,7 @@ def test_the_report_can_be_read_off() -> None:
         "a forward of n tokens in ms: T(1) 10.0, T(2) 12.5",
         "memory is read at 9.5 GB/s; the process held at most 167 MB",
     ]
+    assert lines(document_of([], bandwidth_gb_s=None))[-1] == "the process held at most 167 MB"
     other_text = document_of([trial("a", (1.0, 2.0, 2.5))]) | {"differing_prompts": ["a", "b"]}
     assert lines(other_text)[-1] == "OTHER TEXT than plain decoding: a, b; please report this"
     assert lines(other_text | {"draft_numerics": "loose"})[-1].endswith("a, b; loose numerics allow this")
@@ -182,12 +183,11 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str, words: str
 def test_files_that_hold_no_prompts(tmp_path: Path) -> None:
     """An empty file, one that is not UTF-8, none at all and one of more bytes than a set takes are refused."""
     path = tmp_path / "prompts.jsonl"
-    path.write_bytes(b"\n")
-    with pytest.raises(RequestError, match="holds no prompt"):
-        read_prompts(path)
-    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode() + b"\n\xff\n")
-    with pytest.raises(RequestError, match=r"is not UTF-8: byte .*, in line 2, is 0xff"):
-        read_prompts(path)
+    no_text = b"\xef\xbb\xbf" + GOOD.encode() + b"\n\xff\n"
+    for data, words in ((b"\n", "holds no prompt"), (no_text, "is not UTF-8: byte .*, in line 2, is 0xff")):
+        path.write_bytes(data)
+        with pytest.raises(RequestError, match=words):
+            read_prompts(path)
     with pytest.raises(StorageError, match="can't be read"):
         read_prompts(tmp_path / "missing")
     with path.open("r+b") as file:

@@ -300,7 +300,7 @@ def test_the_list_fits_a_terminal(
     """At a terminal the last column wraps, and nothing is cut: the end of each use is there, and no line is wider."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
-    list_command(every=True)
+    list_command(every=True, fits=None)
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= columns
     words = " ".join(shown.split())

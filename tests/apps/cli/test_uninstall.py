@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -161,11 +162,8 @@ def test_only_yes_deletes(
             return True
 
     monkeypatch.setattr(sys, "stdin", Typed(answer))
-    if deleted:
-        uninstall.command(delete=True)
-    else:
-        with pytest.raises(typer.Exit):
-            uninstall.command(delete=True)
+    with nullcontext() if deleted else pytest.raises(typer.Exit):
+        uninstall.command(delete=True, keep_models=False, yes=False)
     assert cache.exists() is not deleted
 
 

@@ -440,7 +440,10 @@ def test_pull_compares_what_the_tiles_stand_for(fetched: Fetched, data: bytes) -
 
 @pytest.mark.slow
 def test_commands_say_what_is_on_the_disk(fetched: Fetched, data: bytes) -> None:
-    """`list` has the sum, `pull` says the sizes before it downloads, `--keep-file` makes the file again, `rm` all."""
+    """`list` has the sum, `pull` says the sizes before it downloads, `--keep-file` makes the file again, `rm` all.
+
+    `cache verify` reads the tiles, too; damaged ones are named, with how the model is had again, and stay.
+    """
     fetched.text()
     (model,) = json.loads(run_here("list", "--json").out)["models"]
     assert (model["disk_bytes"], model["tiles_bytes"], model["as_tiles"]) == (fetched.tiles.stat().st_size, 0, True)
@@ -455,6 +458,10 @@ def test_commands_say_what_is_on_the_disk(fetched: Fetched, data: bytes) -> None
     assert fetched.path.read_bytes() == data
     assert run_here("pull", fetched.url, "--no-keep-file", "--offline").code == 0
     fetched.text()
+    tiles, remedy = fetched.tiles.read_bytes(), f"; download the model again: edgedec pull --force {fetched.url}\n"
+    for end, words in ((tiles[-4:], "1 of 1"), (b"odd!", f"{remedy}0 of 1")):
+        fetched.tiles.write_bytes(tiles[:-4] + end)
+        assert run_here("cache", "verify").err.endswith(f"{words} tile files are sound\n")
     assert is_tiled(fetched.path)
     assert run_here("rm", fetched.url).code == 0
     assert fetched.files() == []

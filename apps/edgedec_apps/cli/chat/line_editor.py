@@ -3,9 +3,11 @@
 This is prompt_toolkit with the settings of a chat. A paste of several lines is one message: the terminal brackets it.
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from shutil import get_terminal_size
 
@@ -19,10 +21,13 @@ from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.shortcuts import CompleteStyle
 
+from edgedec.storage.whole_file import write_atomically
 from edgedec_apps.cli.chat.settings import setting_names
 from edgedec_apps.cli.chat.slash_commands import beginnings
-from edgedec_apps.cli.chat.typed_history import TypedHistory
 from edgedec_apps.cli.completion import any_model
+
+MOST_BYTES = 1_000_000
+"""Most bytes of the file at a start; of a longer one, the newer half is kept."""
 
 
 def line_editor(history: Path | None) -> Callable[[str], str]:
@@ -34,7 +39,7 @@ def line_editor(history: Path | None) -> Callable[[str], str]:
         history: The file of what was typed at earlier starts; None keeps it for this start only.
     """
     session: PromptSession[str] = PromptSession(
-        history=InMemoryHistory() if history is None else _Kept(TypedHistory(history)),
+        history=InMemoryHistory() if history is None else TypedHistory(history),
         completer=_Commands(),
         complete_while_typing=False,
         complete_style=CompleteStyle.READLINE_LIKE,
@@ -45,20 +50,41 @@ def line_editor(history: Path | None) -> Callable[[str], str]:
     return session.prompt
 
 
-class _Kept(History):
-    """Our file, as prompt_toolkit wants its history: the newest line first."""
+class TypedHistory(History):
+    """What a person has typed in chats, kept across starts in a file that only its owner can read.
 
-    def __init__(self, history: TypedHistory) -> None:
+    It has a JSON string a line. Where the file can't be used, nothing is kept.
+    """
+
+    def __init__(self, path: Path) -> None:
         super().__init__()
-        self._kept = history
+        self._path = path
 
-    def load_history_strings(self) -> Iterable[str]:
-        """Return the lines of the file."""
-        return reversed(self._kept.lines())
+    def load_history_strings(self) -> list[str]:
+        """Return the lines, the newest first; damaged ones are left out."""
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - MOST_BYTES // 2 if size > MOST_BYTES else 0))
+                data = file.read()
+            if size > MOST_BYTES:
+                data = data.partition(b"\n")[2]
+                write_atomically(self._path, data, private=True)
+        except OSError:
+            return []
+        typed = []
+        for line in reversed(data.splitlines()):
+            with suppress(ValueError, RecursionError):
+                typed.append(json.loads(line))
+        return [line for line in typed if isinstance(line, str)]
 
     def store_string(self, string: str) -> None:
-        """Append a line to the file."""
-        self._kept.add(string)
+        """Append a line."""
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(json.dumps(string).encode() + b"\n")
 
 
 class _Commands(Completer):

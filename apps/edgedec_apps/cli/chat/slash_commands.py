@@ -87,10 +87,6 @@ def _help(_: Conversation, __: str) -> None:
         say(f"{shown:{_COLUMN}}  {text}")
 
 
-def _clear(conversation: Conversation, _: str) -> None:
-    _begin(conversation, conversation.system)
-
-
 def _begin(conversation: Conversation, system: str | None) -> None:
     conversation.reset(system)
     what = "no system message" if system is None else f"system message: {one_line(system)}"
@@ -201,16 +197,12 @@ def _show_stats(conversation: Conversation, rest: str) -> None:
         say(line)
 
 
-def _regenerate(conversation: Conversation, _: str) -> None:
-    regenerate(conversation)
-
-
 _COLUMN = 18
 _MOST_TOKEN_BYTES, _TEXT_PART = 64, 16  # of a file's text under a memory cap: for each token, or of what is free
 _LEAVE = "/bye"
 _COMMANDS = {
     "/help": Command(_help, "", "this list"),
-    "/clear": Command(_clear, "", "forget the conversation"),
+    "/clear": Command(lambda chat, _: _begin(chat, chat.system), "", "forget the conversation"),
     "/system": Command(lambda chat, rest: _begin(chat, rest or None), "TEXT", "begin again with this system message"),
     "/set": Command(_set, "NAME VALUE", "temperature, system, ...; no VALUE: default, alone: list"),
     "/save": Command(_save, "FILE", "write the conversation to a file"),
@@ -221,7 +213,7 @@ _COMMANDS = {
     "/tools": Command(_list_tools, "", "the tools that the model may call (--mcp)"),
     "/show": Command(_show, "", "the model, the settings and the system message"),
     "/stats": Command(_show_stats, "all", "what the last answer took, and what drafting did; all: every figure"),
-    "/regen": Command(_regenerate, "", "answer the last message again"),
+    "/regen": Command(lambda chat, _: regenerate(chat), "", "answer the last message again"),
 }
 _KEYS = (
     (_LEAVE, "leave (so does Ctrl-D)"),

@@ -1,22 +1,28 @@
-"""Calls of tools in a chat at the terminal: each is shown and asked about before it runs, unless it is allowed."""
+"""Tools in a chat at the terminal: their servers, started beside the model, and calls of them.
+
+Each call is shown and asked about before it runs, unless it is allowed.
+"""
 
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgedec.chat import Message
-from edgedec.errors import CancelledError
+from edgedec.errors import CancelledError, counted
 from edgedec.exact_json import dumps, exact_float
 from edgedec.progress import CancelToken
 from edgedec_apps.call_bodies import ToolCall
 from edgedec_apps.cli.chat.echo import forget_typed
 from edgedec_apps.cli.interrupts import TerminatedError, interruptible
+from edgedec_apps.cli.options import ToolFlags
 from edgedec_apps.cli.shown.progress import shown
 from edgedec_apps.cli.shown.terminal import one_line, say
-from edgedec_apps.tools.offered import Tool, is_allowed
+from edgedec_apps.tools.configuration import configured
+from edgedec_apps.tools.offered import Tool, is_allowed, patterns_of
 from edgedec_apps.tools.results import MOST_CHARACTERS, ToolResult, cut
 
 if TYPE_CHECKING:
@@ -137,6 +143,44 @@ class ChatTools:
         for row in argument_rows(call.arguments):
             say(f"  {row}")
         return _ask(call)
+
+
+def chat_tools(flags: ToolFlags, stack: ExitStack, *, typed: bool) -> ChatTools:
+    """Return the tools of a chat, whose servers begin to connect; `stack` ends them.
+
+    The servers of the configuration folder are for a person at a terminal; a script names its file.
+
+    Raises:
+        RequestError: The file of servers is malformed, or there are names of tools and no servers.
+        StorageError: The file can't be read.
+        RuntimeUnavailableError: MCP's SDK is not installed.
+    """
+    patterns = patterns_of(flags.allow_tools)
+    configurations = configured(flags.mcp) if typed or flags.mcp is not None else ()
+    if not configurations:
+        return ChatTools(None, patterns, typed)
+    from edgedec_apps.tools.servers import ToolServers  # here, as most chats have none
+
+    servers = ToolServers(configurations)
+    stack.callback(servers.close)
+    return ChatTools(servers, patterns, typed)
+
+
+def connect(tools: ChatTools, engine: "Engine", *, quiet: bool) -> None:
+    """Wait for the servers, and say which can't be used, and how many tools there are.
+
+    Raises:
+        CancelledError: Ctrl-C came.
+    """
+    servers = tools.servers
+    if servers is None:
+        return
+    with shown("connecting to the tool servers", quiet=quiet):
+        interruptible(servers.wait)
+    for note in tools.notes(engine):
+        say(f"edgedec: {one_line(note)}")
+    if not quiet and tools.allowed:
+        say(f"({counted(len(tools.allowed), 'tool')}; /tools lists them)")
 
 
 def knows_tools(engine: "Engine") -> bool:

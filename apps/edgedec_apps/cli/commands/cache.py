@@ -5,18 +5,21 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from edgedec.errors import ModelFormatError, StorageError
+from edgedec.gguf.places import standing
+from edgedec.gguf.tile_header import REMEDY
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.storage.cache_files import cache_folder, sort_out
-from edgedec_apps.cli.declared import tiles_option
+from edgedec_apps.cli.declared import flag
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Quiet
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json, write_line
 from edgedec_models.cache import list_models
+from edgedec_runtimes.tile_files.record import is_tiled
 
 if TYPE_CHECKING:
     from edgedec_export.cached import CachedGraph
@@ -64,10 +67,7 @@ def list_files(*, as_json: AsJson = False) -> None:
         write_line(f"{format_bytes(graph.n_bytes):>9}  {_graph_name(graph)}")
 
 
-def prune(
-    *,
-    everything: Annotated[bool, tiles_option("--all", "Delete all of them, and all prompts.")] = False,
-) -> None:
+def prune(*, everything: bool = flag("--all", "Delete all of them, and all prompts.", False, panel="Tiles")) -> None:
     """Delete tile files whose model is gone or has changed, old environments of optimum, and unfinished files.
 
     Graphs for GPUs are deleted with --all alone; the next use of the GPU makes them again. Other programs' files, and
@@ -98,42 +98,54 @@ def prune(
 
 
 def verify(*, quiet: Quiet = False) -> None:
-    """Read all tile files and delete damaged ones, which the next start writes anew."""
-    from edgedec_runtimes.cpu.tiles.listing import list_tiles
+    """Read all tile files and delete damaged ones, which the next start writes anew.
+
+    Tiles that took the place of a model's GGUF are read, too; damaged ones stay, and edgedec pull --force fetches the
+    model again.
+    """
+    from edgedec_runtimes.cpu.tiles.listing import delete_tile_file, list_tiles
+
+    def is_sound(path: Path, label: str, cancel: CancelToken, on_progress: OnProgress) -> bool:
+        try:
+            _check_tiles(path, label, cancel, on_progress)
+        except ModelFormatError as error:
+            say(str(error).replace(REMEDY, stored.get(path, REMEDY)))
+            if path not in stored:
+                say(f"{format_bytes(delete_tile_file(path))} freed")
+            return False
+        return True
 
     def work(cancel: CancelToken) -> int:
         with ProgressLine(quiet=quiet) as on_progress:
-            return sum(_verify_file(entry, _tile_name(entry, names), cancel, on_progress) for entry in entries)
+            return sum(is_sound(path, label, cancel, on_progress) for path, label in labels.items())
 
-    names = _model_names()
-    entries = [entry for entry in list_tiles(cache_folder()) if entry.state != "unfinished"]
+    names, models = _model_names(), [model for model in list_models() if is_tiled(model.path)]
+    stored = {standing(each.path): f"download the model again: edgedec pull --force {each.name}" for each in models}
+    labels = {
+        entry.path: _tile_name(entry, names) for entry in list_tiles(cache_folder()) if entry.state != "unfinished"
+    }
+    labels |= {standing(model.path): one_line(model.name) for model in models}
     n_sound = interruptible(work)
-    say(f"{n_sound} of {len(entries)} tile files are sound")
+    say(f"{n_sound} of {len(labels)} tile files are sound")
 
 
 command: dict[str, Callable[..., None]] = {"list": list_files, "prune": prune, "verify": verify}
 
 
-def _verify_file(entry: "TileEntry", label: str, cancel: CancelToken, on_progress: OnProgress) -> bool:
-    """Check the CRCs of a tile file; return whether it is sound. A damaged one is deleted, and the person is told."""
+def _check_tiles(path: Path, label: str, cancel: CancelToken, on_progress: OnProgress) -> None:
+    """Check the CRCs of a tile file (ModelFormatError where it is damaged, StorageError where it can't be read)."""
     from edgedec_runtimes.cpu.tiles.file import map_tiles
-    from edgedec_runtimes.cpu.tiles.listing import delete_tile_file
 
     def show_file(progress: Progress) -> None:
         on_progress(replace(progress, detail=f"tiles of {label}"))
 
     try:
-        with map_tiles(entry.path, label) as tiles:
+        with map_tiles(path, label) as tiles:
             tiles.verify(on_progress=show_file, cancel=cancel)
-    except ModelFormatError as error:
-        say(str(error))
-        say(f"{format_bytes(delete_tile_file(entry.path))} freed")
-        return False
-    except FileNotFoundError:  # deleted since it was listed
-        return True
+    except FileNotFoundError:
+        return  # deleted since it was listed
     except OSError as error:
         raise StorageError(f"the tiles of {label} can't be read: {error.strerror or error}; check the disk") from error
-    return True
 
 
 def _model_names() -> dict[Path, str]:

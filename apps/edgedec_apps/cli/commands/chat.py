@@ -4,11 +4,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
+from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.cli.declared import prompt_flag
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System, ToolFlags
@@ -47,7 +47,7 @@ def command(job: ChatJob) -> None:
     from edgedec_apps.cli.chat.conversation import Conversation, require_template
     from edgedec_apps.cli.chat.keyboard import is_screen
     from edgedec_apps.cli.chat.slash_commands import handle
-    from edgedec_apps.cli.chat.tool_servers import chat_tools, connect
+    from edgedec_apps.cli.chat.tool_calls import chat_tools, connect
     from edgedec_apps.cli.methods import require_stages, without_stages
     from edgedec_apps.cli.opening import keep_learned, open_model, text_options_of
 
@@ -93,15 +93,9 @@ def _messages(conversation: "Conversation", *, keep_history: bool) -> Iterator[s
     engine = conversation.engine
     if conversation.typed and not conversation.quiet:
         say(f"{one_line(conversation.model)} · {engine.n_ctx} tokens of context · /help for help")
-    history = _history_file() if keep_history else None
+    history = cache_folder() / _HISTORY if keep_history else None
     lines = typed_messages(history) if conversation.typed else piped_lines(engine.plan.process_cap_bytes)
     for text in lines:
         if leaves(text):
             return
         yield text
-
-
-def _history_file() -> Path:
-    from edgedec.storage.cache_files import cache_folder
-
-    return cache_folder() / _HISTORY

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from edgedec.errors import ModelNotFoundError, RequestError
 from edgedec.load_options import ResolveOptions
 from edgedec_apps.cli import completion
-from edgedec_apps.cli.declared import argument, model_option
+from edgedec_apps.cli.declared import argument, model_flag
 from edgedec_apps.cli.options import Adapters, Quiet, System, parsed
 from edgedec_apps.cli.prompt import argument_text
 from edgedec_apps.cli.shown.terminal import say
@@ -21,23 +21,16 @@ def command(
     ],
     *,
     system: System = None,
-    chat_template: Annotated[
-        Path | None, model_option("--chat-template FILE", "Jinja file to use instead of the model's own template.")
-    ] = None,
-    draft_head: Annotated[
-        str | None,
-        model_option(
-            "--draft-head HEAD", "A trained draft head for the model, or off.", complete=completion.draft_head
-        ),
-    ] = None,
+    chat_template: Path | None = model_flag(
+        "--chat-template FILE", "Jinja file to use instead of the model's own template."
+    ),
+    draft_head: str | None = model_flag(
+        "--draft-head HEAD", "A trained draft head for the model, or off.", complete=completion.draft_head
+    ),
     lora: Adapters = None,
-    option: Annotated[
-        list[str] | None,
-        model_option(
-            "--option NAME=VALUE",
-            "An option of sampling, such as temperature=0.2, stop=END, or n_ctx=8192. Repeatable.",
-        ),
-    ] = None,
+    option: list[str] | None = model_flag(
+        "--option NAME=VALUE", "An option of sampling, such as temperature=0.2, stop=END, or n_ctx=8192. Repeatable."
+    ),
     quiet: Quiet = False,
 ) -> None:
     """Make a preset: a name for a model with its own system message, template, options, adapters or head.

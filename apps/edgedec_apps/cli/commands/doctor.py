@@ -1,27 +1,29 @@
 """edgedec doctor: what this machine has, and which parts of edgedec work on it."""
 
 import platform
+from collections.abc import Callable
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import edgedec
 from edgedec import plugins
-from edgedec.errors import EdgedecError, RuntimeAbsentError
+from edgedec.errors import EdgedecError, PluginError, RuntimeAbsentError
 from edgedec.load_options import LoadOptions
 from edgedec.memory import system as system_memory
 from edgedec.memory_plan import devices_of, format_bytes
 from edgedec.processor import cpu_facts
 from edgedec_apps.clash import clash
-from edgedec_apps.cli.declared import option
+from edgedec_apps.cli.declared import output_flag
 from edgedec_apps.cli.options import AsJson
-from edgedec_apps.cli.reports.runtimes import ask_runtimes
 from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json, write_line
 from edgedec_models.folders import models_folder, own_folder
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
 if TYPE_CHECKING:
-    from edgedec.runtime import RuntimeReport
+    from edgedec.runtime import Runtime, RuntimeReport
+
+T = TypeVar("T")
 _PACKAGES = (
     "numpy onnxruntime onnxruntime-ep-webgpu onnxruntime-qnn onnx llama-cpp-python gguf llguidance "
     "starlette uvicorn huggingface_hub typer rich jinja2"
@@ -36,9 +38,7 @@ _BROKEN, _ABSENT, _NO_DEVICE, _HUGE_PAGES = "does not work: ", "optional, not he
 
 def command(
     *,
-    all_facts: Annotated[
-        bool, option("--all", "Show every feature, device, plug-in and package.", panel="Output")
-    ] = False,
+    all_facts: bool = output_flag("--all", "Show every feature, device, plug-in and package.", False),
     as_json: AsJson = False,
 ) -> None:
     """Show what this machine has, and which runtimes work; --all shows devices, plug-ins and versions, too.
@@ -133,6 +133,20 @@ def _huge_pages() -> str:
     meanings = {"always": "for all private memory", "madvise": "for private memory where a program asks"}
     for_private = meanings.get(pages.private, "not for private memory (transparent_hugepage/enabled is never)")
     return f"{pages.n_bytes >> 10} KiB each, {for_private}"
+
+
+def ask_runtimes(question: Callable[["Runtime"], T]) -> dict[str, T | EdgedecError]:
+    """Return each runtime's answer, or the EdgedecError with which the runtime failed, by the runtime's name."""
+    answers: dict[str, T | EdgedecError] = {}
+    for name, plugin in plugins.plugins(plugins.RUNTIMES).items():
+        try:
+            loaded = plugin.load()
+            answers[name] = question(loaded() if isinstance(loaded, type) else loaded)
+        except EdgedecError as error:
+            answers[name] = error
+        except Exception as error:  # a plug-in's own
+            answers[name] = PluginError(f"{type(error).__name__}: {error} (from {plugin.package})")
+    return answers
 
 
 def _summarize(answer: "RuntimeReport | EdgedecError") -> str:

@@ -1,6 +1,5 @@
 """edgedec export: a model as a folder for onnxruntime, with a report on what the export costs; or as another GGUF."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from edgedec_apps.cli import completion
 from edgedec_apps.cli.declared import export_flag
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet
+from edgedec_apps.cli.output_files import default_name
 from edgedec_apps.cli.shown.log import warnings_of
 from edgedec_apps.cli.shown.progress import ProgressLine
 from edgedec_apps.cli.shown.terminal import one_line, say, write_json
@@ -161,7 +161,7 @@ def _make_onnx(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> 
 
     source = _resolve(job, on_progress, cancel)
     started = perf_counter()
-    out = job.out or Path(f"{_default_name(job.model, source)}-{'onnx' if job.target == 'cpu' else job.target}")
+    out = job.out or Path(f"{default_name(job.model, source)}-{'onnx' if job.target == 'cpu' else job.target}")
     make = partial(export_onnx, quant=job.quant, kv=job.kv) if job.target == "cpu" else export_npu
     folder = make(source, out, force=job.force, on_progress=on_progress, cancel=cancel)
     export_s = perf_counter() - started
@@ -184,7 +184,7 @@ def _make_via_optimum(job: ExportJob, on_progress: OnProgress, cancel: CancelTok
         say(one_line(f"installing optimum and torch into {environment}, once; up to {room}, some minutes"))
     folder = export_via_optimum(
         job.model,
-        job.out or Path(f"{_default_name(job.model, Path(job.model))}-onnx"),
+        job.out or Path(f"{default_name(job.model, Path(job.model))}-onnx"),
         environment=environment,
         offline=offline,
         force=job.force,
@@ -217,7 +217,7 @@ def _make_gguf(job: ExportJob, on_progress: OnProgress, cancel: CancelToken) -> 
         return _make_head(job, source, on_progress, cancel)
     path = export_gguf(
         source,
-        job.out or _default_gguf(_default_name(job.model, source), job.layers, job.type_name),
+        job.out or _default_gguf(default_name(job.model, source), job.layers, job.type_name),
         type_name=job.type_name,
         layers=job.layers,
         lora=[(resolve(name, resolving), scale) for name, scale in map(adapter, job.lora or [])],
@@ -253,7 +253,7 @@ def _make_head(job: ExportJob, source: Path, on_progress: OnProgress, cancel: Ca
     path = write_head_gguf(
         head if job.vocabulary is None else head.shortened(job.vocabulary),
         read_gguf(target),
-        job.out or Path(f"{_default_name(job.model, folder)}.head.gguf"),
+        job.out or Path(f"{default_name(job.model, folder)}.head.gguf"),
         types=job.type_name or DEFAULT_TYPES,
         own_output=job.own_output,
         force=job.force,
@@ -273,18 +273,6 @@ def _default_gguf(name: str, layers: str | None, type_name: str | None) -> Path:
     suffix = f"-layers-{''.join(layers.split())}" if layers else ""
     kind = f"-{type_name.upper()}" if type_name else ""
     return Path(f"{name}{suffix}{kind}.gguf")
-
-
-def _default_name(model: str, source: Path) -> str:
-    """Return the name of an export where --out is not given, without an ending: that of the file, or of the model.
-
-    >>> _default_name("hf:someone/Some-Model-GGUF:Q4_0", Path("/cache/0a1b2c.gguf"))
-    'Some-Model-GGUF-Q4_0'
-    """
-    stem = source.resolve().name if source.is_dir() else source.stem
-    name = stem if Path(model).exists() else model.rpartition("/")[2]
-    plain = re.sub(r"-\d{5}-of-\d{5}$", "", name)
-    return re.sub(r"[^\w.+-]+", "-", plain).strip(".-")
 
 
 def _report(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edgedec.errors import PromptTooLongError, RequestError
 from edgedec.progress import CancelToken
-from edgedec_apps.cli.declared import argument, prompt_option
+from edgedec_apps.cli.declared import argument, prompt_flag
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags
 from edgedec_apps.cli.output_files import require_writable, write_json_file
@@ -25,22 +25,15 @@ def command(
     model: ModelName,
     question: Annotated[str, argument("QUESTION", "What to look for.")],
     *,
-    file: Annotated[
-        Path | None, prompt_option("--file -f FILE", "The text to quote from; - is standard input, the default.")
-    ] = None,
-    count: Annotated[int, prompt_option("--count N", "How many quotations, 1 to 100.", least=1, most=100)] = 3,
-    span_tokens: Annotated[
-        int, prompt_option("--span-tokens N", "Most tokens of a quotation, 1 to 512.", least=1, most=512)
-    ] = 64,
-    passages: Annotated[
-        int | None,
-        prompt_option(
-            "--passages N",
-            "Most passages that are read of a text longer than the context (default: a quarter of the context).",
-            further=True,
-            least=1,
-        ),
-    ] = None,
+    file: Path | None = prompt_flag("--file -f FILE", "The text to quote from; - is standard input, the default."),
+    count: int = prompt_flag("--count N", "How many quotations, 1 to 100.", 3, least=1, most=100),
+    span_tokens: int = prompt_flag("--span-tokens N", "Most tokens of a quotation, 1 to 512.", 64, least=1, most=512),
+    passages: int | None = prompt_flag(
+        "--passages N",
+        "Most passages that are read of a text longer than the context (default: a quarter of the context).",
+        further=True,
+        least=1,
+    ),
     load: LoadFlags,
     output: OutputFlags,
 ) -> None:

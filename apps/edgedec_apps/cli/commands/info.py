@@ -11,7 +11,7 @@ from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
 from edgedec_apps.cli.options import AsJson, ModelName
-from edgedec_apps.cli.reports.expectations import Expectation, of_entry
+from edgedec_apps.cli.reports.expectations import Expectation, head_line, of_entry
 from edgedec_apps.cli.shown.progress import shown_at_a_terminal
 from edgedec_apps.cli.shown.terminal import write_facts, write_json
 
@@ -33,7 +33,9 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
     from edgedec.head_kinds import kind_of
     from edgedec.memory.setting import Cap
     from edgedec_apps.base_memory import base_bytes
+    from edgedec_apps.cli.commands.list import entry_document
     from edgedec_apps.cli.reports.model_report import model_document
+    from edgedec_apps.machine_speed import memory_bandwidth
     from edgedec_models.catalogue import find_model
 
     cap = Cap(None, base_bytes(), whole_process=True)  # before the file is read, as where memory is planned
@@ -45,7 +47,12 @@ def command(model: ModelName, *, as_json: AsJson = False) -> None:
             document = _distant_document(model, cap)
             write_json(document) if as_json else write_facts(_facts(document))
             return
-        write_json(_catalogue_document(entry)) if as_json else write_facts(_catalogue_facts(entry))
+        bandwidth = memory_bandwidth()
+        expected, further = of_entry(entry, bandwidth), {"path": None, "drafters": list(entry.drafters)}
+        if as_json:
+            write_json(entry_document(entry, expected) | further)
+        else:
+            write_facts(_catalogue_facts(entry, expected, bandwidth))
         return
     if (facts := _projector_facts(path)) is not None:
         write_json(dict(facts)) if as_json else write_facts(facts)
@@ -152,36 +159,7 @@ def _head(document: dict[str, Any]) -> str:
     return "a nextn layer in the model's file" if head and head == document["path"] else head or "none"
 
 
-def _catalogue_document(entry: "Entry") -> dict[str, Any]:
-    """Return the JSON object of a model of the catalogue that is not on this machine."""
-    from edgedec_apps.cli.reports.published_heads import head_document
-    from edgedec_apps.machine_speed import memory_bandwidth
-
-    expected = of_entry(entry, memory_bandwidth())
-    return {
-        "name": entry.name,
-        "path": None,
-        "source": entry.reference,
-        "architecture": entry.architecture,
-        "size_bytes": entry.size_bytes,
-        "n_params": entry.n_params,
-        "n_active_params": entry.n_active_params,
-        "license": entry.licence,
-        "note": entry.note,
-        "drafters": list(entry.drafters),
-        "draft_head": head_document(entry),
-        "runtime": expected.runtime,
-        "least_memory_bytes": expected.least_bytes,
-        "most_tokens_per_s": expected.most_tokens_per_s,
-    }
-
-
-def _catalogue_facts(entry: "Entry") -> Facts:
-    from edgedec_apps.cli.reports.published_heads import head_line
-    from edgedec_apps.machine_speed import memory_bandwidth
-
-    bandwidth = memory_bandwidth()
-    expected = of_entry(entry, bandwidth)
+def _catalogue_facts(entry: "Entry", expected: Expectation, bandwidth: float | None) -> Facts:
     of_what = "with 4,096 tokens of context" if entry.chat_bytes else "for the weights alone"
     why = "" if bandwidth is None else f", as memory is read at {bandwidth / 1e9:.1f} GB/s here"
     return [

@@ -9,7 +9,7 @@ from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.progress import CancelToken
 from edgedec.storage.cache_files import cache_folder
 from edgedec_apps.cli import completion
-from edgedec_apps.cli.declared import argument, model_option, option
+from edgedec_apps.cli.declared import argument, flag, model_flag
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Offline, Quiet
 from edgedec_apps.cli.shown.progress import ProgressLine
@@ -22,17 +22,14 @@ if TYPE_CHECKING:
 def command(
     paths: Annotated[list[Path] | None, argument("PATH", "Files, and folders of files.")] = None,
     *,
-    for_model: Annotated[
-        str | None,
-        model_option(
-            "--for MODEL",
-            "The model that will write; models of the same vocabulary share what was learned.",
-            complete=completion.any_model,
-        ),
-    ] = None,
-    most: Annotated[str, option("--most SIZE", "Most bytes for a vocabulary, 8 a token.", panel="Learning")] = "16MB",
-    listing: Annotated[bool, option("--list", "List what was learned.", panel="Learning")] = False,
-    forget: Annotated[bool, option("--forget", "Forget the files at PATH, or everything.", panel="Learning")] = False,
+    for_model: str | None = model_flag(
+        "--for MODEL",
+        "The model that will write; models of the same vocabulary share what was learned.",
+        complete=completion.any_model,
+    ),
+    most: str = flag("--most SIZE", "Most bytes for a vocabulary, 8 a token.", "16MB", panel="Learning"),
+    listing: bool = flag("--list", "List what was learned.", False, panel="Learning"),
+    forget: bool = flag("--forget", "Forget the files at PATH, or everything.", False, panel="Learning"),
     offline: Offline = False,
     quiet: Quiet = False,
     as_json: AsJson = False,

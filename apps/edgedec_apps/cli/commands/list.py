@@ -4,16 +4,15 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from edgedec.errors import EdgedecError, counted
 from edgedec.gguf.places import standing
 from edgedec.memory_plan import format_bytes, parse_size
 from edgedec.storage.cache_files import cache_folder
-from edgedec_apps.cli.declared import output_option
+from edgedec_apps.cli.declared import output_flag
 from edgedec_apps.cli.options import AsJson
-from edgedec_apps.cli.reports.expectations import Expectation, of_entry
-from edgedec_apps.cli.reports.published_heads import head_document
+from edgedec_apps.cli.reports.expectations import Expectation, head_document, of_entry
 from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, write_paragraph, write_table
 from edgedec_apps.machine_speed import kept_speed, memory_bandwidth
 from edgedec_models.cache import CachedModel, list_models
@@ -33,12 +32,8 @@ _LEGEND = (
 
 def command(
     *,
-    every: Annotated[
-        bool, output_option("--all", "Also the models of the catalogue that nobody has tried with edgedec.")
-    ] = False,
-    fits: Annotated[
-        str | None, output_option("--fits SIZE", "Only models that this much memory holds, such as 8GB.")
-    ] = None,
+    every: bool = output_flag("--all", "Also the models of the catalogue that nobody has tried with edgedec.", False),
+    fits: str | None = output_flag("--fits SIZE", "Only models that this much memory holds, such as 8GB."),
     as_json: AsJson = False,
 ) -> None:
     """List the models on this machine, and models to download that edgedec was tried with.
@@ -64,7 +59,7 @@ def command(
     if as_json:
         document = {
             "models": [_document(model, tiles, here) | _facts(catalogue.get(model.name), each) for model, each in rows],
-            "to_pull": [_entry_document(entry, each) for entry, each in entries],
+            "to_pull": [entry_document(entry, each) for entry, each in entries],
             "presets": [{"name": preset.name, "model": preset.model} for preset in list_presets()],
         }
         write_json(document)
@@ -205,7 +200,8 @@ def _document(model: CachedModel, tiles: Mapping[Path, int], planned: Mapping[Pa
     }
 
 
-def _entry_document(entry: Entry, expected: Expectation) -> dict[str, Any]:
+def entry_document(entry: Entry, expected: Expectation) -> dict[str, Any]:
+    """Return the JSON object of a model of the catalogue that is not on this machine."""
     return {
         "name": entry.name,
         "size_bytes": entry.size_bytes,

@@ -1,10 +1,9 @@
 """edgedec plan: its options; edgedec_apps.cli.reports.plan makes and prints the plan."""
 
 from pathlib import Path
-from typing import Annotated
 
 from edgedec_apps.cli import completion
-from edgedec_apps.cli.declared import model_option
+from edgedec_apps.cli.declared import model_flag
 from edgedec_apps.cli.options import AsJson, LoadFlags, ModelName, Quiet
 
 
@@ -12,25 +11,19 @@ def command(
     model: ModelName,
     *,
     load: LoadFlags,
-    parallel: Annotated[
-        int | None, model_option("--parallel N", "As edgedec serve, with N requests at once (default: as run).")
-    ] = None,
-    texts: Annotated[int, model_option("--texts N", "As edgedec serve or run, with N texts of one prompt.")] = 1,
-    plot: Annotated[
-        Path | None, model_option("--plot FILE", "Also draw the memory by term, as an SVG or a PNG (needs matplotlib).")
-    ] = None,
-    machine: Annotated[
-        str | None,
-        model_option(
-            "--machine NAME",
-            "Plan for another machine, such as jetson-orin-nano-8gb (docs/memory.md lists them).",
-            complete=completion.machine,
-        ),
-    ] = None,
-    image: Annotated[
-        list[Path] | None,
-        model_option("--image -i FILE", "Also show how many tokens this picture becomes. Repeatable."),
-    ] = None,
+    parallel: int | None = model_flag("--parallel N", "As edgedec serve, with N requests at once (default: as run)."),
+    texts: int = model_flag("--texts N", "As edgedec serve or run, with N texts of one prompt.", 1),
+    plot: Path | None = model_flag(
+        "--plot FILE", "Also draw the memory by term, as an SVG or a PNG (needs matplotlib)."
+    ),
+    machine: str | None = model_flag(
+        "--machine NAME",
+        "Plan for another machine, such as jetson-orin-nano-8gb (docs/memory.md lists them).",
+        complete=completion.machine,
+    ),
+    image: list[Path] | None = model_flag(
+        "--image -i FILE", "Also show how many tokens this picture becomes. Repeatable."
+    ),
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

@@ -5,14 +5,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
 
 from edgedec.errors import ModelError, PullError, RequestError, StorageError
 from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec.memory_plan import format_bytes
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec_apps.cli.declared import model_option
+from edgedec_apps.cli.declared import model_flag
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, ModelName, Offline, Quiet
 from edgedec_apps.cli.shown.progress import ProgressLine
@@ -24,21 +23,15 @@ from edgedec_runtimes.tile_files.record import is_tiled
 def command(
     model: ModelName,
     *,
-    force: Annotated[bool, model_option("--force", "Check the files again, and download damaged ones anew.")] = False,
-    keep_file: Annotated[
-        bool | None,
-        model_option(
-            "--keep-file/--no-keep-file",
-            "Keep the GGUF, for other programs, or let tiles take its place (default: as before, at first no).",
-        ),
-    ] = None,
-    head: Annotated[
-        bool | None,
-        model_option(
-            "--head/--no-head",
-            "Download the draft head that the catalogue has for the model (default: one that comes with it).",
-        ),
-    ] = None,
+    force: bool = model_flag("--force", "Check the files again, and download damaged ones anew.", False),
+    keep_file: bool | None = model_flag(
+        "--keep-file/--no-keep-file",
+        "Keep the GGUF, for other programs, or let tiles take its place (default: as before, at first no).",
+    ),
+    head: bool | None = model_flag(
+        "--head/--no-head",
+        "Download the draft head that the catalogue has for the model (default: one that comes with it).",
+    ),
     offline: Offline = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -85,7 +78,7 @@ def _head(model: str, path: Path, options: ResolveOptions, *, force: bool, is_as
         RequestError: A head is asked for, and the catalogue has none.
         EdgedecError: A head is asked for, and could not be fetched.
     """
-    from edgedec_apps.cli.reports.published_heads import head_line
+    from edgedec_apps.cli.reports.expectations import head_line
     from edgedec_models.catalogue import find_model
     from edgedec_models.model_heads import bring_head
 

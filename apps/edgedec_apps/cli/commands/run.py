@@ -164,11 +164,8 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
             print_texts(failed.texts)  # they were written; only their scores are missing
         raise
     _write_documents(answers, job.output)
-    passages = answers[-1].result
-    stopped = (
-        any(text.finish_reason == "cancelled" for text in passages) if isinstance(passages, tuple) else interrupted
-    )
-    if stopped:
+    last = answers[-1].result
+    if any(text.finish_reason == "cancelled" for text in last) if isinstance(last, tuple) else interrupted:
         raise CancelledError("interrupted")
     for text in [text for answer in answers for text in answer.shown]:
         if error := cut_text(text):
@@ -206,9 +203,9 @@ def _answer_all(engine: "Engine", writing: _Writing, answers: "list[_Answer]", c
             prompt, read = _prompt(engine, writing, question, options)
             mark = engine.requests.mark_pictures
             seen = [] if isinstance(prompt, str) or not writing.pictures else pictures_document(mark, prompt)
-            written = _written(engine, job, prompt, writing.way, writing.n_texts, options, progress)
+            written = _written(engine, writing, prompt, options, progress)
         sampled = sampling_line(engine, writing.options)
-        answers.append(_Answer(written, _About(job.model, held_by(engine), sampled, seen, question, read)))
+        answers.append(_Answer(written, job.model, held_by(engine), sampled, seen, question, read))
         _say(answers[-1], job.output)
         if cancel.cancelled:
             return
@@ -230,26 +227,20 @@ def _require_complete(job: RunJob, asked: _Asked, *, images: bool, refines: bool
 
 
 def _written(
-    engine: "Engine",
-    job: RunJob,
-    prompt: "str | list[Message]",
-    way: "Way | None",
-    n: int,
-    options: dict[str, Any],
-    progress: ProgressLine,
+    engine: "Engine", writing: _Writing, prompt: "str | list[Message]", options: dict[str, Any], progress: ProgressLine
 ) -> "Written":
     """Generate and print the text, or the texts; several are printed one after another when all are written.
 
-    Where a text is chosen or searched for, that one is printed, and the choice is returned; else `n` texts are written.
+    Where a text is chosen or searched for, that one is printed, and the choice is returned.
     """
-    n_most = options.get("max_tokens")
+    n, n_most, output = writing.n_texts, options.get("max_tokens"), writing.job.output
     marks = OwnMarks() if isinstance(prompt, str) else own_marks(engine)
-    show = None if job.output.as_json else with_thoughts(PlainText(), marks)
-    if way is not None:
-        with telling_of_losses(quiet=job.output.quiet, before=progress.stop):
+    show = None if output.as_json else with_thoughts(PlainText(), marks)
+    if writing.way is not None:
+        with telling_of_losses(quiet=output.quiet, before=progress.stop):
             from edgedec_apps.cli.choice import chosen
 
-            choice = chosen(engine, prompt, way, options)
+            choice = chosen(engine, prompt, writing.way, options)
         progress.stop()
         if show is not None:
             show.write(choice.text)
@@ -315,10 +306,11 @@ def _prompt(
 
 
 @dataclass(frozen=True, slots=True)
-class _About:
-    """What is reported beside the texts.
+class _Answer:
+    """What was written to a prompt, and what is reported of it.
 
     Attributes:
+        result: The texts, or the choice of one.
         model: The model's name.
         held: The memory that was held.
         sampled: A line on the options of sampling.
@@ -327,20 +319,13 @@ class _About:
         read: What was searched for it in documents, or None.
     """
 
+    result: "Written"
     model: str
     held: Held
     sampled: str
     pictures: list[dict[str, Any]]
     question: str | None
     read: "Found | None"
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What was written to a prompt, and what is reported of it."""
-
-    result: "Written"
-    about: _About
 
     @property
     def shown(self) -> "tuple[Generation, ...]":
@@ -349,27 +334,26 @@ class _Answer:
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object."""
-        passages, about = self.result, self.about
-        texts = passages if isinstance(passages, tuple) else passages.texts
-        documents = [generation_document(text, about.model) for text in texts]
-        document = documents[0] if len(texts) == 1 else {"model": about.model, "texts": documents}
-        if not isinstance(passages, tuple):
+        result = self.result
+        texts = result if isinstance(result, tuple) else result.texts
+        documents = [generation_document(text, self.model) for text in texts]
+        document = documents[0] if len(texts) == 1 else {"model": self.model, "texts": documents}
+        if not isinstance(result, tuple):
             from edgedec_apps.cli.choice import choice_document
 
-            document = documents[passages.place] | {"choice": choice_document(passages), "texts": documents}
-        pictures = {"pictures": about.pictures} if about.pictures else {}
-        read = {} if about.read is None else {"search": about.read.document()}
-        return document | pictures | read | {"memory": held_document(about.held)}
+            document = documents[result.place] | {"choice": choice_document(result), "texts": documents}
+        pictures = {"pictures": self.pictures} if self.pictures else {}
+        read = {} if self.read is None else {"search": self.read.document()}
+        return document | pictures | read | {"memory": held_document(self.held)}
 
 
 def _say(answer: _Answer, output: OutputFlags) -> None:
     """Print the summary of an answer, and what explains it."""
     if output.quiet:
         return
-    about = answer.about
+    read = [] if answer.read is None else [one_line(line) for line in answer.read.lines()]
+    lines = [answer.sampled, *pictures_lines(answer.pictures), *read, held_line(answer.held)]
     for number, text in enumerate(answer.shown, 1):
-        read = [] if about.read is None else [one_line(line) for line in about.read.lines()]
-        lines = [about.sampled, *pictures_lines(about.pictures), *read, held_line(about.held)]
         say_summary(text, output.detail, lines if number == len(answer.shown) else [])
     if not isinstance(answer.result, tuple):
         from edgedec_apps.cli.choice import say_choice
@@ -383,7 +367,7 @@ def _write_documents(answers: "Sequence[_Answer]", output: OutputFlags) -> None:
         return
     document = answers[0].document()
     if len(answers) > 1:
-        document = {"answers": [{"question": each.about.question} | each.document() for each in answers]}
+        document = {"answers": [{"question": each.question} | each.document() for each in answers]}
     if output.as_json:
         write_json(document)
     if output.json_out is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.commands.list import billions
-from edgedec_apps.cli.declared import argument, output_option
+from edgedec_apps.cli.declared import argument, output_flag
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Offline, Quiet
 from edgedec_apps.cli.shown.progress import shown
@@ -22,7 +22,7 @@ _HEADINGS, _DOWNLOADS = ("NAME", "PARAMETERS", "MEMORY", "DOWNLOADS", "LICENCE",
 def command(
     words: Annotated[list[str], argument("WORDS...", "Words that the name has.")],
     *,
-    limit: Annotated[int, output_option("--limit N", "Most results of the hub, 1 to 100.")] = 20,
+    limit: int = output_flag("--limit N", "Most results of the hub, 1 to 100.", 20),
     offline: Offline = False,
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -8,7 +8,7 @@ from edgedec.progress import CancelToken
 from edgedec_apps.cli.declared import sampling_flag, training_flag
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, JsonOut, ModelName, Offline, Quiet, Threads
-from edgedec_apps.cli.output_files import report, require_writable
+from edgedec_apps.cli.output_files import default_name, report, require_writable
 from edgedec_apps.cli.shown.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -117,17 +117,7 @@ def _train(job: TrainJob, on_progress: Any, cancel: CancelToken) -> "Trained":
         cancel=cancel,
     )
     ending = "draft.gguf" if job.kind == "model" else "head"
-    return train_drafter(path, job.out or Path(f"{_default_name(job.model)}-{ending}"), options)
-
-
-def _default_name(model: str) -> str:
-    """Return the beginning of a file name for a model's drafter.
-
-    >>> _default_name("smollm2-135m"), _default_name("folder/some.Q4_K_M.gguf"), _default_name("hf:owner/repo:Q8_0")
-    ('smollm2-135m', 'some.Q4_K_M', 'repo-Q8_0')
-    """
-    name = model.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".gguf")
-    return name.replace(":", "-")
+    return train_drafter(path, job.out or Path(f"{default_name(job.model, path)}-{ending}"), options)
 
 
 def _document(job: TrainJob, trained: "Trained") -> dict[str, Any]:

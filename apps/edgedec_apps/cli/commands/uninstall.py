@@ -5,13 +5,13 @@ import shlex
 import sys
 from functools import partial
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from edgedec.errors import RequestError
 from edgedec.memory_plan import format_bytes
-from edgedec_apps.cli.declared import option
+from edgedec_apps.cli.declared import flag
 from edgedec_apps.cli.options import AsJson
 from edgedec_apps.cli.shown.terminal import neutral, one_line, say, write_json, write_line
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from edgedec_apps.leftovers import Leftover
 
 _PROGRAM = "edgedec-llm"
-_deleting = partial(option, panel="Deleting")
+_deleting = partial(flag, panel="Deleting")
 
 
 def command(
     *,
-    delete: Annotated[bool, _deleting("--delete", "Delete what is listed, after a question.")] = False,
-    keep_models: Annotated[bool, _deleting("--keep-models", "Models and draft heads are not deleted.")] = False,
-    yes: Annotated[bool, _deleting("--yes -y", "Delete without a question.")] = False,
+    delete: bool = _deleting("--delete", "Delete what is listed, after a question.", False),
+    keep_models: bool = _deleting("--keep-models", "Models and draft heads are not deleted.", False),
+    yes: bool = _deleting("--yes -y", "Delete without a question.", False),
     as_json: AsJson = False,
 ) -> None:
     """Show what edgedec keeps on this machine, delete it if asked to, and say how to remove the program.

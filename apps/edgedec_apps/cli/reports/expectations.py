@@ -1,15 +1,17 @@
-"""What to expect here of a model: its runtime, its memory, its speed."""
+"""What to expect here of a model: its runtime, its memory, its speed, and what the catalogue has as its draft head."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgedec.memory_plan import format_bytes
 from edgedec.plugins import ARCHITECTURES, plugins
 from edgedec_models.catalogue import Entry
-from edgedec_models.estimates import bytes_of_params, least_read_bytes, least_weight_bytes
+from edgedec_models.estimates import bytes_of_params, head_fetch_bytes, head_share, least_read_bytes, least_weight_bytes
 from edgedec_models.hubs.hub_spec import DEFAULTS
 from edgedec_models.hubs.search import FoundModel
 
 _FAST, _MEDIUM = 20, 5  # tokens a second; people read about seven
+_KINDS = {"eagle3": "EAGLE-3", "dflash": "DFlash", "dspark": "DSpark"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +86,34 @@ def _expected(
 def _runtime(architecture: str) -> str:
     """Return the runtime for an architecture: cpu where it has it, else llamacpp, which has most of all."""
     return "cpu" if architecture in plugins(ARCHITECTURES) else "llamacpp"
+
+
+def head_line(entry: Entry) -> str | None:
+    """Return in a line what the catalogue's head for a model brings and costs; None where it has none."""
+    head = entry.head
+    if head is None:
+        return None
+    n_bytes, share = head_fetch_bytes(head), head_share(entry)
+    size = "" if n_bytes is None else f", {'' if head.size_bytes else 'about '}{format_bytes(n_bytes)}"
+    unit = "token" if head.architecture == "eagle3" else "block"
+    cost = "" if share is None else f"; a drafted {unit} reads {100 * share:.0f} % of what a step reads"
+    whence = "" if head.reference is None else f", {head.reference}"
+    return f"{_KINDS.get(head.architecture, head.architecture)}{size}, {head.licence}{whence}: {head.note}{cost}"
+
+
+def head_document(entry: Entry) -> dict[str, Any] | None:
+    """Return the JSON object of the catalogue's head for a model; None where it has none."""
+    head = entry.head
+    if head is None:
+        return None
+    return {
+        "name": head.name,
+        "kind": head.architecture,
+        "source": head.reference,
+        "size_bytes": head.size_bytes,
+        "fetch_bytes": head_fetch_bytes(head),
+        "n_params": head.n_params,
+        "share_of_a_step": head_share(entry),
+        "license": head.licence,
+        "note": head.note,
+    }

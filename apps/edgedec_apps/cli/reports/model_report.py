@@ -19,9 +19,9 @@ from edgedec.memory.setting import Cap
 from edgedec.memory.system import available_bytes
 from edgedec.runtime import Runtime
 from edgedec.sampling import SamplingParams
+from edgedec_apps.cli.commands.doctor import ask_runtimes
 from edgedec_apps.cli.opening import application_of, engine_options
 from edgedec_apps.cli.options import LoadFlags
-from edgedec_apps.cli.reports.runtimes import ask_runtimes
 from edgedec_runtimes.architectures.nextn import without_nextn
 
 _CONTEXTS = (512, 2048, 4096, 8192, 32768)

@@ -1,7 +1,7 @@
 """Anthropic's interface: /v1/messages and /v1/messages/count_tokens."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from secrets import token_hex
 from typing import Any
 
@@ -15,16 +15,16 @@ from edgedec_apps.server.core.chat_options import (
     Tools,
     choose_tools,
     effort_variables,
+    read_format,
     read_thinking,
     read_tools,
     switch,
-    text_format,
     with_close,
 )
 from edgedec_apps.server.core.errors import ApiError, problem_of
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import Begun, Finished, Piece, TextRequest
-from edgedec_apps.server.core.messages import Part, call_of, content_of, picture_of_base64, picture_of_url
+from edgedec_apps.server.core.messages import Part, call_of, content_of, picture_of_base64, picture_of_url, read_parts
 from edgedec_apps.server.core.parts import Block, Blocks, Change, blocks_of
 from edgedec_apps.server.core.prompts import read_prompts
 from edgedec_apps.server.core.reply import Delivery, Dialect, written
@@ -88,33 +88,25 @@ def _of_assistant(blocks: list[Fields]) -> list[Message]:
 
 def _of_user(role: str, blocks: list[Fields]) -> list[Message]:
     results: list[Message] = []
-    parts: list[Part] = []
-    for block in blocks:
-        kind = block.take("type")
-        if kind == "tool_result":
-            content = block.take("content")
-            content_parts = (
-                content or "" if isinstance(content, str | None) else _of_result(block.parts("content", content))
-            )
-            results.append(
-                {"role": "tool", "content": content_parts, "tool_call_id": block.string("tool_use_id") or ""}
-            )
-        elif (part := _part(block, kind)) is not None:
-            parts.append(part)
-        block.end()
+
+    def take_result(block: Fields) -> None:
+        content = block.take("content")
+        if not isinstance(content, str | None):
+            content = content_of(read_parts(block.parts("content", content), ("text",), _OTHERS), "\n")
+        results.append({"role": "tool", "content": content or "", "tool_call_id": block.string("tool_use_id") or ""})
+
+    parts = read_parts(blocks, ("text",), {**_OTHERS, "tool_result": take_result})
     return [*results, *([{"role": role, "content": content_of(parts, "\n")}] if parts or not results else [])]
 
 
-def _part(block: Fields, kind: Any) -> Part | None:
-    """Return the text or the picture of a block of the user or of a tool; None for one that is skipped by name."""
-    if kind == "image":
-        return _picture(block)
-    source = block.peek("source").get("source") if kind == "document" else None
+def _document(block: Fields) -> Part | None:
+    """Return a document that is a text (ApiError for another one)."""
+    source = block.peek("source").get("source")
     if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
         block.skip("source")
         return {"type": "text", "text": source["data"]}
-    text = block.text_of_kind(kind, "text")
-    return None if text is None else {"type": "text", "text": text}
+    block.text_of_kind("document")
+    return None
 
 
 def _picture(block: Fields) -> Part:
@@ -128,15 +120,8 @@ def _picture(block: Fields) -> Part:
     raise source.refusal("type", f"is {kind!r:.40}; it must be base64 or url, as no files are kept here")
 
 
-def _of_result(blocks: list[Fields]) -> str | list[Part]:
-    """Return the content of a tool's result, which may have pictures."""
-    parts: list[Part] = []
-    for block in blocks:
-        part = _part(block, block.take("type"))
-        block.end()
-        if part is not None:
-            parts.append(part)
-    return content_of(parts, "\n")
+_OTHERS: Mapping[str, Callable[[Fields], Part | None]] = {"image": _picture, "document": _document}
+"""What reads the blocks of a user or of a tool's result that are no texts."""
 
 
 def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
@@ -150,7 +135,7 @@ def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]
     options = read_sampling(fields, engine) | read_max_tokens(fields, "max_tokens")
     tools, calling, one_call = _read_tools(fields, engine)
     config = fields.object("output_config")
-    structured = text_format(config.object("format"))
+    structured = read_format(config.object("format"))
     variables = effort_variables(config, "effort", engine, config.text("effort"))
     config.end()
     options |= with_close(fields, structured, calling, "output_config.format")

@@ -149,11 +149,11 @@ class Job:
         return self.reference.loaded.engine
 
     async def in_thread(self, function: Callable[..., T], *values: Any, **options: Any) -> T:
-        """Return what a function returns that runs in a thread, with this request's `cancel`.
+        """Return what a function returns that runs in a thread.
 
-        Where the task is cancelled, the work is, too, and its end is waited for.
+        Where the task is cancelled, `cancel` is, too, and the end of the work is waited for.
         """
-        return await to_its_end(asyncio.to_thread(function, *values, cancel=self.cancel, **options), self.cancel.cancel)
+        return await to_its_end(asyncio.to_thread(function, *values, **options), self.cancel.cancel)
 
 
 Respond = Callable[[Job], Awaitable[Mapping[str, Any] | Sequence[Any] | None]]

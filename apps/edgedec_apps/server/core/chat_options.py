@@ -27,7 +27,7 @@ def structured_options(fields: Fields) -> dict[str, Any]:
         RequestError: A field is malformed, or several of them are given.
     """
     forms = {
-        "response_format": _response_format(fields),
+        "response_format": read_format(fields.object("response_format")),
         "json_schema": {} if (schema := _schema(fields, "json_schema")) is None else {"json_schema": schema},
         "grammar": {"grammar": Grammar.gbnf(source)} if (source := fields.text("grammar")) else {},
     }
@@ -51,17 +51,23 @@ def _guided(fields: Fields, name: str, kind: str) -> dict[str, Any]:
     return {"grammar": Grammar.regex(pattern)} if pattern else {}
 
 
-def _response_format(fields: Fields) -> dict[str, Any]:
-    form = fields.object("response_format")
+def read_format(form: Fields) -> dict[str, Any]:
+    """Return the options of a format: `response_format`, or `format` in what other interfaces of services call so.
+
+    The schema stands in the format itself, as in /v1/responses, or in its field `json_schema`, as in a chat.
+    """
     kind = form.text("type")
     options: dict[str, Any] = {}
     if kind == "json_object":
         schema = _schema(form, "schema")
         options["json_schema"] = _ANY_OBJECT if schema is None else schema
-    elif kind == "json_schema" and "schema" in form.peek("schema"):
-        return {"json_schema": read_schema(form)}
     elif kind == "json_schema":
-        options["json_schema"] = read_schema(form.object("json_schema"))
+        inner = form.object("json_schema") if form.peek("json_schema") else form
+        if (schema := _schema(inner, "schema")) is None:
+            raise inner.refusal("schema", "is missing; give it")
+        options["json_schema"] = schema
+        inner.skip("name", "description", "strict")
+        inner.end()
     elif kind == "regex":
         options["grammar"] = Grammar.regex(form.required_text("pattern"))
     elif kind == "lark":
@@ -72,34 +78,12 @@ def _response_format(fields: Fields) -> dict[str, Any]:
     return options
 
 
-def read_schema(fields: Fields) -> dict[str, Any]:
-    """Return the JSON schema of an object with `schema`, and maybe `name`, `description` and `strict`."""
-    schema = _schema(fields, "schema")
-    if schema is None:
-        raise fields.refusal("schema", "is missing; give it")
-    fields.skip("name", "description", "strict")
-    fields.end()
-    return schema
-
-
 def _schema(fields: Fields, name: str) -> dict[str, Any] | None:
     """Return a field that holds a JSON schema; None where it is absent."""
     schema: dict[str, Any] | None = fields.take(name)
     if not isinstance(schema, dict | None):
         raise fields.refusal(name, f"is {schema!r:.100}; it must be an object")
     return schema
-
-
-def text_format(fields: Fields) -> dict[str, Any]:
-    """Return the options of `format` in the field `text` of /v1/responses; all its fields stand side by side."""
-    kind = fields.text("type")
-    if kind == "json_schema":
-        return {"json_schema": read_schema(fields)}
-    if kind not in (None, "text", "json_object"):
-        raise fields.refusal("type", f"is {kind!r:.40}; it must be text, json_object or json_schema")
-    schema = _schema(fields, "schema") if kind == "json_object" else None
-    fields.end()
-    return {"json_schema": _ANY_OBJECT if schema is None else schema} if kind == "json_object" else {}
 
 
 def ollama_format(fields: Fields) -> dict[str, Any]:

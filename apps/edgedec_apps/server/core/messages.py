@@ -4,7 +4,7 @@ import asyncio
 import binascii
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,27 @@ def pictures_of(messages: Sequence[dict[str, Any]]) -> list[Part]:
     """Return the parts of all messages that are pictures, in their order."""
     contents = [message.get("content") for message in messages]
     return [part for parts in contents if isinstance(parts, list) for part in parts if part["type"] == "image"]
+
+
+def read_parts(
+    parts: Sequence[Fields], texts: Sequence[str], others: Mapping[str, Callable[[Fields], Part | None]]
+) -> list[Part]:
+    """Return the parts of a content.
+
+    Args:
+        parts: The objects of the request.
+        texts: The kinds that are texts.
+        others: What reads the other kinds, such as pictures. Kinds that are not here are skipped by name, or refused.
+    """
+    read: list[Part | None] = []
+    for part in parts:
+        kind = part.take("type")
+        if isinstance(kind, str) and kind in others:
+            read.append(others[kind](part))
+            part.end()
+        elif (text := part.text_of_kind(kind, *texts)) is not None:
+            read.append({"type": "text", "text": text})
+    return [part for part in read if part is not None]
 
 
 def content_of(parts: Sequence[Part], separator: str) -> str | list[Part]:
@@ -177,18 +198,8 @@ def _content(fields: Fields, role: str) -> str | list[Part]:
     content = fields.take("content")
     if content is None or isinstance(content, str):
         return content or ""
-    return [part for each in fields.parts("content", content) if (part := _part(each, role)) is not None]
-
-
-def _part(part: Fields, role: str) -> Part | None:
-    """Return a part of a content: a text, or a picture where it is not the assistant's; None for one to skip."""
-    kind = part.take("type")
-    if kind == "image_url" and role != "assistant":
-        picture = _picture(part)
-        part.end()
-        return picture
-    text = part.text_of_kind(kind, "text")
-    return None if text is None else {"type": "text", "text": text}
+    others = {} if role == "assistant" else {"image_url": _picture}
+    return read_parts(fields.parts("content", content), ("text",), others)
 
 
 def _picture(part: Fields) -> Part:

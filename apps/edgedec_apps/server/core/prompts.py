@@ -13,7 +13,7 @@ from edgedec_apps.infill import Gap, gap_ids
 from edgedec_apps.reply_marks import Mark, marks_of, opened_mark, thinking_mark
 from edgedec_apps.server.core.answer import Job
 from edgedec_apps.server.core.errors import ApiError
-from edgedec_apps.server.core.generation import Encoded, Prompt, TextRequest, to_its_end
+from edgedec_apps.server.core.generation import Encoded, Prompt, TextRequest
 from edgedec_apps.server.core.messages import with_fetched
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ async def _read_prompt(job: Job, prompt: Prompt, request: TextRequest) -> Encode
         return Encoded(await encode(job, gap.texts, lambda: gap_ids(engine.tokenizer, gap, n_most)))
     if isinstance(prompt, list):
         prompt = await with_fetched(prompt, job.service.settings.image_hosts, job.memory, job.cancel)
-    text, opened, pictures = await job.in_thread(_as_text, engine, prompt, request)
+    text, opened, pictures = await job.in_thread(_as_text, engine, prompt, request, job.cancel)
     if isinstance(prompt, str):
         return Encoded(await encode(job, [text], lambda: engine.prompt_ids(text)))
     return Encoded(await encode(job, [text], lambda: engine.requests.rendered_ids(text, pictures)), opened, pictures)
@@ -60,7 +60,7 @@ async def encode(job: Job, texts: Sequence[str], to_ids: Callable[[], Sequence[A
         EdgedecError: As `to_ids`.
     """
     async with job.memory.more(await tokenizer_bytes(texts)):
-        return tuple(await to_its_end(asyncio.to_thread(to_ids), job.cancel.cancel))
+        return tuple(await job.in_thread(to_ids))
 
 
 async def tokenizer_bytes(texts: Sequence[str]) -> int:

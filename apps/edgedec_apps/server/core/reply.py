@@ -24,7 +24,6 @@ from edgedec_apps.server.core.generation import (
     events,
     is_taken,
     run_in_thread,
-    to_its_end,
 )
 from edgedec_apps.server.core.parts import Splitter
 from edgedec_apps.server.core.prompts import read_prompts
@@ -207,7 +206,7 @@ class _Writing:
         try:
             with job.queue.preparing():
                 prompts = await read_prompts(job, texts)
-                taken = await to_its_end(asyncio.to_thread(is_taken, job.engine, texts, prompts), job.cancel.cancel)
+                taken = await job.in_thread(is_taken, job.engine, texts, prompts)
             opened = tuple(prompt.opened for prompt in prompts for _ in range(texts.n))
             begun = Begun(sum(len(prompt.token_ids) for prompt in prompts), opened)
             late = delivery.stream and not taken

@@ -1,6 +1,5 @@
 """llama-server's own endpoints: texts to token ids and back, the scales of adapters, and what belongs into a gap."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from edgedec_apps.server.core.answer import Answer, Job, read_named, sse
 from edgedec_apps.server.core.bodies import parse_object, read_body
 from edgedec_apps.server.core.chat_options import structured_options, with_close
 from edgedec_apps.server.core.fields import Fields
-from edgedec_apps.server.core.generation import Finished, Piece, Reading, TextRequest, to_its_end
+from edgedec_apps.server.core.generation import Finished, Piece, Reading, TextRequest
 from edgedec_apps.server.core.prompts import encode
 from edgedec_apps.server.core.reply import Delivery, Dialect, written
 from edgedec_apps.server.core.reports import prompt_progress, report
@@ -69,7 +68,7 @@ async def detokenize(request: Request, service: Service) -> Answer:
             type(token_id) is int and 0 <= token_id < tokenizer.n_vocab for token_id in tokens
         ):
             raise fields.refusal("tokens", f"must be a list of token ids, 0 to {tokenizer.n_vocab - 1}")
-        return {"content": await to_its_end(asyncio.to_thread(tokenizer.decode, tokens), job.cancel.cancel)}
+        return {"content": await job.in_thread(tokenizer.decode, tokens)}
 
     return Answer(service, model, fields, compute)
 

@@ -6,7 +6,7 @@ Requests take names, never paths or addresses. A model is deleted after its requ
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from math import isinf
 from typing import Any
@@ -279,63 +279,60 @@ async def pull_model(request: Request, service: Service) -> Response:
     is_short = is_plain(name) and not name.lower().endswith(".gguf")
     if not (is_short or name.startswith(("hf:", "ollama:"))):
         raise ApiError(f"{name!r:.200} can't be pulled: give a name of the catalogue, or hf:OWNER/REPO", param="model")
-    pulling = _Pulling(name, service)
+    progress = _pulled(name, service)
     if stream is not False:
-        return StreamingResponse(pulling.lines(), media_type="application/x-ndjson", headers=STREAM_HEADERS)
-    last = [document async for document in pulling.documents()][-1]
-    if "error" in last:
-        problem = problem_of(pulling.error or RuntimeError())
-        return JSONResponse(last, problem.status)
-    return JSONResponse(last)
+        return StreamingResponse(_lines(progress), media_type="application/x-ndjson", headers=STREAM_HEADERS)
+    return JSONResponse([document async for document in progress][-1])
 
 
-@dataclass(slots=True)
-class _Pulling:
-    """A download in a thread of its own; it stops when the client disconnects, and can be resumed."""
-
-    name: str
-    service: Service
-    error: Exception | None = None
-
-    async def lines(self) -> AsyncIterator[bytes]:
-        """Yield the progress as lines of JSON."""
-        async for document in self.documents():
+async def _lines(documents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """Yield objects as lines of JSON; an error is the last one."""
+    try:
+        async for document in documents:
             yield json_line(document)
+    except Exception as error:
+        yield json_line(problem_of(error).ollama())
 
-    async def documents(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the progress as JSON objects; the last one says success, or the error."""
-        news: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        cancel = CancelToken()
-        reported = {"": -_EVERY_BYTES}
 
-        def work(tell: Callable[[dict[str, Any]], None]) -> Iterator[dict[str, Any]]:
-            def report(progress: Progress) -> None:
-                key = f"{progress.phase} {progress.detail}".strip()
-                ended = progress.done == progress.total
-                if ended or progress.done - reported.get(key, -_EVERY_BYTES) >= _EVERY_BYTES:
-                    reported[key] = progress.done
-                    tell({"status": key, "digest": "", "total": progress.total, "completed": progress.done})
+async def _pulled(name: str, service: Service) -> AsyncIterator[dict[str, Any]]:
+    """Download a model in a thread of its own, and yield the progress as JSON objects; the last one says success.
 
-            offline = self.service.settings.offline
-            pull(self.name, ResolveOptions(offline=offline, on_progress=report, cancel=cancel), takes_paths=False)
-            yield {"status": "success"}
+    It stops when the client disconnects, and can be resumed.
 
-        with self.service.running(cancel):
-            # An error is a result, as nobody reads it where the client has disconnected.
-            pulling = asyncio.gather(run_in_thread(work, news.put_nowait, cancel), return_exceptions=True)
-            pulling.add_done_callback(lambda _: news.put_nowait(None))
-            document: dict[str, Any] | None = {"status": "pulling manifest"}
-            try:
-                while document is not None:
-                    yield document
-                    with suppress(TimeoutError):
-                        document = await asyncio.wait_for(news.get(), _REPEAT_S)
-            finally:
-                cancel.cancel()
-            (error,) = await pulling
-            if isinstance(error, Exception):  # sent to the client
-                self.error = error
-                yield {"error": str(error) if isinstance(error, EdgedecError) else str(problem_of(error))}
+    Raises:
+        EdgedecError: As pull().
+    """
+    news: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+    cancel = CancelToken()
+    reported = {"": -_EVERY_BYTES}
+
+    def work(tell: Callable[[dict[str, Any]], None]) -> Iterator[dict[str, Any]]:
+        def report(progress: Progress) -> None:
+            key = f"{progress.phase} {progress.detail}".strip()
+            ended = progress.done == progress.total
+            if ended or progress.done - reported.get(key, -_EVERY_BYTES) >= _EVERY_BYTES:
+                reported[key] = progress.done
+                tell({"status": key, "digest": "", "total": progress.total, "completed": progress.done})
+
+        offline = service.settings.offline
+        pull(name, ResolveOptions(offline=offline, on_progress=report, cancel=cancel), takes_paths=False)
+        yield {"status": "success"}
+
+    with service.running(cancel):
+        # An error is a result, as nobody reads it where the client has disconnected.
+        pulling = asyncio.gather(run_in_thread(work, news.put_nowait, cancel), return_exceptions=True)
+        pulling.add_done_callback(lambda _: news.put_nowait(None))
+        document: dict[str, Any] | None = {"status": "pulling manifest"}
+        try:
+            while document is not None:
+                yield document
+                with suppress(TimeoutError):
+                    document = await asyncio.wait_for(news.get(), _REPEAT_S)
+        finally:
+            cancel.cancel()
+        (error,) = await pulling
+        if isinstance(error, Exception):
+            raise error
 
 
 def require_head(name: str, served: Named) -> None:

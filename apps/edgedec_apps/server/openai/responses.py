@@ -13,7 +13,7 @@ from edgedec.api.engine import Engine
 from edgedec.sequence import Generation, TokenOutput
 from edgedec_apps.replies import Parts
 from edgedec_apps.server.core.answer import Answer, Job, read_named, sse
-from edgedec_apps.server.core.chat_options import choose_tools, read_thinking, read_tools, text_format, with_close
+from edgedec_apps.server.core.chat_options import choose_tools, read_format, read_thinking, read_tools, with_close
 from edgedec_apps.server.core.errors import ApiError, problem_of
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.generation import Begun, Finished, Piece, TextRequest
@@ -74,7 +74,7 @@ def read_response(fields: Fields, engine: Engine, store: ResponseStore) -> tuple
     tools = read_tools(fields, ("name", "description", "parameters", "strict"))
     tools, calling = choose_tools(fields, engine, tools, fields.take("tool_choice"))
     text = fields.object("text")
-    options |= with_close(fields, text_format(text.object("format")), calling, "text.format")
+    options |= with_close(fields, read_format(text.object("format")), calling, "text.format")
     text.end()
     one_call = fields.optional_flag("parallel_tool_calls") is False
     variables = read_thinking(fields, engine)

@@ -5,7 +5,7 @@ from typing import Any
 
 from edgedec_apps.server.core.fields import Fields
 from edgedec_apps.server.core.known_fields import AS_TEXT
-from edgedec_apps.server.core.messages import Part, call_of, content_of, picture_of_url
+from edgedec_apps.server.core.messages import Part, call_of, content_of, picture_of_url, read_parts
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -81,8 +81,7 @@ def _text(item: Fields, content: Any) -> str:
     """Return the text of a content: a string, or a list of parts, of which those that are no texts are skipped."""
     if content is None or isinstance(content, str):
         return content or ""
-    texts = [part.text_of_kind(part.take("type"), *_TEXT_PARTS) for part in item.parts("content", content)]
-    return "\n".join(text for text in texts if text is not None)
+    return "\n".join(part["text"] for part in read_parts(item.parts("content", content), _TEXT_PARTS, {}))
 
 
 def _content(item: Fields, name: str, content: Any) -> str | list[Part]:
@@ -91,15 +90,9 @@ def _content(item: Fields, name: str, content: Any) -> str | list[Part]:
         return json.dumps(content, ensure_ascii=False)
     if content is None or isinstance(content, str):
         return content or ""
-    parts = [_part(part, part.take("type")) for part in item.parts(name, content)]
-    return content_of([part for part in parts if part is not None], "\n")
+    return content_of(read_parts(item.parts(name, content), _TEXT_PARTS, {"input_image": _picture}), "\n")
 
 
-def _part(part: Fields, kind: Any) -> Part | None:
-    if kind != "input_image":
-        text = part.text_of_kind(kind, *_TEXT_PARTS)
-        return None if text is None else {"type": "text", "text": text}
+def _picture(part: Fields) -> Part:
     part.unsupported("file_id", "no files are kept here; give image_url")
-    picture = picture_of_url(part, "image_url", part.take("image_url"))
-    part.end()
-    return picture
+    return picture_of_url(part, "image_url", part.take("image_url"))

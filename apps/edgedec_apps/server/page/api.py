@@ -97,7 +97,7 @@ async def passages(request: Request, service: Service) -> Answer:
         asking = Asking(engine, before=before, n_answer=engine.n_ctx // 2, with_names=True)  # half is for what follows
         n_bytes = await tokenizer_bytes([*texts, question or ""]) + _CHARACTER_BYTES * sum(map(len, texts))
         async with job.memory.more(n_bytes):
-            content, passages = await job.in_thread(asking.about, documents, question)
+            content, passages = await job.in_thread(asking.about, documents, question, job.cancel)
         if passages is None:
             return {"content": None, "note": None}
         return {"content": content, "note": passages.line(", ".join(each.name for each in documents), engine.n_ctx)}

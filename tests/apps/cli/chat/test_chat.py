@@ -12,7 +12,7 @@ from support.texts.pdf_files import pdf_of
 
 from edgedec.errors import ModelFormatError, PromptTooLongError, RequestError, StorageError
 from edgedec_apps.cli.chat.files import load_messages, save_messages
-from edgedec_apps.cli.chat.typed_history import MOST_BYTES, TypedHistory
+from edgedec_apps.cli.chat.line_editor import MOST_BYTES, TypedHistory
 
 SHORT = ("-t", "0", "-n", "3", "--method=ignore-end")
 KIND = ("--system", "Be kind.")
@@ -210,8 +210,8 @@ def test_what_is_typed_is_kept_for_its_owner(tmp_path: Path) -> None:
     history = TypedHistory(tmp_path / "new" / "history")
     lines = ["one", "two\nlines", "grüße 🙂 \ud800", "\x1b[2J"]
     for line in lines:
-        history.add(line)
-    assert history.lines() == TypedHistory(tmp_path / "new" / "history").lines() == lines
+        history.store_string(line)
+    assert TypedHistory(tmp_path / "new" / "history").load_history_strings() == lines[::-1]
     if os.name == "posix":
         assert (tmp_path / "new" / "history").stat().st_mode & 0o777 == 0o600
 
@@ -221,14 +221,13 @@ def test_a_damaged_or_long_history_is_no_obstacle(tmp_path: Path) -> None:
     """Lines that are no JSON strings are left out, the older half of a long file too, and a folder keeps nothing."""
     file = tmp_path / "history"
     file.write_bytes(b'"one"\n{\n\xff\n3\n' + b"[" * 100_000 + b'\n"two"\n"thr')
-    assert TypedHistory(file).lines() == ["one", "two"]
+    assert TypedHistory(file).load_history_strings() == ["two", "one"]
     file.write_bytes(b"".join(b'"%07d"\n' % i for i in range(MOST_BYTES // 10 + 1)))
-    kept = TypedHistory(file).lines()
-    assert kept == [f"{i:07}" for i in range(MOST_BYTES // 20 + 2, MOST_BYTES // 10 + 1)]
-    assert len(kept) * 10 == file.stat().st_size
-    assert TypedHistory(file).lines() == kept
-    TypedHistory(tmp_path).add("one")
-    assert TypedHistory(tmp_path).lines() == []
+    newer = [f"{i:07}" for i in range(MOST_BYTES // 20 + 2, MOST_BYTES // 10 + 1)][::-1]
+    assert TypedHistory(file).load_history_strings() == TypedHistory(file).load_history_strings() == newer
+    assert len(newer) * 10 == file.stat().st_size
+    TypedHistory(tmp_path).store_string("one")
+    assert TypedHistory(tmp_path).load_history_strings() == []
 
 
 def test_a_model_without_a_template_is_refused_before_it_is_loaded(
