@@ -6,18 +6,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import edgedec
-from edgedec.draft import Draft, Verification
-from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.errors import (
     BusyError,
     EdgedecError,
@@ -351,50 +347,6 @@ def test_a_file_that_shrinks_while_loaded_is_an_error(tiny_path: Path, tmp_path:
             file.truncate(1000)
         with pytest.raises(ModelFormatError, match="was cut short or written to since it was loaded"):
             engine.generate(PROMPT, max_tokens=1)
-
-
-class RandomDrafter:
-    """Drafts random lengths of mostly wrong tokens, and sometimes trees."""
-
-    def __init__(self, context: DraftContext) -> None:
-        self._rng = np.random.default_rng(context.noise.seed % 2**32)
-        self._n_vocab = context.target.model.tokenizer.n_vocab
-        self._history: list[int] = []
-        self._trees = context.target.model.capabilities.trees
-
-    @property
-    def needs(self) -> DrafterNeeds:
-        return DrafterNeeds()
-
-    def begin(self, token_ids: Sequence[int]) -> None:
-        self._history = list(token_ids)
-
-    def propose(self, n_max: int, deadline_s: float) -> Draft:
-        """Propose repetitions of the history, a random token, or a random tree of them."""
-        n = int(self._rng.integers(0, n_max + 1))
-        tokens = self._rng.choice(self._history[-20:], n).tolist()
-        parents = [int(self._rng.integers(-1, i)) if self._trees else i - 1 for i in range(n)]
-        return Draft.tree(tokens, parents, [0.5] * n)
-
-    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        self._history += verification.token_ids
-
-    def memory_bytes(self) -> int:
-        return 8 * len(self._history)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["reference", "llamacpp"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_drafting_never_changes_the_text(tiny_path: Path, runtime: str, temperature: float) -> None:
-    """With random drafts, chains and trees, the tokens are those of plain decoding."""
-    with edgedec.load(tiny_path, runtime=runtime, n_ctx=256) as plain:
-        expected = plain.generate(PROMPT, seed=5, temperature=temperature, max_tokens=60, ignore_end=True)
-    with edgedec.load(tiny_path, runtime=runtime, n_ctx=256, draft=RandomDrafter) as engine:
-        drafted = engine.generate(PROMPT, seed=5, temperature=temperature, max_tokens=60, ignore_end=True)
-    assert drafted.token_ids == expected.token_ids
-    if runtime == "reference":
-        assert drafted.stats.n_drafts > 10
 
 
 def test_importing_edgedec_imports_nothing_heavy() -> None:
