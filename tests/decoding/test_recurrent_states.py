@@ -71,8 +71,8 @@ def drafter_of(path: Path) -> str:
     return "head" if path.stem.startswith("nextn") else "suffix"
 
 
-@pytest.mark.parametrize("path", NAMES, indirect=True)
 @pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("path", NAMES, indirect=True)
 def test_drafts_change_no_text(path: Path, plain: list[tuple[int, ...]], draft: str) -> None:
     """Chains and trees of every length, accepted and rejected ones."""
     with load(path, draft=draft, n_draft_max=9) as engine:
@@ -81,8 +81,8 @@ def test_drafts_change_no_text(path: Path, plain: list[tuple[int, ...]], draft: 
     assert report.n_drafts > 0 or draft == "auto"  # which rests where asking takes longer than a tiny model's step
 
 
-@pytest.mark.parametrize("path", NEXTN, indirect=True)
 @pytest.mark.parametrize("draft", ["head", "suffix+head", "auto"])
+@pytest.mark.parametrize("path", NEXTN, indirect=True)
 def test_drafts_of_a_nextn_layer_change_no_text(path: Path, plain: list[tuple[int, ...]], draft: str) -> None:
     """Alone, beside another drafter, and left to the policy; the layer's drafts are verified."""
     with load(path, draft=draft, n_draft_max=6) as engine:
@@ -133,8 +133,8 @@ def test_a_saved_prompt(path: Path, plain: list[tuple[int, ...]], tmp_path: Path
             assert texts(engine) == plain
 
 
-@pytest.mark.parametrize("path", NEXTN, indirect=True)
 @pytest.mark.parametrize("rule", sorted(rule_names()[1:]))
+@pytest.mark.parametrize("path", NEXTN, indirect=True)
 def test_other_rules_write_the_same_text_again(path: Path, rule: str) -> None:
     """Drafts drawn from the layer's scores are verified by every rule: a seed's text is the same twice."""
     way: dict[str, Any] = {"temperature": 1.0, "seed": 4, "verify": rule, "reuse": "exact"}
