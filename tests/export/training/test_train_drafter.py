@@ -139,10 +139,8 @@ def trained_on(
     trained: tuple[Path, dict[str, Any]], out: Path, target: Path, prompts: Path, *asked: str
 ) -> tuple[Path, dict[str, Any]]:
     """Train a drafter of another kind on the answers that are there already; return it with the command's report."""
-    work = trained[0].with_name("head.training")
-    result = run_here(
-        *("train-drafter", target, "--out", out, "--work", work, "--prompts", prompts, *asked, *OPTIONS, "--json", "-q")
-    )
+    places = ("--out", out, "--work", trained[0].with_name("head.training"), "--prompts", prompts)
+    result = run_here("train-drafter", target, *places, *asked, *OPTIONS, "--json", "-q")
     assert (result.code, result.err) == (0, ""), result
     return out, json.loads(result.out)
 
