@@ -1,8 +1,9 @@
-"""Plug-ins: edgedec's own and other packages' are found in the same way, and each group takes a stranger's."""
+"""Plug-ins: edgedec's own and other packages' are found in one way; each group and option takes a stranger's."""
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import pytest
 from support.models.tiny_models import tiny_llama
 from support.processes.installed import install_plugins, with_plugin
 
+import edgedec
 from edgedec import load, plugins
 from edgedec.chat import open_template
 from edgedec.choosing.choice import chooser_named
-from edgedec.errors import PluginError, TemplateError
+from edgedec.companion import companion_of
+from edgedec.errors import PluginError, RequestError, TemplateError
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, GrammarCompiler, GrammarState
 from edgedec.plugins import DISTRIBUTION
 from edgedec.tokenizer import Tokenizer
@@ -140,3 +143,224 @@ def test_grammars_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert texts[0] == texts[1]
     assert texts[0].isdigit()
     assert ASKED == ["failing", "factory", "regex", "failing", "factory"]
+
+
+STRANGER = '''
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Silent:
+    """Loads a further model, and lets the target write alone."""
+
+    other: str = ""
+    role = "silent model"
+    what = "a target and its silent model"
+
+    @property
+    def model(self):
+        return self.other
+
+    def session(self, target, companion):
+        companion.close()
+        return target
+'''
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with a method, as pip would install it."""
+    (tmp_path / "silent_method.py").write_text(STRANGER, encoding="utf-8")
+    about = tmp_path / "silent-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: silent\nVersion: 1.0\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text("[edgedec.sessions]\nsilent = silent_method:Silent\n", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("installed")
+def test_a_strangers_method_writes(tmp_path: Path) -> None:
+    """Its model is planned and loaded, its session writes, and nothing is drafted beside it."""
+    target, other = tiny_llama(tmp_path / "target.gguf", seed=1), tiny_llama(tmp_path / "other.gguf", seed=2)
+    keywords = {"runtime": "cpu", "n_ctx": 64, "offline": True}
+    with edgedec.load(target, draft="off", **keywords) as plain:  # type: ignore[arg-type]
+        expected = plain.generate("a", max_tokens=8, temperature=0)
+    lossy = edgedec.Lossy(methods={"silent": {"other": str(other)}})
+    with edgedec.load(target, lossy=lossy, **keywords) as engine:  # type: ignore[arg-type]
+        assert engine.generate("a", max_tokens=8, temperature=0).token_ids == expected.token_ids
+        assert any(term.name.startswith("silent model: ") for term in engine.plan.terms) == bool(engine.plan.terms)
+    with pytest.raises(
+        RequestError, match="a target and its silent model don't go together with a context that slides"
+    ):
+        edgedec.load(target, lossy=edgedec.Lossy(slide=True, methods={"silent": {"other": str(other)}}), offline=True)
+
+
+def test_what_no_method_takes_is_refused() -> None:
+    """An unknown method or option, and two methods at once."""
+    assert companion_of(None) is companion_of({}) is None
+    with pytest.raises(PluginError, match="no session is called 'guess'"):
+        edgedec.Lossy(methods={"guess": {}})
+    with pytest.raises(RequestError, match="the method switching has no option 'bits'"):
+        edgedec.Lossy(methods={"switching": {"bits": 1.0}})
+    with pytest.raises(RequestError, match="the method slide has no option 1"):
+        companion_of({"slide": {1: 2}})  # type: ignore[dict-item]
+    with pytest.raises(RequestError, match="the method slide is missing; it must be a mapping"):
+        companion_of({"slide": None})  # type: ignore[dict-item]
+    with pytest.raises(RequestError, match="one of them can be used at a time"):
+        edgedec.Lossy(methods={"switching": {}, "guess": {}})
+
+
+AROUND = '''
+from dataclasses import dataclass
+
+from edgedec.sessions.outer_session import OuterSession
+
+@dataclass(frozen=True)
+class Counting:
+    """Counts the sessions that it stands around; it has no further model."""
+
+    role = ""
+    what = "a count of sessions"
+    model = None
+    opened = []
+
+    def session(self, target, companion):
+        assert companion is None
+        self.opened.append(target)
+        return OuterSession(target)
+'''
+
+
+def test_a_strangers_method_without_a_further_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sessions stand around those of all parallel requests, texts are drafted for, and no text changes."""
+    (tmp_path / "counting_method.py").write_text(AROUND, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with_plugin(monkeypatch, tmp_path, "edgedec.sessions", "counting", "counting_method:Counting")
+    target = tiny_llama(tmp_path / "target.gguf", seed=1)
+    keywords = {"runtime": "cpu", "n_ctx": 64, "offline": True, "n_parallel": 2}
+    with edgedec.load(target, draft="off", **keywords) as plain:  # type: ignore[arg-type]
+        expected = plain.generate("a", max_tokens=24, temperature=0)
+    lossy = edgedec.Lossy(methods={"counting": {}})
+    with edgedec.load(target, lossy=lossy, draft="suffix", **keywords) as engine:  # type: ignore[arg-type]
+        found = engine.generate("a", max_tokens=24, temperature=0)
+        assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
+        assert found.stats.n_drafts
+    opened = sys.modules["counting_method"].Counting.opened
+    assert len(opened) == 2
+    with edgedec.load(target, lossy=replace(lossy, slide=True), **keywords) as engine:  # type: ignore[arg-type]
+        assert engine.n_ctx == 64  # and not the most tokens of a text
+
+
+STRANGERS_METHODS = '''
+import numpy as np
+
+from edgedec.constraint import Constraint
+from edgedec.text_method import EndBefore, TextMethod
+
+class Even(Constraint):
+    """Allows the tokens of even ids alone."""
+
+    def allowed(self, path=()):
+        found = super().allowed(path).copy()
+        found[1::2] = False
+        return found
+
+class Anything:
+    """The grammar of all texts."""
+
+    is_complete = False
+    may_end = True
+    predicate = None
+
+    def __init__(self, n_vocab):
+        self.n_vocab = n_vocab
+
+    def allowed(self):
+        return np.ones(self.n_vocab, np.bool_)
+
+    def forced(self):
+        return ()
+
+    def advance(self, token_id):
+        return True
+
+    def back(self, n_tokens):
+        pass
+
+    def close(self):
+        pass
+
+class EvenTokens(TextMethod):
+    """Texts of even token ids, where the value is True."""
+
+    def __init__(self, tokenizer):
+        self.n_vocab = tokenizer.n_vocab
+
+    def constraint(self, value, text):
+        return Even(text.state or Anything(self.n_vocab)) if value else None
+
+class Before:
+    """Ends a text before a token."""
+
+    note = "texts end before a token"
+
+    def __init__(self, token_id):
+        self.token_id = token_id
+
+    def before(self, row, token_id, ops):
+        return EndBefore("unsure", 0.5, "there it was") if token_id == self.token_id else None
+
+class EndsBefore(TextMethod):
+    """Texts that end before the token that is the value, and are drawn greedily."""
+
+    def __init__(self, tokenizer):
+        pass
+
+    def draw(self, value):
+        return {"temperature": 0.0}
+
+    def early_end(self, value, card):
+        return Before(value)
+'''
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[edgedec.Engine]:
+    """A tiny model, where a package with two methods is installed."""
+    (tmp_path / "strange_texts.py").write_text(STRANGERS_METHODS, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with_plugin(monkeypatch, tmp_path, "edgedec.text_methods", "even", "strange_texts:EvenTokens")
+    with_plugin(monkeypatch, tmp_path, "edgedec.text_methods", "ends-before", "strange_texts:EndsBefore")
+    with edgedec.load(tiny_llama(tmp_path / "tiny.gguf"), runtime="cpu", n_ctx=64, draft="suffix") as found:
+        yield found
+
+
+def test_a_strangers_constraint(engine: edgedec.Engine) -> None:
+    """All tokens of its texts are even; without the value, and with a value that asks for nothing, they need not be."""
+    plain = engine.generate("ab", max_tokens=24, seed=2, ignore_end=True)
+    assert any(token_id % 2 for token_id in plain.token_ids)
+    off = engine.generate("ab", max_tokens=24, seed=2, ignore_end=True, methods={"even": False})
+    assert off.token_ids == plain.token_ids
+    found = engine.generate("ab", max_tokens=24, seed=2, methods={"even": True})
+    assert found.token_ids
+    assert not any(token_id % 2 for token_id in found.token_ids)
+    several = engine.samples("ab", 2, max_tokens=8, seed=2, methods={"even": True})
+    assert several[0].token_ids == found.token_ids[:8]
+
+
+def test_a_strangers_end(engine: edgedec.Engine) -> None:
+    """The text is the greedy one up to the token, which is no part of it, and the statistics say what there was."""
+    greedy = engine.generate("ab", max_tokens=24, temperature=0).token_ids
+    last = greedy[len(greedy) // 2]
+    found = engine.generate("ab", max_tokens=24, methods={"ends-before": last})
+    assert found.token_ids == greedy[: greedy.index(last)]
+    assert (found.finish_reason, found.stats.chance_right) == ("unsure", 0.5)
+    assert {"texts end before a token", "there it was"} <= {*found.stats.notes}
+
+
+def test_methods_that_do_not_go_together(engine: edgedec.Engine) -> None:
+    """Two that make a constraint, and one that nobody brings."""
+    with pytest.raises(RequestError, match="json_close and even can't be combined"):
+        engine.generate("ab", grammar=Grammar.regex("a+"), max_tokens=8, methods={"json_close": True, "even": True})
+    with pytest.raises(PluginError, match="no text method is called 'odd'"):
+        engine.generate("ab", max_tokens=8, methods={"odd": True})

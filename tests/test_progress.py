@@ -1,10 +1,13 @@
-"""A cancel token stops the work it was given to, from any thread or signal handler, and no later work."""
+"""A cancel token stops its work from anywhere, and no later work; a group of processes is ended as a whole."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from edgedec.errors import CancelledError
+from edgedec.processes import OWN_GROUP, end_group
 from edgedec.progress import CancelToken
 
 
@@ -73,3 +76,25 @@ def test_a_callback_may_cancel_again() -> None:
     with token.calling(callback):
         token.cancel()
     assert called == [0, 1]
+
+
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"])
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_group_ends_as_a_whole(at_once: bool) -> None:
+    """The output that parent and child share comes to its end only when both have ended."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, **OWN_GROUP) as process:
+        assert process.stdout is not None
+        words = {process.stdout.readline().strip(), process.stdout.readline().strip()}
+        assert b"here" in words
+        end_group(process.pid, at_once=at_once)
+        assert process.stdout.read() == b""
+        assert process.wait() != 0
+    end_group(process.pid, at_once=True)  # nothing is left: nothing happens

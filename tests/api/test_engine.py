@@ -1,25 +1,18 @@
 """The Python API, on a tiny model with both runtimes."""
 
 import asyncio
-import multiprocessing
-import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import edgedec
-from edgedec.draft import Draft, Verification
-from edgedec.drafter import DraftContext, DrafterNeeds
 from edgedec.errors import (
-    BusyError,
     EdgedecError,
     MemoryCapError,
     ModelFormatError,
@@ -27,7 +20,6 @@ from edgedec.errors import (
     PluginError,
     PromptTooLongError,
     RequestError,
-    SessionError,
     StorageError,
 )
 from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
@@ -149,15 +141,6 @@ def test_a_dropped_stream_frees_its_turn(tiny: edgedec.Engine) -> None:
     stream.close()
     assert stream.generation.finish_reason == "cancelled"
     assert tiny.generate(PROMPT, temperature=0, max_tokens=10).text == expected
-
-
-def test_a_second_request_inside_a_stream_says_so(tiny: edgedec.Engine) -> None:
-    """Asking again from within a stream's loop is an error, not a deadlock."""
-    stream = tiny.stream(PROMPT, temperature=0, max_tokens=100, ignore_end=True)
-    next(stream)
-    with pytest.raises(BusyError, match="in the middle of a stream"):
-        tiny.generate(PROMPT, max_tokens=1)
-    stream.close()
 
 
 @pytest.mark.slow
@@ -293,29 +276,6 @@ def test_cancelling_the_task_stops_the_generation(tiny_path: Path, runtime: str)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork()")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_use_after_fork_raises(tiny_path: Path) -> None:
-    """A child process that inherited the model by fork() is told to load its own; the parent's goes on."""
-    with edgedec.load(tiny_path, runtime="llamacpp", n_ctx=64) as engine:
-        context = multiprocessing.get_context("fork")
-        results: Any = context.SimpleQueue()
-
-        def child() -> None:
-            try:
-                engine.generate(PROMPT, max_tokens=1)
-                results.put("no error")
-            except SessionError as error:
-                results.put(str(error))
-
-        process = context.Process(target=child)
-        process.start()
-        process.join(30)
-        assert "fork" in results.get()
-        assert engine.generate(PROMPT, max_tokens=2, ignore_end=True).stats.n_generated_tokens == 2
-
-
-@pytest.mark.slow
 def test_a_memory_cap_refuses_before_loading(tiny_path: Path) -> None:
     """load(memory=...) raises with the table of terms when the plan is over, and loads when it is not."""
     for runtime, term in (("cpu", "KV cache"), ("llamacpp", "vocabulary")):
@@ -338,63 +298,6 @@ def test_unknown_names_are_told(tiny_path: Path) -> None:
         edgedec.load(tiny_path, draft="no-such-drafter")
     with pytest.raises(PluginError, match="no drafter"):  # before the model is looked for, as it may be a long download
         edgedec.load("no-such-model-at-all", draft="no-such-drafter", offline=True)
-
-
-@pytest.mark.slow
-def test_a_file_that_shrinks_while_loaded_is_an_error(tiny_path: Path, tmp_path: Path) -> None:
-    """A model file cut short under the mapped weights raises instead of killing the process."""
-    path = tmp_path / "shrinking.gguf"
-    path.write_bytes(tiny_path.read_bytes())
-    with edgedec.load(path, runtime="llamacpp", n_ctx=64) as engine:
-        engine.generate(PROMPT, max_tokens=1)
-        with path.open("r+b") as file:
-            file.truncate(1000)
-        with pytest.raises(ModelFormatError, match="was cut short or written to since it was loaded"):
-            engine.generate(PROMPT, max_tokens=1)
-
-
-class RandomDrafter:
-    """Drafts random lengths of mostly wrong tokens, and sometimes trees."""
-
-    def __init__(self, context: DraftContext) -> None:
-        self._rng = np.random.default_rng(context.noise.seed % 2**32)
-        self._n_vocab = context.target.model.tokenizer.n_vocab
-        self._history: list[int] = []
-        self._trees = context.target.model.capabilities.trees
-
-    @property
-    def needs(self) -> DrafterNeeds:
-        return DrafterNeeds()
-
-    def begin(self, token_ids: Sequence[int]) -> None:
-        self._history = list(token_ids)
-
-    def propose(self, n_max: int, deadline_s: float) -> Draft:
-        """Propose repetitions of the history, a random token, or a random tree of them."""
-        n = int(self._rng.integers(0, n_max + 1))
-        tokens = self._rng.choice(self._history[-20:], n).tolist()
-        parents = [int(self._rng.integers(-1, i)) if self._trees else i - 1 for i in range(n)]
-        return Draft.tree(tokens, parents, [0.5] * n)
-
-    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        self._history += verification.token_ids
-
-    def memory_bytes(self) -> int:
-        return 8 * len(self._history)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["reference", "llamacpp"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_drafting_never_changes_the_text(tiny_path: Path, runtime: str, temperature: float) -> None:
-    """With random drafts, chains and trees, the tokens are those of plain decoding."""
-    with edgedec.load(tiny_path, runtime=runtime, n_ctx=256) as plain:
-        expected = plain.generate(PROMPT, seed=5, temperature=temperature, max_tokens=60, ignore_end=True)
-    with edgedec.load(tiny_path, runtime=runtime, n_ctx=256, draft=RandomDrafter) as engine:
-        drafted = engine.generate(PROMPT, seed=5, temperature=temperature, max_tokens=60, ignore_end=True)
-    assert drafted.token_ids == expected.token_ids
-    if runtime == "reference":
-        assert drafted.stats.n_drafts > 10
 
 
 def test_importing_edgedec_imports_nothing_heavy() -> None:

@@ -149,15 +149,3 @@ def test_two_models_in_turn_have_no_head(model: Path) -> None:
     switching = edgedec.Lossy(methods={"switching": {"small_model": model, "entropy": 1.0}})
     with pytest.raises(RequestError, match="a draft head"):
         _wishes(model, draft_head=model.with_name("m.head"), lossy=switching)
-
-
-@pytest.mark.slow
-def test_the_text_is_the_same_with_the_head(model: Path) -> None:
-    """And the head was asked."""
-    options: dict[str, Any] = {"runtime": "cpu", "n_ctx": 128, "runtime_options": {"tile_cache": False}}
-    texts = []
-    for draft in ("off", "head"):
-        with edgedec.load(model, draft=draft, **options) as engine:
-            texts.append(engine.generate("hello", max_tokens=24, temperature=0))
-    assert texts[0].token_ids == texts[1].token_ids
-    assert "head" in texts[1].stats.drafters

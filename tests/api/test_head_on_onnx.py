@@ -7,7 +7,6 @@ import pytest
 from support.models.real_models import real_model
 
 import edgedec
-from edgedec_apps.prompt_cache import load_prompt_cache, save_prompt_cache
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
@@ -57,16 +56,3 @@ def test_texts_are_equal_and_drafts_accepted(
         right += found.stats.accepted_by_position[0]
         tried += found.stats.n_drafts
     assert right / tried > 0.15
-
-
-def test_a_prompt_cache_carries_the_head(with_head: edgedec.Engine, export: Path, tmp_path: Path) -> None:
-    """The engine that restores it drafts from the first step on, and writes what the first one would write."""
-    first = answered(with_head, LONG, temperature=0.0)
-    save_prompt_cache(with_head, tmp_path / "cache")
-    again = answered(with_head, LONG, temperature=0.0)
-    with edgedec.load(export, draft="head", n_draft_max=3, n_ctx=512, offline=True) as engine:
-        load_prompt_cache(engine, tmp_path / "cache")
-        found = answered(engine, LONG, temperature=0.0)
-    assert found.token_ids == again.token_ids == first.token_ids
-    assert found.stats.n_reused_tokens > 0
-    assert found.stats.n_drafts == again.stats.n_drafts

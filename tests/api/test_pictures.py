@@ -1,7 +1,6 @@
 """Chats with pictures: the text depends on the pixels and never on drafts, other requests or what is kept."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +46,6 @@ def test_the_text_is_the_same_with_drafts_and_differs_by_picture(engine: Engine,
     assert texts[0].stats.n_prompt_tokens == len(engine.chat_ids(asked(ONE)))
 
 
-def test_parallel_requests_write_what_each_writes_alone(engine: Engine) -> None:
-    wanted = ((ONE,), (TWO, ONE), ())
-
-    def write(pictures: tuple[bytes, ...]) -> tuple[int, ...]:
-        return engine.chat(asked(*pictures), max_tokens=24, **DRAWS[1]).token_ids
-
-    alone = [write(pictures) for pictures in wanted]
-    with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(write, wanted)) == alone
-
-
 def test_what_is_kept_is_reused_for_the_same_picture_only(engine: Engine) -> None:
     engine.chat(asked(ONE, text="one"), max_tokens=2)
     n_prompt = len(engine.chat_ids(asked(ONE, text="one")))
@@ -66,12 +54,6 @@ def test_what_is_kept_is_reused_for_the_same_picture_only(engine: Engine) -> Non
     n_rows = engine.requests.mark_pictures(asked(ONE))[1][0].n_rows
     assert again.n_reused_tokens > n_rows
     assert other.n_reused_tokens < n_prompt - n_rows
-
-
-def test_texts_of_one_prompt_share_its_pictures(engine: Engine) -> None:
-    texts = engine.samples(asked(ONE), 3, max_tokens=12, **DRAWS[1])
-    assert texts[0].token_ids == engine.chat(asked(ONE), max_tokens=12, **DRAWS[1]).token_ids
-    assert len({text.token_ids for text in texts}) == 3
 
 
 def test_the_steps_apart_write_what_chat_writes(engine: Engine) -> None:

@@ -1,11 +1,17 @@
-"""Choosing among whole texts: votes and likelihood."""
+"""Choosing among whole texts: votes, likelihood, how many are enough, and what another package brings."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import edgedec
+from edgedec.api.best_text import BestOf, best
 from edgedec.choosing.choosers import most_likely
+from edgedec.choosing.sample_count import another_is_wanted, enough, n_agreeing
+from edgedec.choosing.search_by import SearchBy
 from edgedec.choosing.vote import answer_of, is_decided, shares, voted
-from edgedec.errors import OptionError
+from edgedec.errors import OptionError, PluginError
 
 
 def test_answers_of_texts() -> None:
@@ -49,3 +55,80 @@ def test_a_decided_vote_stays_decided(seed: int) -> None:
 def test_likelihood() -> None:
     """The greatest mean."""
     assert most_likely([-2.0, -0.5, -1.0]) == 1
+
+
+CODE = """
+from edgedec.choosing.choice import Chooser
+from edgedec.choosing.partial_texts import best_tokens
+from edgedec.choosing.search_by import Search, SearchResult
+
+
+def second_then_greedy(texts, run):
+    text = texts.begin()
+    (text,) = texts.advance([(text, best_tokens(text.logits, 2)[1])])
+    while text.ended is None:
+        (text,) = texts.advance([(text, best_tokens(text.logits, 1)[0])])
+    return SearchResult((text,), 0, "its first token is the second best")
+
+
+SECOND = Search(second_then_greedy, n=1, most=1, n_texts=lambda n: 1)
+LAST = Chooser(lambda given: (given.whole[-1], "it is the last one"))
+"""
+
+
+@pytest.fixture
+def another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with a search, a chooser, and an entry point that is neither."""
+    (tmp_path / "edgedec_strange.py").write_text(CODE)
+    folder = tmp_path / "edgedec_strange-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: edgedec-strange\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text(
+        "[edgedec.searches]\nsecond = edgedec_strange:SECOND\nwrong = edgedec_strange:LAST\nabsent = edgedec_absent:X\n"
+        "chooser.last = edgedec_strange:LAST\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("another_package")
+def test_a_search_and_a_chooser_of_another_package(tiny_path: Path) -> None:
+    """Both do what they say, by their names alone."""
+    with edgedec.load(tiny_path, runtime="cpu", n_ctx=96, draft=None) as engine:
+        found = best(engine, "abc", SearchBy("second"), max_tokens=5, ignore_end=True)
+        greedy = engine.generate("abc", temperature=0, max_tokens=5, ignore_end=True)
+        assert found.why == "its first token is the second best"
+        assert len(found.generation.token_ids) == 5
+        assert found.generation.token_ids[0] != greedy.token_ids[0]
+        chosen = best(engine, "abc", BestOf(3, "last"), max_tokens=5, ignore_end=True, seed=1)
+        assert (chosen.place, chosen.why) == (2, "it is the last one")
+
+
+@pytest.mark.usefixtures("another_package")
+def test_what_is_no_search_is_refused() -> None:
+    """The message says what was found: another kind of object, a plug-in that does not import, or no plug-in."""
+    with pytest.raises(PluginError, match=r"the search 'wrong' is of the type Chooser, not Search"):
+        SearchBy("wrong")
+    with pytest.raises(PluginError, match="does not import"):
+        SearchBy("absent")
+    with pytest.raises(OptionError, match=r"one of vote, likely, score, .*last"):
+        BestOf(3, "second")
+
+
+@pytest.mark.parametrize("p", [0.0, 0.02, 0.3, 0.5, 0.77, 0.999, 1.0])
+@pytest.mark.parametrize("eps", [0.001, 0.0513, 0.2017])
+def test_enough_is_the_first_n_whose_next_adds_too_little(p: float, eps: float) -> None:
+    """Against the accuracies F(n) themselves, one after another."""
+    n = 1
+    while (1 - (1 - p) ** (n + 1)) - (1 - (1 - p) ** n) >= eps:
+        n += 1
+    assert enough(p, eps) == n
+
+
+def test_auto_stops() -> None:
+    """Where texts agree it stops early, where they don't it goes on, but never past the most allowed."""
+    assert not another_is_wanted(3, 3, 0.05, 64)
+    assert another_is_wanted(1, 4, 0.03, 64)
+    assert another_is_wanted(1, 1, 0.05, 64)  # one text that agrees with itself says little
+    assert n_agreeing([None, None, "a"]) == 1
+    assert not another_is_wanted(1, 4, 0.01, 4)
+    assert n_agreeing(["a", "b", "b", None]) == 2

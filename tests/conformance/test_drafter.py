@@ -7,6 +7,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
+from support.decoding.stub_drafter import StubDrafter
 from support.models.tiny_models import tiny_llama
 from support.processes.installed import with_plugin
 
@@ -65,10 +66,9 @@ def test_drafters_that_look_up_pass_every_check(load: Callable[[], Model], name:
     raise_failures(check_drafter(plugins.load_plugin(plugins.DRAFTERS, name), load))
 
 
-class Base:
+class Base(StubDrafter):
     """A drafter that repeats the last token, and the faults below."""
 
-    needs = DrafterNeeds()
     p_accept: ClassVar[float] = 0.5
 
     def __init__(self, context: DraftContext) -> None:

@@ -1,14 +1,19 @@
-"""Where a text ends, and which texts are chosen, with drafts as without; nothing behind an end is learned."""
+"""Where a text ends, with drafts as without, that an interrupted one goes on to the same end; random requests."""
 
+import random
+import sys
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import edgedec
+import edgedec.decoding.step as steps
 from edgedec.api.best_text import BestOf, best
+from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
@@ -108,3 +113,78 @@ def test_the_choice_is_that_of_plain_decoding(pair: Pair, choose: str) -> None:
         assert [(c.place, c.answers, c.why, *map(seen, c.texts)) for c in found[:1]] == [
             (c.place, c.answers, c.why, *map(seen, c.texts)) for c in found[1:]
         ]
+
+
+RESUMED = "a rose is a rose is"
+GREEDY: Any = {"temperature": 0.0, "max_tokens": 24, "ignore_end": True}
+SAMPLED: Any = {"temperature": 1.0, "seed": 3, "max_tokens": 24, "repetition_penalty": 1.2, "ignore_end": True}
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_resumed_text_is_the_whole_text(tiny: edgedec.Engine, options: Any) -> None:
+    """Wherever it was cut, it goes on with the same tokens; a stream begins with those that were there."""
+    whole = tiny.generate(RESUMED, **options)
+    expected = (whole.token_ids, whole.text, whole.finish_reason)
+    for n in (1, 11, 23, 24):
+        resumed = tiny.generate(RESUMED, resume=whole.token_ids[:n], **options)
+        assert (resumed.token_ids, resumed.text, resumed.finish_reason) == expected
+    stream = tiny.stream(RESUMED, resume=whole.token_ids[:5], **options)
+    assert tuple(output.token_id for output in stream) == whole.token_ids
+
+
+def test_a_stop_string_may_lie_across_the_cut(tiny: edgedec.Engine) -> None:
+    """The text so far counts for what ends a text."""
+    whole = tiny.generate(RESUMED, **SAMPLED)
+    stop = whole.text[len(whole.text) // 2 : len(whole.text) // 2 + 3]
+    ended = tiny.generate(RESUMED, stop=(stop,), **SAMPLED)
+    n = len(ended.token_ids)
+    resumed = tiny.generate(RESUMED, stop=(stop,), resume=ended.token_ids[: n - 1], **SAMPLED)
+    assert (resumed.text, resumed.stop_string, resumed.finish_reason) == (ended.text, stop, "stop")
+
+
+def test_what_can_not_be_resumed_is_refused(tiny: edgedec.Engine) -> None:
+    """Ids outside of the vocabulary, more tokens than the context has, and several texts."""
+    for ids, message in (((10**6,), "outside the vocabulary"), ((5,) * 300, "to resume are over the context of 256")):
+        with pytest.raises(RequestError, match=message):
+            tiny.generate(RESUMED, resume=ids)
+    with pytest.raises(RequestError, match="resume"):
+        tiny.samples(RESUMED, 2, resume=(5,))
+
+
+@pytest.fixture(scope="module")
+def harness() -> ModuleType:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "texts"))
+    import random_same_text
+
+    return random_same_text
+
+
+def test_drafts_change_nothing_that_a_caller_sees(harness: ModuleType, tmp_path: Path) -> None:
+    """In 8 drawn configurations of the cpu runtime, no request differs, and drafts are accepted."""
+    from drawn_requests import Files, drawn
+
+    files, outcomes = Files(tmp_path), []
+    for number in range(8):
+        config = drawn(random.Random(f"test:{number}"), real=False, only_cpu=True)
+        outcomes.append(harness.compared(number, config, files))
+    assert [outcome.different for outcome in outcomes] == [{}] * len(outcomes)
+    assert sum(outcome.n_requests for outcome in outcomes) > 40
+    assert sum(outcome.n_accepted for outcome in outcomes) > 200
+
+
+def test_a_draft_that_chooses_a_token_is_found_and_can_be_replayed(
+    harness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a verification that takes the first drafted token as it is, the run differs, and says which request."""
+    from edgedec.draft import Draft, Verification
+    from edgedec.verification.coupled import ChooseToken, verify_coupled
+
+    def lax(draft: Draft, choose: ChooseToken) -> Verification:
+        return Verification((), (int(draft.tokens[0]),)) if len(draft) else verify_coupled(draft, choose)
+
+    monkeypatch.setattr(steps, "verify_coupled", lax)
+    monkeypatch.setattr(harness, "has_real", lambda: False)
+    counts = harness.run(1000, 0, 1, tmp_path, only=3)
+    assert counts["different"] > 0
+    assert counts["differing"] == [3]
+    assert "replay: --seed 0 --only 3" in capsys.readouterr().err

@@ -8,12 +8,13 @@ import pytest
 from numpy.typing import NDArray
 from support.decoding.draft_models import SETTINGS, TEXT, Recorded, counted, generate, loaded, tiny
 from support.decoding.drawings import drawn
+from support.decoding.stub_drafter import StubDrafter
 from support.models.real_models import real_model
 from support.models.tiny_models import BOS, byte_ids
 
 import edgedec
 from edgedec.draft import Draft, Verification
-from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, Store
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, Store
 from edgedec.drafters.draft_builder import path_of
 from edgedec.drafters.draft_model.cascade import CascadeModel, likely_chain
 from edgedec.drafters.draft_model.model import DraftModel
@@ -27,7 +28,7 @@ from edgedec_runtimes.cpu.runtime import Cpu
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prompts_are_read_whole")]
 
 
-class Knowing:
+class Knowing(StubDrafter):
     """A cheap drafter that proposes a text known beforehand, with every token moved by `shift`."""
 
     def __init__(self, text: Sequence[int], shift: int) -> None:
@@ -36,8 +37,6 @@ class Knowing:
         self.n = 0
         self.paths: list[tuple[int, ...]] = []
         self.is_closed = False
-
-    needs = DrafterNeeds()
 
     def begin(self, token_ids: Sequence[int]) -> None:
         """Note where the text is."""
@@ -55,10 +54,6 @@ class Knowing:
     def close(self) -> None:
         """Note it."""
         self.is_closed = True
-
-    def memory_bytes(self) -> int:
-        """Nothing."""
-        return 0
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -18,7 +18,6 @@ from support.conformance.runtime import check_runtime
 from support.models.onnx_exports import load
 from support.models.optimum_checkpoints import write_config
 
-import edgedec
 from edgedec.gguf.file import DATA
 from edgedec.storage.cache_files import cache_folder
 from edgedec.testing import raise_failures
@@ -89,19 +88,6 @@ def test_logits_are_torchs(made: tuple[Path, Path], exported: Path) -> None:
 def test_it_conforms(exported: Path) -> None:
     """The export passes the conformance checks, among them equal bits of rows as far as claimed."""
     raise_failures(check_runtime(lambda: load(exported)))
-
-
-def test_drafts_leave_the_text_as_it_is(exported: Path) -> None:
-    """In strict numerics chains are drafted, and the tokens are those of plain decoding."""
-    for temperature in (0.0, 0.9):
-        texts = []
-        for drafter in ("off", "suffix", "recycling+trigram"):
-            with edgedec.load(exported, draft=drafter, n_threads=1, n_ctx=400) as engine:
-                options: dict[str, Any] = {"max_tokens": 200, "seed": 3, "temperature": temperature}
-                generation = engine.generate("hello world, hello world, hello", ignore_end=True, **options)
-                texts.append(generation.token_ids)
-                assert (generation.stats.n_drafts > 0) == (drafter != "off")
-        assert texts[0] == texts[1] == texts[2]
 
 
 def test_rows_have_the_bits_of_steps(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,21 @@
-"""The table of what drafts bring: how it is made from recorded drafts, and what is expected by it."""
+"""From a model's name to its file; the table of what drafts bring, and what is expected by it."""
 
+import os
 import re
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from support.processes.rights import as_anybody
 
-from edgedec.errors import RequestError
+from edgedec import plugins
+from edgedec.errors import ModelNotFoundError, RequestError, StorageError
+from edgedec.load_options import ResolveOptions
 from edgedec.loading import comparison
 from edgedec.loading.comparison import KINDS, ROWS, Kind, seconds_per_token
+from edgedec.loading.resolve import resolve
 from edgedec_apps.bench.recorder import Proposals
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "speed"))
@@ -66,3 +73,41 @@ def test_rows_that_cost_a_step_each_bring_nothing() -> None:
     assert round(seconds_per_token({n: float(n) for n in ROWS}), 9) == 1.0
     most = sum(kind.share / kind.tokens[8] for kind in KINDS) / sum(kind.share for kind in KINDS)
     assert seconds_per_token(dict.fromkeys(ROWS, 1.0)) == most
+
+
+OFFLINE = ResolveOptions(offline=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_a_folder_that_may_not_be_looked_into(tmp_path: Path) -> None:
+    """A model there is a StorageError that names it, not one that does not exist; without a folder it is the latter."""
+    options = ResolveOptions(cache_dir=tmp_path, offline=True)
+    with TemporaryDirectory() as name:  # pytest's own are closed to others
+        folder = Path(name) / "closed"
+        folder.mkdir()
+        model = folder / "m.gguf"
+        model.write_bytes(b"GGUF")
+        assert resolve(model, options) == model
+        folder.chmod(0)
+        with as_anybody():
+            for path in (model, folder / "no.gguf"):
+                with pytest.raises(StorageError, match=r"(m|no)\.gguf: no permission to read it \(Permission denied\)"):
+                    resolve(path, options)
+        folder.chmod(0o700)
+        with pytest.raises(ModelNotFoundError, match="does not exist"):
+            resolve(folder / "no.gguf", options)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_names_are_found_from_a_folder_that_may_not_be_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resolver's answer counts, whether or not a file of that name can be looked for here."""
+    monkeypatch.setattr(plugins.Plugin, "load", lambda plugin: lambda name, options: tmp_path / name)
+
+    def denied(path: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", denied)
+    assert resolve("a-name", OFFLINE) == tmp_path / "a-name"

@@ -1,19 +1,17 @@
 """Whatever is shed in the middle of a generation, the text is the same, and the statistics say what went."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
+from support.decoding.stub_drafter import StubDrafter
 from support.models.tiny_models import byte_ids, tiny_llama
 
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
-from edgedec.draft import EMPTY_DRAFT, Draft, Verification
-from edgedec.drafter import DrafterFactory, DrafterNeeds
+from edgedec.drafter import DrafterFactory
 from edgedec.drafter_traits import Shedding
 from edgedec.drafters.draft_model.cascade import CascadeModel
 from edgedec.drafters.draft_model.model import DraftModel
@@ -45,23 +43,10 @@ ORDER += ["the suffix drafter"]
 
 
 @dataclass
-class Other:
+class Other(StubDrafter):
     """Somebody else's drafter, which holds 5 kB and proposes nothing."""
 
     context: Any
-
-    @property
-    def needs(self) -> DrafterNeeds:
-        return DrafterNeeds()
-
-    def begin(self, token_ids: Sequence[int]) -> None:
-        """Take the prompt."""
-
-    def propose(self, n_max: int, deadline_s: float) -> Draft:
-        return EMPTY_DRAFT
-
-    def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
-        """Take the outcome."""
 
     def memory_bytes(self) -> int:
         return 5000

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.decoding.simulation import Clock, Oracle, Run, a_text, best_fixed, decode, member, policy_of
+from support.decoding.stub_drafter import StubDrafter
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
-from edgedec.drafter import DrafterNeeds
 from edgedec.drafter_traits import DraftCost
 from edgedec.scheduler.active_drafters import ActiveDrafter
 from edgedec.scheduler.drafter_record import DrafterRecord
@@ -221,7 +221,7 @@ def test_greedy_and_sampled_texts_are_judged_apart(greedy: bool, clock: Clock) -
 
 
 @dataclass(slots=True)
-class Told:
+class Told(StubDrafter):
     """A drafter that proposes what it is given and notes what it is told.
 
     Attributes:
@@ -232,11 +232,6 @@ class Told:
     drafts: list[Draft]
     told: list[Verification] = field(default_factory=list)
 
-    needs = DrafterNeeds()
-
-    def begin(self, token_ids: Sequence[int]) -> None:
-        """Take the prompt."""
-
     def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose the next one."""
         return self.drafts.pop(0) if self.drafts else EMPTY_DRAFT
@@ -244,10 +239,6 @@ class Told:
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Note the outcome."""
         self.told.append(verification)
-
-    def memory_bytes(self) -> int:
-        """Nothing."""
-        return 0
 
 
 def one(draft: Draft, name: str = "one") -> ActiveDrafter:

@@ -1,7 +1,8 @@
-"""Verification: which nodes stand, and that the text is the target's for any draft."""
+"""Verification: which nodes stand, that the text is the target's for any draft, and the rules' random numbers."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,9 @@ from support.decoding.rule_checks import tree
 
 from edgedec.draft import EMPTY_DRAFT, Draft, Verification
 from edgedec.errors import DeadEndError, PluginError
+from edgedec.sampling import Noise
 from edgedec.verification.coupled import verify_coupled
+from edgedec_methods.drawn.rule_tools import uniform_source
 
 
 def verify(draft: Draft, text: Sequence[int]) -> tuple[Verification, list[int]]:
@@ -120,3 +123,17 @@ def test_a_dead_end_behind_an_accepted_token_is_left_to_the_next_step() -> None:
     n_before = 0
     with pytest.raises(DeadEndError):
         verify_coupled(tree([5], [-1]), choose_token)
+
+
+def test_the_random_numbers_are_uniform_keyed_and_apart_from_the_noise() -> None:
+    """Ten cells hold 20,000 numbers evenly; seed, position and count matter; the Gumbel noise is another."""
+    numbers = np.array([uniform_source(Noise(5), position)(k) for position in range(2000) for k in range(10)])
+    assert len(set(numbers.tolist())) == 20_000
+    assert 0 < numbers.min() < numbers.max() < 1
+    counts = np.histogram(numbers, bins=10, range=(0, 1))[0]
+    assert ((counts - 2000) ** 2 / 2000).sum() < 9 + 4 * np.sqrt(18)
+    by_position = numbers.reshape(2000, 10)
+    assert np.abs(np.corrcoef(by_position.T) - np.eye(10)).max() < 4 / np.sqrt(2000)
+    noise = np.array([Noise(5).gumbel(position, np.arange(10)) for position in range(2000)])
+    assert np.abs(np.corrcoef(by_position.ravel(), np.exp(-np.exp(-noise)).ravel())[0, 1]) < 4 / np.sqrt(20_000)
+    assert uniform_source(Noise(6), 0)(0) != uniform_source(Noise(5), 0)(0)

@@ -244,7 +244,7 @@ def above(bound: Decimal, is_reached: bool, is_whole: bool) -> str:
     """Return a regular expression of the numbers from a bound on, without a sign or an exponent.
 
     >>> above(Decimal(74), True, True)
-    '(7([4-9])|[8-9][0-9]{1})|[1-9][0-9]{2,}'
+    '(7(4|[5-9][0-9]{0})|[8-9][0-9]{1})|[1-9][0-9]{2,}'
     """
     digits, _, decimals = format(bound.copy_abs(), "f").partition(".")
     decimals = decimals.rstrip("0")

@@ -11,12 +11,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.decoding.stub_drafter import StubDrafter
 from support.processes.command_line import interrupt_when, run_here
 
 import edgedec
 from edgedec.api.engine import Engine
 from edgedec.draft import Draft, Verification
-from edgedec.drafter import DraftContext, DrafterNeeds
+from edgedec.drafter import DraftContext
 from edgedec.progress import CancelToken, Progress
 from edgedec_apps.bench.measure import (
     PLAIN,
@@ -175,19 +176,14 @@ def test_a_cancelled_run_is_none() -> None:
     assert way(request("a"), CancelToken()) is None
 
 
-class Remembering:
+class Remembering(StubDrafter):
     """Drafts what the request before generated, which it keeps in the store."""
-
-    needs = DrafterNeeds()
 
     def __init__(self, context: DraftContext) -> None:
         self._store = context.store.setdefault("remembering", {"text": []})
         self._known: list[int] = list(self._store["text"])
         self._text: list[int] = []
         self._store["text"] = self._text
-
-    def begin(self, token_ids: Sequence[int]) -> None:
-        """Take nothing: the prefill's token comes with the first step."""
 
     def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose what came at this place the last time."""
@@ -196,9 +192,6 @@ class Remembering:
 
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         self._text.extend(verification.token_ids)
-
-    def memory_bytes(self) -> int:
-        return 0
 
 
 @pytest.mark.slow

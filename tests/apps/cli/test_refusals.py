@@ -256,25 +256,6 @@ def test_too_little_memory_is_refused_with_the_table(model: Path, runtime: str, 
     assert run_here("run", model, "hi", "-n", "1", "--memory", "4GB", "--runtime", runtime).code == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}",
-        "{{ ''.__class__.__mro__ }}",
-        "{{ messages | attr('__init__') }}",
-        "{% for m in messages %}",
-        "{{ raise_exception('no system message please') }}",
-        "{{ 'x' * 10**9 }}",
-    ],
-)
-def test_chat_templates_that_loop_reach_out_or_fail(model: Path, tmp_path: Path, source: str) -> None:
-    """A template that loops, reads attributes, is malformed or refuses is a TemplateError."""
-    file = tmp_path / "t.jinja"
-    file.write_text(source)
-    run_here("run", model, "hi", "--chat-template", file).failed(43)
-
-
 def test_a_chat_template_file_that_cannot_be_read(model: Path, tmp_path: Path) -> None:
     """An absent template file is a StorageError, one that is not UTF-8 a RequestError."""
     run_here("run", model, "hi", "--chat-template", tmp_path / "no.jinja").failed(60, "no.jinja")

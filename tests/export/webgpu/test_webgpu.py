@@ -1,5 +1,6 @@
 """The webgpu runtime on a software GPU: the numbers of the CPU in other bits, and errors where a driver ends."""
 
+import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -8,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.models.software_gpu import software_gpu
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
 import edgedec
@@ -20,6 +20,25 @@ from edgedec_export.webgpu import finding
 from edgedec_export.webgpu.runtime import WebGpu
 from edgedec_runtimes.child.model import ChildModel
 from edgedec_runtimes.onnx.runtime import Onnx
+
+_CHROMIUM = Path(
+    "/usr/lib/chromium"
+)  # Debian's package brings SwiftShader and a loader; Mesa's of Debian 12 is too old
+_DRIVER = _CHROMIUM / "vk_swiftshader_icd.json"
+
+
+def software_gpu(patch: pytest.MonkeyPatch) -> None:
+    """Let processes that are started from now on find the software GPU; skip the test where there is none."""
+    if importlib.util.find_spec("onnxruntime_ep_webgpu") is None:
+        pytest.skip("onnxruntime-ep-webgpu is not installed: pip install .[gpu]")
+    if not _DRIVER.is_file():
+        pytest.skip("no Vulkan that computes on the CPU: apt install chromium")
+    patch.setenv(finding.SOFTWARE, "1")
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        patch.setenv(name, str(_DRIVER))
+    patch.setenv("LD_LIBRARY_PATH", str(_CHROMIUM))
+    finding.gpu_report.cache_clear()
+
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""hf: names against a stub hub: choice of a file, tokens, shards, resuming, refusals, and no network."""
+"""hf: names against a stub hub: choice of a file, tokens, shards, resuming, refusals, no network, searches."""
 
 import json
 from collections.abc import Callable
@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes.servers import StubServer, add_repository, catalogue_entry, model_bytes, sha256
+from support.processes.servers import Served, StubServer, add_repository, catalogue_entry, model_bytes, sha256
 
-from edgedec.errors import CancelledError, ModelNotFoundError, OfflineError, PullError, RequestError
+from edgedec.errors import ModelNotFoundError, OfflineError, PullError, RequestError
 from edgedec.load_options import ResolveOptions
 from edgedec_models.cache import list_models, remove_model
 from edgedec_models.hubs.hub_spec import HubSpec, choose, is_safe, parse_hub
+from edgedec_models.hubs.search import FoundModel, search_hub
 from edgedec_models.resolve import pull, resolve
 
 Q4, Q8 = model_bytes(90_000, seed=4), model_bytes(120_000, seed=8)
 REPO = {"README.md": b"# Tiny", "tiny-Q4_K_M.gguf": Q4, "tiny-Q8_0.gguf": Q8, "mmproj-tiny-F16.gguf": model_bytes(99)}
 PARTS = [f"q8/a-Q8_0-0000{i}-of-00002.gguf" for i in (1, 2)]
-CancelAfter = Callable[[int], ResolveOptions]
 
 
 @pytest.fixture
@@ -174,14 +174,6 @@ def test_all_shards_are_fetched(server: StubServer) -> None:
         resolve("hf:someone/big:Q8_0", ResolveOptions(offline=True))
 
 
-def test_broken_download_is_resumed(hub: StubServer, cancel_after: CancelAfter) -> None:
-    """A cancelled download is resumed, and the file checked against the hub's SHA-256."""
-    with pytest.raises(CancelledError):
-        pull("hf:someone/tiny-GGUF", cancel_after(10_000))
-    assert pull("hf:someone/tiny-GGUF", ResolveOptions()).read_bytes() == Q4
-    assert any("Range" in seen.headers for seen in hub.seen)
-
-
 @pytest.mark.parametrize(
     ("served", "words", "left"),
     [
@@ -268,3 +260,67 @@ def test_catalogue_entry_from_a_hub(hub: StubServer, catalogue: Callable[[str], 
     catalogue(entry.replace(":tiny-Q4_K_M.gguf", ""))
     with pytest.raises(RequestError, match="expected the name of a file"):
         resolve("other", ResolveOptions())
+
+
+TINY = {
+    "id": "someone/tiny-GGUF",
+    "downloads": 5,
+    "gated": False,
+    "gguf": {"total": 1000, "architecture": "llama", "context_length": 2048},
+    "tags": ["gguf", "license:mit"],
+}
+BARE = {"id": "other/bare"}
+ODD = {"id": "odd/odd", "downloads": None, "gated": "auto", "gguf": {"total": "many"}, "tags": [3], "more": 1}
+
+
+def serve(server: StubServer, *found: dict[str, Any]) -> Served:
+    """Let the hub answer with these models."""
+    return server.add("/api/models", json.dumps(found).encode(), Content_Type="application/json")
+
+
+def test_the_hub_is_asked_for_gguf_models(server: StubServer) -> None:
+    """One request has the words, the filter, the order, the number and the token."""
+    serve(server, TINY)
+    assert search_hub(["tiny", "llama"], 7, ResolveOptions()) == [
+        FoundModel("hf:someone/tiny-GGUF", 1000, "llama", "mit", 5, False)
+    ]
+    (seen,) = [one for one in server.seen if one.path == "/api/models"]  # huggingface_hub may ask for more beside
+    asked = {name: seen.query[name] for name in ("search", "filter", "sort", "limit")}
+    assert asked == {"search": ["tiny llama"], "filter": ["gguf"], "sort": ["downloads"], "limit": ["7"]}
+    assert seen.headers["Authorization"] == "Bearer hf_test"
+
+
+def test_what_the_hub_leaves_out_is_unknown(server: StubServer) -> None:
+    """Fields that are absent, or of another type, are None; the most downloaded come first."""
+    serve(server, BARE, ODD, TINY)
+    found = search_hub(["x"], 20, ResolveOptions())
+    assert found[0].name == "hf:someone/tiny-GGUF"
+    assert found[1:] == [
+        FoundModel("hf:other/bare", None, None, None, None, False),
+        FoundModel("hf:odd/odd", None, None, None, None, True),
+    ]
+
+
+def test_a_failure_that_passes_is_tried_again(server: StubServer) -> None:
+    """A server error is no end; one that stays is a PullError, and so is a page that is no answer."""
+    serve(server, TINY).statuses = [503]
+    assert len(search_hub(["x"], 20, ResolveOptions())) == 1
+    serve(server, TINY).statuses = [403]
+    with pytest.raises(PullError, match=r"search for .x.: .* answers 403"):
+        search_hub(["x"], 20, ResolveOptions())
+    server.add("/api/models", b"<html>Sign in</html>", Content_Type="text/html")
+    with pytest.raises(PullError, match=r"search for .x."):
+        search_hub(["x"], 20, ResolveOptions())
+
+
+def test_searches_that_are_refused(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without words, with a number out of range, and offline, nothing is asked."""
+    for words, n_most in (([], 5), ([" "], 5), (["x"], 0), (["x"], 101)):
+        with pytest.raises(RequestError):
+            search_hub(words, n_most, ResolveOptions())
+    with pytest.raises(OfflineError, match="the option offline is set"):
+        search_hub(["x"], 5, ResolveOptions(offline=True))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(OfflineError, match="HF_HUB_OFFLINE is set"):
+        search_hub(["x"], 5, ResolveOptions())
+    assert server.seen == []

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,29 +117,6 @@ def test_layer_subsets_are_the_references(path: Path, model: Model, seed: int) -
         np.testing.assert_array_equal(bits(step), bits(found[i : i + 1]))
 
 
-def test_keys_that_were_not_written_are_not_read(model: Model) -> None:
-    """A layer that was left out is refused at those positions, left out again it is not, nor behind a rollback."""
-    session = model.session(64)
-    session.forward(TOKENS[:5], n_past=0)
-    session.forward(TOKENS[5:9], n_past=5, layers=LayerSet.of(4, [0, 1, 3]))
-    with pytest.raises(SessionError, match="layer 2 has no keys and values at position 5"):
-        session.forward(TOKENS[9:10], n_past=9)
-    session.forward(TOKENS[9:10], n_past=9, layers=LayerSet.of(4, [0, 1]))
-    found = bits(session.forward(TOKENS[5:8], n_past=5).logits)
-    np.testing.assert_array_equal(found, bits(model.session(64).forward(TOKENS[:8], n_past=0).logits))
-
-
-def test_a_saved_session_goes_on_elsewhere(model: Model) -> None:
-    """Restored into a longer session that held other tokens, it gives the bits of the one it was saved from."""
-    session, other = model.session(100), model.session(300)
-    session.forward(TOKENS[:90], n_past=0)
-    other.forward(TOKENS[100:250], n_past=0)
-    other.load(session.save(), 90)
-    assert other.n_cached == 90
-    expected = bits(session.forward(TOKENS[90:95], n_past=90, rows="all").logits)
-    np.testing.assert_array_equal(bits(other.forward(TOKENS[90:95], n_past=90, rows="all").logits), expected)
-
-
 def test_what_is_no_saved_session_is_refused(path: Path, model: Model, tmp_path: Path) -> None:
     """Too short, of another length, of another model, or longer than the session: the session is as it was."""
     session = model.session(64)
@@ -211,12 +188,6 @@ def test_any_session_of_a_forward_cancels_it(model: Model) -> None:
     second.forward(text[:3], n_past=0)
 
 
-def test_cancel_without_a_forward_is_nothing(model: Model) -> None:
-    session = model.session(64)
-    session.cancel()
-    assert session.forward(TOKENS[:5], n_past=0).logits.shape == (1, 260)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [{"taps": (4,)}, {"layers": LayerSet.of(3, [0])}])
 def test_a_wrong_request_changes_nothing(model: Model, arguments: dict[str, Any]) -> None:
@@ -250,31 +221,6 @@ def test_sessions_have_a_length(model: Model, n_ctx: int) -> None:
     """From 1 to 16 million tokens."""
     with pytest.raises(RequestError, match="n_ctx"):
         model.session(n_ctx)
-
-
-def test_a_closed_session_or_model_is_refused(path: Path) -> None:
-    """Everything but closing again raises SessionError."""
-    model = load(path)
-    kept, closed = model.session(64), model.session(64)
-    data = kept.save()
-    closed.close()
-    closed.close()
-    for session in (closed, kept):
-        uses: list[Callable[[], object]] = [
-            lambda session=session: session.forward(TOKENS[:1], n_past=0),  # type: ignore[misc]
-            lambda session=session: session.keep(TOKENS[:1]),  # type: ignore[misc]
-            session.fork,
-            session.save,
-            lambda session=session: session.load(data, 0),  # type: ignore[misc]
-        ]
-        if session is kept:
-            model.close()
-            model.close()
-            uses += [lambda: model.session(64), lambda: model.instruction_set]  # type: ignore[attr-defined]
-        for use in uses:
-            with pytest.raises(SessionError):
-                use()
-        assert session.n_cached == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.decoding.decoding_loop import Text, p_value, plugin, two_paths
+from support.decoding.stub_drafter import StubDrafter
 from support.models.tiny_models import BOS, EOS, byte_ids
 from support.texts.schemas import CASES
 
@@ -22,7 +23,7 @@ from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.grammars import Grammars
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.draft import Draft, Verification
-from edgedec.drafter import DraftContext, DrafterFactory, DrafterNeeds
+from edgedec.drafter import DraftContext, DrafterFactory
 from edgedec.drafters.suffix.suffix import SuffixDrafter
 from edgedec.grammar import Grammar
 from edgedec.model import Model, Session
@@ -113,17 +114,12 @@ def _shown(generation: Generation) -> tuple[Any, ...]:
     return generation.text, generation.token_ids, generation.finish_reason, outputs
 
 
-class Knowing:
+class Knowing(StubDrafter):
     """A drafter that knows the text, and proposes it among wrong nodes, grammatical ones and others, as a tree."""
-
-    needs = DrafterNeeds()
 
     def __init__(self, known: Iterator[Sequence[int]]) -> None:
         self._text = list(next(known))
         self._n = 0
-
-    def begin(self, token_ids: Sequence[int]) -> None:
-        """Nothing is learned from the prompt."""
 
     def propose(self, n_max: int, deadline_s: float) -> Draft:
         """Propose the next five tokens, each with two siblings, and a child of one of those."""
@@ -139,9 +135,6 @@ class Knowing:
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Count the tokens that the text got."""
         self._n += len(verification.token_ids)
-
-    def memory_bytes(self) -> int:
-        return 0
 
 
 def test_trees_change_no_text(byte_path: Path, plain: Texts) -> None:

@@ -12,16 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.conformance.runtime import check_runtime
-from support.forwards import evaluated
 from support.models.cut_files import cut_in_a_forward
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 from support.models.tiny_runs import extend, one_by_one
 
-from edgedec.api.load import open_chosen
-from edgedec.api.options import EngineOptions
 from edgedec.errors import (
     CancelledError,
-    CapabilityError,
     EdgedecError,
     ModelFormatError,
     ModelNotFoundError,
@@ -30,8 +26,7 @@ from edgedec.errors import (
     UnsupportedModelError,
 )
 from edgedec.load_options import LoadOptions
-from edgedec.load_plan import LoadPlan
-from edgedec.model import LayerSet, Model, RowGroup, Span
+from edgedec.model import Model
 from edgedec.progress import Progress
 from edgedec.runtime import Runtime
 from edgedec.testing import raise_failures
@@ -147,37 +142,6 @@ def test_cancelling_stops_at_a_multiple_of_64(model: Model) -> None:
     fresh.forward(TOKENS[8:128], n_past=8)
     session.forward(TOKENS[64:128], n_past=64)
     assert np.array_equal(extend(session, TOKENS[128:140]), extend(fresh, TOKENS[128:140]))
-
-
-@pytest.mark.slow
-def test_drafts_change_no_text(exported: Path) -> None:
-    """Pinned drafts of the suffix drafter are accepted in part, and the text is plain decoding's."""
-    prompt, texts = "one two one two one two one", []
-    for draft in ("off", "suffix"):
-        with open_chosen(LoadPlan(exported, Npu()), EngineOptions(device="cpu", n_threads=1, draft=draft)) as engine:
-            result = engine.generate(prompt, max_tokens=40, temperature=0.0)
-            texts.append(result.token_ids)
-    assert texts[0] == texts[1]
-    assert result.stats.n_draft_tokens > 0
-
-
-def test_what_it_cannot_do_is_refused(model: Model) -> None:
-    """Trees, layer subsets, taps and hidden inputs raise CapabilityError, and the session goes on."""
-    session = model.session(64)
-    session.forward(TOKENS[:3], n_past=0)
-    calls: list[dict[str, Any]] = [
-        {"tokens": TOKENS[:2], "parents": np.array([-1, -1], np.int32)},
-        {"tokens": TOKENS[:1], "layers": LayerSet.of(2, [0])},
-        {"tokens": TOKENS[:1], "taps": (0,)},
-    ]
-    entering = RowGroup(vectors=np.zeros((1, 64), np.float32), span=Span(enter=1))
-    for call in calls:
-        with pytest.raises(CapabilityError, match="npu runtime cannot do"):
-            session.forward(n_past=3, **call)
-    for groups in ((entering,), (RowGroup(TOKENS[:1]), RowGroup(TOKENS[:1]))):
-        with pytest.raises(CapabilityError, match="npu runtime cannot do"):
-            evaluated(session, 3, *groups)
-    assert session.n_cached == 3
 
 
 def test_options_that_cannot_be_honoured_are_refused(exported: Path, model: Model) -> None:

@@ -13,7 +13,6 @@ from support.models.foreign_graphs import N_CTX, counting_graph, counting_logits
 from support.models.onnx_exports import copied, load, manifest, rewritten
 from support.processes.command_line import run_here
 
-import edgedec
 from edgedec.errors import CancelledError, CapabilityError, ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.model import Model, Session
 from edgedec.testing import raise_failures
@@ -94,22 +93,6 @@ def test_rows_are_counted_as_invariant(folder: Path) -> None:
     with load(folder) as model:
         assert isinstance(model, ForeignModel)
         assert (model.is_padded, model.batch_invariant) == (False, 16)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("draft", ["suffix", "recycling+trigram"])
-def test_drafts_leave_the_text_as_it_is(folder: Path, draft: str) -> None:
-    """Chains are drafted and verified; the tokens are plain decoding's, greedily and sampled."""
-    for temperature in (0.0, 0.9):
-        texts = []
-        for drafter in ("off", draft):
-            with edgedec.load(folder, draft=drafter, n_threads=1, n_ctx=256) as engine:
-                assert engine.card.runtime == "onnx"
-                options: dict[str, Any] = {"max_tokens": 60, "seed": 3, "temperature": temperature}
-                generation = engine.generate("one two one two one", ignore_end=True, **options)
-                texts.append(generation.token_ids)
-                assert (generation.stats.n_drafts > 0) == (drafter != "off")
-        assert texts[0] == texts[1]
 
 
 def test_cancel_ends_a_long_forward(folder: Path) -> None:

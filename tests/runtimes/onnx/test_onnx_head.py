@@ -19,7 +19,6 @@ from support.models.onnx_exports import Exported, Exporter, copied, load, rewrit
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import Tiny, write_tiny
 
-import edgedec
 from edgedec.api.load import asked_plan
 from edgedec.api.options import LIBRARY, EngineOptions
 from edgedec.api.plan import find_model
@@ -336,17 +335,3 @@ def test_an_export_without_hashes_is_told(model: Exported, tmp_path: Path) -> No
     with load(folder, draft_head=head) as found:
         (note,) = head_of(found.session(64)).notes
     assert "does not say by a hash which weights it was made of" in note
-
-
-def test_the_text_is_the_same_with_the_head(model: Exported, tmp_path: Path) -> None:
-    """Greedy and sampled, and the head was asked."""
-    write_head(tmp_path / "head", HEAD)
-    for temperature in (0.0, 0.8):
-        texts = []
-        for draft in ("off", "head"):
-            head = tmp_path / "head" if draft == "head" else None
-            with edgedec.load(model.folder, draft=draft, n_ctx=128, draft_head=head) as engine:
-                result = engine.generate("hello", max_tokens=24, temperature=temperature, seed=5)
-                texts.append(result.token_ids)
-        assert texts[0] == texts[1]
-        assert "head" in result.stats.drafters

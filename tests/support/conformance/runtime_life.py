@@ -25,6 +25,7 @@ def saved_sessions_load(subject: Subject) -> None:
     expected = extend(session, one)
     session.close()
     other = subject.session()
+    other.forward(subject.tokens(5, seed=2), n_past=0)  # which load() replaces
     bad: tuple[tuple[str, bytes, int], ...] = (
         ("half of the bytes", data[: len(data) // 2], N_PREFIX),
         ("no bytes", b"", N_PREFIX),
@@ -105,6 +106,20 @@ def cancel_alone_is_nothing(subject: Subject) -> None:
     require_equal(extend(session, one), expected, "the forward after cancel()")
 
 
+def _require_closed(session: Session, what: str, one: Tokens, *, forks: bool) -> None:
+    """Require that everything but closing a session raises SessionError."""
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("forward", lambda: session.forward(one, n_past=0)),
+        ("keep", lambda: session.keep(chain(0))),
+        ("save", lambda: session.save()),
+        ("load", lambda: session.load(b"", 0)),
+    ]
+    if forks:
+        calls.append(("fork", lambda: session.fork()))
+    for name, call in calls:
+        require_raises(SessionError, f"{name}() on {what}", call)
+
+
 def closing_is_final(subject: Subject) -> None:
     """close() may be called again, closed sessions and models raise SessionError, a second load is the same model."""
     one = subject.tokens(1)
@@ -116,22 +131,14 @@ def closing_is_final(subject: Subject) -> None:
         session.close()
         session.close()
         session.cancel()
-        calls: list[tuple[str, Callable[[], object]]] = [
-            ("forward() on a closed session", lambda: session.forward(one, n_past=0)),
-            ("keep() on a closed session", lambda: session.keep(chain(0))),
-            ("save() on a closed session", lambda: session.save()),
-            ("load() on a closed session", lambda: session.load(b"", 0)),
-        ]
-        if model.capabilities.fork:
-            calls.append(("fork() on a closed session", lambda: session.fork()))
-        for what, call in calls:
-            require_raises(SessionError, what, call)
+        _require_closed(session, "a closed session", one, forks=model.capabilities.fork)
         found = extend(other, subject.prefix[: model.capabilities.max_rows])
         alone = subject.replay(subject.prefix[: model.capabilities.max_rows])
         subject.require_same(found, alone, "another session after it", exact=subject.is_exact())
     model.close()
-    require_raises(SessionError, "forward() on a closed model", lambda: other.forward(one, n_past=0))
+    _require_closed(other, "a session of a closed model", one, forks=model.capabilities.fork)
     require_raises(SessionError, "session() of a closed model", lambda: model.session(subject.n_ctx))
+    model.close()
     other.close()
 
 

@@ -12,13 +12,14 @@ from edgedec.cost_curve import CostCurve
 from edgedec.decoding.generate import TokenStream
 from edgedec.decoding.session_pool import SessionPool, SessionSlot
 from edgedec.draft import Draft, Verification
-from edgedec.drafter import DraftContext, Drafter, DrafterFactory, DrafterNeeds, LoadedDraftModel, ModelFactory
+from edgedec.drafter import DraftContext, Drafter, DrafterFactory, LoadedDraftModel, ModelFactory
 from edgedec.model import Session
 from edgedec.sampling import Distribution, SamplingParams, distribution
 from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.drafter_set import Drafting
 from edgedec.sequence import Request
 from edgedec_methods.drawn.rules import Drawing
+from support.decoding.stub_drafter import StubDrafter
 
 Text = tuple[int, ...]
 Propose = Callable[["Plugin", int], Draft]
@@ -151,15 +152,13 @@ class Hotter:
         self.factory.close()
 
 
-class Plugin:
+class Plugin(StubDrafter):
     """A drafter that draws from laws of its own, which have nothing to do with the target's, and tells them.
 
     Attributes:
         rng: Its numbers, new ones for every token drawn.
         text: The sequence so far.
     """
-
-    needs = DrafterNeeds()
 
     def __init__(self, context: DraftContext, token_ids: Sequence[int], propose: Propose) -> None:
         self.rng = np.random.default_rng(context.noise.seed + 1_000_003)
@@ -188,10 +187,6 @@ class Plugin:
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Take the tokens that the text got."""
         self.text.extend(verification.token_ids)
-
-    def memory_bytes(self) -> int:
-        """Nothing worth counting."""
-        return 0
 
 
 def plugin(token_ids: Sequence[int], propose: Propose) -> DrafterFactory:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgedec.cost_curve import CostCurve
 from edgedec.draft import Draft, Verification
-from edgedec.drafter import DraftContext, DrafterNeeds, Floor, ProposalLog, Store
+from edgedec.drafter import DraftContext, Floor, ProposalLog, Store
 from edgedec.drafter_traits import DraftCost
 from edgedec.model import Session
 from edgedec.model_card import Capabilities
@@ -21,6 +21,7 @@ from edgedec.scheduler.drafter_record import DrafterRecord
 from edgedec.scheduler.policy import Policy
 from edgedec.stats import DecodeStats
 from edgedec.verification.coupled import verify_coupled
+from support.decoding.stub_drafter import StubDrafter
 
 N_VOCAB = 1000
 N_MAX = 15
@@ -52,7 +53,7 @@ def context(store: Store | None = None) -> DraftContext:
 
 
 @dataclass(slots=True)
-class Oracle:
+class Oracle(StubDrafter):
     """A drafter that knows the text and gets each token right with probability `p`; it says `says`.
 
     Attributes:
@@ -75,8 +76,6 @@ class Oracle:
     read: int = 0
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
 
-    needs = DrafterNeeds()
-
     def begin(self, token_ids: Sequence[int]) -> None:
         """Take the prompt."""
         self.position = len(token_ids)
@@ -97,10 +96,6 @@ class Oracle:
     def learn(self, verification: Verification, hidden: Mapping[int, NDArray[np.float32]]) -> None:
         """Go on in the text."""
         self.position += len(verification.token_ids)
-
-    def memory_bytes(self) -> int:
-        """Nothing worth counting."""
-        return 0
 
 
 @dataclass(slots=True)

@@ -95,15 +95,6 @@ def test_openai(openai_client: Any) -> None:
 
 
 @pytest.mark.slow
-def test_thoughts_before_a_call(openai_client: Any) -> None:
-    """A call after the thoughts is a call."""
-    asked = {"model": "thinker", "messages": messages("Look!"), "tools": [TOOL]}
-    choice = openai_client.chat.completions.create(**asked).choices[0]
-    assert (choice.message.reasoning_content, choice.message.content) == ("I must look.", None)
-    assert (choice.finish_reason, choice.message.tool_calls[0].function.name) == ("tool_calls", "look")
-
-
-@pytest.mark.slow
 def test_a_prompt_that_begins_to_think(openai_client: Any, thinker: Running) -> None:
     """Where the template itself opens the thoughts, the text begins within them."""
     asked = {"model": "thinker", "messages": messages("#"), "max_tokens": 2}

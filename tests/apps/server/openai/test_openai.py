@@ -1,19 +1,16 @@
 """OpenAI's own client against the server."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from support.models.tiny_models import tiny_llama
 from support.processes.command_line import run_here
-from support.processes.running_server import Running, messages, metric, started, wait_until
+from support.processes.running_server import Running, messages, started
 
 openai = pytest.importorskip("openai")
 
 pytestmark = pytest.mark.slow
-CANCELLED = 'generations_total{finish_reason="cancelled"}'
 
 
 def test_models(client: Any, server: Running) -> None:
@@ -173,41 +170,6 @@ def test_stop_and_bias(client: Any) -> None:
     assert other.choices[0].message.content == "bbbb"
 
 
-def test_three_streams_at_once_have_the_texts_they_have_alone(client: Any) -> None:
-    """Three requests that run at the same time, of different lengths, get the texts that each gets alone."""
-    asked = [
-        {"model": "tiny", "messages": messages(text), "max_tokens": n, "seed": seed, "stream": True}
-        for text, n, seed in (("Hello", 24, 1), ("A longer message, for another prefix", 32, 2), ("Hello there", 16, 3))
-    ]
-
-    def text_of(options: dict[str, Any]) -> str:
-        return "".join(part.choices[0].delta.content or "" for part in client.chat.completions.create(**options))
-
-    alone = [text_of(options) for options in asked]
-    begin = threading.Barrier(len(asked))
-
-    def at_once(options: dict[str, Any]) -> str:
-        begin.wait()
-        return text_of(options)
-
-    with ThreadPoolExecutor(len(asked)) as pool:
-        assert list(pool.map(at_once, asked)) == alone
-
-
-def test_a_stream_that_is_closed_stops_its_text(endless: Running) -> None:
-    """A text whose stream the client closes in its middle is cancelled, and its place is the next request's."""
-    asked = {"model": "tiny", "messages": messages("Go on"), "temperature": 0}
-    wait_until(lambda: endless.queue.n_running == 0, "an earlier text goes on")
-    before = metric(endless, CANCELLED)
-    with openai.OpenAI(base_url=f"{endless.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        stream = client.chat.completions.create(**asked, stream=True, extra_body={"ignore_end": True})
-        for _ in range(4):
-            next(stream)
-        stream.close()
-        assert client.chat.completions.create(**asked, max_tokens=2).usage.completion_tokens == 2
-    assert metric(endless, CANCELLED) == before + 1
-
-
 def test_the_clients_own_parsing(client: Any) -> None:
     """What the client makes of a class and of tools is a schema, and a function, that the server takes."""
     pydantic = pytest.importorskip("pydantic")
@@ -235,14 +197,6 @@ def test_per_request_drafting(chat_path: Path) -> None:
     assert off["timings"]["draft_n"] == 0
     assert '"timings": {"predicted_n": 1,' in live.text
     assert 'edgedec_drafter_proposed_tokens_total{drafter="suffix"}' in drafted
-
-
-def test_a_prompt_longer_than_the_context(client: Any) -> None:
-    """Too long a prompt is a 400 with OpenAI's code for it, streamed or not."""
-    for stream in (False, True):
-        with pytest.raises(openai.BadRequestError, match="the context of 512") as caught:
-            client.chat.completions.create(model="tiny", messages=messages("x" * 600), stream=stream)
-        assert caught.value.code == "context_length_exceeded"
 
 
 def test_a_predicted_output(tmp_path: Path) -> None:

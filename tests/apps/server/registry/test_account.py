@@ -1,10 +1,13 @@
-"""The account of a server's memory: what is held beside the models, measured while they come and go."""
+"""The registry of a server's models: what is held beside them while they come and go, and their other names."""
 
 from pathlib import Path
 
 import pytest
 
+from edgedec_apps.server.core.errors import ApiError
+from edgedec_apps.server.core.settings import Settings
 from edgedec_apps.server.registry import opener
+from edgedec_apps.server.registry.names import Names
 from edgedec_apps.server.registry.opener import Account, planning_need
 
 MB = 1_000_000
@@ -56,3 +59,24 @@ def test_planning_needs_no_more_than_a_large_vocabulary(tmp_path: Path) -> None:
     with large.open("wb") as file:
         file.truncate(500 * MB)
     assert [planning_need(path) for path in (small, large, tmp_path)] == [9 * MB, 80 * MB, 80 * MB]
+
+
+def test_an_alias_is_the_model_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tag, without, or with :latest; a model that is not here has no name."""
+    for name in ("EDGEDEC_CACHE", "EDGEDEC_CONFIG"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.delenv("EDGEDEC_MODELS", raising=False)
+    (tmp_path / "models").mkdir()
+    path = tmp_path / "models" / "llama3.2-3b.gguf"
+    path.write_bytes(b"GGUF")
+    names = Names(Settings())
+    for name in ("llama3.2-3b", "llama3.2", "llama3.2:latest", "llama3.2:3b"):
+        found = names.find(name)
+        assert (found.name, found.recipe.model) == ("llama3.2-3b", str(path))
+    for name in ("llama3.2:1b", "qwen3:4b", "nothing"):
+        with pytest.raises(ApiError, match="there is no model"):
+            names.find(name)
+    with pytest.raises(ApiError, match=r"there is no model 'llama3' here; did you mean llama3\.2-3b\? GET /v1/models"):
+        names.find("llama3")
+    served = Names(Settings(models=("qwen3-4b",)))
+    assert served.find("qwen3:4b") is served.served[0]

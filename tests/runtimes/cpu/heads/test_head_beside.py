@@ -145,22 +145,6 @@ def test_how_rows_are_handed_over_changes_nothing(tmp_path: Path) -> None:
         head.close()
 
 
-def test_forks_and_saved_states_carry_it(tmp_path: Path) -> None:
-    """So they do after more text, and a fork's parent may be closed first."""
-    with both(tmp_path, INTEGERS, TRAINED_INTEGERS) as (own, states, head):
-        text, other = opened(head), opened(head)
-        take(text, states, 0, 40)
-        fork = text.fork(40)
-        data = text.state(nullcontext, NUMPY_ROW_OPS).saved(40)
-        text.close()
-        other.state(nullcontext, NUMPY_ROW_OPS).restore(data, 40)
-        for one in (fork, other):
-            take(one, states, 40, N)
-            assert state_of(one).chain(N, int(TEXT[N]), RULES) == own.chain(N, int(TEXT[N]), RULES)
-            one.close()
-        head.close()
-
-
 def test_it_rests_and_is_freed(tmp_path: Path) -> None:
     """At rest it asks for no layers; freed, it follows no further text."""
     with both(tmp_path, INTEGERS, TRAINED_INTEGERS) as (_, states, head):

@@ -55,27 +55,6 @@ def test_scores_are_those_of_plain_formulas(kind: str, tmp_path: Path) -> None:
     assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
 
 
-def test_branches_are_scored_as_chains(tmp_path: Path) -> None:
-    """A node of a tree has the bits that it has in a chain of the tokens above it."""
-    with loaded(tmp_path) as model:
-        session = model.session(200)
-        read(session, 0, 40)
-        head = head_of(session)
-        assert head.begin(40, int(TEXT[40])) is not None
-        first = head.branches([5, 9], [-1, -1], 2)
-        assert first is not None
-        first = first.copy()
-        second = head.branches([5, 9, 7, 8], [-1, -1, 0, 1], 2)
-        assert second is not None
-        found = {(5,): first[0], (9,): first[1], (5, 7): second[0].copy(), (9, 8): second[1].copy()}
-        for path, row in found.items():
-            chain = head.begin(40, int(TEXT[40]))
-            for token in path:
-                chain = head.next(token)
-            assert chain is not None
-            assert np.array_equal(chain, row)
-
-
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_threads_change_no_bit(n_threads: int, tmp_path: Path) -> None:
     """One thread, two and three give the same scores."""

@@ -1,14 +1,19 @@
-"""Files of edgedec in a shared cache are known by name and first bytes: whole, cut short, or of an earlier release."""
+"""Files of the cache: known by name and first bytes, written whole or not at all, remembered for one machine."""
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from edgedec.drafters.suffix.learned_file import Learned, LearnedSource, learned_path
+from edgedec.load_options import LoadOptions
 from edgedec.storage import cache_files, probe_cache
 from edgedec.storage.cache_files import is_ours, sort_out
+from edgedec.storage.probe_cache import machine_key, quietly
+from edgedec.storage.whole_file import remove_temporaries, write_atomically
 from edgedec_apps.cli.chat.line_editor import TypedHistory
 from edgedec_apps.learning import write_learned
 from edgedec_models.draft_heads import remember_head
@@ -122,3 +127,62 @@ def test_deleting_leaves_what_is_beside(tmp_path: Path) -> None:
     history.write_bytes(b'"hi"')
     cache_files.delete(history, history)
     assert list(history.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_file_is_replaced_by_its_new_contents(tmp_path: Path, *, sync: bool) -> None:
+    """The pieces stand there one after another, and nothing else stays in the folder."""
+    path = tmp_path / "a.json"
+    path.write_bytes(b"the old contents, which are longer")
+    write_atomically(path, b"the ", b"new", sync=sync)
+    assert path.read_bytes() == b"the new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_a_private_file_is_for_its_owner(tmp_path: Path) -> None:
+    """Also where the file that it replaces was for everybody."""
+    path = tmp_path / "a"
+    write_atomically(path, b"1")
+    path.chmod(0o644)
+    write_atomically(path, b"2", private=True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_what_can_not_be_renamed_leaves_nothing(tmp_path: Path) -> None:
+    """A folder of the file's name stays as it is, and the temporary file is deleted."""
+    path = tmp_path / "folder"
+    (path / "inside").mkdir(parents=True)
+    with pytest.raises(OSError, match="folder"):
+        write_atomically(path, b"1")
+    assert list(tmp_path.rglob("*")) == [path, path / "inside"]
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    """Temporary files go, and no others; a folder that does not exist has none."""
+    write_atomically(tmp_path / "a.json", b"1")
+    (tmp_path / "a.json.0123456789abcdef.tmp").write_bytes(b"part")
+    (tmp_path / "mine.tmp").write_bytes(b"2")
+    remove_temporaries(tmp_path)
+    remove_temporaries(tmp_path / "none")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "mine.tmp"]
+
+
+def test_another_cpu_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home folder that moves to another machine brings no times along."""
+    here = machine_key(LoadOptions())
+    assert machine_key(LoadOptions()) == here
+    assert machine_key(LoadOptions(runtime_options={"huge_pages": "on"})) != here
+    monkeypatch.setattr("edgedec.processor.cpu_name", lambda: "Another CPU")
+    assert machine_key(LoadOptions()) != here
+
+
+@pytest.mark.parametrize(("waited_s", "is_quiet"), [(0.02, True), (0.04, False)])
+def test_a_machine_is_busy_where_others_take_the_processor(
+    monkeypatch: pytest.MonkeyPatch, waited_s: float, is_quiet: bool
+) -> None:
+    """What was measured then is not kept; the system itself takes the processor now and then."""
+    counts = [7.0, 7.0 + waited_s]
+    monkeypatch.setattr(probe_cache, "_waited_s", lambda: counts.pop(0))
+    monkeypatch.setattr(probe_cache, "perf_counter", iter((1.0, 1.05)).__next__)
+    assert quietly(lambda: "found") == ("found", is_quiet)
