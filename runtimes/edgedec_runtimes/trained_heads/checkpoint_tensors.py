@@ -81,7 +81,7 @@ def by_name(
         name_of: Returns such a name for a checkpoint's; "" for one that no head uses, and None for an unknown one.
         form: The form of head, for messages.
     """
-    named: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for full, tensor in tensors.items():
         name = name_of(full)
         if name is None:
@@ -89,11 +89,11 @@ def by_name(
                 f"{folder}: tensor {full[:80]!r} is none that {form} has; edgedec does not run this head: take one "
                 "without it"
             )
-        if name in named:
-            fail(folder, f"it has both {named[name].name!r} and {full[:80]!r}")
+        if name in renamed:
+            fail(folder, f"it has both {renamed[name].name!r} and {full[:80]!r}")
         if name:
-            named[name] = tensor
-    return named
+            renamed[name] = tensor
+    return renamed
 
 
 def tap_length(folder: Path, tensors: Mapping[str, Tensor], gate: str, n_taps: int, expected: int = 0) -> int:
