@@ -43,9 +43,10 @@ def check_sizes(options: LoadOptions, **most: int) -> None:
 
     Args:
         options: What a model is loaded with.
-        most: The largest values of some sizes, where the runtime's are not the usual ones.
+        most: The largest values of some sizes that the model itself allows.
     """
     for name, largest in (_MOST | most).items():
         value = getattr(options, name)
         if value is not None and not 1 <= value <= largest:
-            raise OptionError(name, value, f"it must be from 1 to {largest}")
+            of_model = " for this model" if name in most else ""
+            raise OptionError(name, value, f"it must be from 1 to {largest}{of_model}")
