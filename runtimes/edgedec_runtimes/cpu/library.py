@@ -4,7 +4,7 @@ import ctypes
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_int32, c_int64, c_void_p
 from functools import cache
 from importlib import metadata
@@ -151,6 +151,13 @@ def check(code: int, what: str) -> None:
             f"{what}: {reason}; check the disk, and load the model again, which makes damaged tiles anew"
         )
     raise SessionError(f"{what}: {reason}; this should have been refused earlier, please report it")
+
+
+def new_handle(make: Callable[[Any], int], what: str) -> ctypes.c_void_p:
+    """Return the native object that a call makes, given where to put its handle; `what` begins an error's message."""
+    handle = ctypes.c_void_p()
+    check(make(ctypes.byref(handle)), what)
+    return handle
 
 
 def instruction_sets() -> tuple[str, ...]:

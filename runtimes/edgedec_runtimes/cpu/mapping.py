@@ -5,10 +5,9 @@ ranges that are registered here, the native library catches the fault, puts zero
 (native/weights/mapping.h).
 """
 
-import ctypes
 import weakref
 
-from edgedec_runtimes.cpu.library import check, native
+from edgedec_runtimes.cpu.library import check, native, new_handle
 from edgedec_runtimes.shared.pages import native_handle
 
 
@@ -30,11 +29,8 @@ class Mapping:
         Raises:
             StorageError: The system does not tell the state of the file.
         """
-        self.handle = ctypes.c_void_p()
-        code = native().ec_mapping_open(
-            address, n_bytes, native_handle(fd) if fd >= 0 else -1, ctypes.byref(self.handle)
-        )
-        check(code, "mapping a file")
+        file = native_handle(fd) if fd >= 0 else -1
+        self.handle = new_handle(lambda to: native().ec_mapping_open(address, n_bytes, file, to), "mapping a file")
         self._finalizer = weakref.finalize(self, native().ec_mapping_close, self.handle)
         self._finalizer.atexit = False  # a daemon thread may be reading then
 

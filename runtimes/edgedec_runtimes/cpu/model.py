@@ -30,9 +30,10 @@ from edgedec_runtimes.cpu.library import (
     check,
     last_error,
     native,
+    new_handle,
 )
 from edgedec_runtimes.cpu.logit_ops import NativeRowOps
-from edgedec_runtimes.cpu.session import CpuSession, opened
+from edgedec_runtimes.cpu.session import CpuSession
 from edgedec_runtimes.cpu.state_memory import BLOCK_TOKENS
 from edgedec_runtimes.cpu.tiles.cache import Tiles
 from edgedec_runtimes.cpu.tiles.file import map_tiles
@@ -147,7 +148,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         with self.lock:
             if n_ctx < 1 or n_ctx > 1 << 24:
                 raise OptionError("n_ctx", n_ctx, f"a session holds 1 to {1 << 24} tokens")
-            handle = opened(
+            handle = new_handle(
                 lambda to: native().ec_session_open(self.handle, n_ctx, self._kv_type, to),
                 f"a session of {n_ctx} tokens",
             )

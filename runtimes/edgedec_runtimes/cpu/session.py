@@ -1,11 +1,9 @@
 """One sequence's KV cache on the cpu runtime."""
 
 import ctypes
-import os
 import struct
-import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,9 +18,9 @@ from edgedec_runtimes.cpu.adapters import set_scales
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.expert_counts import described, expert_reads, touched_experts
-from edgedec_runtimes.cpu.library import Group, Item, address, check, last_error, native
+from edgedec_runtimes.cpu.library import Group, Item, address, check, last_error, native, new_handle
 from edgedec_runtimes.cpu.native_tables import NUMBERS
-from edgedec_runtimes.shared.library_model import LibraryModel
+from edgedec_runtimes.shared.library_model import LibraryModel, freed_with
 from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
 
@@ -128,8 +126,7 @@ class CpuSession(OwnSession):
         """Take over a native session."""
         super().__init__(model, n_ctx)
         self.handle = handle
-        self._finalizer = weakref.finalize(self, _free, handle, os.getpid())
-        self._finalizer.atexit = False  # a daemon thread may be in a forward then
+        self._finalizer = freed_with(self, native().ec_session_close, handle)
         self.rows = NativeRows(handle, model.card.n_embd, model.tree_rows)
         self.family = object()
 
@@ -170,7 +167,7 @@ class CpuSession(OwnSession):
 
         Pages behind the prefix, which a longer text before has left, are freed.
         """
-        twin = opened(lambda to: native().ec_session_fork(self.handle, self.n_cached, to), "forking a session")
+        twin = new_handle(lambda to: native().ec_session_fork(self.handle, self.n_cached, to), "forking a session")
         session = CpuSession(self._model, twin, self.n_ctx)
         session.family = self.family
         if isinstance(self.follower, CpuDraftHeadState):
@@ -210,16 +207,3 @@ class CpuSession(OwnSession):
 
     def _free(self) -> None:
         self._finalizer()
-
-
-def opened(open_session: Callable[[Any], int], what: str) -> ctypes.c_void_p:
-    """Return the native session that a call opens, given where to put its handle; `what` begins an error's message."""
-    handle = ctypes.c_void_p()
-    check(open_session(ctypes.byref(handle)), what)
-    return handle
-
-
-def _free(handle: ctypes.c_void_p, pid: int) -> None:
-    """Free native memory; a forked process leaves the parent's alone."""
-    if os.getpid() == pid:
-        native().ec_session_close(handle)

@@ -110,37 +110,16 @@ _SHARED = frozenset(
 )
 _EXPERTS = EXPERT_NORMS | {GATES_AND_UPS, "ffn_gate_inp.weight", "ffn_down_exps.weight"} | _OF_SEPARATE_EXPERTS
 
-TILE_TYPES = frozenset(
-    {
-        GGMLType.F32,
-        GGMLType.F16,
-        GGMLType.BF16,
-        GGMLType.Q4_0,
-        GGMLType.Q4_1,
-        GGMLType.Q5_0,
-        GGMLType.Q5_1,
-        GGMLType.Q8_0,
-        GGMLType.Q2_K,
-        GGMLType.Q3_K,
-        GGMLType.Q4_K,
-        GGMLType.Q5_K,
-        GGMLType.Q6_K,
-        GGMLType.IQ1_S,
-        GGMLType.IQ1_M,
-        GGMLType.IQ2_XXS,
-        GGMLType.IQ2_XS,
-        GGMLType.IQ2_S,
-        GGMLType.IQ3_XXS,
-        GGMLType.IQ3_S,
-        GGMLType.IQ4_NL,
-        GGMLType.IQ4_XS,
-        GGMLType.TQ1_0,
-        GGMLType.TQ2_0,
-        GGMLType.MXFP4,
-        GGMLType.Q1_0,
-        GGMLType.Q2_0,
-    }
-)
+TILE_TYPES = frozenset(GGMLType) - {
+    GGMLType.Q8_1,  # of activations, as Q8_K
+    GGMLType.Q8_K,
+    GGMLType.I8,
+    GGMLType.I16,
+    GGMLType.I32,
+    GGMLType.I64,
+    GGMLType.F64,
+    GGMLType.NVFP4,
+}
 
 
 @dataclass(frozen=True, slots=True)

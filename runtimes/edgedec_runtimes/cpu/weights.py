@@ -30,6 +30,7 @@ from edgedec_runtimes.cpu.library import (
     forced_instruction_set,
     keep_to_cores,
     native,
+    new_handle,
 )
 from edgedec_runtimes.cpu.native_tables import NUMBERS, numbers
 from edgedec_runtimes.cpu.network import Network
@@ -186,12 +187,9 @@ def create(network: Network, n_threads: int, n_rows: int = KERNEL_ROWS) -> ctype
     cores = cores_to_pin(n_threads)
     if cores:
         keep_to_cores(cores)
-    config, handle = config_of(network), ctypes.c_void_p()
-    code = native().ec_model_create(
-        ctypes.byref(config), n_threads, n_rows, forced_instruction_set(), ctypes.byref(handle)
-    )
-    check(code, f"a network of the shape of {network.architecture}")
-    return handle
+    shape = ctypes.byref(config_of(network)), n_threads, n_rows, forced_instruction_set()
+    what = f"a network of the shape of {network.architecture}"
+    return new_handle(lambda to: native().ec_model_create(*shape, to), what)
 
 
 def config_of(network: Network) -> ctypes.Structure:

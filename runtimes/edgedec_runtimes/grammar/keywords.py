@@ -29,8 +29,9 @@ _FORMS: Mapping[str, Callable[[Any], bool]] = {
     **_all("exclusiveMinimum exclusiveMaximum", lambda value: isinstance(value, bool) or _is_number(value)),
     **_all("minLength maxLength minItems maxItems minProperties maxProperties", _is_number),
 }
-_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "propertyNames", "contains")
+LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
+SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "propertyNames")
+"""Keys of a schema whose values are schemas; so are those of LISTS in a list, and that of "contains", which is kept."""
 
 
 def is_well_formed(schema: Any) -> bool:
@@ -52,9 +53,9 @@ def is_well_formed(schema: Any) -> bool:
         for key, value in node.items():
             if key in MAPS:  # of a dependency, the names that it needs are no schema
                 left += [part for part in value.values() if not _is_names(part)]
-            elif key in _LISTS or (key == "items" and isinstance(value, list)):
+            elif key in LISTS or (key == "items" and isinstance(value, list)):
                 left += value
-            elif key in _SINGLE:
+            elif key in SINGLE or key == "contains":
                 left.append(value)
             elif key == "$ref" and (part := target(schema, value)) is not None:
                 left.append(part)

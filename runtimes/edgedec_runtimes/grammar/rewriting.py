@@ -11,8 +11,9 @@ from typing import Any
 
 from edgedec.exact_json import exact_float
 from edgedec.grammar import Grammar, Predicate
-from edgedec_runtimes.grammar.keywords import is_well_formed
+from edgedec_runtimes.grammar.keywords import LISTS, SINGLE, is_well_formed
 from edgedec_runtimes.grammar.negation import Lookup, TooManyPartsError, all_of, any_of, negated
+from edgedec_runtimes.grammar.references import MAPS
 from edgedec_runtimes.grammar.unique import UniqueItems, asks_for_unique, without_unique
 
 Words = tuple[Grammar, Predicate | None]
@@ -40,9 +41,6 @@ def other_words(grammar: Grammar, n_most: int) -> Words | None:
 
 
 _FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uri uuid unknown".split())
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "propertyNames")
 _MOST_CASES = 64  # that a oneOf may become
 _MOST_NAMES = 40  # properties of an object of which one must be there
 
@@ -66,14 +64,12 @@ def _rewritten(schema: Any, lookup: Lookup) -> Any:
         return schema
     node: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _MAPS and isinstance(value, dict):
+        if key in MAPS and isinstance(value, dict):
             node[key] = {name: _rewritten(part, lookup) for name, part in value.items()}
-        elif (key in _LISTS or key == "items") and isinstance(value, list):
+        elif (key in LISTS or key == "items") and isinstance(value, list):
             node[key] = [_rewritten(part, lookup) for part in value]
-        elif key in _SINGLE:
+        elif key in SINGLE:
             node[key] = _rewritten(value, lookup)
-        elif key == "dependencies" and isinstance(value, dict):
-            node[key] = {name: _rewritten(part, lookup) for name, part in value.items()}
         else:
             node[key] = value
     for change in (_without_format, _with_names, _with_counts, _with_unique):

@@ -28,18 +28,11 @@ from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llam
 from edgedec_runtimes.llamacpp.options import llamacpp_options
 from edgedec_runtimes.llamacpp.trial import repack_complaint
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.load_checks import refuse_adapters, refuse_draft_head
+from edgedec_runtimes.shared.load_checks import check_sizes, refuse_adapters, refuse_draft_head
 
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
 _N_FORKS = 3
-# Beyond these bounds llama.cpp crashes (threads), looks for memory for minutes (context), or takes numbers modulo 2^32.
-_BOUNDS = (
-    ("n_ctx", 1, 1 << 24),
-    ("n_parallel", 1, 1 << 16),
-    ("n_threads", 1, 256),
-    ("max_rows", 1, 1 << 16),
-    ("n_gpu_layers", -1, 1 << 16),
-)
+_MOST_LAYERS = 1 << 16
 _MMAP, _COPY = 1, 0
 _BY_LAYER = 1  # llama_split_mode
 _MIB = 2**20
@@ -73,10 +66,6 @@ def checked_options(options: LoadOptions) -> LoadOptions:
     """
     if options.kv_type not in KV_TYPES:
         raise OptionError("kv_type", options.kv_type, f"the llamacpp runtime takes {', '.join(KV_TYPES)}")
-    for name, least, most in _BOUNDS:
-        value = getattr(options, name)
-        if value is not None and not least <= value <= most:
-            raise OptionError(name, value, f"it must be from {least} to {most}")
     llamacpp_options(options)
     refuse_draft_head(options, "llamacpp")
     if llamacpp_options(options).machines:
@@ -85,6 +74,11 @@ def checked_options(options: LoadOptions) -> LoadOptions:
         raise RequestError(
             f"the llamacpp runtime maps all weights; leave {argument('resident_bytes')} out, or use the cpu runtime"
         )
+    # Beyond these bounds llama.cpp crashes (threads), looks for memory for minutes (context), or takes numbers modulo
+    # 2^32.
+    check_sizes(options)
+    if not -1 <= (options.n_gpu_layers or 0) <= _MOST_LAYERS:
+        raise OptionError("n_gpu_layers", options.n_gpu_layers, f"it must be from -1 to {_MOST_LAYERS}")
     return options if repack_complaint() is None else options.with_own(repack=False)
 
 

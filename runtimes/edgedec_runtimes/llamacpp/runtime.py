@@ -338,12 +338,8 @@ def _least_terms(gguf: GGUF, options: LoadOptions) -> tuple[MemoryTerm, ...] | N
     if options.planning_bytes is None or n_bytes <= options.planning_bytes:
         return None
     detail = f"{describe(gguf).n_vocab} tokens; llama.cpp would take {format_bytes(n_bytes)} to say what else it needs"
-    return _weights_term(gguf, options), MemoryTerm("vocabulary", _vocabulary_bytes(gguf), detail, partial=True)
-
-
-def _weights_term(gguf: GGUF, options: LoadOptions) -> MemoryTerm:
-    kind = "mapped" if llamacpp_options(options).mmap else "private"
-    return MemoryTerm(f"weights ({kind})", gguf.n_bytes, "the whole file")
+    weights = weight_terms(gguf, (), (), mmap=llamacpp_options(options).mmap)
+    return *weights, MemoryTerm("vocabulary", _vocabulary_bytes(gguf), detail, partial=True)
 
 
 def _vocabulary_bytes(gguf: GGUF) -> int:

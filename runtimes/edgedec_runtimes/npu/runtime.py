@@ -34,7 +34,7 @@ from edgedec_runtimes.onnx.exported import verify_files
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
-from edgedec_runtimes.shared.load_checks import refuse_adapters, refuse_draft_head
+from edgedec_runtimes.shared.load_checks import check_sizes, refuse_adapters, refuse_draft_head, refuse_resident_bytes
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
 
@@ -124,13 +124,8 @@ def _check_options(facts: Facts, options: LoadOptions) -> None:
     _own(options)
     refuse_draft_head(options, "npu")
     refuse_adapters(options, "npu runtime")
-    if options.resident_bytes is not None:
-        raise RequestError(f"the npu runtime keeps all weights in memory; leave {argument('resident_bytes')} out")
-    most = facts.contexts[-1]
-    for name, largest in (("n_ctx", most), ("n_parallel", 1 << 16), ("n_threads", 256), ("max_rows", 1 << 16)):
-        value = getattr(options, name)
-        if value is not None and not 1 <= value <= largest:
-            raise OptionError(name, value, f"it must be from 1 to {largest} for this export")
+    refuse_resident_bytes(options, "npu")
+    check_sizes(options, n_ctx=facts.contexts[-1])
 
 
 def _default_n_ctx(facts: Facts) -> int:

@@ -31,7 +31,7 @@ from edgedec_runtimes.onnx.providers import choose_provider, devices
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.cpu_count import usable_cores
 from edgedec_runtimes.shared.hyperparameters import in_all_layers
-from edgedec_runtimes.shared.load_checks import check_sizes, refuse_adapters
+from edgedec_runtimes.shared.load_checks import check_sizes, refuse_adapters, refuse_resident_bytes
 from edgedec_runtimes.shared.mapped_files import MappedFiles
 from edgedec_runtimes.shared.pages import with_mappings
 from edgedec_runtimes.tokenizer import open_tokenizer, refusal
@@ -129,8 +129,7 @@ def _check_options(export: Export, options: LoadOptions) -> None:
     read_options(NoOptions, options.runtime_options, "the onnx runtime")
     require_head(export, options)
     refuse_adapters(options, "onnx runtime")
-    if options.resident_bytes is not None:
-        raise RequestError(f"the onnx runtime keeps all weights in memory; leave {argument('resident_bytes')} out")
+    refuse_resident_bytes(options, "onnx")
     check_sizes(options)
     if export.kind == OPTIMUM:
         check_n_ctx(options.n_ctx or 1, export.n_ctx_train)

@@ -33,6 +33,7 @@ from edgedec_runtimes.cpu.library import (
     instruction_sets,
     last_error,
     native,
+    new_handle,
 )
 from edgedec_runtimes.cpu.mapping import Mapping
 from edgedec_runtimes.cpu.native_tables import NUMBERS, numbers
@@ -238,10 +239,8 @@ def _create(file: SiglipFile, n_threads: int) -> c_void_p:
     config = EncoderConfig(n_patch, file.n_embd, file.n_ff, file.n_layer, file.n_head, file.n_out)
     config.activation, config.merge = numbers("activations", "EC_")[file.activation], file.cutting.merge
     config.pools, config.epsilon, config.merged_epsilon = pools, file.epsilon, file.merged_epsilon
-    handle = c_void_p()
-    code = native().ec_encoder_create(ctypes.byref(config), n_threads, forced_instruction_set(), ctypes.byref(handle))
-    check(code, _WHAT)
-    return handle
+    isa = forced_instruction_set()
+    return new_handle(lambda to: native().ec_encoder_create(ctypes.byref(config), n_threads, isa, to), _WHAT)
 
 
 def _opened(gguf: GGUF) -> BinaryIO:

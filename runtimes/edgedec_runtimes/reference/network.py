@@ -66,6 +66,7 @@ class KVCache:
 
 
 Floats = NDArray[np.float32]
+_POST_NORM = "post_attention_norm.weight"
 _LEAST_SUM = np.float32(6.103515625e-5)  # that the weights of experts are divided by
 
 
@@ -198,11 +199,10 @@ def per_layer_inputs(weights: Weights, token_id: int, state: Floats) -> Floats |
 def _finished(weights: Weights, layer: Layer, state: Floats, per_layer: Floats | None) -> Floats:
     """Return what leaves a layer: with what the layer makes of the token added, and scaled."""
     if per_layer is not None:
-        assert layer.token_gate is not None, "a layer that gets something of the token has two matrices for it"
-        assert layer.token_output is not None, "a layer that gets something of the token has two matrices for it"
-        made = layer.token_output @ (_gelu(layer.token_gate @ state) * per_layer)
-        state = state + _normed(made, layer.token_norm, weights.hyper.rms_epsilon)
-    return state if layer.scale is None else state * layer.scale
+        made = layer["proj.weight"] @ (_gelu(layer["inp_gate.weight"] @ state) * per_layer)
+        state = state + _normed(made, layer.get("post_norm.weight"), weights.hyper.rms_epsilon)
+    scale = layer.get("layer_output_scale.weight")
+    return state if scale is None else state * scale
 
 
 def logits(weights: Weights, state: Floats) -> Floats:
@@ -224,21 +224,20 @@ def _mixer(weights: Weights, cache: KVCache, i: int, state: Floats, row: Row) ->
 def _recurrence(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
     sizes, layer, slot = weights.switches.recurrence, weights.layers[i], visible[-1]
     assert sizes is not None, "the layer has a recurrent state"
-    assert layer.recurrence is not None, "the layer has a recurrent state"
     epsilon = weights.hyper.rms_epsilon
     seen = cache.columns[i, visible[-sizes.length : -1]]
     states = cache.states[i, visible[-2]] if len(visible) > 1 else np.zeros(cache.states.shape[2:], np.float32)
-    x = _normed(state, layer.attn_norm, epsilon)
-    column, states, output = recur(layer.recurrence, sizes, x, (seen, states), epsilon)
+    x = _normed(state, layer.get("attn_norm.weight"), epsilon)
+    column, states, output = recur(layer, sizes, x, (seen, states), epsilon)
     cache.columns[i, slot], cache.states[i, slot] = column, states
-    return _normed(output, layer.attn_post_norm, epsilon)
+    return _normed(output, layer.get(_POST_NORM), epsilon)
 
 
 def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, row: Row) -> Floats:
     visible = row.visible
     hyper, switches, layer, shape = weights.hyper, weights.switches, weights.layers[i], weights.hyper.layers[i]
     position, slot, stored = len(visible) - 1, visible[-1], (shape.kv_from, slice(None), slice(shape.n_kv))
-    x = _normed(state, layer.attn_norm, hyper.rms_epsilon)
+    x = _normed(state, layer.get("attn_norm.weight"), hyper.rms_epsilon)
 
     def placed(y: Floats, norm: Floats | None) -> Floats:
         """Return queries or keys, normed and rotated to the row's position, in the architecture's order."""
@@ -250,19 +249,19 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, row: Row
             y = _rotate(y, places, shape.head_dim, layer.turns, interleaved=switches.rope_interleaved)
         return _normed_heads(y, norm, hyper) if switches.norms_after_rope else y
 
-    q, gate = _project(layer.q, layer.q_bias, x), None
+    q, gate = _project(layer, "attn_q", x), None
     if switches.attention_gate:  # behind the queries of each head
         q, gate = (part.reshape(-1) for part in np.split(q.reshape(-1, 2 * shape.head_dim), 2, axis=1))
-    q = placed(q, layer.q_norm)
+    q = placed(q, layer.get("attn_q_norm.weight"))
     if switches.temperature_tokens:
         step = position // switches.temperature_tokens
         q = q * np.float32(1 + switches.temperature_scale * math.log(1 + step))
-    if layer.k is not None:
-        keys = _project(layer.k, layer.k_bias, x)
-        values = keys if layer.v is None else _project(layer.v, layer.v_bias, x)
+    if "attn_k.weight" in layer.tensors:
+        keys = _project(layer, "attn_k", x)
+        values = _project(layer, "attn_v", x) if "attn_v.weight" in layer.tensors else keys
         if switches.value_norm:
             values = _normed_heads(values, np.ones(shape.head_dim, np.float32), hyper)
-        cache.keys[stored][slot] = placed(keys, layer.k_norm)
+        cache.keys[stored][slot] = placed(keys, layer.get("attn_k_norm.weight"))
         cache.values[stored][slot] = values
     seen = np.concatenate([visible[-layer.window :] if layer.window else visible, row.behind])
     heads = (len(seen), shape.n_head_kv, shape.head_dim)
@@ -271,53 +270,56 @@ def _attention(weights: Weights, cache: KVCache, i: int, state: Floats, row: Row
     # Each key-value head serves a group of query heads.
     grouped = q.reshape(shape.n_head_kv, -1, shape.head_dim)
     scores = grouped @ keys.transpose(1, 2, 0) * np.float32(switches.attention_scale)
-    sinks = None if layer.sinks is None else layer.sinks.reshape(shape.n_head_kv, -1, 1)
-    shares = _softmax(_capped(scores, switches.attention_softcap), sinks)
+    sinks = layer.get("attn_sinks.weight")
+    of_groups = None if sinks is None else sinks.reshape(shape.n_head_kv, -1, 1)
+    shares = _softmax(_capped(scores, switches.attention_softcap), of_groups)
     if weight := row.weights.get(i):
         row.mass[i][: shape.n_head, seen] += np.float32(weight) * shares.reshape(shape.n_head, -1)
     mixed = shares @ values.transpose(1, 0, 2)
     result = mixed.reshape(-1) if gate is None else mixed.reshape(-1) * sigmoid(gate)
-    output = _project(layer.attn_output, layer.attn_output_bias, result)
-    return _normed(output, layer.attn_post_norm, hyper.rms_epsilon)
+    return _normed(_project(layer, "attn_output", result), layer.get(_POST_NORM), hyper.rms_epsilon)
 
 
 def _convolution(weights: Weights, cache: KVCache, i: int, state: Floats, visible: NDArray[np.intp]) -> Floats:
     """Return the output of a gated short convolution (LFM2): C * conv(B * x), of three products of the state."""
     layer = weights.layers[i]
-    assert layer.kernels is not None, "the layer has a convolution"
-    assert layer.k is not None, "a convolution has three products"
-    assert layer.v is not None, "a convolution has three products"
-    normed = _normed(state, layer.attn_norm, weights.hyper.rms_epsilon)
-    c, b, x = layer.q @ normed, layer.k @ normed, layer.v @ normed
+    kernels = layer["shortconv.conv.weight"]
+    normed = _normed(state, layer.get("attn_norm.weight"), weights.hyper.rms_epsilon)
+    c, b, x = (layer[f"shortconv.{part}.weight"] @ normed for part in ("c", "b", "x"))
     cache.columns[i, visible[-1]] = b * x
-    seen = cache.columns[i, visible[-layer.kernels.shape[1] :]]
-    convolved = (seen.T * layer.kernels[:, -len(seen) :]).sum(axis=1)
-    output: Floats = layer.attn_output @ (c * convolved)
-    return _normed(output, layer.attn_post_norm, weights.hyper.rms_epsilon)
+    seen = cache.columns[i, visible[-kernels.shape[1] :]]
+    convolved = (seen.T * kernels[:, -len(seen) :]).sum(axis=1)
+    output: Floats = layer["shortconv.out_proj.weight"] @ (c * convolved)
+    return _normed(output, layer.get(_POST_NORM), weights.hyper.rms_epsilon)
 
 
 def _feed_forward(weights: Weights, layer: Layer, state: Floats, routed: Floats | None) -> Floats:
     """Return what a feed-forward block adds; its router reads `routed`, or what the experts read where that is None."""
     switches, epsilon = weights.switches, weights.hyper.rms_epsilon
-    x = _normed(state, layer.ffn_norm, epsilon)
-    output = np.zeros_like(x)
-    if layer.up is not None and layer.down is not None:
-        up = layer.up @ x
-        gated = _ACTIVATIONS[switches.activation](up) if layer.gate is None else _gated(switches, layer.gate @ x, up)
-        output = layer.down @ gated
-        if layer.shared_router is not None:
-            output = output * sigmoid(layer.shared_router @ x)
-    if layer.router is not None:
-        to_experts = x if layer.experts_norm is None else _normed(state, layer.experts_norm, epsilon)
-        to_router = x if layer.router_norm is None else _normed(state, layer.router_norm, epsilon)
-        gates = _project(layer.router, layer.router_bias, to_router if routed is None else routed)
-        mixed = _experts(weights, layer, gates, to_experts)
-        output = _normed(output, layer.dense_post_norm, epsilon) + _normed(mixed, layer.experts_post_norm, epsilon)
-    return _normed(output, layer.ffn_post_norm, epsilon)
+    x = _normed(state, layer.get("ffn_norm.weight"), epsilon)
+    output, has_experts = np.zeros_like(x), "ffn_gate_inp.weight" in layer.tensors
+    end = "_shexp.weight" if has_experts else ".weight"
+    if f"ffn_up{end}" in layer.tensors:
+        gate = layer.get(f"ffn_gate{end}")
+        active = _gated(switches, None if gate is None else gate @ x, layer[f"ffn_up{end}"] @ x)
+        output = layer[f"ffn_down{end}"] @ active
+        if (of_shared := layer.get("ffn_gate_inp_shexp.weight")) is not None:
+            output = output * sigmoid(of_shared @ x)
+    if has_experts:
+        norms = ("pre_ffw_norm_2.weight", "ffn_gate_inp.scale")
+        to_experts, to_router = (x if (w := layer.get(n)) is None else _normed(state, w, epsilon) for n in norms)
+        mixed = _experts(
+            weights, layer, _project(layer, "ffn_gate_inp", to_router if routed is None else routed), to_experts
+        )
+        output = _normed(output, layer.get("post_ffw_norm_1.weight"), epsilon)
+        output = output + _normed(mixed, layer.get("post_ffw_norm_2.weight"), epsilon)
+    return _normed(output, layer.get("post_ffw_norm.weight"), epsilon)
 
 
-def _gated(switches: Switches, gate: Floats, up: Floats) -> Floats:
-    """Return the gated activations."""
+def _gated(switches: Switches, gate: Floats | None, up: Floats) -> Floats:
+    """Return the gated activations; without gates those of `up`."""
+    if gate is None:
+        return _ACTIVATIONS[switches.activation](up)
     if switches.glu_limit:
         limit, slope = np.float32(switches.glu_limit), np.float32(switches.glu_slope)
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
@@ -328,31 +330,22 @@ def _gated(switches: Switches, gate: Floats, up: Floats) -> Floats:
 def _experts(weights: Weights, layer: Layer, gates: Floats, x: Floats) -> Floats:
     """Return the weighted sum of the outputs of the experts with the best scores `gates`, of equal ones the first."""
     switches, n_used = weights.switches, weights.hyper.n_expert_used
-    assert layer.expert_up is not None
-    assert layer.expert_down is not None
     if switches.expert_gating != "chosen":
         gates = _softmax(gates) if switches.expert_gating == "softmax" else sigmoid(gates)
-    biased = gates if layer.expert_bias is None else gates + layer.expert_bias
+    bias, scales = layer.get("exp_probs_b.bias"), layer.get("ffn_down_exps.scale")
+    biased = gates if bias is None else gates + bias
     chosen = np.argsort(-biased, kind="stable")[:n_used]
     shares = _softmax(gates[chosen]) if switches.expert_gating == "chosen" else gates[chosen]
     if switches.norm_experts:
         shares = shares / max(shares.sum(), _LEAST_SUM)
-    if layer.expert_scales is not None:
-        shares = shares * layer.expert_scales[chosen]
+    if scales is not None:
+        shares = shares * scales[chosen]
     output = np.zeros_like(x)
     for expert, share in zip(chosen, shares * np.float32(switches.expert_scale), strict=True):
-        up = _project(layer.expert_up[expert], _of(layer.expert_up_bias, expert), x)
-        if layer.expert_gate is None:
-            active = _ACTIVATIONS[switches.activation](up)
-        else:
-            gate = _project(layer.expert_gate[expert], _of(layer.expert_gate_bias, expert), x)
-            active = _gated(switches, gate, up)
-        output = output + _project(layer.expert_down[expert], _of(layer.expert_down_bias, expert), active) * share
+        up = _project(layer, "ffn_up_exps", x, expert)
+        gate = _project(layer, "ffn_gate_exps", x, expert) if "ffn_gate_exps.weight" in layer.tensors else None
+        output = output + _project(layer, "ffn_down_exps", _gated(switches, gate, up), expert) * share
     return output
-
-
-def _of(biases: Floats | None, expert: int) -> Floats | None:
-    return None if biases is None else biases[expert]
 
 
 def _gelu(x: Floats) -> Floats:
@@ -381,7 +374,11 @@ def _capped(x: Floats, cap: float) -> Floats:
     return result
 
 
-def _project(matrix: Floats, bias: Floats | None, x: Floats) -> Floats:
+def _project(layer: Layer, name: str, x: Floats, expert: int | None = None) -> Floats:
+    """Return the product of a matrix of a layer, or of one of its experts, with its bias where it has one."""
+    matrix, bias = layer[f"{name}.weight"], layer.get(f"{name}.bias")
+    if expert is not None:
+        matrix, bias = matrix[expert], None if bias is None else bias[expert]
     return matrix @ x if bias is None else matrix @ x + bias
 
 

@@ -22,7 +22,7 @@ from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint,
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
 from edgedec_runtimes.reference.weights import n_weight_bytes, read_shape, read_weights
 from edgedec_runtimes.shared.cards import model_card
-from edgedec_runtimes.shared.load_checks import refuse_adapters, refuse_draft_head
+from edgedec_runtimes.shared.load_checks import refuse_adapters, refuse_draft_head, refuse_resident_bytes
 
 _KV_DTYPES: dict[str, np.dtype[np.floating]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 
@@ -81,5 +81,4 @@ def _check_options(options: LoadOptions) -> None:
     read_options(NoOptions, options.runtime_options, "the reference runtime")
     refuse_draft_head(options, "reference")
     refuse_adapters(options, "reference runtime")
-    if options.resident_bytes is not None:
-        raise RequestError(f"the reference runtime keeps all weights in memory; leave {argument('resident_bytes')} out")
+    refuse_resident_bytes(options, "reference")

@@ -7,6 +7,7 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from edgedec.closeable import Closeable
@@ -139,6 +140,7 @@ class LibraryModel(Closeable, Generic[H, S]):
         tokenizer: Tokenizer,
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
         free: Callable[[], None],
+        cache_dir: Path | None = None,
         tree_rows: int = 0,
         logit_rows: int = 0,
     ) -> None:
@@ -147,6 +149,8 @@ class LibraryModel(Closeable, Generic[H, S]):
         Args:
             terms: Makes the memory plan for a context and a number of rows.
             free: Gives the handle back. Called once, in the process that loaded the model; must not refer to the model.
+            cache_dir: Where a MeasuredModel keeps what is measured, if anywhere.
+            tree_rows: Most rows of a tree.
             logit_rows: Most rows of logits of a forward of several sessions, where one session may ask for fewer.
         """
         self.handle = handle
@@ -156,11 +160,11 @@ class LibraryModel(Closeable, Generic[H, S]):
         self.capabilities = capabilities
         self.tokenizer = tokenizer
         self._terms = terms
+        self._cache_dir = cache_dir
         self.tree_rows = tree_rows
         self._limits = Limits(card, capabilities, max(logit_rows, capabilities.max_rows), tree_rows)
         self._sessions: weakref.WeakSet[S] = weakref.WeakSet()
-        self._finalizer = weakref.finalize(self, _free, free, os.getpid())
-        self._finalizer.atexit = False  # a daemon thread may be in a forward then
+        self._finalizer = freed_with(self, free)
 
     @property
     @abstractmethod
@@ -233,7 +237,17 @@ class LibraryModel(Closeable, Generic[H, S]):
                 self.__dict__.pop("handle", None)
 
 
-def _free(free: Callable[[], None], pid: int) -> None:
-    """Free what a library holds; a forked process leaves the parent's alone."""
+def freed_with(owner: object, free: Callable[..., object], *arguments: object) -> "weakref.finalize[..., object]":
+    """Return what frees native memory once, at the latest with its owner, by `free(*arguments)`.
+
+    A forked process leaves the parent's memory alone. At the end of the process nothing is freed: a daemon thread may
+    be in a forward then.
+    """
+    finalizer = weakref.finalize(owner, _free, os.getpid(), free, *arguments)
+    finalizer.atexit = False
+    return finalizer
+
+
+def _free(pid: int, free: Callable[..., object], *arguments: object) -> None:
     if os.getpid() == pid:
-        free()
+        free(*arguments)

@@ -32,9 +32,21 @@ def refuse_adapters(options: LoadOptions, runtime: str) -> None:
 _MOST = {"n_ctx": 1 << 24, "n_parallel": 1 << 16, "n_threads": 256, "max_rows": 1 << 16, "resident_bytes": 1 << 62}
 
 
-def check_sizes(options: LoadOptions) -> None:
-    """Raise OptionError for a size that is out of range; None leaves it to the runtime."""
-    for name, most in _MOST.items():
+def refuse_resident_bytes(options: LoadOptions, runtime: str) -> None:
+    """Raise RequestError where the options say how much of the weights to keep in memory: this runtime keeps all."""
+    if options.resident_bytes is not None:
+        raise RequestError(f"the {runtime} runtime keeps all weights in memory; leave {argument('resident_bytes')} out")
+
+
+def check_sizes(options: LoadOptions, **most: int) -> None:
+    """Raise OptionError for a size that is out of range; None leaves it to the runtime.
+
+    Args:
+        options: What a model is loaded with.
+        most: The largest values of some sizes that the model itself allows.
+    """
+    for name, largest in (_MOST | most).items():
         value = getattr(options, name)
-        if value is not None and not 1 <= value <= most:
-            raise OptionError(name, value, f"it must be from 1 to {most}")
+        if value is not None and not 1 <= value <= largest:
+            of_model = " for this model" if name in most else ""
+            raise OptionError(name, value, f"it must be from 1 to {largest}{of_model}")

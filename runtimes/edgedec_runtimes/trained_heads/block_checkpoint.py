@@ -5,25 +5,27 @@ can borrow the target's. Early files of SpecForge put `logit_head.` before the n
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from edgedec.errors import UnsupportedModelError
-from edgedec_runtimes.trained_heads.block_settings import BlockSettings, read_block_settings
-from edgedec_runtimes.trained_heads.card import HeadCard, Target
+from edgedec_runtimes.trained_heads.block_settings import read_block_settings
+from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
 from edgedec_runtimes.trained_heads.checkpoint_tensors import (
     CONFIG,
     LAYER,
     MAPS,
+    by_name,
+    complete_card,
     fail,
-    head_name,
     open_head,
+    tap_length,
     vocabularies,
     weight,
 )
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor, to_halves
 from edgedec_runtimes.trained_heads.record import read_record
+from edgedec_runtimes.trained_heads.settings import Settings
 from edgedec_runtimes.trained_heads.shapes import checked_head, complete_confidence
 from edgedec_runtimes.weights.safetensors import Tensor, read_json
 
@@ -78,91 +80,59 @@ def read_block_checkpoint(folder: Path) -> Head:
             f"{folder}: {MASK_FILE} is a PyTorch file, which can run code when it is read; take a GGUF of this head"
         )
     record = read_record(folder)
-    tensors = _by_name(folder, open_head(folder))
-    taps = settings.taps if record.taps is None else record.taps
-    n_embd_target, n_ff = _sizes(folder, tensors, len(taps))
-    if n_embd_target == settings.n_embd:
-        _leave_out_copies(tensors, settings)
+    said = settings.card
+    tensors = by_name(folder, open_head(folder), _name_of, "a block head of Qwen3 layers")
+    taps = said.taps if record.taps is None else record.taps
+    n_embd_target = tap_length(folder, tensors, "layers.0.gate", len(taps))
+    if n_embd_target == said.n_embd:
+        _leave_out_copies(tensors, said)
     weights = {name: weight(tensor) for name, tensor in tensors.items() if name not in MAPS}
-    d2t, n_target = vocabularies(folder, tensors, settings.n_vocab_target, settings.n_vocab_draft)
-    _complete(folder, weights, settings)
-    card = HeadCard(
-        name=record.name or head_name(folder),
-        n_embd=settings.n_embd,
+    d2t, n_target = vocabularies(folder, tensors, said.n_vocab_target, said.n_vocab_draft)
+    shape = _complete(folder, weights, settings)
+    card = complete_card(
+        folder,
+        settings,
+        record,
+        weights,
         n_embd_target=n_embd_target,
-        n_ff=n_ff,
-        n_head=settings.n_head,
-        n_head_kv=settings.n_head_kv,
-        head_dim=settings.head_dim,
-        rms_epsilon=settings.rms_epsilon,
-        rope_base=settings.rope_base,
+        n_ff=tensors["layers.0.gate"].shape[0],
         taps=taps,
         n_vocab_draft=len(d2t),
         n_vocab_target=n_target,
-        own_embedding="embedding" in weights,
-        own_output="output" in weights,
-        target=record.target or (Target(name=settings.target_name) if settings.target_name else None),
-        promise=record.promise,
-        notes=settings.notes,
-        block=replace(
-            settings.shape,
-            confidence="confidence" in weights,
-            mask_token=-1 if "mask" in weights else settings.shape.mask_token,
-        ),
+        block=shape,
     )
     head = checked_head(folder, card, weights, d2t, n_taps=len(taps))
     return _in_halves(head) if settings.neighbours else head
 
 
-def _by_name(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors by the names of HeadTensor's table, and d2t and t2d among them."""
-    by_name: dict[str, Tensor] = {}
-    for full, tensor in tensors.items():
-        short = _BEFORE.sub("", full, count=1)
-        if _UNUSED.fullmatch(short):
-            continue
-        layer = _LAYER_NAME.fullmatch(short)
-        name = OUTER.get(short) or (short if short in MAPS else None)
-        if layer is not None and layer[2] in IN_LAYER:
-            name = f"layers.{int(layer[1])}.{IN_LAYER[layer[2]]}"
-        if name is None:
-            raise UnsupportedModelError(
-                f"{folder}: tensor {full[:80]!r} is none that a block head of Qwen3 layers has; edgedec does not run "
-                "this head: take one without it"
-            )
-        if name in by_name:
-            fail(folder, f"it has both {by_name[name].name!r} and {full[:80]!r}")
-        by_name[name] = tensor
-    return by_name
+def _name_of(full: str) -> str | None:
+    short = _BEFORE.sub("", full, count=1)
+    if _UNUSED.fullmatch(short):
+        return ""
+    layer = _LAYER_NAME.fullmatch(short)
+    if layer is not None and layer[2] in IN_LAYER:
+        return f"layers.{int(layer[1])}.{IN_LAYER[layer[2]]}"
+    return OUTER.get(short) or (short if short in MAPS else None)
 
 
-def _sizes(folder: Path, tensors: Mapping[str, Tensor], n_taps: int) -> tuple[int, int]:
-    """Return the length of a tap, and the rows of gate."""
-    for name in ("fc", "layers.0.gate"):
-        if name not in tensors:
-            fail(folder, f"it has no tensor for {name!r}")
-        if len(tensors[name].shape) != 2:
-            fail(folder, f"its {name} is no matrix")
-    n_columns = tensors["fc"].shape[1]
-    if n_columns % n_taps or not n_columns:
-        fail(folder, f"its fc has {n_columns} columns, expected {n_taps} taps of equal length")
-    return n_columns // n_taps, tensors["layers.0.gate"].shape[0]
-
-
-def _leave_out_copies(tensors: dict[str, Tensor], settings: BlockSettings) -> None:
+def _leave_out_copies(tensors: dict[str, Tensor], card: HeadCard) -> None:
     """Take out the embedding, and an output matrix of the whole vocabulary."""
     tensors.pop("embedding", None)
-    if "output" in tensors and tensors["output"].shape[:1] == (settings.n_vocab_target,):
+    if "output" in tensors and tensors["output"].shape[:1] == (card.n_vocab_target,):
         del tensors["output"]
 
 
-def _complete(folder: Path, weights: dict[str, HeadTensor], settings: BlockSettings) -> None:
-    """Add what config.json alone says, and bring the confidence head to one form."""
+def _complete(folder: Path, weights: dict[str, HeadTensor], settings: Settings) -> BlockShape:
+    """Add what config.json alone says, bring the confidence head to one form, and return the shape with both."""
+    shape = settings.card.block
+    assert shape is not None, "settings of a block"
     if settings.rope_divisors is not None:
         weights["rope_divisors"] = HeadTensor.of(settings.rope_divisors)
     if settings.has_confidence and "confidence" not in weights:
         fail(folder, "config.json says enable_confidence_head, but there is no confidence_head.proj.weight")
-    complete_confidence(weights, n_embd=settings.n_embd, rank=settings.shape.rank)
+    complete_confidence(weights, n_embd=settings.card.n_embd, rank=shape.rank)
+    mask = -1 if "mask" in weights else shape.mask_token
+    return replace(shape, confidence="confidence" in weights, mask_token=mask)
 
 
 def _in_halves(head: Head) -> Head:

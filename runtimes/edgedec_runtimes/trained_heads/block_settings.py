@@ -18,30 +18,24 @@ DeepSpec's class turns whole heads, whatever `partial_rotary_factor` it copied.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edgedec_runtimes.trained_heads.card import BlockShape, Markov
 from edgedec_runtimes.trained_heads.record import layer_ids
 from edgedec_runtimes.trained_heads.settings import (
     MOST_VALUES,
+    Settings,
     check_expected,
+    flat,
     optional,
     refuse_unknown,
-    rope_of,
-    sizes_of,
-    target_name,
+    settings_of,
 )
 from edgedec_runtimes.weights.config_values import ConfigValues
 
 MOST_LAYERS = 64
 MOST_ROWS = 256
-_REMEDY = "edgedec does not run such a head; take one that is trained without it"
-_DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
 # Whether rows predict the token behind them where the file does not say it, by its class.
 _SHIFTED = {
     **dict.fromkeys(("DFlashDraftModel", "DFlashSpeculator", "DFlash2DraftModel", "Qwen3DFlash2Model"), False),
@@ -89,35 +83,6 @@ _KNOWN = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BlockSettings:
-    """What config.json says of a block head; attributes with a name of HeadCard's are those.
-
-    Attributes:
-        neighbours: RoPE turns pairs of neighbours in the file, so that rows of q and k must be reordered.
-        n_vocab_draft: Tokens that the head can draft; None where the file does not say how many.
-        n_vocab_target: Tokens of the target; None where the file does not say how many.
-        has_confidence: The file says that there is a confidence head.
-        shape: Its confidence is false, and its mask_token -1 where the file names no mask.
-    """
-
-    target_name: str
-    n_embd: int
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    rms_epsilon: float
-    rope_base: float
-    rope_divisors: NDArray[np.float32] | None
-    neighbours: bool
-    taps: tuple[int, ...]
-    n_vocab_draft: int | None
-    n_vocab_target: int | None
-    has_confidence: bool
-    shape: BlockShape
-    notes: tuple[str, ...]
-
-
 def is_block_config(raw: Mapping[str, Any]) -> bool:
     """Return whether what config.json holds is of a block head rather than of an EAGLE-3 head or a model."""
     if raw.get("speculators_model_type") is not None:
@@ -125,7 +90,7 @@ def is_block_config(raw: Mapping[str, Any]) -> bool:
     return bool(_WORDS & raw.keys())
 
 
-def read_block_settings(path: Path, raw: Mapping[str, Any]) -> BlockSettings:
+def read_block_settings(path: Path, raw: Mapping[str, Any]) -> Settings:
     """Return the settings of a block head.
 
     Args:
@@ -140,40 +105,27 @@ def read_block_settings(path: Path, raw: Mapping[str, Any]) -> BlockSettings:
     _refuse_relatives(values)
     check_expected(values, _EXPECTED)
     refuse_unknown(values, _KNOWN | _EXPECTED.keys())
-    n_embd, n_head, n_head_kv, head_dim = sizes_of(values)
-    base, divisors = rope_of(values, head_dim)
     n_layer = values.whole("num_hidden_layers", most=MOST_LAYERS)
     windows, notes = _windows(values, n_layer)
-    return BlockSettings(
-        target_name=target_name(values),
-        n_embd=n_embd,
-        n_head=n_head,
-        n_head_kv=n_head_kv,
-        head_dim=head_dim,
-        rms_epsilon=values.number("rms_norm_eps"),
-        rope_base=base,
-        rope_divisors=divisors,
-        neighbours=not values.flag("rope_is_neox_style", True),
-        taps=_taps(values),
-        n_vocab_draft=optional(values, "draft_vocab_size"),
-        n_vocab_target=optional(values, "vocab_size"),
-        has_confidence=values.flag("enable_confidence_head", False),
-        shape=_shape(values, n_layer, windows),
+    taps = _taps(values)
+    return settings_of(
+        values,
+        taps=taps,
         notes=notes,
+        n_taps=len(taps),
+        form={"block": _shape(values, n_layer, windows)},
+        neighbours=not values.flag("rope_is_neox_style", True),
+        has_confidence=values.flag("enable_confidence_head", False),
     )
 
 
 def _flat(path: Path, raw: Mapping[str, Any]) -> ConfigValues:
-    """Return all settings in one object; null stands for the default."""
-    outer = ConfigValues(path, {key: value for key, value in raw.items() if value is not None}, _REMEDY)
-    values = dict(_DEFAULTS)
-    for table in (outer.table("transformer_layer_config"), outer.table("dflash_config"), outer.values):
-        values |= {key: value for key, value in table.items() if value is not None}
-    if values.get("architectures") == ["Qwen3DSparkModel"]:
-        values.pop("partial_rotary_factor", None)
-        rope = ConfigValues(path, values, _REMEDY).table("rope_parameters")
-        values["rope_parameters"] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
-    return ConfigValues(path, values, _REMEDY)
+    values = flat(path, raw, "dflash_config", {})
+    if values.values.get("architectures") == ["Qwen3DSparkModel"]:
+        values.values.pop("partial_rotary_factor", None)
+        rope = values.table("rope_parameters")
+        values.values["rope_parameters"] = {key: rope[key] for key in rope if key != "partial_rotary_factor"}
+    return values
 
 
 def _refuse_relatives(values: ConfigValues) -> None:
@@ -203,9 +155,9 @@ def _shape(values: ConfigValues, n_layer: int, windows: tuple[int, ...]) -> Bloc
         windows=windows,
         markov=markov,
         rank=rank,
-        top_k=optional(values, "selector_top_k") or 0,
-        conv_length=optional(values, "conv_kernel_size") or 0,
-        conv_group=optional(values, "conv_group_size") or 0,
+        top_k=optional(values, "selector_top_k"),
+        conv_length=optional(values, "conv_kernel_size"),
+        conv_group=optional(values, "conv_group_size"),
         logit_scale=values.number("output_multiplier", 1.0),
         softcap=values.number("final_logit_softcapping") if values.values.get("final_logit_softcapping") else 0.0,
         embedding_scale=values.number("input_embedding_scale", 1.0),
@@ -222,7 +174,7 @@ def _markov(values: ConfigValues) -> tuple[int, Markov]:
     if markov not in get_args(Markov)[:4]:
         values.refuse("markov_head_type", f"expected {', '.join(get_args(Markov)[1:4])}")
     selected = optional(values, "selector_rank")
-    if selected is None:
+    if not selected:
         return rank, markov
     if rank:
         values.refuse("markov_rank", "expected none beside selector_rank")

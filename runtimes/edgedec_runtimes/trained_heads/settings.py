@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec_runtimes.trained_heads.card import FcNorm
+from edgedec_runtimes.trained_heads.card import FcNorm, HeadCard, Target
 from edgedec_runtimes.trained_heads.record import layer_ids, text
 from edgedec_runtimes.weights.config_values import ConfigValues, llama3_divisors
 
@@ -32,12 +32,8 @@ DEFAULT_TAPS = 3
 _REMEDY = "edgedec does not run such a head; take one that is trained without it"
 MOST_VALUES = 2**24
 # The defaults of transformers' LlamaConfig and Qwen3Config, which write only what differs from them.
-_DEFAULTS: dict[str, Any] = {
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-}
+_DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+_SIZES: dict[str, Any] = {"hidden_size": 4096, "num_attention_heads": 32}
 # Settings that must have one of these values, or be absent.
 _EXPECTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
@@ -73,38 +69,27 @@ _KNOWN = frozenset({LAYER_IDS}).union(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What config.json says of a head; the attributes are those of HeadCard.
+    """What config.json says of a head.
 
     Attributes:
-        target_name: What the file calls the model that the head was trained for; "" where it does not name it.
-        taps: Empty where the file names no layers; then `n_taps` says how many there are.
-        n_vocab_draft: Tokens that the head can draft; None where the file does not say how many.
-        n_vocab_target: Tokens of the target; None where the file does not say how many.
+        card: Without what the tensors and the record say. Numbers are 0 where the file does not say them, and taps are
+            empty where it names no layers. A block has no confidence, and its mask_token is -1 where the file names no
+            mask.
         rope_divisors: float32[head_dim / 2] that the frequencies are divided by, or None.
+        n_taps: How many taps there are.
+        neighbours: RoPE turns pairs of neighbours in the file, so that rows of q and k must be reordered.
+        has_confidence: The file says that there is a confidence head.
     """
 
-    target_name: str
-    n_embd: int
-    n_embd_target: int | None
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    rms_epsilon: float
-    rope_base: float
+    card: HeadCard
     rope_divisors: NDArray[np.float32] | None
-    taps: tuple[int, ...]
     n_taps: int
-    n_vocab_draft: int | None
-    n_vocab_target: int | None
-    norm_before_residual: bool
-    fc_norm: FcNorm
-    feeds_back_normed: bool
-    norms_output: bool
-    notes: tuple[str, ...]
+    neighbours: bool = False
+    has_confidence: bool = False
 
 
 def read_settings(path: Path, raw: Mapping[str, Any]) -> Settings:
-    """Return the settings of a head.
+    """Return the settings of an EAGLE-3 head.
 
     Args:
         path: The file, for messages.
@@ -114,7 +99,8 @@ def read_settings(path: Path, raw: Mapping[str, Any]) -> Settings:
         ModelFormatError: A value has another type than expected, or contradicts another.
         UnsupportedModelError: A setting has a value, or a name, that edgedec does not run; the message names it.
     """
-    values, is_speculators = _flat(path, raw)
+    values = flat(path, raw, "eagle_config", _SIZES)
+    is_speculators = any(raw.get(key) is not None for key in ("transformer_layer_config", "speculators_model_type"))
     _check_known(values)
     norm_output = values.flag("norm_output", not is_speculators)
     notes = []
@@ -125,43 +111,73 @@ def read_settings(path: Path, raw: Mapping[str, Any]) -> Settings:
             "norm_output is true: read as a norm before the output matrix, as SpecForge means it; some trainers mean "
             'that the normed state is fed back, which "feeds_back_normed": true in edgedec-head.json says'
         )
-    n_embd, n_head, n_head_kv, head_dim = sizes_of(values)
-    base, divisors = rope_of(values, head_dim)
     taps, tap_notes = _taps(values)
     notes += tap_notes
-    return Settings(
-        target_name=target_name(values),
+    return settings_of(
+        values,
+        taps=taps,
+        notes=tuple(notes),
+        n_taps=len(taps) or values.whole("num_aux_hidden_states", DEFAULT_TAPS, most=16),
+        form={
+            "n_embd_target": optional(values, "target_hidden_size"),
+            "norm_before_residual": values.flag("norm_before_residual", False),
+            "fc_norm": _fc_norm(values),
+            "feeds_back_normed": is_speculators and norm_output,
+            "norms_output": is_speculators or norm_output,
+        },
+    )
+
+
+def flat(path: Path, raw: Mapping[str, Any], inner: str, defaults: dict[str, Any]) -> ConfigValues:
+    """Return all settings in one object: those of `inner` win over those of speculators' layers, and outer ones win.
+
+    Null stands for the default, as it does in the classes that write these files.
+    """
+    outer = ConfigValues(path, {key: value for key, value in raw.items() if value is not None}, _REMEDY)
+    values = _DEFAULTS | defaults
+    for table in (outer.table("transformer_layer_config"), outer.table(inner), outer.values):
+        values |= {key: value for key, value in table.items() if value is not None}
+    return ConfigValues(path, values, _REMEDY)
+
+
+def settings_of(
+    values: ConfigValues,
+    *,
+    taps: tuple[int, ...],
+    notes: tuple[str, ...],
+    n_taps: int,
+    form: dict[str, Any],
+    **extra: bool,
+) -> Settings:
+    """Return the settings, of which files of all forms say most alike.
+
+    Args:
+        form: What the form says of the card besides.
+        extra: Further attributes of Settings.
+    """
+    n_embd, n_head, n_head_kv, head_dim = _sizes_of(values)
+    base, divisors = _rope_of(values, head_dim)
+    name = _target_name(values)
+    sizes = {
+        "n_embd_target": 0,
+        "n_ff": 0,
+        "n_vocab_draft": optional(values, "draft_vocab_size"),
+        "n_vocab_target": optional(values, "target_vocab_size") or optional(values, "vocab_size"),
+    }
+    card = HeadCard(
+        name="",
         n_embd=n_embd,
-        n_embd_target=optional(values, "target_hidden_size"),
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_dim=head_dim,
         rms_epsilon=values.number("rms_norm_eps"),
         rope_base=base,
-        rope_divisors=divisors,
         taps=taps,
-        n_taps=len(taps) or values.whole("num_aux_hidden_states", DEFAULT_TAPS, most=16),
-        n_vocab_draft=optional(values, "draft_vocab_size"),
-        n_vocab_target=optional(values, "target_vocab_size") or optional(values, "vocab_size"),
-        norm_before_residual=values.flag("norm_before_residual", False),
-        fc_norm=_fc_norm(values),
-        feeds_back_normed=is_speculators and norm_output,
-        norms_output=is_speculators or norm_output,
-        notes=tuple(notes),
+        target=Target(name=name) if name else None,
+        notes=notes,
+        **(sizes | form),
     )
-
-
-def _flat(path: Path, raw: Mapping[str, Any]) -> tuple[ConfigValues, bool]:
-    """Return all settings in one object, and whether the file is in speculators' dialect.
-
-    Null stands for the default, as it does in the classes that write these files.
-    """
-    outer = ConfigValues(path, {key: value for key, value in raw.items() if value is not None}, _REMEDY)
-    values = dict(_DEFAULTS)
-    for table in (outer.table("transformer_layer_config"), outer.table("eagle_config"), outer.values):
-        values |= {key: value for key, value in table.items() if value is not None}
-    is_speculators = "transformer_layer_config" in outer.values or "speculators_model_type" in outer.values
-    return ConfigValues(path, values, _REMEDY), is_speculators
+    return Settings(card, divisors, n_taps, **extra)
 
 
 def _check_known(values: ConfigValues) -> None:
@@ -189,7 +205,7 @@ def refuse_unknown(values: ConfigValues, names: Set[str]) -> None:
         values.refuse(key[:80], "which edgedec does not know; delete it from the file where it changes no token")
 
 
-def sizes_of(values: ConfigValues) -> tuple[int, int, int, int]:
+def _sizes_of(values: ConfigValues) -> tuple[int, int, int, int]:
     """Return n_embd, n_head, n_head_kv and head_dim (raises ModelFormatError for heads that can't share)."""
     n_head = values.whole("num_attention_heads", most=MOST_VALUES)
     n_embd = values.whole("hidden_size", most=MOST_VALUES)
@@ -200,9 +216,9 @@ def sizes_of(values: ConfigValues) -> tuple[int, int, int, int]:
     return n_embd, n_head, n_head_kv, head_dim
 
 
-def optional(values: ConfigValues, key: str) -> int | None:
-    """Return an integer from 1 to MOST_VALUES; None where the key is absent."""
-    return values.whole(key, most=MOST_VALUES) if key in values.values else None
+def optional(values: ConfigValues, key: str) -> int:
+    """Return an integer from 1 to MOST_VALUES; 0 where the key is absent."""
+    return values.whole(key, most=MOST_VALUES) if key in values.values else 0
 
 
 def _fc_norm(values: ConfigValues) -> FcNorm:
@@ -224,13 +240,13 @@ def _taps(values: ConfigValues) -> tuple[tuple[int, ...], list[str]]:
     return (tuple(i + 1 for i in ids), []) if ids[0] == 1 else (ids, [])
 
 
-def target_name(values: ConfigValues) -> str:
+def _target_name(values: ConfigValues) -> str:
     """Return the target's name, where speculators' dialect has it; "" where the file does not name the target."""
     config = ConfigValues(values.path, values.table("speculators_config"), values.remedy)
     return text(ConfigValues(values.path, config.table("verifier"), values.remedy), "name_or_path")
 
 
-def rope_of(values: ConfigValues, head_dim: int) -> tuple[float, NDArray[np.float32] | None]:
+def _rope_of(values: ConfigValues, head_dim: int) -> tuple[float, NDArray[np.float32] | None]:
     """Return RoPE's base, and what its frequencies are divided by; transformers 4 (rope_scaling) or 5's form."""
     parameters = {key: value for key, value in values.table("rope_parameters").items() if value is not None}
     rope = ConfigValues(values.path, parameters or values.table("rope_scaling"), values.remedy)

@@ -6,7 +6,6 @@ hidden states that the head reads, and it passes on forks, and paths of trees th
 """
 
 import ctypes
-import os
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -32,7 +31,9 @@ from edgedec_runtimes.cpu.library import (
     check,
     forced_instruction_set,
     native,
+    new_handle,
 )
+from edgedec_runtimes.shared.library_model import freed_with
 from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.head import HeadTensor
 from edgedec_runtimes.trained_heads.target import Fitted
@@ -87,17 +88,16 @@ class HeadBeside:
         self.layers = tapped_layers(fitted.head.card)
         self._look_up = LOOK_UP(_looked_up(target.embeddings, target.n_embd))  # must outlive the stand-in
         self._target = _stand_in(target, n_threads, self._look_up)
-        self._freed = weakref.finalize(self, native().ec_model_destroy, self._target)
-        self._freed.atexit = False
+        self._freed = freed_with(self, native().ec_model_destroy, self._target)
         self.head = CpuDraftHead(self._target, fitted, target.output_rows, target.token_bytes)
 
     def text(self, n_ctx: int) -> "TextBeside | None":
         """Return what the head will know of an empty text of at most `n_ctx` tokens; None where the head was freed."""
         if self.head.closed:
             return None
-        handle = ctypes.c_void_p()
-        code = native().ec_session_open(self._target, n_ctx, 0, ctypes.byref(handle))
-        check(code, f"a draft head for {n_ctx} tokens")
+        handle = new_handle(
+            lambda to: native().ec_session_open(self._target, n_ctx, 0, to), f"a draft head for {n_ctx} tokens"
+        )
         text = TextBeside(self, handle)
         check(native().ec_session_follow(handle, self.head.handle), "a draft head of a session")
         return text
@@ -116,8 +116,7 @@ class TextBeside:
         """Take over a native session."""
         self._beside = beside
         self._handle = handle
-        self._finalizer = weakref.finalize(self, _free, handle, os.getpid())
-        self._finalizer.atexit = False
+        self._finalizer = freed_with(self, native().ec_session_close, handle)
 
     def state(self, using: Callable[[], AbstractContextManager[object]], ops: LogitOps) -> CpuDraftHeadState:
         """Return the head's state of the text.
@@ -159,9 +158,8 @@ class TextBeside:
 
     def fork(self, n_tokens: int) -> "TextBeside":
         """Return the same for a second session with the first `n_tokens` tokens of the text."""
-        handle = ctypes.c_void_p()
-        check(native().ec_session_fork(self._handle, n_tokens, ctypes.byref(handle)), "forking a draft head")
-        return TextBeside(self._beside, handle)
+        twin = new_handle(lambda to: native().ec_session_fork(self._handle, n_tokens, to), "forking a draft head")
+        return TextBeside(self._beside, twin)
 
     def close(self) -> None:
         """Know nothing any more; calling it again does nothing."""
@@ -188,11 +186,8 @@ def _stand_in(target: Borrowed, n_threads: int, look_up: object) -> ctypes.c_voi
     for name in ("rms_epsilon", "residual_scale", "logit_scale", "attention_scale"):
         setattr(config, name, 1.0)
     config.embedding_scale = target.embedding_scale
-    handle = ctypes.c_void_p()
-    code = native().ec_model_create(
-        ctypes.byref(config), n_threads, KERNEL_ROWS, forced_instruction_set(), ctypes.byref(handle)
-    )
-    check(code, "the target of a draft head")
+    shape = ctypes.byref(config), n_threads, KERNEL_ROWS, forced_instruction_set()
+    handle = new_handle(lambda to: native().ec_model_create(*shape, to), "the target of a draft head")
     check(native().ec_model_finish_elsewhere(handle, look_up), "the target of a draft head")
     return handle
 
@@ -210,9 +205,3 @@ def _looked_up(embeddings: Embeddings, n_embd: int) -> Callable[..., int]:
         return OK
 
     return look_up
-
-
-def _free(handle: ctypes.c_void_p, pid: int) -> None:
-    """Free native memory; a forked process leaves the parent's alone."""
-    if os.getpid() == pid:
-        native().ec_session_close(handle)

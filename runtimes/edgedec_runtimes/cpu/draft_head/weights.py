@@ -18,11 +18,12 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.cpu.draft_head.parts import is_read_by_tokens, is_read_once, native_config, place_of
-from edgedec_runtimes.cpu.library import address, check, native
+from edgedec_runtimes.cpu.library import address, check, native, new_handle
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.tensor_places import EMBEDDING, OUTPUT
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, open_tiles
 from edgedec_runtimes.cpu.weights import LAYOUT, config_of, set_weights, tile_job
+from edgedec_runtimes.shared.library_model import freed_with
 from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.target import Fitted
@@ -103,17 +104,16 @@ class CpuDraftHead:
         self.card = card = head.card
         self.token_ids = np.ascontiguousarray(head.d2t, np.int32)
         taps = np.array(card.taps, np.int32)
-        self.handle = ctypes.c_void_p()
         self.mark = _mark(head)
         windows = np.array(card.block.windows if card.block is not None else (), np.int32)
         layers = None if head.layers is None else read_layers(head.layers, card.n_vocab_draft)
         shape = None if layers is None else ctypes.byref(config_of(layers.network))
         config, windows_at = ctypes.byref(native_config(card)), address(windows) if len(windows) else None
-        arrays = address(taps), address(self.token_ids), windows_at
-        code = native().ec_draft_head_create(model, config, shape, *arrays, ctypes.byref(self.handle))
-        check(code, f"the draft head {card.name}")
-        self._finalizer = weakref.finalize(self, native().ec_draft_head_destroy, self.handle)
-        self._finalizer.atexit = False
+        parts = config, shape, address(taps), address(self.token_ids), windows_at
+        self.handle = new_handle(
+            lambda to: native().ec_draft_head_create(model, *parts, to), f"the draft head {card.name}"
+        )
+        self._finalizer = freed_with(self, native().ec_draft_head_destroy, self.handle)
         self.closed = False
         self.followers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._token_bytes = token_bytes

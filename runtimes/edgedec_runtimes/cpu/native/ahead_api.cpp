@@ -93,7 +93,6 @@ int32_t ec_model_set_ahead(ec_model *model, int32_t type, int32_t n_rows, int32_
                 (int64_t)l2_bytes * l2_times <= MOST_AHEAD,
             "weights are not fetched so far ahead");
     model->ahead_of(type)[n_rows - 1] = {l1_bytes, l2_bytes, l2_times};
-    return EC_OK;
   });
 }
 
@@ -104,6 +103,5 @@ int32_t ec_model_time_products(ec_model *model, int32_t type, int32_t n_rows, ui
     if (model->mapping != nullptr) model->mapping->check();
     *seconds = product_seconds(*model, type, n_rows, first_byte, n_bytes);
     if (model->mapping != nullptr) model->mapping->check();
-    return EC_OK;
   });
 }

@@ -66,7 +66,6 @@ int32_t ec_keep_to_cores(int32_t n_threads, const int32_t *cpus, const int32_t *
       cpus += n_cpus[i];
     }
     Pool::shared(n_threads).keep_to_cores(std::move(cores));
-    return EC_OK;
   });
 }
 
@@ -74,7 +73,6 @@ int32_t ec_file_read(int64_t file, uint64_t file_bytes, uint64_t offset, uint64_
   return guarded([&] {
     require(offset <= file_bytes && n_bytes <= file_bytes - offset, "what is to be read lies beyond the file's end");
     File(file, file_bytes).read_pages(offset, n_bytes, (uint8_t *)pages, nullptr);
-    return EC_OK;
   });
 }
 
@@ -82,14 +80,12 @@ int32_t ec_mapping_open(const void *data, uint64_t n_bytes, int64_t file, ec_map
   return guarded([&] {
     require(data != nullptr && n_bytes > 0, "a mapping is empty");
     *mapping = new ec_mapping(data, n_bytes, file);
-    return EC_OK;
   });
 }
 
 int32_t ec_mapping_check(const ec_mapping *mapping) {
   return guarded([&] {
     mapping->check();
-    return EC_OK;
   });
 }
 
@@ -106,7 +102,6 @@ int32_t ec_tile_pack(int32_t type, int64_t n_rows, int64_t n_cols, int64_t row_b
             "the rows to pack are out of range");
     require(source_bytes == row_bytes(type, n_cols) * (uint64_t)(row_end - row_begin), "the rows have another size");
     pack_tiles(type, n_cols, row_begin, row_end, (const uint8_t *)source, (uint8_t *)tiles);
-    return EC_OK;
   });
 }
 
@@ -118,7 +113,6 @@ int32_t ec_rows_to_q4_0(int32_t type, int64_t n_rows, int64_t n_cols, const void
     require(source_bytes == row_bytes(type, n_cols) * (uint64_t)n_rows, "the rows have another size");
     require(n_bytes == row_bytes(Q4_0, n_cols) * (uint64_t)n_rows, "the rows of Q4_0 have another size");
     rows_to_q4_0(type, n_rows, n_cols, (const uint8_t *)source, (uint8_t *)rows);
-    return EC_OK;
   });
 }
 
@@ -128,7 +122,6 @@ int32_t ec_model_create(const ec_config *config, int32_t n_threads, int32_t max_
     require(n_threads >= 1 && n_threads <= 256, "the number of threads is out of range");
     require(max_rows >= 1 && max_rows <= 4096, "the number of rows is out of range");
     *model = new ec_model(*config, n_threads, max_rows, find_kernels(instruction_set));
-    return EC_OK;
   });
 }
 
@@ -155,7 +148,6 @@ int32_t ec_model_set_matrix(ec_model *model, int32_t which, int32_t layer, int32
     check_tiles(type, n_rows, n_cols, n_tile_bytes);
     require(tiles != nullptr, "a matrix has no tiles");
     matrix = {type, n_rows, n_cols, (const uint8_t *)tiles, model->ahead_of(type)};
-    return EC_OK;
   });
 }
 
@@ -168,7 +160,6 @@ int32_t ec_model_read_rows(ec_model *model, int32_t which, int64_t file, uint64_
     require(matrix.n_rows != 0, "the matrix comes first");
     if (which == EC_TOKEN_EMBD) model->row_file.open(File(file, file_bytes), offset, matrix, 1);
     else model->per_layer.file.open(File(file, file_bytes), offset, matrix, model->config.n_layer);
-    return EC_OK;
   });
 }
 
@@ -179,7 +170,6 @@ int32_t ec_model_place_matrix(ec_model *model, int32_t which, int32_t layer, int
     check_tiles(type, n_rows, n_cols, n_tile_bytes);
     model->streamer.place(which, which < EC_Q ? 0 : layer, offset, n_tile_bytes);
     matrix = {type, n_rows, n_cols, nullptr, model->ahead_of(type)};
-    return EC_OK;
   });
 }
 
@@ -187,14 +177,12 @@ int32_t ec_model_stream(ec_model *model, int64_t file, uint64_t file_bytes, cons
                         uint64_t ring_bytes) {
   return guarded([&] {
     model->streamer.start(*model, file, file_bytes, parts, n_parts, ring_bytes);
-    return EC_OK;
   });
 }
 
 int32_t ec_model_stream_experts(ec_model *model, int32_t n_slots) {
   return guarded([&] {
     model->streamer.start_experts(n_slots);
-    return EC_OK;
   });
 }
 
@@ -222,7 +210,6 @@ int32_t ec_model_set_vector(ec_model *model, int32_t which, int32_t layer, const
                                  : which == EC_PER_LAYER_NORM ? model->per_layer.norm
                                                               : model->layers[(size_t)layer].vectors[which];
     vector.assign(values, values + n);
-    return EC_OK;
   });
 }
 
@@ -230,7 +217,6 @@ int32_t ec_model_set_layers(ec_model *model, const ec_layer *layers) {
   return guarded([&] {
     require(!model->finished, "the model is finished already");
     model->set_layers(layers);
-    return EC_OK;
   });
 }
 
@@ -248,7 +234,6 @@ int32_t ec_model_set_rope(ec_model *model, int32_t sliding, const double *freque
     // What turns by less than any float shows does not turn: products with its sine would be tiny, which is slow.
     for (double &frequency : model->rope[sliding].frequencies)
       if (fabs(frequency) < 1e-20) frequency = 0.0;
-    return EC_OK;
   });
 }
 
@@ -291,7 +276,6 @@ int32_t ec_model_adapt(ec_model *model, int32_t adapter, int32_t which, int32_t 
                      adapters.widths[layer]});
     adapters.widths[layer] += rank;
     adapters.n = std::max(adapters.n, adapter + 1);
-    return EC_OK;
   });
 }
 
@@ -300,7 +284,6 @@ int32_t ec_session_adapt(ec_session *session, const float *scales, int32_t n) {
     require(n >= 0 && n <= session->model->adapters.n, "there are fewer adapters");
     for (int32_t i = 0; i < n; ++i) require(isfinite(scales[i]), "the scale of an adapter is not finite");
     session->adapter_scales.assign(scales, scales + n);
-    return EC_OK;
   });
 }
 
@@ -308,7 +291,6 @@ int32_t ec_model_finish(ec_model *model) {
   return guarded([&] {
     require(!model->finished, "the model is finished already");
     model->finish();
-    return EC_OK;
   });
 }
 
@@ -317,7 +299,6 @@ int32_t ec_model_finish_elsewhere(ec_model *model, ec_look_up look_up) {
     require(!model->finished, "the model is finished already");
     model->look_up = look_up;
     model->elsewhere = model->finished = true;
-    return EC_OK;
   });
 }
 
@@ -347,7 +328,6 @@ int64_t counted(int64_t n, Body body) {
   guarded([&] {
     require(n >= 1 && n <= INT32_MAX, "a row of logits is empty");
     result = body();
-    return EC_OK;
   });
   return result;
 }
@@ -360,7 +340,6 @@ const ec_kernels *ec_find_kernels(const char *instruction_set) {
   const Kernels *found = nullptr;
   guarded([&] {
     found = find_kernels(instruction_set);
-    return EC_OK;
   });
   return reinterpret_cast<const ec_kernels *>(found);
 }
@@ -383,7 +362,6 @@ int32_t ec_row_top_k(const ec_kernels *kernels, const float *row, int64_t n, int
   return guarded([&] {
     require(n >= 1 && n <= INT32_MAX && top_k >= 1 && top_k <= n, "a row of logits has not so many values");
     row_top_k(of(kernels), row, n, top_k, indices);
-    return EC_OK;
   });
 }
 

@@ -3,6 +3,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "forward/model.h"
 #include "weights/tiles.h"
@@ -12,10 +13,12 @@ namespace edgedec {
 // What ec_last_error() returns, in each thread. A function, as MinGW links no variable of a thread that headers define.
 std::string &last_error();
 
+// Return the code that `body` returns, EC_OK where it returns nothing, or the code of what it throws.
 template <class Body>
 int32_t guarded(Body body) {
   try {
-    return body();
+    if constexpr (!std::is_void_v<decltype(body())>) return body();
+    else return body(), EC_OK;
   } catch (const Invalid &error) {
     last_error() = error.what();
     return EC_INVALID;
@@ -32,10 +35,6 @@ int32_t guarded(Body body) {
     last_error() = error.what();
     return EC_INVALID;
   }
-}
-
-inline void require(bool holds, const char *message) {
-  if (!holds) throw Invalid(message);
 }
 
 inline void check_tiles(int32_t type, int64_t n_rows, int64_t n_cols, uint64_t n_bytes) {

@@ -173,7 +173,6 @@ EC_API int32_t ec_forward(ec_model *model, const ec_item *items, int32_t n_items
 
 /* A draft head reads pairs (EAGLE-3), or a matrix joins them (nextn), or it drafts blocks (DFlash, DSpark). */
 
-enum { EC_DRAFT_HEAD_N_LAYER_MATRICES = EC_DRAFT_HEAD_FC, EC_DRAFT_HEAD_N_LAYER_VECTORS = EC_DRAFT_HEAD_OUTPUT_NORM };
 #define EC_NOT_SELECTED -1e30f
 
 /* Make a draft head of a model. taps: layers of the target, 0 to n_layer, whose input the features are made of.

@@ -19,14 +19,6 @@ void check_tokens(const ec_session *session, int32_t n_tokens) {
     require(session->cache.pages()[i] != nullptr, "the session does not hold so many tokens");
 }
 
-// Check that [begin, end) are slots of whole pages, and that n_bytes are theirs.
-void check_pages(const ec_session *session, int32_t begin, int32_t end, uint64_t n_bytes) {
-  require(begin >= 0 && begin <= end && end <= session->cache.n_ctx(), "the pages are out of range");
-  require(begin % PAGE_TOKENS == 0 && end % PAGE_TOKENS == 0, "the slots are no whole pages");
-  const uint64_t n_pages = (uint64_t)((end - begin) / PAGE_TOKENS);
-  require(n_bytes == n_pages * (uint64_t)session->cache.shape().page_bytes(), "the pages have another size");
-}
-
 uint64_t kv_bytes(const ec_session *session, int32_t n_tokens) {
   return (uint64_t)session->cache.token_bytes() * (uint64_t)n_tokens;
 }
@@ -66,7 +58,6 @@ int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_sess
     require(model->finished && n_ctx >= 1 && n_ctx <= 1 << 24, "a session's length is out of range");
     require(kv_type >= EC_KV_F16 && kv_type <= EC_KV_GEAR, "no such KV type");
     *session = new ec_session(model, n_ctx, kv_type);
-    return EC_OK;
   });
 }
 
@@ -77,7 +68,6 @@ int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork
     std::unique_ptr<ec_session> twin(new ec_session(*session, n_tokens));
     if (session->draft_head) twin->draft_head = session->draft_head->fork(n_tokens);
     *fork = twin.release();
-    return EC_OK;
   });
 }
 
@@ -94,7 +84,6 @@ int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, i
     session->columns.move(source, n, start);
     session->states.move(source, n, start);
     if (session->draft_head) session->draft_head->move(source, n, start);
-    return EC_OK;
   });
 }
 
@@ -109,7 +98,6 @@ int32_t ec_session_save(ec_session *session, int32_t n_tokens, const int32_t *pl
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the target has another size");
     save_state(session, n_tokens, places, (uint8_t *)target + kv_bytes(session, n_tokens), true);
     session->cache.save(n_tokens, (uint8_t *)target);
-    return EC_OK;
   });
 }
 
@@ -119,7 +107,6 @@ int32_t ec_session_load(ec_session *session, int32_t n_tokens, const void *sourc
     require(n_bytes == ec_session_saved_bytes(session, n_tokens), "the source has another size");
     load_state(session, n_tokens, (const uint8_t *)source + kv_bytes(session, n_tokens), true);
     session->cache.load(n_tokens, (const uint8_t *)source);
-    return EC_OK;
   });
 }
 
@@ -133,7 +120,6 @@ int32_t ec_session_save_state(ec_session *session, int32_t n_tokens, const int32
     check_tokens(session, n_tokens);
     require(n_bytes == ec_session_state_bytes(session, n_tokens), "the target has another size");
     save_state(session, n_tokens, places, (uint8_t *)target, false);
-    return EC_OK;
   });
 }
 
@@ -142,7 +128,6 @@ int32_t ec_session_load_state(ec_session *session, int32_t n_tokens, const void 
     require(n_tokens >= 0 && n_tokens <= session->cache.n_ctx(), "the session does not hold so many tokens");
     require(n_bytes == ec_session_state_bytes(session, n_tokens), "the source has another size");
     load_state(session, n_tokens, (const uint8_t *)source, false);
-    return EC_OK;
   });
 }
 
@@ -155,19 +140,17 @@ uint64_t ec_session_page_bytes(const ec_session *session) { return (uint64_t)ses
 
 int32_t ec_session_save_pages(const ec_session *session, int32_t begin, int32_t end, void *target, uint64_t n_bytes) {
   return guarded([&] {
-    check_pages(session, begin, end, n_bytes);
+    session->cache.check_pages(begin, end, n_bytes);
     check_tokens(session, end);
     if (session->model->mapping != nullptr) session->model->mapping->check();
     session->cache.save_pages(begin, end, (uint8_t *)target);
-    return EC_OK;
   });
 }
 
 int32_t ec_session_load_pages(ec_session *session, int32_t begin, int32_t end, const void *source, uint64_t n_bytes) {
   return guarded([&] {
-    check_pages(session, begin, end, n_bytes);
+    session->cache.check_pages(begin, end, n_bytes);
     session->cache.load_pages(begin, end, (const uint8_t *)source);
-    return EC_OK;
   });
 }
 
@@ -198,14 +181,12 @@ int32_t ec_session_save_vectors(const ec_session *session, int32_t n_tokens, voi
   return guarded([&] {
     require(n_bytes == ec_session_vector_bytes(session, n_tokens), "the target has another size");
     session->notes.save_vectors(n_tokens, (uint8_t *)target);
-    return EC_OK;
   });
 }
 
 int32_t ec_session_load_vectors(ec_session *session, int32_t n_tokens, const void *source, uint64_t n_bytes) {
   return guarded([&] {
     session->notes.load_vectors(n_tokens, (const uint8_t *)source, n_bytes);
-    return EC_OK;
   });
 }
 

@@ -199,19 +199,27 @@ def plan_streaming(network: Network, offsets: Mapping[str, int], resident_bytes:
     Raises:
         RequestError: `resident_bytes` is less than the streamed parts pass through.
     """
-    if network.n_expert:
-        return _plan_experts(network, offsets, resident_bytes)
     parts = _layer_parts(network, offsets)
-    largest = max(part.held_bytes for part in parts)
-    parts += _output_parts(network, offsets, largest)
-    ring_bytes = _RING_PARTS * max(part.held_bytes for part in parts)
-    kept_bytes = _kept_bytes(network)
-    rest = resident_bytes - ring_bytes - kept_bytes - _row_bytes(network)
+    parts += _output_parts(network, offsets, max(part.held_bytes for part in parts))
+    sizes, kept_bytes = [part.held_bytes for part in parts], _kept_bytes(network)
+    rest = resident_bytes - kept_bytes - _row_bytes(network)
+    experts, expert_bytes = None, 0
+    if network.n_expert:
+        experts = _slots(network, network.n_expert_used)
+        expert_bytes = experts.n * experts.slot_bytes
+        if rest >= sum(sizes) + expert_bytes:
+            n_slots = min((rest - sum(sizes)) // experts.slot_bytes, experts.n_expert)
+            staying = tuple(replace(part, stays=True) for part in parts)
+            return StreamPlan(staying, 0, _slots(network, n_slots), kept_bytes)
+    ring_bytes = _RING_PARTS * max(sizes)
+    rest -= ring_bytes + expert_bytes
     if rest < 0:
-        raise _too_little(resident_bytes, resident_bytes - rest)
-    stays = spread([part.held_bytes for part in parts], rest)
-    chosen = tuple(replace(part, stays=s) for part, s in zip(parts, stays, strict=True))
-    return StreamPlan(chosen, ring_bytes, kept_bytes=kept_bytes)
+        raise RequestError(
+            f"resident_bytes is {format_bytes(resident_bytes)}; what this model's weights pass through takes "
+            f"{format_bytes(resident_bytes - rest)}: allow at least that"
+        )
+    chosen = tuple(replace(part, stays=stays) for part, stays in zip(parts, spread(sizes, rest), strict=True))
+    return StreamPlan(chosen, ring_bytes, experts, kept_bytes)
 
 
 def _kept_bytes(network: Network) -> int:
@@ -225,26 +233,6 @@ def _row_bytes(network: Network) -> int:
     rows = {EMBEDDING: _TILE_ROWS, PER_LAYER_ROWS: network.n_layer + 2 * _TILE_ROWS}
     tables = [(placed, rows[placed.which]) for placed in network.matrices if placed.which in rows]
     return sum(_tile_bytes(placed, n_rows) + 2 * PAGE_BYTES for placed, n_rows in tables)
-
-
-def _plan_experts(network: Network, offsets: Mapping[str, int], resident_bytes: int) -> StreamPlan:
-    """Choose as plan_streaming does for a model with experts."""
-    parts = _layer_parts(network, offsets)
-    parts += _output_parts(network, offsets, max(part.held_bytes for part in parts))
-    kept_bytes = _kept_bytes(network)
-    rest = resident_bytes - kept_bytes - _row_bytes(network)
-    fewest, all_bytes = _slots(network, network.n_expert_used), sum(part.held_bytes for part in parts)
-    most = fewest.n_expert * fewest.slot_bytes
-    if rest >= all_bytes + fewest.n * fewest.slot_bytes:
-        n_slots = min(rest - all_bytes, most) // fewest.slot_bytes
-        return StreamPlan(tuple(replace(part, stays=True) for part in parts), 0, _slots(network, n_slots), kept_bytes)
-    ring_bytes = _RING_PARTS * max(part.held_bytes for part in parts)
-    rest -= ring_bytes + fewest.n * fewest.slot_bytes
-    if rest < 0:
-        raise _too_little(resident_bytes, resident_bytes - rest)
-    stays = spread([part.held_bytes for part in parts], rest)
-    chosen = tuple(replace(part, stays=s) for part, s in zip(parts, stays, strict=True))
-    return StreamPlan(chosen, ring_bytes, fewest, kept_bytes)
 
 
 def _slots(network: Network, n: int) -> ExpertSlots:
@@ -265,13 +253,6 @@ def _slots(network: Network, n: int) -> ExpertSlots:
     n_expert = network.n_expert * n_layer
     n_missing = max(1, round(network.n_expert_used * len(sizes) * (1 - n / n_expert)))
     return ExpertSlots(n, slot_bytes, n_expert, token_bytes, read_bytes, down_bytes, n_missing)
-
-
-def _too_little(resident_bytes: int, least: int) -> RequestError:
-    return RequestError(
-        f"resident_bytes is {format_bytes(resident_bytes)}; what this model's weights pass through takes "
-        f"{format_bytes(least)}: allow at least that"
-    )
 
 
 def spread(sizes: Sequence[int], budget: int) -> list[bool]:

@@ -11,7 +11,6 @@ int32_t ec_draft_head_create(ec_model *target, const ec_draft_head_config *confi
                              ec_draft_head **head) {
   return guarded([&] {
     *head = new ec_draft_head(*target, *config, layers, taps, tokens, windows);
-    return EC_OK;
   });
 }
 
@@ -78,7 +77,6 @@ int32_t ec_draft_head_set_matrix(ec_draft_head *head, int32_t which, int32_t lay
     check_tiles(type, n_rows, n_cols, n_tile_bytes);
     require(tiles != nullptr, "a matrix has no tiles");
     matrix = {type, n_rows, n_cols, (const uint8_t *)tiles, head->target.ahead_of(type)};
-    return EC_OK;
   });
 }
 
@@ -86,7 +84,6 @@ int32_t ec_draft_head_set_vector(ec_draft_head *head, int32_t which, int32_t lay
   return guarded([&] {
     require(n >= 0 && n <= 1 << 24, "a vector is too long");
     vector_of(head, which, layer).assign(values, values + n);
-    return EC_OK;
   });
 }
 
@@ -94,7 +91,6 @@ int32_t ec_draft_head_finish(ec_draft_head *head) {
   return guarded([&] {
     require(!head->finished, "the head is finished already");
     head->finish();
-    return EC_OK;
   });
 }
 
@@ -104,13 +100,12 @@ int32_t ec_session_follow(ec_session *session, ec_draft_head *head) {
   return guarded([&] {
     require(head == nullptr || (head->finished && &head->target == session->model), "the head is of another model");
     session->draft_head = head == nullptr ? nullptr : head->follow(session->cache.n_ctx());
-    return EC_OK;
   });
 }
 
 int32_t ec_session_take(const ec_item *item) {
   return guarded([&] {
-    if (!item->session->draft_head) return EC_OK;
+    if (!item->session->draft_head) return;
     const ec_session &session = *item->session;
     const ec_draft_head &head = session.draft_head->head();
     require(session.model->elsewhere, "the session's own library evaluates its text");
@@ -122,7 +117,6 @@ int32_t ec_session_take(const ec_item *item) {
     for (int32_t i = 0; i < item->n_rows; ++i)
       require(tokens[i] >= 0 && tokens[i] < session.model->config.n_vocab, "a token is out of range");
     session.draft_head->take(*item);
-    return EC_OK;
   });
 }
 
@@ -133,7 +127,7 @@ template <class Body>
 int32_t drafting(const ec_draft_item *items, int32_t n, Body body) {
   return guarded([&] {
     require(n >= 0, "the number of texts is negative");
-    if (n == 0) return EC_OK;
+    if (n == 0) return;
     for (int32_t i = 0; i < n; ++i)
       require(items[i].session != nullptr && items[i].session->model == items[0].session->model,
               "the texts of a draft are of several models");
@@ -142,7 +136,6 @@ int32_t drafting(const ec_draft_item *items, int32_t n, Body body) {
     if (mapping != nullptr) mapping->check();
     body();
     if (mapping != nullptr) mapping->check();
-    return EC_OK;
   });
 }
 
@@ -211,14 +204,12 @@ int32_t ec_draft_save_pages(ec_session *session, int32_t begin, int32_t end, voi
                             int32_t *saved) {
   return guarded([&] {
     *saved = state_of(session).save_pages(begin, end, (uint8_t *)target, n_bytes);
-    return EC_OK;
   });
 }
 
 int32_t ec_draft_load_pages(ec_session *session, int32_t begin, int32_t end, const void *source, uint64_t n_bytes) {
   return guarded([&] {
     state_of(session).load_pages(begin, end, (const uint8_t *)source, n_bytes);
-    return EC_OK;
   });
 }
 
@@ -227,7 +218,6 @@ int32_t ec_draft_save(ec_session *session, int32_t n_tokens, void *target, uint6
     DraftHeadState &state = state_of(session);
     require(n_tokens >= 0 && n_bytes == state.saved_bytes(n_tokens), "the target has another size");
     state.save(n_tokens, (uint8_t *)target);
-    return EC_OK;
   });
 }
 
@@ -236,6 +226,5 @@ int32_t ec_draft_load(ec_session *session, int32_t n_tokens, const void *source,
     DraftHeadState &state = state_of(session);
     require(n_tokens >= 0 && n_bytes == state.saved_bytes(n_tokens), "the source has another size");
     state.load(n_tokens, (const uint8_t *)source);
-    return EC_OK;
   });
 }

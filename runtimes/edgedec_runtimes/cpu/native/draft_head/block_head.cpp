@@ -15,16 +15,7 @@ namespace {
 
 constexpr int32_t MOST_RANK = 1 << 14;
 
-void require(bool holds, const std::string &message) {
-  if (!holds) throw Invalid(message);
-}
-
-void require_matrix(const Matrix &m, const char *name, int64_t rows, int64_t cols) {
-  require(m.n_rows == rows && (rows == 0 || m.n_cols == cols),
-          std::string("the head's matrix ") + name + " is missing, has another shape or is not used");
-}
-
-void require_vector(const std::vector<float> &v, const char *name, int64_t n) {
+void require_length(const std::vector<float> &v, const char *name, int64_t n) {
   require((int64_t)v.size() == n, std::string("the head's vector ") + name + " is missing, has another length or is "
                                   "not used");
 }
@@ -58,16 +49,16 @@ BlockHead::BlockHead(ec_draft_head &head) : head_(head), w_(head.of_block), k_(*
   require(n_drafts() >= 1, "the block drafts nothing");
   require(isfinite(c.embedding_scale) && c.embedding_scale > 0, "the factor of embeddings is not a positive number");
   require(head.net.max_rows >= c.block_size, "a forward takes fewer rows than a block has");
-  require_matrix(w_.markov_w1, "markov_w1", looks_back ? n_target : 0, rank);
-  require_matrix(w_.markov_w2, "markov_w2", selects ? n_target : looks_back ? c.n_vocab : 0, rank);
-  require_matrix(w_.markov_gate, "markov_gate", gated || selects ? rank : 0, gated ? d + rank : d);
-  require_matrix(w_.markov_joint, "markov_joint", rnn ? 3 * rank : 0, 2 * rank + d);
-  require_vector(w_.feature_norm, "hidden_norm", d);
-  require_vector(w_.mask, "mask", c.mask_token < 0 ? d : 0);
-  require_vector(w_.markov_gate_bias, "markov_gate_bias", gated ? rank : 0);
-  require_vector(w_.markov_joint_bias, "markov_joint_bias", rnn ? 3 * rank : 0);
-  require_vector(w_.confidence_bias, "confidence_bias", is_confident() ? 1 : 0);
-  require_vector(w_.confidence, "confidence", is_confident() ? d + rank : 0);
+  require_head_matrix(w_.markov_w1, "markov_w1", looks_back ? n_target : 0, rank);
+  require_head_matrix(w_.markov_w2, "markov_w2", selects ? n_target : looks_back ? c.n_vocab : 0, rank);
+  require_head_matrix(w_.markov_gate, "markov_gate", gated || selects ? rank : 0, gated ? d + rank : d);
+  require_head_matrix(w_.markov_joint, "markov_joint", rnn ? 3 * rank : 0, 2 * rank + d);
+  require_length(w_.feature_norm, "hidden_norm", d);
+  require_length(w_.mask, "mask", c.mask_token < 0 ? d : 0);
+  require_length(w_.markov_gate_bias, "markov_gate_bias", gated ? rank : 0);
+  require_length(w_.markov_joint_bias, "markov_joint_bias", rnn ? 3 * rank : 0);
+  require_length(w_.confidence_bias, "confidence_bias", is_confident() ? 1 : 0);
+  require_length(w_.confidence, "confidence", is_confident() ? d + rank : 0);
   for (Layer &layer : head.net.layers)
     for (int which : {EC_K, EC_V}) keys_and_values_.push_back(&layer.matrices[which]);
   context_ = buffer_for(keys_and_values_, head.net.max_rows);

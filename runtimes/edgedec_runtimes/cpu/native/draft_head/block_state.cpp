@@ -6,13 +6,6 @@
 #include <numeric>
 
 namespace edgedec {
-namespace {
-
-void require(bool holds, const char *message) {
-  if (!holds) throw Invalid(message);
-}
-
-}  // namespace
 
 BlockState::BlockState(ec_draft_head &head, int32_t n_ctx) : DraftHeadState(head, n_ctx) {}
 
@@ -120,8 +113,7 @@ void BlockState::read_blocks(const std::vector<BlockState *> &states) {
   }
   if (states.size() > 1) shared.resize(n_kept * n_vocab);
   float *made = states.size() > 1 ? shared.data() : states[0]->made_.data();
-  if (forward(head.net, items.data(), (int32_t)items.size(), made, nullptr, nullptr) != Outcome::done)
-    throw NotFinite("the draft head's scores are not finite");
+  head.run(items.data(), (int32_t)items.size(), made);
   for (size_t i = 0; i < states.size(); ++i) {
     BlockState &s = *states[i];
     s.is_new_ = false;

@@ -50,6 +50,8 @@ struct ec_draft_head {
   // Return what the head knows of a session's empty text.
   std::shared_ptr<edgedec::DraftHeadState> follow(int32_t n_ctx);
   edgedec::BlockHead &block() { return *block_; }
+  // Put items through the layers; scores go to `out`, [n_wanted][n_vocab]. Throws NotFinite.
+  void run(const ec_item *items, int32_t n_items, float *out);
   // Where a row lies, and where goes what is made of it.
   struct Made {
     const float *of;
@@ -158,7 +160,6 @@ class DraftHeadState {
   std::vector<float> taps_;        // of these rows, [n][n_tapped], and room for those of a forward
 
  private:
-  void check_pages(int32_t begin, int32_t end, uint64_t n_bytes) const;
   float *room_for(int32_t n_past, int32_t n_rows);
   // --- what kinds of heads differ in ---
   // Forget what depends on positions from n_past on, and the draft that was begun.

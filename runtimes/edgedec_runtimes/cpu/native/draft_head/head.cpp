@@ -15,15 +15,6 @@ namespace {
 
 constexpr int32_t MOST_LAYERS = 64;
 
-void require(bool holds, const std::string &message) {
-  if (!holds) throw Invalid(message);
-}
-
-void require_shape(const Matrix &m, const char *name, int64_t rows, int64_t cols) {
-  require(m.n_rows == rows && m.n_cols == cols,
-          std::string("the head's matrix ") + name + " is missing or has another shape");
-}
-
 ec_config net_config(const ec_draft_head_config &h) {
   require(h.block_size >= 0 && h.block_size <= EC_MOST_BLOCK, "the rows of a block are out of range");
   require(h.n_layer >= 1 && h.n_layer <= (h.block_size == 0 ? 1 : MOST_LAYERS), "the head's layers are out of range");
@@ -76,7 +67,7 @@ ec_draft_head::~ec_draft_head() = default;
 void ec_draft_head::finish() {
   const bool own = embedding.n_rows != 0;
   check_inputs();
-  if (own) require_shape(embedding, "embedding", target.config.n_vocab, config.n_embd);
+  if (own) require_head_matrix(embedding, "embedding", target.config.n_vocab, config.n_embd);
   require(own || config.n_embd == target.config.n_embd, "the target's embeddings have another length");
   require(own || !target.elsewhere || target.look_up != nullptr, "the target's embeddings are not there");
   require(config.fc_norm == EC_FC_NORM_NONE ? fc_norm.empty() : (int64_t)fc_norm.size() == n_tapped(),
@@ -106,9 +97,9 @@ void ec_draft_head::finish() {
 
 // Check what makes features of taps, and what joins them with embeddings.
 void ec_draft_head::check_inputs() const {
-  if (fc.n_rows != 0 || !joins) require_shape(fc, "fc", config.n_embd, n_tapped());
+  if (fc.n_rows != 0 || !joins) require_head_matrix(fc, "fc", config.n_embd, n_tapped());
   require(fc.n_rows != 0 || n_tapped() == config.n_embd, "features that are no product have another length than taps");
-  require_shape(joint, "joint", joins ? config.n_embd : 0, joins ? 2 * (int64_t)config.n_embd : 0);
+  require_head_matrix(joint, "joint", joins ? config.n_embd : 0, joins ? 2 * (int64_t)config.n_embd : 0);
   for (const std::vector<float> *norm : {&embedding_norm, &feature_norm})
     require((int64_t)norm->size() == (joins ? config.n_embd : 0), "a norm of joined pairs is missing or not used");
   const bool norms = (config.block_size == 0 && config.feeds_back_normed) || net.config.norm_period != 0;
@@ -128,6 +119,11 @@ void ec_draft_head::take_output() {
 std::shared_ptr<DraftHeadState> ec_draft_head::follow(int32_t n_ctx) {
   if (block_) return std::make_shared<BlockState>(*this, n_ctx);
   return std::make_shared<PairState>(*this, n_ctx);
+}
+
+void ec_draft_head::run(const ec_item *items, int32_t n_items, float *out) {
+  if (forward(net, items, n_items, out, nullptr, nullptr) != Outcome::done)
+    throw NotFinite("the draft head's scores are not finite");
 }
 
 void ec_draft_head::embed(const int32_t *tokens, int32_t n, float *out, int64_t stride) {

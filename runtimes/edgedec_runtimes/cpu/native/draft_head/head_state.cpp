@@ -9,10 +9,6 @@
 namespace edgedec {
 namespace {
 
-void require(bool holds, const char *message) {
-  if (!holds) throw Invalid(message);
-}
-
 struct Saved {
   int32_t base, n_read, n_pending;
 };
@@ -158,14 +154,8 @@ void DraftHeadState::load(int32_t n_tokens, const uint8_t *source) {
   load_extra(source + saved_bytes(n_tokens) - extra_bytes());
 }
 
-void DraftHeadState::check_pages(int32_t begin, int32_t end, uint64_t n_bytes) const {
-  require(begin >= 0 && begin <= end && end <= kv_.cache.n_ctx(), "the pages are out of range");
-  require(begin % PAGE_TOKENS == 0 && end % PAGE_TOKENS == 0, "the slots are no whole pages");
-  require(n_bytes == (uint64_t)((end - begin) / PAGE_TOKENS) * page_bytes(), "the pages have another size");
-}
-
 bool DraftHeadState::save_pages(int32_t begin, int32_t end, uint8_t *target, uint64_t n_bytes) {
-  check_pages(begin, end, n_bytes);
+  kv_.cache.check_pages(begin, end, n_bytes);
   if (base_ != 0 || this->end() <= end) return false;
   absorb();
   kv_.cache.save_pages(begin, end, target);
@@ -174,7 +164,7 @@ bool DraftHeadState::save_pages(int32_t begin, int32_t end, uint8_t *target, uin
 
 // The feature of the last position is not known then; that of the next row will be.
 void DraftHeadState::load_pages(int32_t begin, int32_t end, const uint8_t *source, uint64_t n_bytes) {
-  check_pages(begin, end, n_bytes);
+  kv_.cache.check_pages(begin, end, n_bytes);
   require(begin == 0 || (base_ == 0 && n_read_ == begin && n_pending() == 0), "the head does not know what is before");
   kv_.cache.load_pages(begin, end, source);
   base_ = 0, n_read_ = end;

@@ -6,13 +6,6 @@
 #include <numeric>
 
 namespace edgedec {
-namespace {
-
-void require(bool holds, const char *message) {
-  if (!holds) throw Invalid(message);
-}
-
-}  // namespace
 
 PairState::PairState(ec_draft_head &head, int32_t n_ctx)
     : DraftHeadState(head, n_ctx), fused_((size_t)head.config.n_embd), outputs_((size_t)head.config.n_embd) {}
@@ -123,8 +116,7 @@ void PairState::read_pairs(const std::vector<PairState *> &states, float *scores
   }
   if (!rows.empty()) head.fuse(rows);
   if (head.joins) head.join(pairs);
-  if (forward(head.net, items.data(), (int32_t)n, scores, nullptr, nullptr) != Outcome::done)
-    throw NotFinite("the draft head's scores are not finite");
+  head.run(items.data(), (int32_t)n, scores);
   for (size_t i = 0; i < n; ++i)
     states[i]->settle(items[i].tapped == nullptr ? nullptr : items[i].tapped + last[i] * d, wanted);
 }
@@ -141,11 +133,14 @@ void PairState::settle(const float *last, bool wanted) {
   n_drafted_ = wanted ? slot_ + n_laid_ - n_read_ : -1;
   n_new_ = 0;
   if (!wanted) return;
-  if (head_.config.feeds_back_normed)
-    head_.net.kernels->rms_norm(last, head_.net.output_norm.data(), head_.config.rms_epsilon, (int64_t)d,
-                                outputs_.data());
-  else
-    memcpy(outputs_.data(), last, d * sizeof(float));
+  feed_back(last, outputs_.data());
+}
+
+// Write what the next pair gets of a row that leaves the layers.
+void PairState::feed_back(const float *row, float *out) const {
+  const int64_t d = head_.config.n_embd;
+  if (!head_.config.feeds_back_normed) memcpy(out, row, (size_t)d * sizeof(float));
+  else head_.net.kernels->rms_norm(row, head_.net.output_norm.data(), head_.config.rms_epsilon, d, out);
 }
 
 bool PairState::read_branches(const int32_t *tokens, const int32_t *parents, int32_t n, int32_t n_new, float *scores) {
@@ -174,17 +169,10 @@ bool PairState::read_branches(const int32_t *tokens, const int32_t *parents, int
   item.session = &kv_, item.n_past = n_read_, item.n_rows = n, item.parents = parents;
   item.groups = &group, item.n_groups = 1;
   item.n_wanted = n_new, item.wanted = wanted.data(), item.n_taps = 1, item.taps = &layer, item.tapped = made.data();
-  if (forward(head_.net, &item, 1, scores, nullptr, nullptr) != Outcome::done)
-    throw NotFinite("the draft head's scores are not finite");
+  head_.run(&item, 1, scores);
   branch_outputs_.resize((size_t)n * d);
-  for (int32_t i = n_known; i < n; ++i) {
-    const float *row = made.data() + (size_t)i * d;
-    float *out = branch_outputs_.data() + (size_t)i * d;
-    if (head_.config.feeds_back_normed)
-      head_.net.kernels->rms_norm(row, head_.net.output_norm.data(), head_.config.rms_epsilon, (int64_t)d, out);
-    else
-      memcpy(out, row, d * sizeof(float));
-  }
+  for (int32_t i = n_known; i < n; ++i)
+    feed_back(made.data() + (size_t)i * d, branch_outputs_.data() + (size_t)i * d);
   return true;
 }
 

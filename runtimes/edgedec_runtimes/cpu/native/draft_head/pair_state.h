@@ -32,6 +32,7 @@ class PairState final : public DraftHeadState {
   // Read what some states have laid out in one forward; with `scores`, write those of each text's last pair there.
   static void read_pairs(const std::vector<PairState *> &states, float *scores);
   void settle(const float *last, bool wanted);
+  void feed_back(const float *row, float *out) const;
 
   std::vector<float> fused_;     // the feature of the last pair that was made of taps, [n_embd]
   int32_t fused_position_ = -1;  // its position, -1 for none

@@ -8,6 +8,12 @@
 
 namespace edgedec {
 
+// Throw Invalid where a matrix of a head is missing, or of another shape, or there although it should have no rows.
+inline void require_head_matrix(const Matrix &m, const char *name, int64_t rows, int64_t cols) {
+  require(m.n_rows == rows && (rows == 0 || m.n_cols == cols),
+          std::string("the head's matrix ") + name + " is missing, has another shape or is not used");
+}
+
 // Multiply matrices with the n rows of activations that they share, on all threads of a pool. sink(m, row, column,
 // products, count) gets the products of `count` rows of matrix m, from its row `column` on, with row `row` of the
 // activations.

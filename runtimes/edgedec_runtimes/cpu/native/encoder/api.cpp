@@ -24,7 +24,6 @@ int32_t ec_encoder_create(const ec_encoder_config *config, int32_t n_threads, co
     const ec_kernels *kernels = ec_find_kernels(instruction_set);
     require(kernels != nullptr, "there is no such instruction set here");
     *encoder = new ec_encoder(*config, n_threads, *reinterpret_cast<const Kernels *>(kernels));
-    return EC_OK;
   });
 }
 
@@ -36,7 +35,6 @@ int32_t ec_encoder_set_matrix(ec_encoder *encoder, int32_t which, int32_t layer,
     require(expected != 0, "an encoder reads no matrix of this type or shape");
     require(data != nullptr && n_bytes == expected, "a matrix of the encoder has another size");
     matrix = {type, n_rows, n_cols, transposed != 0, (const uint8_t *)data};
-    return EC_OK;
   });
 }
 
@@ -44,7 +42,6 @@ int32_t ec_encoder_set_vector(ec_encoder *encoder, int32_t which, int32_t layer,
   return guarded([&] {
     require(n >= 0 && n <= 1 << 24, "a vector is too long");
     encoder->vector(which, layer).assign(values, values + n);
-    return EC_OK;
   });
 }
 
@@ -54,7 +51,6 @@ int32_t ec_encoder_finish(ec_encoder *encoder) {
   return guarded([&] {
     require(!encoder->finished, "the encoder is finished already");
     encoder->finish();
-    return EC_OK;
   });
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <new>
 
+#include "forward/require.h"
 #include "weights/tensor_types.h"
 
 namespace edgedec {
@@ -245,6 +246,13 @@ void KVCache::load(int32_t n_tokens, const uint8_t *source) {
   if (n_tokens > 0) prepare(0, n_tokens);
   for (int32_t slot = 0; slot < n_tokens; ++slot)
     visit(slot, [&](uint8_t *p, int64_t n) { memcpy(p, source, (size_t)n), source += n; });
+}
+
+void KVCache::check_pages(int32_t begin, int32_t end, uint64_t n_bytes) const {
+  require(begin >= 0 && begin <= end && end <= n_ctx_, "the pages are out of range");
+  require(begin % PAGE_TOKENS == 0 && end % PAGE_TOKENS == 0, "the slots are no whole pages");
+  require(n_bytes == (uint64_t)((end - begin) / PAGE_TOKENS) * (uint64_t)shape_.page_bytes(),
+          "the pages have another size");
 }
 
 void KVCache::save_pages(int32_t begin, int32_t end, uint8_t *target) const {

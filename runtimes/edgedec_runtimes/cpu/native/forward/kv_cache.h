@@ -60,6 +60,8 @@ class KVCache {
   int64_t token_bytes() const;
   void save(int32_t n_tokens, uint8_t *target) const;
   void load(int32_t n_tokens, const uint8_t *source);
+  // Throw Invalid unless [begin, end) are slots of whole pages, and n_bytes are theirs.
+  void check_pages(int32_t begin, int32_t end, uint64_t n_bytes) const;
   // Copy the pages of the slots [begin, end), which begin and end a page, as they lie in memory.
   void save_pages(int32_t begin, int32_t end, uint8_t *target) const;
   void load_pages(int32_t begin, int32_t end, const uint8_t *source);  // std::bad_alloc: some may be loaded

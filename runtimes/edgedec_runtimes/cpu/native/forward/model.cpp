@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "forward/require.h"
 #include "weights/tensor_types.h"
 #include "weights/tiles.h"
 
@@ -160,7 +159,6 @@ KVShape ec_model::kv_shape(int32_t kv_type) const {
   return {stored, kv_type, apart ? rope[0].n_rot() : 0};
 }
 
-// Check the gate of a feed-forward block, or of experts, which a model has or has not.
 // Check the kernels of a layer's convolution, and lay them out as [length][elements of a column].
 void ec_model::finish_convolution(Layer &layer) {
   std::vector<float> &kernels = layer.vectors[EC_CONVOLUTION];

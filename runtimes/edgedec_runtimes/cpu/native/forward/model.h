@@ -4,7 +4,6 @@
 #include <array>
 #include <map>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "forward/experts.h"
 #include "forward/kv_cache.h"
 #include "forward/recurrent_state.h"
+#include "forward/require.h"
 #include "forward/row_notes.h"
 #include "forward/short_conv.h"
 #include "kernels/kernels.h"
@@ -45,16 +45,6 @@ struct ec_session {
 };
 
 namespace edgedec {
-
-// Thrown for wrong arguments; the C interface returns EC_INVALID.
-struct Invalid : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-// Thrown for results that are infinite or no numbers; the C interface returns EC_NOT_FINITE.
-struct NotFinite : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 // Rows of activations, and the memory that they point to.
 class ActivationBuffer {

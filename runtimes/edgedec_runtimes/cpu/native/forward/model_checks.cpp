@@ -1,6 +1,5 @@
 // Checks of a model's matrices and vectors, layer by layer, before the first forward.
 #include "forward/model.h"
-#include "forward/require.h"
 
 using namespace edgedec;
 

@@ -35,9 +35,6 @@ std::vector<RowRange> ranges_of(const Plan &plan, const std::vector<int32_t> &ro
 
 void check_item(const ec_model &model, const ec_item &item) {
   const ec_config &c = model.config;
-  const auto require = [](bool holds, const char *message) {
-    if (!holds) throw Invalid(message);
-  };
   require(item.session != nullptr && item.session->model == &model, "an item's session belongs to another model");
   require(item.n_rows > 0 && item.n_past >= 0, "an item has no rows, or a negative n_past");
   require((int64_t)item.n_past + item.n_rows <= item.session->cache.n_ctx(), "an item is longer than its session");

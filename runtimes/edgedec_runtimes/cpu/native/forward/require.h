@@ -1,12 +1,27 @@
-// What a model's matrices and vectors must be: each function throws Invalid with what was found and expected.
+// What is thrown for wrong arguments and results, and the checks of a model's matrices and vectors, whose messages say
+// what was found and expected.
 #pragma once
+#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "forward/model.h"
+#include "kernels/kernels.h"
 
 namespace edgedec {
 
+// Thrown for wrong arguments; the C interface returns EC_INVALID.
+struct Invalid : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Thrown for results that are infinite or no numbers; the C interface returns EC_NOT_FINITE.
+struct NotFinite : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+inline void require(bool holds, const char *message) {
+  if (!holds) throw Invalid(message);
+}
 inline void require(bool holds, const std::string &message) {
   if (!holds) throw Invalid(message);
 }

@@ -211,38 +211,6 @@ void read_block(int32_t type, const uint8_t *in, Block &b) {
 // --- tiles
 // -----------------------------------------------------------------------------------------------------------------
 
-// Write the codes of 32 columns of row r, or read that of one. Lane r of a vector has 4 bytes, for a group of 4
-// columns.
-void put_codes(int bits, uint8_t *tile, int r, const uint8_t *codes) {
-  tile += 4 * r;
-  for (int k = 0; k < 4; ++k, ++codes, ++tile) {
-    if (bits == 4) {
-      for (int j = 0; j < 4; ++j) tile[64 * j] = (uint8_t)(codes[4 * j] | codes[16 + 4 * j] << 4);
-      continue;
-    }
-    uint32_t twos = 0, last = 0;  // the highest bit of a code
-    for (int g = 0; g < 8; ++g) {
-      twos |= (codes[4 * g] & 3u) << 2 * g;
-      last |= (codes[4 * g] >> (bits - 1) & 1u) << g;
-    }
-    if (bits == 1) {
-      tile[0] = (uint8_t)last;
-      continue;
-    }
-    tile[0] = (uint8_t)twos;
-    tile[64] = (uint8_t)(twos >> 8);
-    if (bits == 3) tile[128] = (uint8_t)last;
-  }
-}
-
-uint32_t get_code(int bits, const uint8_t *tile, int r, int column) {
-  const int g = column / 4, at = 4 * r + column % 4;
-  if (bits == 4) return tile[64 * (g % 4) + at] >> 4 * (g / 4) & 15u;
-  if (bits == 1) return tile[at] >> g & 1u;
-  const uint32_t two = tile[64 * (g / 4) + at] >> 2 * (g % 4) & 3u;
-  return bits == 2 ? two : two | (tile[128 + at] >> g & 1u) << 2;
-}
-
 // Write s of each 16 or 32 columns of row r, and for Q2_K each m.
 void scales_of(const Coding &c, const uint8_t *tile, int r, int8_t *scales, int8_t *minimums) {
   int8_t s[16][TILE_ROWS], m[16][TILE_ROWS] = {};
@@ -255,8 +223,6 @@ void scales_of(const Coding &c, const uint8_t *tile, int r, int8_t *scales, int8
   else memset(s, 1, sizeof s);
   for (int i = 0; i < (c.by_16 ? 16 : 8); ++i) scales[i] = s[i][r], minimums[i] = m[i][r];
 }
-
-float read_half(const uint8_t *p) { return half_to_float(read<uint16_t>(p)); }
 
 }  // namespace
 

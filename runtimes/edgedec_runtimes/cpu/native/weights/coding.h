@@ -104,6 +104,44 @@ static inline void unpack_scales(const uint8_t *in, int8_t *scales, [[maybe_unus
     }
 }
 
+// Write the codes of 32 columns of row r, or read that of one. Lane r of a vector has 4 bytes, for a group of 4
+// columns.
+static inline void put_codes(int bits, uint8_t *tile, int r, const uint8_t *codes) {
+  tile += 4 * r;
+  for (int k = 0; k < 4; ++k, ++codes, ++tile) {
+    if (bits == 4) {
+      for (int j = 0; j < 4; ++j) tile[64 * j] = (uint8_t)(codes[4 * j] | codes[16 + 4 * j] << 4);
+      continue;
+    }
+    uint32_t twos = 0, last = 0;  // the highest bit of a code
+    for (int g = 0; g < 8; ++g) {
+      twos |= (codes[4 * g] & 3u) << 2 * g;
+      last |= (codes[4 * g] >> (bits - 1) & 1u) << g;
+    }
+    if (bits == 1) {
+      tile[0] = (uint8_t)last;
+      continue;
+    }
+    tile[0] = (uint8_t)twos;
+    tile[64] = (uint8_t)(twos >> 8);
+    if (bits == 3) tile[128] = (uint8_t)last;
+  }
+}
+
+static inline uint32_t get_code(int bits, const uint8_t *tile, int r, int column) {
+  const int g = column / 4, at = 4 * r + column % 4;
+  if (bits == 4) return tile[64 * (g % 4) + at] >> 4 * (g / 4) & 15u;
+  if (bits == 1) return tile[at] >> g & 1u;
+  const uint32_t two = tile[64 * (g / 4) + at] >> 2 * (g % 4) & 3u;
+  return bits == 2 ? two : two | (tile[128 + at] >> g & 1u) << 2;
+}
+
+static inline float read_half(const uint8_t *p) {
+  uint16_t h;
+  memcpy(&h, p, 2);
+  return half_to_float(h);
+}
+
 // The scale of a block of MXFP4, 2^(e - 128): half of E8M0, as its numbers are doubled.
 static inline float half_of_exponent(uint8_t e) {
   const uint32_t bits = e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23;

@@ -14,10 +14,6 @@ constexpr auto CANCEL_POLL = std::chrono::milliseconds(20);
 constexpr uint64_t ALIGNMENT = 64;  // of tiles
 constexpr int64_t PANEL_ROWS = 32;  // of the output matrix that forward/forward.cpp multiplies at once
 
-void require(bool holds, const char *message) {
-  if (!holds) throw Invalid(message);
-}
-
 uint64_t pages(const ec_part &part) { return io_ceil(part.offset + part.n_bytes) - io_floor(part.offset); }
 
 struct Matrices {

@@ -5,68 +5,36 @@
 namespace edgedec {
 namespace {
 
-// One row's block of 32 columns, taken apart: the numbers before scaling.
-struct Columns32 {
-  uint8_t q[32];
-};
-
-void put_nibbles(uint8_t *out, int r, const Columns32 &c) {
-  for (int j = 0; j < 4; ++j)
-    for (int k = 0; k < 4; ++k)
-      out[64 * j + 4 * r + k] = (uint8_t)((c.q[4 * j + k] & 15) | (c.q[16 + 4 * j + k] & 15) << 4);
+// Write row r's numbers of 32 columns, below 64: their low 4 bits, and behind these the N_HIGH bits above them.
+template <int N_HIGH>
+void put_numbers(uint8_t *out, int r, const uint8_t *q) {
+  uint8_t low[32], high[32];
+  for (int i = 0; i < 32; ++i) low[i] = q[i] & 15, high[i] = q[i] >> 4;
+  put_codes(4, out, r, low);
+  if constexpr (N_HIGH > 0) put_codes(N_HIGH, out + 256, r, high);
 }
 
-void get_nibbles(const uint8_t *in, int r, Columns32 &c) {
-  for (int j = 0; j < 4; ++j)
-    for (int k = 0; k < 4; ++k) {
-      const uint8_t byte = in[64 * j + 4 * r + k];
-      c.q[4 * j + k] = byte & 15;
-      c.q[16 + 4 * j + k] = byte >> 4;
-    }
-}
-
-void put_fifth_bits(uint8_t *out, int r, const Columns32 &c) {
-  for (int k = 0; k < 4; ++k) {
-    uint8_t byte = 0;
-    for (int g = 0; g < 8; ++g) byte |= (uint8_t)(((c.q[4 * g + k] >> 4) & 1) << g);
-    out[4 * r + k] = byte;
-  }
-}
-
-void get_fifth_bits(const uint8_t *in, int r, Columns32 &c) {
-  for (int k = 0; k < 4; ++k)
-    for (int g = 0; g < 8; ++g) c.q[4 * g + k] |= (uint8_t)(((in[4 * r + k] >> g) & 1) << 4);
-}
-
-void put_two_bits(uint8_t *out, int r, const Columns32 &c) {
-  for (int v = 0; v < 2; ++v)
-    for (int k = 0; k < 4; ++k) {
-      uint8_t byte = 0;
-      for (int g = 0; g < 4; ++g) byte |= (uint8_t)((c.q[16 * v + 4 * g + k] >> 4) << 2 * g);
-      out[64 * v + 4 * r + k] = byte;
-    }
-}
-
-void get_two_bits(const uint8_t *in, int r, Columns32 &c) {
-  for (int v = 0; v < 2; ++v)
-    for (int k = 0; k < 4; ++k)
-      for (int g = 0; g < 4; ++g) c.q[16 * v + 4 * g + k] |= (uint8_t)(((in[64 * v + 4 * r + k] >> 2 * g) & 3) << 4);
+template <int N_HIGH>
+int get_number(const uint8_t *in, int r, int column) {
+  const int low = (int)get_code(4, in, r, column);
+  if constexpr (N_HIGH == 0) return low;
+  else return low | (int)get_code(N_HIGH, in + 256, r, column) << 4;
 }
 
 void copy16(uint8_t *to, const uint8_t *from) { memcpy(to, from, 2); }
 
 // Blocks of 32 columns: [d][m][qh] qs
-void pack_simple(const uint8_t *in, uint8_t *out, int r, bool min, bool fifth) {
+template <bool min, bool fifth>
+void pack_simple(const uint8_t *in, uint8_t *out, int r) {
   const uint8_t *high = in + (min ? 4 : 2), *low = high + (fifth ? 4 : 0);
   uint32_t bits = 0;
   if (fifth) memcpy(&bits, high, 4);
-  Columns32 c;
+  uint8_t q[32];
   for (int j = 0; j < 16; ++j) {
-    c.q[j] = (uint8_t)((low[j] & 15) | ((bits >> j) & 1) << 4);
-    c.q[j + 16] = (uint8_t)((low[j] >> 4) | ((bits >> (j + 16)) & 1) << 4);
+    q[j] = (uint8_t)((low[j] & 15) | ((bits >> j) & 1) << 4);
+    q[j + 16] = (uint8_t)((low[j] >> 4) | ((bits >> (j + 16)) & 1) << 4);
   }
-  put_nibbles(out, r, c);
-  if (fifth) put_fifth_bits(out + 256, r, c);
+  put_numbers<fifth>(out, r, q);
   uint8_t *scales = out + 256 + (fifth ? 64 : 0);
   copy16(scales + 2 * r, in);
   if (min) copy16(scales + 32 + 2 * r, in + 2);
@@ -78,18 +46,18 @@ void pack_q8_0(const uint8_t *in, uint8_t *out, int r) {
 }
 
 // Q4_K and Q5_K: d, dmin, scales[12], [qh[32]], qs[128]
-void pack_q45_k(const uint8_t *in, uint8_t *out, int r, bool fifth) {
+template <bool fifth>
+void pack_q45_k(const uint8_t *in, uint8_t *out, int r) {
   const int step = fifth ? 320 : 256;
   const uint8_t *high = in + 16, *low = in + (fifth ? 48 : 16);
   for (int s = 0; s < 8; ++s) {
-    Columns32 c;
+    uint8_t q[32];
     for (int l = 0; l < 32; ++l) {
       const uint8_t byte = low[32 * (s / 2) + l];
-      c.q[l] = s % 2 ? byte >> 4 : byte & 15;
-      if (fifth) c.q[l] |= (uint8_t)(((high[l] >> s) & 1) << 4);
+      q[l] = s % 2 ? byte >> 4 : byte & 15;
+      if (fifth) q[l] |= (uint8_t)(((high[l] >> s) & 1) << 4);
     }
-    put_nibbles(out + step * s, r, c);
-    if (fifth) put_fifth_bits(out + step * s + 256, r, c);
+    put_numbers<fifth>(out + step * s, r, q);
   }
   uint8_t *scales = out + 8 * step;
   for (int i = 0; i < 12; ++i) scales[16 * i + r] = in[4 + i];
@@ -102,14 +70,13 @@ void pack_q45_k(const uint8_t *in, uint8_t *out, int r, bool fifth) {
 void pack_q6_k(const uint8_t *in, uint8_t *out, int r) {
   for (int s = 0; s < 8; ++s) {
     const int h = s / 4, i = s % 4;
-    Columns32 c;
+    uint8_t q[32];
     for (int l = 0; l < 32; ++l) {
       const uint8_t byte = in[64 * h + 32 * (i % 2) + l];
       const uint8_t two = (in[128 + 32 * h + l] >> 2 * i) & 3;
-      c.q[l] = (uint8_t)((i < 2 ? byte & 15 : byte >> 4) | two << 4);
+      q[l] = (uint8_t)((i < 2 ? byte & 15 : byte >> 4) | two << 4);
     }
-    put_nibbles(out + 384 * s, r, c);
-    put_two_bits(out + 384 * s + 256, r, c);
+    put_numbers<2>(out + 384 * s, r, q);
   }
   for (int i = 0; i < 16; ++i) out[3072 + 16 * i + r] = in[192 + i];
   copy16(out + 3328 + 2 * r, in + 208);
@@ -119,59 +86,46 @@ void pack_block(int32_t type, const uint8_t *in, uint8_t *out, int r) {
   switch (type) {
     case F32: memcpy(out + 4 * r, in, 4); break;
     case F16: case BF16: copy16(out + 2 * r, in); break;
-    case Q4_0: pack_simple(in, out, r, false, false); break;
-    case Q4_1: pack_simple(in, out, r, true, false); break;
-    case Q5_0: pack_simple(in, out, r, false, true); break;
-    case Q5_1: pack_simple(in, out, r, true, true); break;
+    case Q4_0: pack_simple<false, false>(in, out, r); break;
+    case Q4_1: pack_simple<true, false>(in, out, r); break;
+    case Q5_0: pack_simple<false, true>(in, out, r); break;
+    case Q5_1: pack_simple<true, true>(in, out, r); break;
     case Q8_0: pack_q8_0(in, out, r); break;
-    case Q4_K: pack_q45_k(in, out, r, false); break;
-    case Q5_K: pack_q45_k(in, out, r, true); break;
+    case Q4_K: pack_q45_k<false>(in, out, r); break;
+    case Q5_K: pack_q45_k<true>(in, out, r); break;
     case Q6_K: pack_q6_k(in, out, r); break;
     default: pack_coded(type, in, out, r); break;
   }
 }
 
-float read_half(const uint8_t *p) {
-  uint16_t h;
-  memcpy(&h, p, 2);
-  return half_to_float(h);
-}
-
-void dequantize_simple(const uint8_t *tile, int r, bool min, bool fifth, float *out) {
-  Columns32 c;
-  get_nibbles(tile, r, c);
-  if (fifth) get_fifth_bits(tile + 256, r, c);
+template <bool min, bool fifth>
+void dequantize_simple(const uint8_t *tile, int r, float *out) {
   const uint8_t *scales = tile + 256 + (fifth ? 64 : 0);
   const float d = read_half(scales + 2 * r), m = min ? read_half(scales + 32 + 2 * r) : 0.0f;
   const int zero = min ? 0 : fifth ? 16 : 8;
-  for (int i = 0; i < 32; ++i) out[i] = d * (float)(c.q[i] - zero) + m;
+  for (int i = 0; i < 32; ++i) out[i] = d * (float)(get_number<fifth>(tile, r, i) - zero) + m;
 }
 
-void dequantize_q45_k(const uint8_t *tile, int r, bool fifth, float *out) {
+template <bool fifth>
+void dequantize_q45_k(const uint8_t *tile, int r, float *out) {
   const int step = fifth ? 320 : 256;
   const uint8_t *b = tile + 8 * step + r;
   const float d = read_half(tile + 8 * step + 192 + 2 * r), dmin = read_half(tile + 8 * step + 224 + 2 * r);
   for (int s = 0; s < 8; ++s) {
-    Columns32 c;
-    get_nibbles(tile + step * s, r, c);
-    if (fifth) get_fifth_bits(tile + step * s + 256, r, c);
     const int i = s % 4;
     const int scale = s < 4 ? b[16 * i] & 63 : (b[16 * (i + 8)] & 15) | (b[16 * i] >> 6) << 4;
     const int minimum = s < 4 ? b[16 * (i + 4)] & 63 : (b[16 * (i + 8)] >> 4) | (b[16 * (i + 4)] >> 6) << 4;
     const float ds = d * (float)scale, ms = dmin * (float)minimum;
-    for (int l = 0; l < 32; ++l) out[32 * s + l] = ds * (float)c.q[l] - ms;
+    for (int l = 0; l < 32; ++l) out[32 * s + l] = ds * (float)get_number<fifth>(tile + step * s, r, l) - ms;
   }
 }
 
 void dequantize_q6_k(const uint8_t *tile, int r, float *out) {
   const float d = read_half(tile + 3328 + 2 * r);
   for (int s = 0; s < 8; ++s) {
-    Columns32 c;
-    get_nibbles(tile + 384 * s, r, c);
-    get_two_bits(tile + 384 * s + 256, r, c);
     for (int l = 0; l < 32; ++l) {
       const float scale = d * (float)(int8_t)tile[3072 + 16 * (2 * s + l / 16) + r];
-      out[32 * s + l] = scale * (float)(c.q[l] - 32);
+      out[32 * s + l] = scale * (float)(get_number<2>(tile + 384 * s, r, l) - 32);
     }
   }
 }
@@ -186,17 +140,17 @@ void dequantize_block(int32_t type, const uint8_t *tile, int r, float *out) {
       *out = bfloat_to_float(b);
       break;
     }
-    case Q4_0: dequantize_simple(tile, r, false, false, out); break;
-    case Q4_1: dequantize_simple(tile, r, true, false, out); break;
-    case Q5_0: dequantize_simple(tile, r, false, true, out); break;
-    case Q5_1: dequantize_simple(tile, r, true, true, out); break;
+    case Q4_0: dequantize_simple<false, false>(tile, r, out); break;
+    case Q4_1: dequantize_simple<true, false>(tile, r, out); break;
+    case Q5_0: dequantize_simple<false, true>(tile, r, out); break;
+    case Q5_1: dequantize_simple<true, true>(tile, r, out); break;
     case Q8_0: {
       const float d = read_half(tile + 512 + 2 * r);
       for (int i = 0; i < 32; ++i) out[i] = d * (float)(int8_t)tile[64 * (i / 4) + 4 * r + i % 4];
       break;
     }
-    case Q4_K: dequantize_q45_k(tile, r, false, out); break;
-    case Q5_K: dequantize_q45_k(tile, r, true, out); break;
+    case Q4_K: dequantize_q45_k<false>(tile, r, out); break;
+    case Q5_K: dequantize_q45_k<true>(tile, r, out); break;
     case Q6_K: dequantize_q6_k(tile, r, out); break;
     default: dequantize_coded(type, tile, r, out); break;
   }
