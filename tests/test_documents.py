@@ -1,6 +1,7 @@
 """What the documents and docstrings name exists: files, modules, commands and options."""
 
 import ast
+import doctest
 import importlib.util
 import json
 import os
@@ -352,3 +353,24 @@ def test_the_holders_of_an_option_are_listed() -> None:
         document.write_text(written, encoding="utf-8")
     else:
         assert text == written, "docs/architecture.md lists old lines; EDGEDEC_WRITE_TABLE=1 writes them"
+
+
+def test_examples_in_docstrings_give_what_they_show() -> None:
+    wrong: dict[str, int] = {}
+    n_tried = 0
+    for path in SOURCES:
+        folders = path.relative_to(ROOT).with_suffix("").parts
+        first = next((i for i, name in enumerate(folders) if name.startswith("edgedec")), None)
+        if first is None or ">>> " not in path.read_text(encoding="utf-8"):
+            continue
+        try:
+            module = importlib.import_module(".".join(folders[first:]).removesuffix(".__init__"))
+        except ModuleNotFoundError as error:  # a package of an extra, such as torch
+            assert error.name is not None and not error.name.startswith("edgedec"), f"{path}: {error}"
+            continue
+        result = doctest.testmod(module)
+        n_tried += result.attempted
+        if result.failed:
+            wrong[module.__name__] = result.failed
+    assert wrong == {}
+    assert n_tried > 200

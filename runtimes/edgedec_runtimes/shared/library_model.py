@@ -150,7 +150,6 @@ class LibraryModel(Closeable, Generic[H, S]):
             terms: Makes the memory plan for a context and a number of rows.
             free: Gives the handle back. Called once, in the process that loaded the model; must not refer to the model.
             cache_dir: Where a MeasuredModel keeps what is measured, if anywhere.
-            tree_rows: Most rows of a tree.
             logit_rows: Most rows of logits of a forward of several sessions, where one session may ask for fewer.
         """
         self.handle = handle
