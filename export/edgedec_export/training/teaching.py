@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_export.training import checkpoints
 from edgedec_export.training.batches import LessonPlace, endless_groups
 from edgedec_export.training.checkpoints import Progressed
+from edgedec_export.training.learning import Student
 from edgedec_export.training.lessons.lesson_files import Lesson, LessonFile
 from edgedec_export.training.network import Weights
 from edgedec_export.training.report import MOST_DRAFTED
@@ -23,23 +24,6 @@ from edgedec_export.training.simulation import Drafted, replay
 _PATIENCE = 5  # measurements without a rise after which the training ends
 _MOST_HELD_BACK = 48_000_000  # numbers of taps: lessons held back beyond that are left out
 _PHASE = "training"
-
-
-class Student(Protocol):
-    """A drafter that learns."""
-
-    @property
-    def weights(self) -> Weights:
-        """The tensors, which learn() changes."""
-
-    def learn(self, lessons: Sequence[Lesson], part: float) -> float:
-        """Learn from lessons and return the loss, in nats; `part` of the training is over, 0 to 1."""
-
-    def drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
-        """Return what the drafter drafts on lessons with these tensors, which may be an earlier state of its own."""
-
-    def state(self) -> dict[str, Any]:
-        """Return all that changes, for another student to go on with."""
 
 
 NewStudent = Callable[[NDArray[np.int32], Sequence[LessonFile], dict[str, Any] | None], Student]
