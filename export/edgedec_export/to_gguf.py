@@ -157,7 +157,7 @@ def merge_adapters(
         tensors.append(OutTensor(tensor.name, tensor.shape, kind, pieces))
     with new_file(Path(out), sources=gguf.paths, force=force) as part:
         changed = any(made.type is not gguf.tensors[made.name].type for made in tensors)
-        entries = [entry for entry in read_entries(gguf) if not changed or entry[0] != "general.file_type"]
+        entries = {key: v for key, v in read_entries(gguf).items() if not changed or key != "general.file_type"}
         write_gguf(part, entries, tensors, alignment=gguf.alignment, on_progress=on_progress, cancel=cancel)
         read_gguf(part)
     return Path(out)
