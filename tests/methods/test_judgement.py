@@ -11,7 +11,7 @@ from edgedec.api.best_text import BestOf, best
 from edgedec.api.branching import partial_texts
 from edgedec.choosing.choice import Candidates, chooser_named
 from edgedec.choosing.choosers import mean_logprob
-from edgedec_methods.judgement import JudgeScorer, Question, chance_yes, log_odds, question_of, turn_after_answer
+from edgedec_methods.judgement import JudgeScorer, Question, chance_yes, question_of, turn_after_answer
 from edgedec_methods.sampled_steps import seeds_from, write_steps
 
 CHAT = [{"role": "user", "content": "How much is 2 + 3? End with 'Answer: ' and the number."}]
@@ -48,8 +48,6 @@ def test_the_turn_after_an_answer() -> None:
 
     assert turn_after_answer(render, "Right?") == "<end><user>Right?<end><assistant>"
     assert turn_after_answer(lambda messages: "a template that drops answers", "Right?") == "\n\nRight?\n"
-    assert log_odds(0.9) == pytest.approx(np.log(9))
-    assert (log_odds(0.0), log_odds(1.0)) == (-30.0, 30.0)
 
 
 @pytest.mark.slow

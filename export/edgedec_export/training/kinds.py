@@ -22,20 +22,21 @@ from edgedec_export.training.head_folder import write_head
 from edgedec_export.training.lessons.lesson_files import LessonFile
 from edgedec_export.training.narrow import gguf as narrow_gguf
 from edgedec_export.training.narrow.shape import NarrowShape, shape_of
-from edgedec_export.training.report import DrafterReport, drafted_token_share
+from edgedec_export.training.report import drafted_token_share
 from edgedec_export.training.target_parts import TargetParts, card_of
 from edgedec_models.draft_heads import remember_head
-from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
+from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard, Promise
 from edgedec_runtimes.trained_heads.record import record_text
 from edgedec_runtimes.trained_heads.target import target_of
 
+Files = Sequence[LessonFile]
+State = dict[str, Any] | None
+Weights = dict[str, Any]  # torch's tensors by name
+
 if TYPE_CHECKING:
-    Files = Sequence[LessonFile]
-    State = dict[str, Any] | None
     from edgedec_export.training.block.student import BlockStudent
     from edgedec_export.training.head_student import HeadStudent
     from edgedec_export.training.learning import Student
-    from edgedec_export.training.teaching import Taught
 
 
 _FITTED_FILES = 16  # of lessons, to which a new draft model's output is fitted
@@ -91,7 +92,7 @@ class Kind(ABC):
 
     @abstractmethod
     def new_student(
-        self, token_ids: NDArray[np.int32], files: "Files", state: "State", *, seed: int, device: str
+        self, token_ids: NDArray[np.int32], files: Files, state: State, *, seed: int, device: str
     ) -> "Student":
         """Return a drafter with its tokens, which goes on from a state; None for one that has learned nothing."""
 
@@ -100,8 +101,10 @@ class Kind(ABC):
         """Return what a draft costs, in plain steps, by the bytes read; `n_tokens` can be drafted."""
 
     @abstractmethod
-    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
-        """Write the drafter; `about` is the recipe and the report, for its record."""
+    def write(
+        self, out: Path, weights: Weights, token_ids: NDArray[np.int32], promise: Promise, about: dict[str, Any]
+    ) -> None:
+        """Write the drafter with these tensors; `about` is the recipe and the report, for its record."""
 
 
 @dataclass(kw_only=True)
@@ -125,7 +128,7 @@ class HeadKind(Kind):
         return HeadStudent
 
     def new_student(
-        self, token_ids: NDArray[np.int32], files: "Files", state: "State", *, seed: int, device: str
+        self, token_ids: NDArray[np.int32], files: Files, state: State, *, seed: int, device: str
     ) -> "Student":
         """Return a head; see Kind."""
         card, lessons = self._card(len(token_ids)), [lesson for lesson in files[0].read() if lesson.n_answer > 1]
@@ -138,15 +141,17 @@ class HeadKind(Kind):
         """Return what a draft costs; see Kind."""
         return DraftPrice(drafted_token_share(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts)))
 
-    def _finished(self, card: HeadCard, taught: "Taught") -> dict[str, NDArray[np.float32]]:
+    def _finished(self, weights: Weights, token_ids: NDArray[np.int32]) -> dict[str, NDArray[np.float32]]:
         from edgedec_export.training.network import folded
 
-        return folded(taught.weights)
+        return folded(weights)
 
-    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
+    def write(
+        self, out: Path, weights: Weights, token_ids: NDArray[np.int32], promise: Promise, about: dict[str, Any]
+    ) -> None:
         """Write the head's folder, and note in the cache where it is."""
-        card = replace(self._card(len(taught.token_ids)), name=out.name, promise=report.promise)
-        write_head(out, card, self._finished(card, taught), taught.token_ids, about)
+        card = replace(self._card(len(token_ids)), name=out.name, promise=promise)
+        write_head(out, card, self._finished(weights, token_ids), token_ids, about)
         remember_head(out, cache_folder(self.cache_dir))
 
 
@@ -176,10 +181,10 @@ class BlockKind(HeadKind):
         """Return what a draft costs, in plain steps: most of it once."""
         return price_of(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts))
 
-    def _finished(self, card: HeadCard, taught: "Taught") -> dict[str, NDArray[np.float32]]:
+    def _finished(self, weights: Weights, token_ids: NDArray[np.int32]) -> dict[str, NDArray[np.float32]]:
         from edgedec_export.training.block.network import finished
 
-        return finished(card, taught.weights, taught.token_ids)
+        return finished(self._card(len(token_ids)), weights, token_ids)
 
 
 @dataclass(kw_only=True)
@@ -200,7 +205,7 @@ class NarrowKind(Kind):
         return f" {self.shape}"
 
     def new_student(
-        self, token_ids: NDArray[np.int32], files: "Files", state: "State", *, seed: int, device: str
+        self, token_ids: NDArray[np.int32], files: Files, state: State, *, seed: int, device: str
     ) -> "Student":
         """Return a draft model, which begins with layers of the target and an output that is fitted to lessons."""
         from edgedec_export.training.narrow.initial import initial_weights
@@ -219,11 +224,13 @@ class NarrowKind(Kind):
         """Return what a draft costs, in plain steps; the output matrix is read whole for each token."""
         return DraftPrice(narrow_gguf.bytes_per_token(self.shape) / bytes_per_step(self.parts))
 
-    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
+    def write(
+        self, out: Path, weights: Weights, token_ids: NDArray[np.int32], promise: Promise, about: dict[str, Any]
+    ) -> None:
         """Write the GGUF."""
-        weights = {name: values.detach().cpu().float().numpy() for name, values in taught.weights.items()}
-        record = record_text(out.stem, target_of(self.parts.gguf), report.promise, about=about)
-        narrow_gguf.write_narrow(out, self.parts, self.shape, weights, record)
+        arrays = {name: values.detach().cpu().float().numpy() for name, values in weights.items()}
+        record = record_text(out.stem, target_of(self.parts.gguf), promise, about=about)
+        narrow_gguf.write_narrow(out, self.parts, self.shape, arrays, record)
 
 
 def kind_of(name: str, parts: TargetParts, asked: AskedShape, cache_dir: Path | None) -> Kind:

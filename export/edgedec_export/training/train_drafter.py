@@ -200,23 +200,19 @@ def _curve(model: Path, options: TrainOptions) -> CostCurve:
 
 def _taught(kind: Kind, out: Path, work: Path, key: str, files: list[LessonFile], options: TrainOptions) -> Trained:
     """Train on lessons, and write the drafter with its report."""
-    from edgedec_export.training.teaching import Teaching, default_device, set_threads, teach
+    from edgedec_export.training.teaching import Teaching, set_threads, teach
 
     set_threads(options.n_threads)
     job = Teaching(
         work / kind.checkpoint,
         key + kind.key,
         options.n_passes,
-        n_rows=kind.n_rows,
-        n_measurements=kind.n_measurements,
-        n_measured=kind.n_measured,
         seed=options.seed,
         save_every_s=options.save_every_s,
     )
     counts = _counts(files, kind.parts.network.n_vocab, options)
     chosen = partial(short_list, counts, options.n_vocabulary, kind.coverage)
-    new_student = partial(kind.new_student, seed=options.seed, device=default_device())
-    taught = teach(new_student, files, chosen, job, options.on_progress, options.cancel)
+    taught = teach(kind, files, chosen, job, options.on_progress, options.cancel)
     n = len(taught.token_ids)
     curve = _curve(kind.parts.gguf.paths[0], options)
     report = drafter_report(taught.drafted, curve, kind.price(n), kind.called)
@@ -232,7 +228,7 @@ def _taught(kind: Kind, out: Path, work: Path, key: str, files: list[LessonFile]
         "history": taught.history,
         "report": report.as_json(),
     }
-    kind.write(out, taught, report, about)
+    kind.write(out, taught.weights, taught.token_ids, report.promise, about)
     return Trained(out, n, report, covered, taught.history)
 
 
