@@ -189,9 +189,8 @@ def _finished(path: Path, given: Given, curve: CostCurve) -> Row:
     weights = {name: torch.from_numpy(tensor.floats()) for name, tensor in head.tensors.items()}
     weights[TAP_SCALE] = torch.ones(len(head.card.taps) * head.card.n_embd_target)
     student = HeadStudent(given.parts, head.card, head.d2t, given.first_lessons(), seed=0, device="cpu")
-    drafted = student.drafted(weights, given.held_back())
     n_trained = sum(values.numel() for name, values in weights.items() if name != TAP_SCALE)
-    kept = Kept(drafted, record["about"]["history"][-1][0], n_trained)
+    kept = Kept(student.drafted(weights, given.held_back()), record["about"]["history"][-1][0], n_trained)
     return Row.of("eagle3, finished", kept, eagle3_price(given, head.card), curve)
 
 

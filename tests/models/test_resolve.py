@@ -74,20 +74,16 @@ def test_own_folder_comes_before_the_cache(
     assert n_hashed == []
 
 
-@pytest.mark.parametrize(
-    ("name", "prefix"), [("mine.gguf", ""), ("mine.gguf", "file://"), ("folder", ""), ("models/mine.gguf", "mine")]
-)
-def test_pull_refuses_a_file_of_this_machine_that_is_no_whole_gguf(
-    tmp_path: Path, root: Path, catalogue: WriteCatalogue, name: str, prefix: str
-) -> None:
+@pytest.mark.parametrize("kind", ["path", "address", "name", "folder"])
+def test_pull_refuses_what_is_no_whole_gguf(tmp_path: Path, root: Path, catalogue: WriteCatalogue, kind: str) -> None:
     """By its path, as an address or as a name of the cache; the message names the file. A whole one is taken."""
     catalogue("")
-    path = (root if prefix == "mine" else tmp_path) / name
-    path.mkdir() if name == "folder" else put(path.parent, path.name, DATA[: len(DATA) // 2])
-    asked = {"": str(path), "file://": path.as_uri(), "mine": "mine"}[prefix]
+    path = (root / "models" if kind == "name" else tmp_path) / "mine.gguf"
+    path.mkdir() if kind == "folder" else put(path.parent, path.name, DATA[: len(DATA) // 2])
+    asked = {"address": path.as_uri(), "name": "mine"}.get(kind, str(path))
     with pytest.raises(ModelFormatError, match=re.escape(str(path))):
         pull(asked, ResolveOptions())
-    if name != "folder":
+    if kind != "folder":
         tiny_llama(path)
         assert pull(asked, ResolveOptions()) == path
 
