@@ -120,7 +120,7 @@ def auroc_of(groups: Sequence[Sequence[tuple[float, bool]]]) -> dict[str, float 
 
 
 def _pooled(groups: Sequence[Sequence[tuple[float, bool]]]) -> float | None:
-    """Return what edgedec_methods.self_evaluation.auroc does, by sorting: it is asked thousands of times."""
+    """Return the chance that a right text scores higher than a wrong one, equal ones half; None without a pair."""
     right, wrong = (np.sort([score for group in groups for score, yes in group if yes == wanted]) for wanted in (1, 0))
     if not len(right) or not len(wrong):
         return None

@@ -196,48 +196,40 @@ def _bytes(data: NDArray[np.float32]) -> Iterator[bytes]:
 def write(network: Network, kind: str, path: Path) -> None:
     """Write the network as a GGUF."""
     width = network.output.in_features
-    facts = {
-        "block": [("diffusion.block_size", out.whole_number(BLOCK))],
-        "whole": [("qwen3.attention.causal", out.boolean(False))],
-        "front": [("diffusion.window_size", out.whole_number(BLOCK))],
+    facts: dict[str, out.Metadata] = {
+        "block": {"diffusion.block_size": BLOCK},
+        "whole": {"qwen3.attention.causal": False},
+        "front": {"diffusion.window_size": BLOCK},
     }
     if kind in facts:
-        facts[kind] += [
-            ("diffusion.shift_logits", out.boolean(False)),
-            ("tokenizer.ggml.mask_token_id", out.whole_number(MASK)),
-        ]
+        facts[kind] |= {"diffusion.shift_logits": False, "tokenizer.ggml.mask_token_id": MASK}
     tokens = ["<unk>", "<s>", "</s>", "\u2581", *(f"<0x{byte:02X}>" for byte in range(256)), "<mask>"]
     tokens += [*WORDS]
     kinds = [2, 3, 3, 1, *[6] * 256, 3, *[4] * len(WORDS), *[5] * (N_VOCAB - len(tokens))]
     tokens += [f"[unused{i}]" for i in range(N_VOCAB - len(tokens))]
-    entries = [
-        ("general.architecture", out.text("qwen3")),
-        ("general.name", out.text(f"made tasks, {kind}")),
-        *facts.get(kind, []),
-        *(
-            (f"qwen3.{key}", out.whole_number(value))
-            for key, value in {
-                "context_length": 1024,
-                "embedding_length": width,
-                "block_count": len(network.blk),
-                "feed_forward_length": 3 * width,
-                "attention.head_count": width // HEAD_DIM,
-                "attention.head_count_kv": width // HEAD_DIM,
-                "attention.key_length": HEAD_DIM,
-                "attention.value_length": HEAD_DIM,
-            }.items()
-        ),
-        ("qwen3.attention.layer_norm_rms_epsilon", out.real_number(EPSILON)),
-        ("qwen3.rope.freq_base", out.real_number(ROPE_BASE)),
-        ("tokenizer.ggml.model", out.text("llama")),
-        ("tokenizer.ggml.tokens", out.texts([token.encode() for token in tokens])),
-        ("tokenizer.ggml.scores", out.float32s(np.zeros(N_VOCAB, np.float32))),
-        ("tokenizer.ggml.token_type", out.int32s(kinds)),
-        ("tokenizer.ggml.unknown_token_id", out.whole_number(0)),
-        ("tokenizer.ggml.eos_token_id", out.whole_number(EOS)),
-        ("tokenizer.ggml.add_bos_token", out.boolean(False)),
-        ("tokenizer.ggml.add_space_prefix", out.boolean(False)),
-    ]
+    entries: out.Metadata = {
+        "general.architecture": "qwen3",
+        "general.name": f"made tasks, {kind}",
+        **facts.get(kind, {}),
+        "qwen3.context_length": 1024,
+        "qwen3.embedding_length": width,
+        "qwen3.block_count": len(network.blk),
+        "qwen3.feed_forward_length": 3 * width,
+        "qwen3.attention.head_count": width // HEAD_DIM,
+        "qwen3.attention.head_count_kv": width // HEAD_DIM,
+        "qwen3.attention.key_length": HEAD_DIM,
+        "qwen3.attention.value_length": HEAD_DIM,
+        "qwen3.attention.layer_norm_rms_epsilon": float(EPSILON),
+        "qwen3.rope.freq_base": float(ROPE_BASE),
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [token.encode() for token in tokens],
+        "tokenizer.ggml.scores": np.zeros(N_VOCAB, np.float32),
+        "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.eos_token_id": EOS,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
     tensors = []
     for name, value in network.state_dict().items():
         data = value.float().numpy()

@@ -118,7 +118,7 @@ def _drafted(
     at = torch.from_numpy(batch.at[0])  # the rows after which a chain may begin
     n_batch, n_rows, _ = batch.taps.shape
     unroll = Unroll.begin(card, weights, torch.from_numpy(batch.taps).float())
-    read = borrowed.embeddings(batch, 1)[0]
+    read = borrowed.embeddings(batch.read_by(0))
     tokens, signs, hidden = [], [], []
     for _ in range(_DEPTH):
         outputs = unroll.step(read).flatten(0, 1)[at]

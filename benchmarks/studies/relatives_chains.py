@@ -21,7 +21,8 @@ from relatives_costs import DraftBytes, bytes_of
 from relatives_learning import Step, embeddings_of, unit
 
 from edgedec_export.training.batches import Batch
-from edgedec_export.training.learning import DRAFT_STEPS, Borrowed
+from edgedec_export.training.head_student import DRAFT_STEPS
+from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.network import TAP_SCALE, Tensor, Weights, attend, heads_of, new_weights, rms
 from edgedec_export.training.report import MOST_DRAFTED
 from edgedec_runtimes.trained_heads.card import HeadCard

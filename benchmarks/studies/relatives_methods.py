@@ -40,7 +40,7 @@ _FITTED_FILES = 4  # of lessons, to which a draft model's output is fitted
 
 
 class Method(Protocol):
-    """A drafter that learns: what edgedec_export.training.teaching.Student asks for, and the way back."""
+    """A drafter that learns: what edgedec_export.training.learning.Student asks for, and the way back."""
 
     @property
     def weights(self) -> Weights:

@@ -17,9 +17,8 @@ from edgedec.cost_curve import CostCurve
 from edgedec.load_options import LoadOptions
 from edgedec.sessions.cost_probe import cost_curve
 from edgedec_apps.bench.provenance import provenance
-from edgedec_export.training.head_student import drafted_on
+from edgedec_export.training.head_student import HeadStudent
 from edgedec_export.training.kinds import bytes_per_step
-from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.network import TAP_SCALE
 from edgedec_export.training.simulation import Drafted, reach, replay
 from edgedec_runtimes.trained_heads.load import load_head
@@ -189,9 +188,9 @@ def _finished(path: Path, given: Given, curve: CostCurve) -> Row:
     head, record = load_head(path), json.loads((path / "edgedec-head.json").read_text(encoding="utf-8"))
     weights = {name: torch.from_numpy(tensor.floats()) for name, tensor in head.tensors.items()}
     weights[TAP_SCALE] = torch.ones(len(head.card.taps) * head.card.n_embd_target)
-    drafted = drafted_on(head.card, weights, Borrowed.of(given.parts, head.d2t, "cpu"), given.held_back())
+    student = HeadStudent(given.parts, head.card, head.d2t, given.first_lessons(), seed=0, device="cpu")
     n_trained = sum(values.numel() for name, values in weights.items() if name != TAP_SCALE)
-    kept = Kept(drafted, record["about"]["history"][-1][0], n_trained)
+    kept = Kept(student.drafted(weights, given.held_back()), record["about"]["history"][-1][0], n_trained)
     return Row.of("eagle3, finished", kept, eagle3_price(given, head.card), curve)
 
 

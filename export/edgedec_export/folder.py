@@ -11,14 +11,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from edgedec.errors import RequestError
 from edgedec.gguf.file import GGUF, MANIFEST
-from edgedec_export.gguf_writer import Entry, read_entries, write_gguf
+from edgedec_export.gguf_writer import Metadata, read_entries, write_gguf
 from edgedec_export.temporary import storage_errors, temporary_path
 
 FORMAT = 1
@@ -72,7 +72,7 @@ def write_manifest(folder: Path, facts: Mapping[str, Any], hashes: Mapping[str, 
     (folder / MANIFEST).write_text(text, encoding="utf-8", newline="\n")
 
 
-def write_vocabulary(source: GGUF, path: Path, more: Sequence[Entry] = ()) -> None:
+def write_vocabulary(source: GGUF, path: Path, more: Metadata | None = None) -> None:
     """Write a GGUF with all metadata of another one, byte for byte, and without tensors.
 
     Keys that say how the source is split into files are left out.
@@ -80,14 +80,14 @@ def write_vocabulary(source: GGUF, path: Path, more: Sequence[Entry] = ()) -> No
     Args:
         source: The other GGUF.
         path: Where to write.
-        more: Further metadata entries.
+        more: Further metadata, in place of the other's where both have a key.
 
     Raises:
         ModelFormatError, StorageError: The source has changed since it was opened, or cannot be read.
         OSError: `path` cannot be written.
     """
-    replaced = ("split.", *(key for key, _ in more))
-    write_gguf(path, [*(entry for entry in read_entries(source) if not entry[0].startswith(replaced)), *more], [])
+    entries = {key: value for key, value in read_entries(source).items() if not key.startswith("split.")}
+    write_gguf(path, entries | (more or {}), [])
 
 
 def _require_free(out: Path, *, force: bool) -> None:

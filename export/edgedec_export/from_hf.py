@@ -15,7 +15,7 @@ from edgedec.gguf.file import read_gguf
 from edgedec.gguf.model_kinds import number_of
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress
-from edgedec_export.gguf_writer import Entry, OutTensor, new_file, real_number, text, whole_number, write_gguf
+from edgedec_export.gguf_writer import Metadata, OutTensor, decoder_metadata, new_file, write_gguf
 from edgedec_export.hf.bert import bert_parts, pooling_of_modules
 from edgedec_export.hf.config import Config, read_config
 from edgedec_export.hf.tensors import gguf_tensors
@@ -66,7 +66,7 @@ def convert(
     if not folder.is_dir():
         raise ModelNotFoundError(f"{folder}: there is no such folder; pass the folder that holds config.json")
     architecture, tensors, entries = _parts(folder, TYPES[type_name.upper()])
-    entries = _file_entries(architecture, folder, tensors) + entries
+    entries = _file_entries(architecture, folder, tensors) | entries
     with new_file(out, force=force) as part:
         write_gguf(part, entries, tensors, on_progress=on_progress, cancel=cancel)
         if len(read_gguf(part).tensors) != len(tensors):
@@ -74,68 +74,62 @@ def convert(
     return out
 
 
-def _parts(folder: Path, matrix_type: GGMLType | None) -> tuple[str, list[OutTensor], list[Entry]]:
+def _parts(folder: Path, matrix_type: GGMLType | None) -> tuple[str, list[OutTensor], Metadata]:
     """Return the architecture of a checkpoint, the tensors of its GGUF, and the metadata that is not of every GGUF."""
     if read_json(folder / "config.json").get("model_type") == "bert":
         return "bert", *bert_parts(folder, open_checkpoint(folder), matrix_type)
     config = read_config(folder)
     tensors = gguf_tensors(open_checkpoint(folder), config, matrix_type, folder)
-    entries = _entries(config) + tokenizer_entries(folder, config.n_vocab, config.token_ids) + sampling_entries(folder)
-    if config.denoising is not None and "tokenizer.ggml.mask_token_id" not in dict(entries):
+    entries = _entries(config) | tokenizer_entries(folder, config.n_vocab, config.token_ids) | sampling_entries(folder)
+    if config.denoising is not None and "tokenizer.ggml.mask_token_id" not in entries:
         raise ModelFormatError(
             f"{folder}: no mask_token_id in config.json and no mask_token in tokenizer_config.json says which token "
             "stands for a masked position; add it to one of them"
         )
     if (pooling := pooling_of_modules(folder)) is not None:
-        entries.append((f"{config.architecture}.pooling_type", whole_number(number_of(pooling))))
+        entries[f"{config.architecture}.pooling_type"] = number_of(pooling)
     return config.architecture, tensors, entries
 
 
-def _file_entries(architecture: str, folder: Path, tensors: list[OutTensor]) -> list[Entry]:
-    """Return the metadata entries that every GGUF has."""
+def _file_entries(architecture: str, folder: Path, tensors: list[OutTensor]) -> Metadata:
+    """Return the metadata that every GGUF has."""
     kinds = [tensor.type for tensor in tensors if len(tensor.shape) > 1]
     most = max(set(kinds), key=kinds.count).name
-    file_type = next(number for number, name in FILE_TYPE_NAMES.items() if name == most)
-    return [
-        ("general.architecture", text(architecture)),
-        ("general.type", text("model")),
-        ("general.name", text(folder.absolute().name)),
-        ("general.file_type", whole_number(file_type)),
-        ("general.quantization_version", whole_number(_QUANTIZATION_VERSION)),
-    ]
+    return {
+        "general.architecture": architecture,
+        "general.type": "model",
+        "general.name": folder.absolute().name,
+        "general.file_type": next(number for number, name in FILE_TYPE_NAMES.items() if name == most),
+        "general.quantization_version": _QUANTIZATION_VERSION,
+    }
 
 
-def _entries(config: Config) -> list[Entry]:
-    """Return the metadata entries of a decoder's shape."""
+def _entries(config: Config) -> Metadata:
+    """Return the metadata of a decoder's shape."""
     c, prefix = config, config.architecture
-    entries = [
-        (f"{prefix}.block_count", whole_number(c.n_layer)),
-        (f"{prefix}.context_length", whole_number(c.n_ctx_train)),
-        (f"{prefix}.embedding_length", whole_number(c.n_embd)),
-        (f"{prefix}.feed_forward_length", whole_number(c.n_ff)),
-        (f"{prefix}.attention.head_count", whole_number(c.n_head)),
-        (f"{prefix}.attention.head_count_kv", whole_number(c.n_head_kv)),
-        (f"{prefix}.attention.key_length", whole_number(c.head_dim)),
-        (f"{prefix}.attention.value_length", whole_number(c.head_dim)),
-        (f"{prefix}.attention.layer_norm_rms_epsilon", real_number(c.rms_epsilon)),
-        (f"{prefix}.rope.dimension_count", whole_number(c.head_dim)),
-        (f"{prefix}.rope.freq_base", real_number(c.rope_base)),
-    ]
+    entries = decoder_metadata(prefix, c, n_layer=c.n_layer, n_ctx=c.n_ctx_train, n_rot=c.head_dim)
     if prefix == "llama":
-        entries.append((f"{prefix}.vocab_size", whole_number(c.n_vocab)))
+        entries[f"{prefix}.vocab_size"] = c.n_vocab
     if c.rope_factor != 1:
-        entries.append((f"{prefix}.rope.scaling.type", text("linear")))
-        entries.append((f"{prefix}.rope.scaling.factor", real_number(c.rope_factor)))
+        entries[f"{prefix}.rope.scaling.type"] = "linear"
+        entries[f"{prefix}.rope.scaling.factor"] = c.rope_factor
     if c.sliding_window:
-        entries.append((f"{prefix}.attention.sliding_window", whole_number(c.sliding_window)))
-        entries.append((f"{prefix}.rope.freq_base_swa", real_number(c.rope_base_sliding)))
+        entries[f"{prefix}.attention.sliding_window"] = c.sliding_window
+        entries[f"{prefix}.rope.freq_base_swa"] = c.rope_base_sliding
     if c.n_expert:
-        entries.append((f"{prefix}.expert_count", whole_number(c.n_expert)))
-        entries.append((f"{prefix}.expert_used_count", whole_number(c.n_expert_used)))
-        entries.append((f"{prefix}.expert_feed_forward_length", whole_number(c.n_ff_expert)))
+        entries[f"{prefix}.expert_count"] = c.n_expert
+        entries[f"{prefix}.expert_used_count"] = c.n_expert_used
+        entries[f"{prefix}.expert_feed_forward_length"] = c.n_ff_expert
     if c.denoising is not None:
-        entries += c.denoising.entries(prefix)
-    return entries + [(f"{prefix}.{key}", real_number(value)) for key, value in c.scales.items()]
+        # The keys of sizes are edgedec's own; the others are llama.cpp's.
+        entries["diffusion.shift_logits"] = c.denoising.shift
+        if c.denoising.window is not None:
+            entries["diffusion.window_size"] = c.denoising.window
+        elif c.denoising.block is None:
+            entries[f"{prefix}.attention.causal"] = False
+        else:
+            entries["diffusion.block_size"] = c.denoising.block
+    return entries | {f"{prefix}.{key}": value for key, value in c.scales.items()}
 
 
 _KEYS = {
@@ -148,8 +142,8 @@ _KEYS = {
 _WHOLE = "top_k"
 
 
-def sampling_entries(folder: Path) -> list[Entry]:
-    """Return an entry for each recommended value; none where there is no such file, or it asks for greedy decoding.
+def sampling_entries(folder: Path) -> Metadata:
+    """Return the recommended values; none where there is no such file, or it asks for greedy decoding.
 
     Raises:
         ModelFormatError: The file is damaged, or a value is no number from 0 up.
@@ -157,8 +151,8 @@ def sampling_entries(folder: Path) -> list[Entry]:
     path = folder / "generation_config.json"
     config = read_json(path) if path.is_file() else {}
     if config.get("do_sample") is False:
-        return []
-    entries: list[Entry] = []
+        return {}
+    entries: Metadata = {}
     for name, key in _KEYS.items():
         value = config.get(name)
         if value is None:
@@ -166,5 +160,5 @@ def sampling_entries(folder: Path) -> list[Entry]:
         kind = int if name == _WHOLE else (int, float)
         if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value < 2**31:
             raise ModelFormatError(f"{path}: {name} is {value!r:.40}; it must be a number from 0 up")
-        entries.append((key, whole_number(int(value)) if name == _WHOLE else real_number(value)))
+        entries[key] = value if name == _WHOLE else float(value)
     return entries

@@ -1,23 +1,22 @@
-"""Write GGUF files: metadata entries as bytes, tensors in pieces, the whole file or nothing.
+"""Write GGUF files: metadata as plain values, tensors in pieces, the whole file or nothing.
 
     with new_file(Path("model.gguf")) as part:
-        write_gguf(part, [("general.architecture", text("llama"))], tensors)
+        write_gguf(part, {"general.architecture": "llama"}, tensors)
 
-The value of an entry is encoded as in the file: four bytes for its type, then its content. An entry copied from another
-file therefore keeps its type. Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3.
+Format: github.com/ggml-org/ggml/blob/master/docs/gguf.md, version 3.
 """
 
 import math
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError, StorageError
@@ -29,9 +28,15 @@ from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_pr
 from edgedec.storage.whole_file import publish
 from edgedec_export.temporary import storage_errors, temporary_path
 
+if TYPE_CHECKING:
+    from edgedec_export.hf.config import Config
+    from edgedec_export.training.narrow.shape import NarrowShape
+    from edgedec_runtimes.trained_heads.card import HeadCard
+
 PIECE_BYTES = 4 << 20
-Entry = tuple[str, bytes]
-"""A metadata entry: its key and its encoded value."""
+Value = str | bool | int | float | bytes | list[bytes] | NDArray[Any]
+Metadata = dict[str, Value]
+"""What a file says of its model, by key, in the order of the file."""
 
 _VERSION = 3
 
@@ -56,60 +61,63 @@ class OutTensor:
         return math.prod(self.shape) // self.type.block_size * self.type.block_bytes
 
 
-def text(value: str) -> bytes:
-    """Encode a string as STRING."""
-    return _typed(ValueType.STRING) + _string(value.encode(errors="replace"))
+def encoded(value: Value) -> bytes:
+    """Encode a value as in the file: four bytes for its type, then its content.
+
+    Args:
+        value: A text, True or False, an integer from 0 to 2^32 - 1 (UINT32), a float (FLOAT32), UTF-8 strings, or a
+            vector of numpy. Bytes stay as they are: so an entry that was copied from another file keeps its type.
+    """
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return _typed(ValueType.STRING) + _string(value.encode(errors="replace"))
+    if isinstance(value, bool):
+        return _typed(ValueType.BOOL) + struct.pack("<?", value)
+    if isinstance(value, int):
+        return _typed(ValueType.UINT32) + struct.pack("<I", value)
+    if isinstance(value, float):
+        return _typed(ValueType.FLOAT32) + struct.pack("<f", value)
+    if isinstance(value, list):
+        return _array(ValueType.STRING, len(value), b"".join(map(_string, value)))
+    little = value.astype(value.dtype.newbyteorder("<"))
+    return _array(ValueType[value.dtype.name.upper()], len(value), little.tobytes())
 
 
-def whole_number(value: int) -> bytes:
-    """Encode an integer from 0 to 2^32 - 1 as UINT32."""
-    return _typed(ValueType.UINT32) + struct.pack("<I", value)
+def decoder_metadata(
+    prefix: str, shape: "Config | HeadCard | NarrowShape", *, n_layer: int, n_ctx: int, n_rot: int
+) -> Metadata:
+    """Return what every decoder's file says of its shape, under keys that begin with the architecture `prefix`."""
+    values: Metadata = {
+        "block_count": n_layer,
+        "context_length": n_ctx,
+        "embedding_length": shape.n_embd,
+        "feed_forward_length": shape.n_ff,
+        "attention.head_count": shape.n_head,
+        "attention.head_count_kv": shape.n_head_kv,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "attention.layer_norm_rms_epsilon": float(shape.rms_epsilon),
+        "rope.dimension_count": n_rot,
+        "rope.freq_base": float(shape.rope_base),
+    }
+    return {f"{prefix}.{key}": value for key, value in values.items()}
 
 
-def real_number(value: float) -> bytes:
-    """Encode a number as FLOAT32."""
-    return _typed(ValueType.FLOAT32) + struct.pack("<f", value)
-
-
-def boolean(value: bool) -> bytes:
-    """Encode True or False as BOOL."""
-    return _typed(ValueType.BOOL) + struct.pack("<?", value)
-
-
-def texts(values: Sequence[bytes]) -> bytes:
-    """Encode UTF-8 strings as an array of STRING."""
-    return array_of(ValueType.STRING, len(values), b"".join(map(_string, values)))
-
-
-def int32s(values: Sequence[int]) -> bytes:
-    """Encode integers as an array of INT32."""
-    return array_of(ValueType.INT32, len(values), np.asarray(values, "<i4").tobytes())
-
-
-def float32s(values: NDArray[np.float32]) -> bytes:
-    """Encode float32[n] as an array of FLOAT32."""
-    return array_of(ValueType.FLOAT32, len(values), values.astype("<f4").tobytes())
-
-
-def array_of(element_type: ValueType, n: int, data: bytes) -> bytes:
-    """Encode an array of n elements, whose bytes are given as a file holds them."""
-    return _typed(ValueType.ARRAY) + struct.pack("<IQ", element_type, n) + data
-
-
-def read_entries(gguf: GGUF) -> list[Entry]:
-    """Return the metadata entries of an opened GGUF, each value encoded as in the file.
+def read_entries(gguf: GGUF) -> Metadata:
+    """Return the metadata of an opened GGUF, each value encoded as in the file.
 
     Raises:
         ModelFormatError, StorageError: The file has changed since it was opened, or cannot be read.
     """
-    entries: list[Entry] = []
+    entries: Metadata = {}
     reader = HeaderReader(BytesIO(gguf.read_header_bytes()), gguf.n_bytes, str(gguf.paths[0]))
     reader.take(16, "the header")
     for i in range(reader.u64("the number of metadata entries")):
         key = reader.name_of(f"metadata key {i}", 2**16 - 1)
         start = reader.position
         reader.value(key)
-        entries.append((key, bytes(reader.buffer[start : reader.position])))
+        entries[key] = bytes(reader.buffer[start : reader.position])
     return entries
 
 
@@ -146,7 +154,7 @@ def file_pieces(path: Path, offset: int, n_bytes: int) -> Iterator[bytes]:
 
 def write_gguf(
     path: Path,
-    entries: Iterable[Entry],
+    metadata: Metadata,
     tensors: Sequence[OutTensor],
     *,
     alignment: int = DEFAULT_ALIGNMENT,
@@ -156,7 +164,7 @@ def write_gguf(
     """Write a GGUF file, with one piece of a tensor in memory at a time.
 
     Args:
-        entries: Metadata. Must include general.alignment where `alignment` is not the default.
+        metadata: Must include general.alignment where `alignment` is not the default.
         on_progress: Called with the phase "write" and the bytes written.
 
     Raises:
@@ -164,7 +172,7 @@ def write_gguf(
         OSError: The file cannot be written.
         CancelledError: `cancel` was cancelled.
     """
-    header = _header(list(entries), tensors, alignment)
+    header = _header(metadata, tensors, alignment)
     total = len(header) + sum(_aligned(tensor.n_bytes, alignment) for tensor in tensors)
     free = shutil.disk_usage(path.parent).free
     if free < total:
@@ -221,11 +229,11 @@ def check_out(out: Path, sources: Sequence[Path], force: bool) -> None:
             raise RequestError(f"{out}: the file exists; choose another name, or replace it with force (--force)")
 
 
-def _header(entries: Sequence[Entry], tensors: Sequence[OutTensor], alignment: int) -> bytes:
+def _header(metadata: Metadata, tensors: Sequence[OutTensor], alignment: int) -> bytes:
     """Return everything before the tensor data, padded to the alignment."""
-    out = bytearray(b"GGUF" + struct.pack("<IQQ", _VERSION, len(tensors), len(entries)))
-    for key, value in entries:
-        out += _string(key.encode()) + value
+    out = bytearray(b"GGUF" + struct.pack("<IQQ", _VERSION, len(tensors), len(metadata)))
+    for key, value in metadata.items():
+        out += _string(key.encode()) + encoded(value)
     offset = 0
     for tensor in tensors:
         out += _string(tensor.name.encode()) + struct.pack("<I", len(tensor.shape))
@@ -240,6 +248,10 @@ def _aligned(n_bytes: int, alignment: int) -> int:
 
 def _string(raw: bytes) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
+
+
+def _array(element_type: ValueType, n: int, data: bytes) -> bytes:
+    return _typed(ValueType.ARRAY) + struct.pack("<IQ", element_type, n) + data
 
 
 def _typed(value_type: ValueType) -> bytes:

@@ -18,23 +18,11 @@ from typing import NoReturn
 import numpy as np
 
 from edgedec.errors import RequestError, UnsupportedModelError
-from edgedec.gguf.file import FLOATS, GGUF, ValueType
+from edgedec.gguf.file import FLOATS, GGUF
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_export.block_types import BLOCK_ENCODERS
-from edgedec_export.gguf_writer import (
-    Entry,
-    OutTensor,
-    array_of,
-    boolean,
-    int32s,
-    new_file,
-    read_entries,
-    real_number,
-    text,
-    whole_number,
-    write_gguf,
-)
+from edgedec_export.gguf_writer import Metadata, OutTensor, decoder_metadata, new_file, read_entries, write_gguf
 from edgedec_export.target_rows import output_name, read_raw_rows
 from edgedec_runtimes.trained_heads import gguf_block, gguf_eagle3
 from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
@@ -194,63 +182,51 @@ def to_neighbours(tensor: HeadTensor, n_heads: int) -> HeadTensor:
     return HeadTensor(tensor.shape, tensor.type, np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1))
 
 
-def _entries(head: Head, target: GGUF, kinds: Mapping[str, GGMLType]) -> list[Entry]:
+def _entries(head: Head, target: GGUF, kinds: Mapping[str, GGMLType]) -> Metadata:
     card, name = head.card, _architecture(head.card)
     n_ctx = target.metadata.get(f"{target.metadata.get('general.architecture')}.context_length")
-    values = {
-        "general.architecture": text(name),
-        "general.name": text(card.name),
-        f"{name}.block_count": whole_number(1 if card.block is None else card.block.n_layer),
-        f"{name}.context_length": whole_number(n_ctx if type(n_ctx) is int else _CONTEXT),
-        f"{name}.embedding_length": whole_number(card.n_embd),
-        f"{name}.feed_forward_length": whole_number(card.n_ff),
-        f"{name}.attention.head_count": whole_number(card.n_head),
-        f"{name}.attention.head_count_kv": whole_number(card.n_head_kv),
-        f"{name}.attention.key_length": whole_number(card.head_dim),
-        f"{name}.attention.value_length": whole_number(card.head_dim),
-        f"{name}.attention.layer_norm_rms_epsilon": real_number(card.rms_epsilon),
-        f"{name}.rope.freq_base": real_number(card.rope_base),
-        f"{name}.rope.dimension_count": whole_number(card.head_dim),
-        f"{name}.vocab_size": whole_number(card.n_vocab_target),
-        f"{name}.target_layers": int32s(card.taps),
-    }
+    n_layer = 1 if card.block is None else card.block.n_layer
+    n_ctx = n_ctx if type(n_ctx) is int else _CONTEXT
+    values: Metadata = {"general.architecture": name, "general.name": card.name}
+    values |= decoder_metadata(name, card, n_layer=n_layer, n_ctx=n_ctx, n_rot=card.head_dim)
+    values[f"{name}.vocab_size"] = card.n_vocab_target
+    values[f"{name}.target_layers"] = np.array(card.taps, np.int32)
     if card.block is None:
-        values[f"{name}.target_hidden_size"] = whole_number(card.n_embd_target)
-        values[f"{name}.norm_before_residual"] = boolean(card.norm_before_residual)
-        values[f"{name}.norm_before_fc"] = boolean(card.fc_norm == "joined")
+        values[f"{name}.target_hidden_size"] = card.n_embd_target
+        values[f"{name}.norm_before_residual"] = card.norm_before_residual
+        values[f"{name}.norm_before_fc"] = card.fc_norm == "joined"
     else:
         values |= _block_entries(card.block)
-    values[RECORD_KEY] = text(record_text(card.name, card.target, card.promise))
+    values[RECORD_KEY] = record_text(card.name, card.target, card.promise)
     if (file_type := _FILE_TYPES.get(kinds["q"].name)) is not None:
-        values["general.file_type"] = whole_number(file_type)
+        values["general.file_type"] = file_type
     if not card.own_output and card.n_vocab_draft < card.n_vocab_target:
-        values[TOKEN_IDS_KEY] = array_of(ValueType.INT32, len(head.d2t), head.d2t.astype("<i4").tobytes())
-    tokenizer = (entry for entry in read_entries(target) if entry[0].startswith("tokenizer.ggml."))
-    return [*values.items(), *(entry for entry in tokenizer if entry[0] not in values)]
+        values[TOKEN_IDS_KEY] = head.d2t.astype(np.int32)
+    tokenizer = {key: value for key, value in read_entries(target).items() if key.startswith("tokenizer.ggml.")}
+    return values | {key: value for key, value in tokenizer.items() if key not in values}
 
 
-def _block_entries(block: BlockShape) -> dict[str, bytes]:
+def _block_entries(block: BlockShape) -> Metadata:
     """Return what `dflash` says of a block head, without what has its usual value."""
     name = gguf_block.ARCHITECTURE
-    values = {
-        f"{name}.block_size": whole_number(block.size),
-        f"{name}.sample_from_anchor": boolean(block.shifted),
-        f"{name}.has_confidence_head": boolean(block.confidence),
-        f"{name}.attention.causal": boolean(block.causal),
+    values: Metadata = {
+        f"{name}.block_size": block.size,
+        f"{name}.sample_from_anchor": block.shifted,
+        f"{name}.has_confidence_head": block.confidence,
+        f"{name}.attention.causal": block.causal,
     }
     if block.mask_token >= 0:
-        values[gguf_block.MASK_KEY] = whole_number(block.mask_token)
+        values[gguf_block.MASK_KEY] = block.mask_token
     if any(block.windows):
-        values[f"{name}.attention.sliding_window"] = whole_number(max(block.windows) + 1)
-        slides = bytes(window > 0 for window in block.windows)
-        values[f"{name}.attention.sliding_window_pattern"] = array_of(ValueType.BOOL, len(slides), slides)
+        values[f"{name}.attention.sliding_window"] = max(block.windows) + 1
+        values[f"{name}.attention.sliding_window_pattern"] = np.array(block.windows) > 0
     if block.softcap:
-        values[f"{name}.final_logit_softcapping"] = real_number(block.softcap)
+        values[f"{name}.final_logit_softcapping"] = float(block.softcap)
     if block.markov == "selector":
-        values[f"{name}.selector_rank"] = whole_number(block.rank)
-        values[f"{name}.selector_top_k"] = whole_number(block.top_k)
+        values[f"{name}.selector_rank"] = block.rank
+        values[f"{name}.selector_top_k"] = block.top_k
     if block.conv_length:
-        values[f"{name}.conv_kernel_size"] = whole_number(block.conv_length)
-        values[f"{name}.conv_group_size"] = whole_number(block.conv_group)
+        values[f"{name}.conv_kernel_size"] = block.conv_length
+        values[f"{name}.conv_group_size"] = block.conv_group
     scales = {"logit_scale": block.logit_scale, "embedding_scale": block.embedding_scale}
-    return values | {f"{name}.{key}": real_number(value) for key, value in scales.items() if value != 1.0}
+    return values | {f"{name}.{key}": float(value) for key, value in scales.items() if value != 1.0}

@@ -14,22 +14,13 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from edgedec.errors import ModelFormatError, RequestError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, GGUFArray, ValueType, read_gguf
 from edgedec.gguf.metadata import get_int, get_text
 from edgedec.progress import CancelToken, OnProgress
-from edgedec_export.gguf_writer import (
-    Entry,
-    OutTensor,
-    array_of,
-    int32s,
-    new_file,
-    read_entries,
-    tensor_pieces,
-    text,
-    whole_number,
-    write_gguf,
-)
+from edgedec_export.gguf_writer import Metadata, OutTensor, Value, new_file, read_entries, tensor_pieces, write_gguf
 from edgedec_export.hf.config import GEMMA_27B_LAYERS, GEMMA_PERIOD
 
 # In these architectures a layer's number does not decide what it does, in llama.cpp and here.
@@ -197,21 +188,21 @@ def _check_positions(gguf: GGUF, architecture: str, n_layer: int, chosen: tuple[
         )
 
 
-def _entries(gguf: GGUF, architecture: str, n_layer: int, chosen: tuple[int, ...]) -> list[Entry]:
+def _entries(gguf: GGUF, architecture: str, n_layer: int, chosen: tuple[int, ...]) -> Metadata:
     """Return the metadata of the result."""
-    entries: list[Entry] = []
-    for key, value in read_entries(gguf):
+    entries: Metadata = {}
+    for key, value in read_entries(gguf).items():
         prefix, _, rest = key.partition(".")
         array = gguf.metadata[key]
         if key == f"{architecture}.block_count":
-            value = whole_number(len(chosen))
+            value = len(chosen)
         elif key == "general.name" and isinstance(array, str):
-            value = text(f"{array} (layers {_ranges(chosen)} of {n_layer})")
+            value = f"{array} (layers {_ranges(chosen)} of {n_layer})"
         elif prefix == architecture and isinstance(array, GGUFArray):
-            value = _cut(gguf, key, rest, array, n_layer, chosen) or value
+            value = _cut(gguf, key, rest, array, n_layer, chosen, value)
         if prefix != "split" and key != KEPT_KEY:
-            entries.append((key, value))
-    return [*entries, (KEPT_KEY, int32s(_before(gguf, n_layer, chosen)))]
+            entries[key] = value
+    return entries | {KEPT_KEY: np.array(_before(gguf, n_layer, chosen), np.int32)}
 
 
 def _before(gguf: GGUF, n_layer: int, chosen: tuple[int, ...]) -> tuple[int, ...]:
@@ -222,20 +213,22 @@ def _before(gguf: GGUF, n_layer: int, chosen: tuple[int, ...]) -> tuple[int, ...
     return chosen
 
 
-def _cut(gguf: GGUF, key: str, rest: str, array: GGUFArray, n_layer: int, chosen: tuple[int, ...]) -> bytes | None:
-    """Return a per-layer array reduced to the kept layers; None for an array that has no entry per layer."""
+def _cut(
+    gguf: GGUF, key: str, rest: str, array: GGUFArray, n_layer: int, chosen: tuple[int, ...], value: Value
+) -> Value:
+    """Return a per-layer array reduced to the kept layers; `value` for an array that has no entry per layer."""
     if rest in _PER_LAYER:
         if len(array) != n_layer:
             raise ModelFormatError(
                 f"{gguf.paths[0]}: {key} has {len(array)} entries for {n_layer} layers; download the file again"
             )
-        return array_of(array.element_type, len(chosen), array.numpy()[list(chosen)].tobytes())
+        return array.numpy()[list(chosen)]
     if len(array) == n_layer:
         raise UnsupportedModelError(
             f"{gguf.paths[0]}: {key} has {n_layer} entries, as many as the model has layers, and edgedec does not know "
             "whether they belong to layers; keep all layers"
         )
-    return None
+    return value
 
 
 def _tensors(gguf: GGUF, n_layer: int, chosen: tuple[int, ...]) -> list[OutTensor]:

@@ -1,7 +1,5 @@
 """Rows of a target's embedding and output matrix, as floats: what a head borrows."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,11 +8,6 @@ from edgedec.gguf.file import GGUF
 from edgedec_runtimes.weights.levels import dequantize
 
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
-
-
-def embedding_rows(gguf: GGUF) -> Callable[[NDArray[np.int32]], NDArray[np.float32]]:
-    """Return a function from int32[n] tokens to their embeddings, float32[n, n_embd], read from the file."""
-    return lambda tokens: read_rows(gguf, EMBEDDING, tokens)
 
 
 def output_name(gguf: GGUF) -> str:

@@ -28,6 +28,7 @@ from edgedec_export.gguf_writer import (
     write_gguf,
 )
 from edgedec_export.hf.types import ENCODERS
+from edgedec_export.packing.rows import read_rows
 from edgedec_export.requantize import TYPES, requantize
 from edgedec_export.subset import keep_layers, parse_layers
 from edgedec_export.temporary import temporary_path
@@ -157,7 +158,7 @@ def merge_adapters(
         tensors.append(OutTensor(tensor.name, tensor.shape, kind, pieces))
     with new_file(Path(out), sources=gguf.paths, force=force) as part:
         changed = any(made.type is not gguf.tensors[made.name].type for made in tensors)
-        entries = [entry for entry in read_entries(gguf) if not changed or entry[0] != "general.file_type"]
+        entries = {key: v for key, v in read_entries(gguf).items() if not changed or key != "general.file_type"}
         write_gguf(part, entries, tensors, alignment=gguf.alignment, on_progress=on_progress, cancel=cancel)
         read_gguf(part)
     return Path(out)
@@ -165,12 +166,8 @@ def merge_adapters(
 
 def _merged(gguf: GGUF, tensor: TensorInfo, kind: GGMLType, pairs: Sequence[Scaled]) -> Iterator[bytes]:
     """Yield the bytes of a matrix with the products of pairs added, some rows at a time."""
-    n_cols, n_rows = tensor.shape
-    row_bytes, each = tensor.n_bytes // n_rows, max(1, PIECE_BYTES // (8 * n_cols))
-    for begin in range(0, n_rows, each):
-        end = min(begin + each, n_rows)
-        data = gguf.read_tensor_bytes(tensor.name, begin * row_bytes, (end - begin) * row_bytes)
-        rows = dequantize(tensor.type, np.frombuffer(data, np.uint8).reshape(end - begin, row_bytes)).astype(np.float64)
+    for begin, raw in read_rows(gguf, tensor, PIECE_BYTES // 8):
+        rows = dequantize(tensor.type, raw).astype(np.float64)
         for pair, scale in pairs:
-            rows += pair.rows(begin, end).delta(scale)
+            rows += pair.rows(begin, begin + len(rows)).delta(scale)
         yield ENCODERS[kind](rows.astype(np.float32))

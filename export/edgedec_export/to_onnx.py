@@ -16,7 +16,6 @@ from edgedec.gguf.file import DATA, GGUF, GRAPH, VOCABULARY, read_gguf
 from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.progress import CancelToken, OnProgress, check_cancelled
 from edgedec_export.folder import new_folder, write_manifest, write_vocabulary
-from edgedec_export.gguf_writer import text
 from edgedec_export.onnx_graph.external_data import DataFile
 from edgedec_export.onnx_graph.library import require_onnx
 from edgedec_export.positions import local_layers, require_operations
@@ -84,7 +83,7 @@ def export_onnx(
             with_int8_cache(model, find_scales(folder, network, open_tokenizer(gguf).encode(bundled_text())))
             (folder / GRAPH).write_bytes(model.SerializeToString(deterministic=True))
         hashes = exported_hashes(gguf, "" if quant == EXACT else quant)
-        write_vocabulary(gguf, folder / VOCABULARY, [(key, text(value)) for key, value in hashes.items()])
+        write_vocabulary(gguf, folder / VOCABULARY, dict(hashes))
         facts = _facts(gguf, network, quant, kv) | {"matrices": weights.matrices}
         write_manifest(folder, facts, {DATA: data.sha256})
         check_cancelled(cancel, what)

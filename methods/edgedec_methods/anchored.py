@@ -128,7 +128,6 @@ class AnchoredSession(PairSession):
         super().__init__(risky, safe)
         self.nats = nats
         self.spent: list[float] = []
-        self._first = 0  # position of the prompt's last token: the first row that a token is drawn from
 
     @property
     def n_cached(self) -> int:
@@ -137,15 +136,11 @@ class AnchoredSession(PairSession):
 
     def begin(self, n_prompt: int) -> None:
         """Begin a text whose first `n_prompt` tokens are its prompt."""
-        self._first = n_prompt - 1
+        super().begin(n_prompt)
         self.spent = []
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
-        """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
-
-        Raises:
-            CapabilityError: The item is more than a chain of tokens.
-        """
+        """Evaluate a chain after the first `n_past` tokens of the text (raises as chain_of); see Session.forward."""
         tokens, n_past = self.chain_of(item), item.n_past
         end = n_past + len(tokens)
         row_places = {n_past + row for row in item.logit_rows.tolist()}

@@ -11,7 +11,6 @@ Measured: the judged best of 8 is right for 60 % of 50 word problems, for 131 pl
 Status: study
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -107,17 +106,6 @@ def judged(texts: PartialTexts, live: Sequence[PartialText], question: Question)
     rows = texts.peek(list(different.values()), question.token_ids)
     chances = {token_ids: chance_yes(logits, question) for token_ids, logits in zip(different, rows, strict=True)}
     return [chances[text.token_ids] for text in live]
-
-
-def log_odds(chance: float) -> float:
-    """Return log(p / (1 - p)), cut at -30 and 30.
-
-    >>> log_odds(0.5), log_odds(1.0)
-    (0.0, 30.0)
-    """
-    least = 1e-13
-    p = min(max(chance, least), 1 - least)
-    return min(max(math.log(p / (1 - p)), -30.0), 30.0) if least < p < 1 - least else math.copysign(30.0, p - 0.5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class PairSession(UnsavedSession):
                     f"{argument(self.option)} out"
                 )
         self.sessions = (first, second)
+        self._first = 0  # position of the prompt's last token: the first row that a token is drawn from
 
     @property
     def model(self) -> Model:
@@ -66,16 +67,23 @@ class PairSession(UnsavedSession):
 
     def begin(self, n_prompt: int) -> None:
         """Begin a text whose first `n_prompt` tokens are its prompt."""
-        raise NotImplementedError
+        self._first = n_prompt - 1
 
     def _count(self, stats: DecodeStats) -> None:
         """Put into the statistics how a text was written."""
         raise NotImplementedError
 
     def chain_of(self, item: ForwardItem) -> NDArray[np.int32]:
-        """Return the tokens of an item (CapabilityError where it is more than a chain of tokens)."""
+        """Return the tokens of an item.
+
+        Raises:
+            CapabilityError: The item is more than a chain of tokens, through all layers.
+            SessionError: The text has less than `n_past` tokens.
+        """
         if item.chain is None:
             raise CapabilityError(f"two models that {self.together} take chains of tokens, through all of their layers")
+        if not 0 <= item.n_past <= self.n_cached:
+            raise SessionError(f"n_past is {item.n_past}; the session has evaluated {self.n_cached} tokens")
         return item.chain
 
     def keep(self, rows: NDArray[np.int32]) -> None:

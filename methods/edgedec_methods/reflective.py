@@ -24,7 +24,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import RequestError, SessionError, argument
+from edgedec.errors import RequestError, argument
 from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
@@ -119,7 +119,6 @@ class ReflectiveSession(PairSession):
     ) -> None:
         super().__init__(target, small)
         self.reflection, self.weight, self.n_draft = list(reflection), weight, n_draft
-        self._first = 0  # position of the prompt's last token: the first row that a token is drawn from
         self._ids: list[int] = []  # the tokens of the text, which the target's KV cache begins with
         self._n_small = 0  # how many of them the small model's KV cache begins with
         self._starts: list[int] = []  # positions at which a draft begins
@@ -135,20 +134,13 @@ class ReflectiveSession(PairSession):
 
     def begin(self, n_prompt: int) -> None:
         """Begin a text whose first `n_prompt` tokens are its prompt."""
-        self._first = n_prompt - 1
+        super().begin(n_prompt)
         self._go_back(min(len(self._ids), self._first))
         self._starts, self._at = [], -1
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
-        """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
-
-        Raises:
-            CapabilityError: The item is more than a chain of tokens.
-            SessionError: The text has less than `n_past` tokens.
-        """
+        """Evaluate a chain after the first `n_past` tokens of the text (raises as chain_of); see Session.forward."""
         tokens, n_past = self.chain_of(item), item.n_past
-        if not 0 <= n_past <= len(self._ids):
-            raise SessionError(f"n_past is {n_past}; the session has evaluated {len(self._ids)} tokens")
         self._go_back(n_past)
         text = [*self._ids, *tokens.tolist()]
         places = [n_past + row for row in item.logit_rows.tolist()]

@@ -60,19 +60,3 @@ def pruned(
     texts.drop(*(text for i, text in enumerate(begun) if i not in remaining))
     written = write_steps(texts, [begun[i] for i in remaining], params, [seeds[i] for i in remaining], separator=None)
     return written, [chances[i] for i in remaining]
-
-
-def auroc(scores: Sequence[float], is_right: Sequence[bool]) -> float | None:
-    """Return the chance that a right text has a higher score than a wrong one; equal scores count half.
-
-    0.5 is worth nothing. None where all texts are right, or all are wrong.
-
-    >>> auroc([0.9, 0.4, 0.6, 0.1], [True, True, False, False]), auroc([0.5, 0.5], [True, False]), auroc([1.0], [True])
-    (0.75, 0.5, None)
-    """
-    right = [score for score, yes in zip(scores, is_right, strict=True) if yes]
-    wrong = [score for score, yes in zip(scores, is_right, strict=True) if not yes]
-    if not right or not wrong:
-        return None
-    wins = sum((a > b) + 0.5 * (a == b) for a in right for b in wrong)
-    return float(wins / (len(right) * len(wrong)))

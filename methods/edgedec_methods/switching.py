@@ -26,7 +26,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import RequestError, SessionError, argument, counted
+from edgedec.errors import RequestError, argument, counted
 from edgedec.logit_ops import entropy_of
 from edgedec.model import Forward, ForwardItem, Session
 from edgedec.progress import OnProgress
@@ -126,7 +126,6 @@ class SwitchingSession(PairSession):
         self.entropy = entropy
         self.written: list[Written] = []
         self._ids: list[int] = []  # the tokens of the text
-        self._first = 0  # position of the prompt's last token: the first row that a token is drawn from
         self._n_held = [0, 0]  # how many tokens of the text each model has in its KV cache
 
     @property
@@ -136,19 +135,13 @@ class SwitchingSession(PairSession):
 
     def begin(self, n_prompt: int) -> None:
         """Begin a text whose first `n_prompt` tokens are its prompt; tokens of the prompt that are cached stay."""
-        self._first = n_prompt - 1
+        super().begin(n_prompt)
         del self._ids[self._first :]
         self.written = []
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
-        """Evaluate a chain after the first `n_past` tokens of the text; see Session.forward.
-
-        Raises:
-            CapabilityError: The item is a tree, or names layers, taps or hidden states.
-        """
+        """Evaluate a chain after the first `n_past` tokens of the text (raises as chain_of); see Session.forward."""
         tokens, n_past = self.chain_of(item), item.n_past
-        if not 0 <= n_past <= len(self._ids):
-            raise SessionError(f"n_past is {n_past}; the session has evaluated {len(self._ids)} tokens")
         text = [*self._ids[:n_past], *tokens.tolist()]
         written = self.written[: max(0, n_past - self._first)]
         self._n_held = [min(n, n_past) for n in self._n_held]  # what lies beyond is dropped, also by a failure

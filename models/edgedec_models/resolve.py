@@ -58,6 +58,7 @@ def pull(
 ) -> Path:
     """Fetch a model or a draft head unless it is there, and return its file.
 
+    A file that is on this machine already is checked, too: one that was fetched by its checksum, another by its header.
     A repository of a hub may hold the checkpoint of a draft head; its config.json is then returned. A head that names
     its target is noted in the cache's folder of heads, so that `--draft auto` finds it for that model.
 
@@ -85,9 +86,20 @@ def pull(
 
         rename_tiles(path)
         remember_if_head(path, cache_folder(options.cache_dir))
+    if not is_recorded(WantedFile(name, path, "")):
+        _check(path)
     if with_head and is_plain(name):
         _bring_head(name, path, options)
     return path
+
+
+def _check(path: Path) -> None:
+    """Raise what read_gguf raises where a path that was not fetched is neither a whole GGUF, an export nor a head."""
+    from edgedec.gguf.file import is_onnx, read_gguf  # here, as it imports numpy
+    from edgedec.head_kinds import kind_of
+
+    if not is_onnx(path) and kind_of(path) is None:
+        read_gguf(path)
 
 
 def _bring_head(name: str, model: Path, options: ResolveOptions) -> None:

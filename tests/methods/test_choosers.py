@@ -20,7 +20,7 @@ from edgedec_methods.bag_of_tricks import combined
 from edgedec_methods.compute_optimal import fitted, method_for
 from edgedec_methods.election import elected
 from edgedec_methods.first_finish import first_finish, first_finished
-from edgedec_methods.judgement import JudgeScorer, Question, chance_yes, log_odds, question_of, turn_after_answer
+from edgedec_methods.judgement import JudgeScorer, Question, chance_yes, question_of, turn_after_answer
 from edgedec_methods.sampled_steps import seeds_from, write_steps
 
 ANSWERED, SILENT = ["Answer: 5", "Answer: 4", "Answer: 4"], ["five", "four", "four"]
@@ -146,8 +146,6 @@ def test_the_turn_after_an_answer() -> None:
 
     assert turn_after_answer(render, "Right?") == "<end><user>Right?<end><assistant>"
     assert turn_after_answer(lambda messages: "a template that drops answers", "Right?") == "\n\nRight?\n"
-    assert log_odds(0.9) == pytest.approx(np.log(9))
-    assert (log_odds(0.0), log_odds(1.0)) == (-30.0, 30.0)
 
 
 @pytest.mark.slow

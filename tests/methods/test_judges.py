@@ -20,7 +20,7 @@ from edgedec_methods.critiques import ASKED, critic, critic_check, critiques_of,
 from edgedec_methods.judgement import Question, chance_yes, question_of
 from edgedec_methods.reward_scorer import RewardScorer
 from edgedec_methods.sampled_steps import seeds_from
-from edgedec_methods.self_evaluation import auroc, pruned
+from edgedec_methods.self_evaluation import pruned
 
 
 class Critic:
@@ -122,19 +122,3 @@ def test_pruned_texts_are_those_of_their_seeds(seed: int) -> None:
         with pytest.raises(OptionError):
             pruned(texts, found, PARAMS, seeds, question, at=2, keep=4)
     assert not branches.held
-
-
-def test_auroc_counts_pairs() -> None:
-    """Against all pairs of random scores, with ties."""
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        scores = rng.integers(0, 5, 12).tolist()
-        right = (rng.random(12) < 0.5).tolist()
-        pairs = [
-            (a, b) for a, x in zip(scores, right, strict=True) if x for b, y in zip(scores, right, strict=True) if not y
-        ]
-        found = auroc(scores, right)
-        if pairs:
-            assert found == pytest.approx(np.mean([1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs]))
-        else:
-            assert found is None

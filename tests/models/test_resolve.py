@@ -1,12 +1,14 @@
 """The order in which a name is looked up, the errors for unknown names, and the cost of a start."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.models.tiny_models import tiny_llama
 from support.processes.servers import StubServer, catalogue_entry, model_bytes
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, PullError
@@ -60,15 +62,30 @@ def test_existing_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roo
 def test_own_folder_comes_before_the_cache(
     tmp_path: Path, root: Path, catalogue: WriteCatalogue, monkeypatch: pytest.MonkeyPatch, n_hashed: list[Path]
 ) -> None:
-    """NAME.gguf in EDGEDEC_MODELS is used for NAME unchecked, and nothing is written there."""
+    """NAME.gguf in EDGEDEC_MODELS is used for NAME unchecked, but for its header by pull; nothing is written there."""
     catalogue(entry())
     put(root / "models", "tiny.gguf")
     own = put(tmp_path / "mine", "tiny.gguf", b"GGUF of my own")
     monkeypatch.setenv("EDGEDEC_MODELS", str(own.parent))
     assert resolve("tiny", ResolveOptions()) == own
-    assert pull("tiny", ResolveOptions(), force=True) == own
+    with pytest.raises(ModelFormatError, match=re.escape(str(own))):
+        pull("tiny", ResolveOptions(), force=True)
     assert os.listdir(own.parent) == ["tiny.gguf"]
     assert n_hashed == []
+
+
+@pytest.mark.parametrize("kind", ["path", "address", "name", "folder"])
+def test_pull_refuses_what_is_no_whole_gguf(tmp_path: Path, root: Path, catalogue: WriteCatalogue, kind: str) -> None:
+    """By its path, as an address or as a name of the cache; the message names the file. A whole one is taken."""
+    catalogue("")
+    path = (root / "models" if kind == "name" else tmp_path) / "mine.gguf"
+    path.mkdir() if kind == "folder" else put(path.parent, path.name, DATA[: len(DATA) // 2])
+    asked = {"address": path.as_uri(), "name": "mine"}.get(kind, str(path))
+    with pytest.raises(ModelFormatError, match=re.escape(str(path))):
+        pull(asked, ResolveOptions())
+    if kind != "folder":
+        tiny_llama(path)
+        assert pull(asked, ResolveOptions()) == path
 
 
 def test_file_put_into_the_cache_is_hashed_once(

@@ -13,10 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.model_kinds import POOLING_RANK, Pooling, number_of
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_export.gguf_writer import Entry, OutTensor, boolean, int32s, real_number, text, texts, whole_number
+from edgedec_export.gguf_writer import Metadata, OutTensor
 from edgedec_export.hf.tensors import float_pieces, matrix_kind, require_floats
 from edgedec_export.hf.vocabulary import CONTROL, NORMAL, SPACE, UNUSED, TokenizerFiles, steps
 from edgedec_runtimes.weights.config_values import ConfigValues, shown
@@ -79,7 +81,7 @@ class BertConfig:
 
 def bert_parts(
     folder: Path, checkpoint: Mapping[str, Tensor], matrix_type: GGMLType | None
-) -> tuple[list[OutTensor], list[Entry]]:
+) -> tuple[list[OutTensor], Metadata]:
     """Return the tensors and the metadata of the GGUF of a BERT, except the keys that every GGUF has.
 
     Args:
@@ -95,7 +97,7 @@ def bert_parts(
     """
     config = read_bert_config(folder)
     tensors = _tensors(checkpoint, config, matrix_type, folder)
-    return tensors, [*_entries(config), *_vocabulary(folder, config.n_vocab)]
+    return tensors, _entries(config) | _vocabulary(folder, config.n_vocab)
 
 
 def read_bert_config(folder: Path) -> BertConfig:
@@ -123,21 +125,21 @@ def read_bert_config(folder: Path) -> BertConfig:
     return config
 
 
-def _entries(config: BertConfig) -> list[Entry]:
-    entries = [
-        ("bert.block_count", whole_number(config.n_layer)),
-        ("bert.context_length", whole_number(config.n_ctx_train)),
-        ("bert.embedding_length", whole_number(config.n_embd)),
-        ("bert.feed_forward_length", whole_number(config.n_ff)),
-        ("bert.attention.head_count", whole_number(config.n_head)),
-        ("bert.attention.layer_norm_epsilon", real_number(config.norm_epsilon)),
-        ("bert.attention.causal", boolean(False)),
-        ("tokenizer.ggml.token_type_count", whole_number(config.n_types)),
-    ]
+def _entries(config: BertConfig) -> Metadata:
+    entries: Metadata = {
+        "bert.block_count": config.n_layer,
+        "bert.context_length": config.n_ctx_train,
+        "bert.embedding_length": config.n_embd,
+        "bert.feed_forward_length": config.n_ff,
+        "bert.attention.head_count": config.n_head,
+        "bert.attention.layer_norm_epsilon": config.norm_epsilon,
+        "bert.attention.causal": False,
+        "tokenizer.ggml.token_type_count": config.n_types,
+    }
     if config.classifies:
-        entries.append(("bert.pooling_type", whole_number(POOLING_RANK)))
+        entries["bert.pooling_type"] = POOLING_RANK
     elif config.pooling is not None:
-        entries.append(("bert.pooling_type", whole_number(number_of(config.pooling))))
+        entries["bert.pooling_type"] = number_of(config.pooling)
     return entries
 
 
@@ -196,8 +198,8 @@ def _shapes(config: BertConfig, n_labels: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _vocabulary(folder: Path, n_vocab: int) -> list[Entry]:
-    """Return the entries of a WordPiece vocabulary.
+def _vocabulary(folder: Path, n_vocab: int) -> Metadata:
+    """Return the metadata of a WordPiece vocabulary.
 
     llama.cpp writes a space before the tokens that begin a word; tokenizer.json has ## before the others.
     """
@@ -225,19 +227,19 @@ def _vocabulary(folder: Path, n_vocab: int) -> list[Entry]:
         shown_tokens.append(token.encode(errors="replace"))
     if len(set(shown_tokens)) < n_vocab:
         files.refuse("two of its tokens differ in ## alone from the form that llama.cpp keeps them in")
-    entries = [
-        ("tokenizer.ggml.model", text("bert")),
-        ("tokenizer.ggml.tokens", texts(shown_tokens)),
-        ("tokenizer.ggml.token_type", int32s(kinds)),
-    ]
+    entries: Metadata = {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": shown_tokens,
+        "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+    }
     for token, roles in _ROLES.items():
         if token in files.vocab:
-            entries += [(f"tokenizer.ggml.{role}_token_id", whole_number(files.vocab[token])) for role in roles]
-    return entries + rules
+            entries |= {f"tokenizer.ggml.{role}_token_id": files.vocab[token] for role in roles}
+    return entries | rules
 
 
-def _rules(files: TokenizerFiles) -> list[Entry]:
-    """Return the entries for what a tokenizer does otherwise than BERT's; refuse what no entry says."""
+def _rules(files: TokenizerFiles) -> Metadata:
+    """Return the metadata for what a tokenizer does otherwise than BERT's; refuse what no key says."""
     normalizers = steps(files.json.get("normalizer"), "normalizers")
     rules = normalizers[0] if normalizers else {}
     if [step.get("type") for step in normalizers] != ["BertNormalizer"]:
@@ -255,9 +257,8 @@ def _rules(files: TokenizerFiles) -> list[Entry]:
     lowers = rules.get("lowercase", True) is True
     strips = lowers if (stripping := rules.get("strip_accents")) is None else stripping is True
     if lowers and strips:
-        return []
-    prefix = "tokenizer.ggml.normalizer"
-    return [(f"{prefix}.lowercase", boolean(lowers)), (f"{prefix}.strip_accents", boolean(strips))]
+        return {}
+    return {"tokenizer.ggml.normalizer.lowercase": lowers, "tokenizer.ggml.normalizer.strip_accents": strips}
 
 
 _MODULES = ("Transformer", "Pooling", "Normalize")

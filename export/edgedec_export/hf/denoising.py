@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from edgedec_export.gguf_writer import Entry, boolean, whole_number
 from edgedec_runtimes.weights.config_values import ConfigValues
 
 logger = logging.getLogger("edgedec.export")
@@ -74,15 +73,6 @@ class Denoising:
     block: int | None
     shift: bool
     window: int | None = None
-
-    def entries(self, architecture: str) -> list[Entry]:
-        """Return the metadata entries of a GGUF. The keys of sizes are edgedec's own; the others are llama.cpp's."""
-        pairs = [("diffusion.shift_logits", boolean(self.shift))]
-        if self.window is not None:
-            return [*pairs, ("diffusion.window_size", whole_number(self.window))]
-        if self.block is None:
-            return [*pairs, (f"{architecture}.attention.causal", boolean(False))]
-        return [*pairs, ("diffusion.block_size", whole_number(self.block))]
 
 
 def read_denoising(values: ConfigValues) -> Denoising | None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
-from edgedec_export.gguf_writer import Entry, boolean, float32s, int32s, text, texts, whole_number
+from edgedec_export.gguf_writer import Metadata
 from edgedec_export.hf.vocabulary import (
     BYTE,
     CONTROL,
@@ -40,7 +40,7 @@ _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep":
 _CONTROL_TEXT = re.compile(r"<\|.*\|>|<｜.*｜>|<unused\d+>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL)
 
 
-def tokenizer_entries(folder: Path, n_vocab: int, ids: Mapping[str, int]) -> list[Entry]:
+def tokenizer_entries(folder: Path, n_vocab: int, ids: Mapping[str, int]) -> Metadata:
     """Return the metadata entries of a vocabulary.
 
     Args:
@@ -63,10 +63,10 @@ def tokenizer_entries(folder: Path, n_vocab: int, ids: Mapping[str, int]) -> lis
     else:
         entries = _byte_level_entries(files)
     encoded = _encoded(files, tokens.texts)
-    entries += [("tokenizer.ggml.tokens", texts(encoded)), ("tokenizer.ggml.token_type", int32s(tokens.kinds))]
+    entries |= {"tokenizer.ggml.tokens": encoded, "tokenizer.ggml.token_type": np.array(tokens.kinds, np.int32)}
     if tokens.scores is not None:
-        entries.append(("tokenizer.ggml.scores", float32s(tokens.scores)))
-    return entries + _role_entries(files, tokens, ids) + _template(files, folder)
+        entries["tokenizer.ggml.scores"] = tokens.scores
+    return entries | _role_entries(files, tokens, ids) | _template(files, folder)
 
 
 def _tokens(files: TokenizerFiles, n_vocab: int) -> Tokens:
@@ -102,7 +102,7 @@ def _added(files: TokenizerFiles, entry: Any) -> tuple[int, str]:
     return entry["id"], entry["content"]
 
 
-def _byte_level_entries(files: TokenizerFiles) -> list[Entry]:
+def _byte_level_entries(files: TokenizerFiles) -> Metadata:
     """Return the entries that a byte-level BPE vocabulary has beside its tokens."""
     normalizers = [str(step.get("type"))[:40] for step in steps(files.json.get("normalizer"), "normalizers")]
     if normalizers not in ([], ["NFC"]):
@@ -120,14 +120,10 @@ def _byte_level_entries(files: TokenizerFiles) -> list[Entry]:
         if " " in left + right:
             files.refuse(f"the merge of {left[:40]!r} and {right[:40]!r} has a space in it")
     pairs = _encoded(files, [f"{left} {right}" for left, right in merges])
-    return [
-        ("tokenizer.ggml.model", text("gpt2")),
-        ("tokenizer.ggml.pre", text(name)),
-        ("tokenizer.ggml.merges", texts(pairs)),
-    ]
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": pairs}
 
 
-def _role_entries(files: TokenizerFiles, tokens: Tokens, ids: Mapping[str, int]) -> list[Entry]:
+def _role_entries(files: TokenizerFiles, tokens: Tokens, ids: Mapping[str, int]) -> Metadata:
     """Return which tokens have a role, and which of these are put around every text."""
     number_of = {token: number for number, token in enumerate(tokens.texts)}
     roles = {role: i for role, i in ids.items() if i < len(tokens.texts)}
@@ -136,7 +132,7 @@ def _role_entries(files: TokenizerFiles, tokens: Tokens, ids: Mapping[str, int])
         role_token = role_token.get("content") if isinstance(role_token, dict) else role_token
         if isinstance(role_token, str) and role_token in number_of:
             roles[role] = number_of[role_token]
-    entries = [(f"tokenizer.ggml.{_ROLES[role]}_token_id", whole_number(i)) for role, i in roles.items()]
+    entries: Metadata = {f"tokenizer.ggml.{_ROLES[role]}_token_id": i for role, i in roles.items()}
     around = _around(files)
     for role in ("bos", "eos"):
         setting = files.config.get(f"add_{role}_token")
@@ -147,7 +143,7 @@ def _role_entries(files: TokenizerFiles, tokens: Tokens, ids: Mapping[str, int])
             files.fail(f"it adds the {role} token to texts, but names no such token")
         if put and around is not None and role in around and tokens.texts[roles[role]] != around[role]:
             files.refuse(f"it puts {around[role][:40]!r} around texts, which is not the {role} token")
-        entries.append((f"tokenizer.ggml.add_{role}_token", boolean(put)))
+        entries[f"tokenizer.ggml.add_{role}_token"] = put
     return entries
 
 
@@ -179,7 +175,7 @@ def _template_ends(files: TokenizerFiles, single: Any) -> dict[str, str]:
     return dict(zip(["bos"], before, strict=False)) | dict(zip(["eos"], after, strict=False))
 
 
-def _template(files: TokenizerFiles, folder: Path) -> list[Entry]:
+def _template(files: TokenizerFiles, folder: Path) -> Metadata:
     """Return the chat template, if there is one: from its own file, else from tokenizer_config.json."""
     file = folder / "chat_template.jinja"
     template: Any = files.config.get("chat_template")
@@ -191,7 +187,7 @@ def _template(files: TokenizerFiles, folder: Path) -> list[Entry]:
     if isinstance(template, list):
         by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = by_name.get("default")
-    return [("tokenizer.chat_template", text(template))] if isinstance(template, str) else []
+    return {"tokenizer.chat_template": template} if isinstance(template, str) else {}
 
 
 def _encoded(files: TokenizerFiles, strings: list[str]) -> list[bytes]:
@@ -255,7 +251,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _NO_SCORE = -1e9  # of tokens that no merge produces: SentencePiece would merge them last
 
 
-def sentencepiece_entries(files: TokenizerFiles, tokens: Tokens) -> list[Entry]:
+def sentencepiece_entries(files: TokenizerFiles, tokens: Tokens) -> Metadata:
     """Return the entries that the vocabulary has beside its tokens; set the scores and the kinds of byte tokens.
 
     Raises:
@@ -273,11 +269,11 @@ def sentencepiece_entries(files: TokenizerFiles, tokens: Tokens) -> list[Entry]:
     if n_bytes != 256:
         files.refuse(f"its vocabulary has {n_bytes} tokens for single bytes, expected 256")
     tokens.scores = _scores(files, tokens)
-    return [
-        ("tokenizer.ggml.model", text("llama")),
-        ("tokenizer.ggml.pre", text("default")),
-        ("tokenizer.ggml.add_space_prefix", boolean(space_first)),
-    ]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.add_space_prefix": space_first,
+    }
 
 
 def _scores(files: TokenizerFiles, tokens: Tokens) -> NDArray[np.float32]:

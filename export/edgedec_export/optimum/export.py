@@ -19,7 +19,7 @@ from edgedec.errors import ModelError, ModelFormatError, ModelNotFoundError, Req
 from edgedec.gguf.file import DATA, VOCABULARY, read_gguf
 from edgedec.progress import CancelToken, OnProgress, check_cancelled, report_progress
 from edgedec_export.folder import new_folder, write_manifest
-from edgedec_export.gguf_writer import Entry, text, whole_number, write_gguf
+from edgedec_export.gguf_writer import Metadata, write_gguf
 from edgedec_export.hf.tokenizer import tokenizer_entries
 from edgedec_export.onnx_graph.library import require_onnx
 from edgedec_export.optimum.child_process import last_line, run_child
@@ -251,14 +251,14 @@ def _write_vocabulary(
         "attention.value_length": c.head_dim,
         "vocab_size": d.n_vocab,
     }
-    entries: list[Entry] = [
-        ("general.architecture", text(prefix)),
-        ("general.type", text("model")),
-        ("general.name", text(checkpoint.name)),
-        *((f"{prefix}.{key}", whole_number(size)) for key, size in sizes.items()),
-    ]
+    entries: Metadata = {
+        "general.architecture": prefix,
+        "general.type": "model",
+        "general.name": checkpoint.name,
+        **{f"{prefix}.{key}": size for key, size in sizes.items()},
+    }
     try:
-        entries += tokenizer_entries(work, d.n_vocab, d.roles)
+        entries |= tokenizer_entries(work, d.n_vocab, d.roles)
     except ModelError as error:
         raise type(error)(str(error).replace(str(work), checkpoint.name)) from error
     write_gguf(path, entries, [])

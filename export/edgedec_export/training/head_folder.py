@@ -14,24 +14,13 @@ from numpy.typing import NDArray
 from edgedec.storage.whole_file import write_atomically
 from edgedec_runtimes.trained_heads.block_checkpoint import IN_LAYER, OUTER
 from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
+from edgedec_runtimes.trained_heads.checkpoint_tensors import LAYER
 from edgedec_runtimes.trained_heads.record import RECORD_FILE, record_text
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-_LAYER = "midlayer."
-_NAMES = {
-    "fc": "fc.weight",
-    "output_norm": "norm.weight",
-    "input_norm": f"{_LAYER}input_layernorm.weight",
-    "hidden_norm": f"{_LAYER}hidden_norm.weight",
-    "post_attention_norm": f"{_LAYER}post_attention_layernorm.weight",
-    "q": f"{_LAYER}self_attn.q_proj.weight",
-    "k": f"{_LAYER}self_attn.k_proj.weight",
-    "v": f"{_LAYER}self_attn.v_proj.weight",
-    "o": f"{_LAYER}self_attn.o_proj.weight",
-    "gate": f"{_LAYER}mlp.gate_proj.weight",
-    "up": f"{_LAYER}mlp.up_proj.weight",
-    "down": f"{_LAYER}mlp.down_proj.weight",
-}
+_IN_LAYER = LAYER | {"hidden_norm.weight": "hidden_norm"}
+_NAMES = {"fc": "fc.weight", "output_norm": "norm.weight"}
+_NAMES |= {ours: f"midlayer.{theirs}" for theirs, ours in _IN_LAYER.items()}
 _BLOCK_NAMES = {ours: theirs for theirs, ours in OUTER.items()}
 _NAMES_IN_LAYER = {ours: theirs for theirs, ours in IN_LAYER.items()}
 _DTYPES = {"float16": "F16", "float32": "F32", "int64": "I64", "uint8": "BOOL"}

@@ -1,26 +1,32 @@
-"""A head as a student: what the training of any drafter asks of it."""
+"""A head as a student: a batch goes through several draft steps, each of which reads what the one before gave."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from edgedec_export.training.arithmetic import in_product_type
-from edgedec_export.training.batches import batch_of, grouped_by_length, tap_scale
-from edgedec_export.training.learning import DRAFT_STEPS, Borrowed, Learner
+from edgedec_export.training.batches import Batch, batch_of, tap_scale
+from edgedec_export.training.learning import Borrowed, Student
 from edgedec_export.training.lessons.lesson_files import Lesson
-from edgedec_export.training.network import Unroll, Weights, new_weights
+from edgedec_export.training.network import Tensor, Unroll, Weights, loss_of, new_weights
 from edgedec_export.training.report import MOST_DRAFTED
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts
 from edgedec_runtimes.trained_heads.card import HeadCard
 
+DRAFT_STEPS = 4
+"""Draft steps that training unrolls."""
 
-class HeadStudent:
-    """Implements edgedec_export.training.teaching.Student for a head.
+
+def embeddings_by_step(borrowed: Borrowed, batch: Batch, n_steps: int) -> list[Tensor]:
+    """Return for each step f32[B, T, n_embd], the embeddings of the tokens that it reads."""
+    every, n_rows = borrowed.embeddings(batch.token_ids), batch.taps.shape[1]
+    return [every[:, 1 + k : 1 + k + n_rows] for k in range(n_steps)]
+
+
+class HeadStudent(Student):
+    """A head that learns.
 
     Args:
         parts: The target.
@@ -41,62 +47,33 @@ class HeadStudent:
         seed: int,
         device: str,
     ) -> None:
+        weights = new_weights(card, parts.output_norm, tap_scale(lessons), seed)
+        super().__init__(Borrowed.of(parts, token_ids, device), weights, card.rms_epsilon)
         self._card = card
-        self._borrowed = Borrowed.of(parts, token_ids, device)
-        weights = new_weights(self._card, parts.output_norm, tap_scale(lessons), seed)
-        self._learner = Learner(self._card, weights, self._borrowed)
-        self._can_draft = np.zeros(self._card.n_vocab_target, np.bool_)
+        self._can_draft = np.zeros(card.n_vocab_target, np.bool_)
         self._can_draft[token_ids] = True
 
-    @property
-    def weights(self) -> Weights:
-        """The head's tensors."""
-        return self._learner.weights
+    def _loss(self, lessons: Sequence[Lesson], part: float) -> tuple[Tensor, Tensor]:
+        b, batch = self._borrowed, batch_of(lessons, DRAFT_STEPS, self._can_draft)
+        head = {"rows": b.rows, "shares": self._shares(batch.last)}
+        counted = [(self._on(at), self._on(which)) for at, which in zip(batch.at, batch.which, strict=True)]
+        unroll = Unroll.begin(self._card, self.weights, self._on(batch.taps).float())
+        return loss_of(unroll, embeddings_by_step(b, batch, DRAFT_STEPS), counted, head)
 
-    def learn(self, lessons: Sequence[Lesson], part: float) -> float:
-        """Learn from lessons and return the loss, in nats; `part` of the training is over."""
-        return self._learner.learn(batch_of(lessons, DRAFT_STEPS, self._can_draft), part)
-
-    def drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
-        """Return what a head with these tensors drafts on lessons."""
-        on_device = {name: values.to(self._borrowed.device) for name, values in weights.items()}
-        return drafted_on(self._card, on_device, self._borrowed, lessons)
-
-    def state(self) -> dict[str, Any]:
-        """Return all that changes, for restore()."""
-        return self._learner.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what state() returned."""
-        self._learner.restore(state)
-
-
-_ROWS = 4096
-
-
-def drafted_on(card: HeadCard, weights: Weights, borrowed: Borrowed, lessons: Sequence[Lesson]) -> list[Drafted]:
-    """Return what a head drafts after each token of each lesson's answer; lessons of a single token are left out."""
-    drafts: list[Drafted] = []
-    with torch.no_grad(), in_product_type(borrowed.device):
-        for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
-            drafts += _drafted(card, weights, borrowed, group)
-    return drafts
-
-
-def _drafted(card: HeadCard, weights: Weights, borrowed: Borrowed, lessons: Sequence[Lesson]) -> list[Drafted]:
-    batch = batch_of(lessons, MOST_DRAFTED)
-    shape = len(lessons), batch.taps.shape[1], MOST_DRAFTED
-    right, sure = np.zeros(shape, np.bool_), np.zeros(shape, np.float32)
-    unroll = Unroll.begin(card, weights, torch.from_numpy(batch.taps).to(borrowed.device).float())
-    for k, embeddings in enumerate(borrowed.embeddings(batch, MOST_DRAFTED)):
-        at = batch.at[k]
-        outputs = unroll.step(embeddings).flatten(0, 1)[torch.from_numpy(at).to(borrowed.device)]
-        shares = F.linear(outputs.to(borrowed.rows.dtype), borrowed.rows).float().softmax(-1)
-        best, place = shares.max(-1)
-        drafted = borrowed.token_ids[place.cpu().numpy()]
-        right.reshape(-1, MOST_DRAFTED)[at, k] = drafted == batch.answers[batch.which[k]]
-        sure.reshape(-1, MOST_DRAFTED)[at, k] = best.float().cpu().numpy()
-    return [_of(lesson, right[i], sure[i]) for i, lesson in enumerate(lessons)]
+    def _drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
+        b, batch = self._borrowed, batch_of(lessons, MOST_DRAFTED)
+        shape = len(lessons), batch.taps.shape[1], MOST_DRAFTED
+        right, sure = np.zeros(shape, np.bool_), np.zeros(shape, np.float32)
+        unroll = Unroll.begin(self._card, weights, self._on(batch.taps).float())
+        for k, embeddings in enumerate(embeddings_by_step(b, batch, MOST_DRAFTED)):
+            at = batch.at[k]
+            outputs = unroll.step(embeddings).flatten(0, 1)[self._on(at)]
+            shares = F.linear(outputs.to(b.rows.dtype), b.rows).float().softmax(-1)
+            best, place = shares.max(-1)
+            drafted = b.token_ids[place.cpu().numpy()]
+            right.reshape(-1, MOST_DRAFTED)[at, k] = drafted == batch.answers[batch.which[k]]
+            sure.reshape(-1, MOST_DRAFTED)[at, k] = best.float().cpu().numpy()
+        return [_of(lesson, right[i], sure[i]) for i, lesson in enumerate(lessons)]
 
 
 def _of(lesson: Lesson, right: NDArray[np.bool_], sure: NDArray[np.float32]) -> Drafted:

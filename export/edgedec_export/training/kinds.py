@@ -1,11 +1,12 @@
 """The kinds of drafters that are trained: what differs between a head, a block drafter and a narrow draft model."""
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,33 +22,35 @@ from edgedec_export.training.head_folder import write_head
 from edgedec_export.training.lessons.lesson_files import LessonFile
 from edgedec_export.training.narrow import gguf as narrow_gguf
 from edgedec_export.training.narrow.shape import NarrowShape, shape_of
-from edgedec_export.training.report import DrafterReport, drafted_token_share
+from edgedec_export.training.report import drafted_token_share
 from edgedec_export.training.target_parts import TargetParts, card_of
 from edgedec_models.draft_heads import remember_head
-from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard
+from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard, Promise
 from edgedec_runtimes.trained_heads.record import record_text
 from edgedec_runtimes.trained_heads.target import target_of
 
+Files = Sequence[LessonFile]
+State = dict[str, Any] | None
+Weights = dict[str, Any]  # torch's tensors by name
+
 if TYPE_CHECKING:
-    Files = Sequence[LessonFile]
-    State = dict[str, Any] | None
     from edgedec_export.training.block.student import BlockStudent
     from edgedec_export.training.head_student import HeadStudent
-    from edgedec_export.training.teaching import Student, Taught
+    from edgedec_export.training.learning import Student
 
 
 _FITTED_FILES = 16  # of lessons, to which a new draft model's output is fitted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AskedShape:
     """What a user asks of a drafter's shape; None for the default of its kind.
 
     Attributes:
-        n_layers: Layers of a block drafter or of a draft model.
-        width: Elements of a draft model's hidden states.
-        block: Tokens that a block drafts.
-        rank: Rank of a block drafter's Markov head.
+        n_layers: Layers of a block drafter, None for two; or of a draft model, None for four.
+        width: Elements of a draft model's hidden states; None for a third of the target's.
+        block: Tokens that a block drafts; None for six, or for eight where the target is wide.
+        rank: Rank of a block drafter's Markov head; None for 64, or for 128 where the target is wide.
     """
 
     n_layers: int | None = None
@@ -59,20 +62,8 @@ class AskedShape:
 _TAKES = {"head": (), "block": ("n_layers", "block", "rank"), "model": ("n_layers", "width")}
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """How a training begins.
-
-    Attributes:
-        seed: Of random numbers.
-        device: "cpu" or "cuda".
-    """
-
-    seed: int
-    device: str
-
-
-class Kind(Protocol):
+@dataclass(kw_only=True)
+class Kind(ABC):
     """A kind of drafter, for one target.
 
     Attributes:
@@ -86,49 +77,47 @@ class Kind(Protocol):
     """
 
     parts: TargetParts
-    called: str
-    checkpoint: str
-    coverage: float
-    n_rows: int
-    n_measurements: int
-    n_measured: int | None
+
+    called: ClassVar[str]
+    checkpoint: ClassVar[str]
+    coverage: ClassVar[float] = short_list.COVERAGE
+    n_rows: ClassVar[int] = 2048
+    n_measurements: ClassVar[int] = 16
+    n_measured: ClassVar[int | None] = None
 
     @property
     def key(self) -> str:
-        """A text that differs where two drafters of this kind differ in shape."""
+        """A text that differs where two drafters of this kind differ in shape: nothing where the target decides it."""
+        return ""
 
-    def new_student(self, token_ids: NDArray[np.int32], files: "Files", state: "State", start: Start) -> "Student":
+    @abstractmethod
+    def new_student(
+        self, token_ids: NDArray[np.int32], files: Files, state: State, *, seed: int, device: str
+    ) -> "Student":
         """Return a drafter with its tokens, which goes on from a state; None for one that has learned nothing."""
 
+    @abstractmethod
     def price(self, n_tokens: int) -> DraftPrice:
         """Return what a draft costs, in plain steps, by the bytes read; `n_tokens` can be drafted."""
 
-    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
-        """Write the drafter; `about` is the recipe and the report, for its record."""
+    @abstractmethod
+    def write(
+        self, out: Path, weights: Weights, token_ids: NDArray[np.int32], promise: Promise, about: dict[str, Any]
+    ) -> None:
+        """Write the drafter with these tensors; `about` is the recipe and the report, for its record."""
 
 
-@dataclass(slots=True, kw_only=True)
-class HeadKind:
-    """Implements Kind for heads.
+@dataclass(kw_only=True)
+class HeadKind(Kind):
+    """Heads.
 
     Attributes:
-        parts: The target.
         cache_dir: The cache's root, which notes where heads are; None for this installation's default.
     """
 
-    parts: TargetParts
     cache_dir: Path | None
-    called: str = "the head"
-    checkpoint: str = "checkpoint.pt"
-    coverage: float = short_list.COVERAGE
-    n_rows: int = 2048
-    n_measurements: int = 16
-    n_measured: int | None = None
-
-    @property
-    def key(self) -> str:
-        """Nothing: the target decides the shape."""
-        return ""
+    called = "the head"
+    checkpoint = "checkpoint.pt"
 
     def _card(self, n_tokens: int) -> HeadCard:
         return card_of(self.parts, "", n_tokens, target_of(self.parts.gguf))
@@ -138,42 +127,42 @@ class HeadKind:
 
         return HeadStudent
 
-    def new_student(self, token_ids: NDArray[np.int32], files: "Files", state: "State", start: Start) -> "Student":
-        """Return a head."""
+    def new_student(
+        self, token_ids: NDArray[np.int32], files: Files, state: State, *, seed: int, device: str
+    ) -> "Student":
+        """Return a head; see Kind."""
         card, lessons = self._card(len(token_ids)), [lesson for lesson in files[0].read() if lesson.n_answer > 1]
-        student = self._student()(self.parts, card, token_ids, lessons, seed=start.seed, device=start.device)
+        student = self._student()(self.parts, card, token_ids, lessons, seed=seed, device=device)
         if state is not None:
             student.restore(state)
         return student
 
     def price(self, n_tokens: int) -> DraftPrice:
-        """Return what a draft costs, in plain steps."""
+        """Return what a draft costs; see Kind."""
         return DraftPrice(drafted_token_share(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts)))
 
-    def _finished(self, card: HeadCard, taught: "Taught") -> dict[str, NDArray[np.float32]]:
+    def _finished(self, weights: Weights, token_ids: NDArray[np.int32]) -> dict[str, NDArray[np.float32]]:
         from edgedec_export.training.network import folded
 
-        return folded(taught.weights)
+        return folded(weights)
 
-    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
+    def write(
+        self, out: Path, weights: Weights, token_ids: NDArray[np.int32], promise: Promise, about: dict[str, Any]
+    ) -> None:
         """Write the head's folder, and note in the cache where it is."""
-        card = replace(self._card(len(taught.token_ids)), name=out.name, promise=report.promise)
-        write_head(out, card, self._finished(card, taught), taught.token_ids, about)
+        card = replace(self._card(len(token_ids)), name=out.name, promise=promise)
+        write_head(out, card, self._finished(weights, token_ids), token_ids, about)
         remember_head(out, cache_folder(self.cache_dir))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class BlockKind(HeadKind):
-    """Implements Kind for block drafters.
-
-    Attributes:
-        shape: The shape of its blocks.
-    """
+    """Block drafters, whose blocks have the shape `shape`."""
 
     shape: BlockShape
-    called: str = "the block drafter"
-    checkpoint: str = "checkpoint-block.pt"
-    n_measured: int | None = 96
+    called = "the block drafter"
+    checkpoint = "checkpoint-block.pt"
+    n_measured = 96
 
     @property
     def key(self) -> str:
@@ -192,43 +181,39 @@ class BlockKind(HeadKind):
         """Return what a draft costs, in plain steps: most of it once."""
         return price_of(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts))
 
-    def _finished(self, card: HeadCard, taught: "Taught") -> dict[str, NDArray[np.float32]]:
+    def _finished(self, weights: Weights, token_ids: NDArray[np.int32]) -> dict[str, NDArray[np.float32]]:
         from edgedec_export.training.block.network import finished
 
-        return finished(card, taught.weights, taught.token_ids)
+        return finished(self._card(len(token_ids)), weights, token_ids)
 
 
-@dataclass(slots=True)
-class NarrowKind:
-    """Implements Kind for narrow draft models.
+@dataclass(kw_only=True)
+class NarrowKind(Kind):
+    """Narrow draft models of the shape `shape`."""
 
-    Attributes:
-        parts: The target.
-        shape: The draft model's shape.
-    """
-
-    parts: TargetParts
     shape: NarrowShape
-    called: str = "the draft model"
-    checkpoint: str = "checkpoint-model.pt"
-    coverage: float = 0.995
-    n_rows: int = 512
-    n_measurements: int = 8
-    n_measured: int | None = 48
+    called = "the draft model"
+    checkpoint = "checkpoint-model.pt"
+    coverage = 0.995
+    n_rows = 512
+    n_measurements = 8
+    n_measured = 48
 
     @property
     def key(self) -> str:
         """The shape."""
         return f" {self.shape}"
 
-    def new_student(self, token_ids: NDArray[np.int32], files: "Files", state: "State", start: Start) -> "Student":
+    def new_student(
+        self, token_ids: NDArray[np.int32], files: Files, state: State, *, seed: int, device: str
+    ) -> "Student":
         """Return a draft model, which begins with layers of the target and an output that is fitted to lessons."""
         from edgedec_export.training.narrow.initial import initial_weights
         from edgedec_export.training.narrow.student import NarrowStudent
 
         lessons = [lesson for file in files[:_FITTED_FILES] for lesson in file.read()]
-        weights = initial_weights(self.parts, self.shape, lessons, start.seed)
-        student = NarrowStudent(self.parts, self.shape, weights, token_ids, start.device)
+        weights = initial_weights(self.parts, self.shape, lessons, seed)
+        student = NarrowStudent(self.parts, self.shape, weights, token_ids, device)
         if state is None:
             student.fit_output(lessons)
         else:
@@ -239,11 +224,13 @@ class NarrowKind:
         """Return what a draft costs, in plain steps; the output matrix is read whole for each token."""
         return DraftPrice(narrow_gguf.bytes_per_token(self.shape) / bytes_per_step(self.parts))
 
-    def write(self, out: Path, taught: "Taught", report: DrafterReport, about: dict[str, Any]) -> None:
+    def write(
+        self, out: Path, weights: Weights, token_ids: NDArray[np.int32], promise: Promise, about: dict[str, Any]
+    ) -> None:
         """Write the GGUF."""
-        weights = {name: values.detach().cpu().float().numpy() for name, values in taught.weights.items()}
-        record = record_text(out.stem, target_of(self.parts.gguf), report.promise, about=about)
-        narrow_gguf.write_narrow(out, self.parts, self.shape, weights, record)
+        arrays = {name: values.detach().cpu().float().numpy() for name, values in weights.items()}
+        record = record_text(out.stem, target_of(self.parts.gguf), promise, about=about)
+        narrow_gguf.write_narrow(out, self.parts, self.shape, arrays, record)
 
 
 def kind_of(name: str, parts: TargetParts, asked: AskedShape, cache_dir: Path | None) -> Kind:
@@ -260,12 +247,13 @@ def kind_of(name: str, parts: TargetParts, asked: AskedShape, cache_dir: Path | 
     """
     if name not in _TAKES:
         raise OptionError("kind", name, f"it must be one of {', '.join(_TAKES)}")
-    for option, value in asdict(asked).items():
+    for option in (each.name for each in fields(AskedShape)):
+        value = getattr(asked, option)
         if value is not None and option not in _TAKES[name]:
             kinds = " and ".join(kind for kind, options in _TAKES.items() if option in options)
             raise OptionError(option, value, f"a drafter of the kind {name} has no such choice, only the kinds {kinds}")
     if name == "model":
-        return NarrowKind(parts, shape_of(parts.network, asked.n_layers, asked.width))
+        return NarrowKind(parts=parts, shape=shape_of(parts.network, asked.n_layers, asked.width))
     if name == "block":
         shape = block_shape(parts.network.n_embd, asked.n_layers, asked.block, asked.rank)
         return BlockKind(parts=parts, shape=shape, cache_dir=cache_dir)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.model_kinds import require_text_decoder
+from edgedec_export.source import read_vector
 from edgedec_export.target_rows import EMBEDDING, output_name
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.cpu.network import Network, read_network
@@ -71,9 +72,7 @@ class TargetParts:
     @cached_property
     def output_norm(self) -> NDArray[np.float32]:
         """float32[n_embd], the weights of the norm before the output matrix."""
-        return np.frombuffer(
-            usual_tensors(self.gguf, self.network).read_tensor_bytes("output_norm.weight"), "<f4"
-        ).astype(np.float32)
+        return read_vector(usual_tensors(self.gguf, self.network), "output_norm.weight")
 
     def embeddings(self, token_ids: NDArray[np.integer]) -> NDArray[np.float32]:
         """Return float32[n, n_embd], the embeddings of tokens, not scaled."""

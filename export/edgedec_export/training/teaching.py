@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_export.training import checkpoints
 from edgedec_export.training.batches import LessonPlace, endless_groups
 from edgedec_export.training.checkpoints import Progressed
+from edgedec_export.training.kinds import Kind
+from edgedec_export.training.learning import Student
 from edgedec_export.training.lessons.lesson_files import Lesson, LessonFile
 from edgedec_export.training.network import Weights
 from edgedec_export.training.report import MOST_DRAFTED
@@ -25,27 +27,6 @@ _MOST_HELD_BACK = 48_000_000  # numbers of taps: lessons held back beyond that a
 _PHASE = "training"
 
 
-class Student(Protocol):
-    """A drafter that learns."""
-
-    @property
-    def weights(self) -> Weights:
-        """The tensors, which learn() changes."""
-
-    def learn(self, lessons: Sequence[Lesson], part: float) -> float:
-        """Learn from lessons and return the loss, in nats; `part` of the training is over, 0 to 1."""
-
-    def drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
-        """Return what the drafter drafts on lessons with these tensors, which may be an earlier state of its own."""
-
-    def state(self) -> dict[str, Any]:
-        """Return all that changes, for another student to go on with."""
-
-
-NewStudent = Callable[[NDArray[np.int32], Sequence[LessonFile], dict[str, Any] | None], Student]
-"""Returns a student for the tokens to draft with and the files of lessons; it goes on from a state, or from nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Teaching:
     """How a drafter is trained.
@@ -54,19 +35,13 @@ class Teaching:
         checkpoint: The file of checkpoints.
         key: What identifies target, recipe and drafter; a checkpoint with another key is refused.
         n_passes: How often the drafter learns from every answer.
-        n_rows: Rows of a batch, padding included.
-        n_measurements: How often the drafter is measured on answers held back.
-        n_measured: How many of these answers it is measured on while it learns; None for all, as in the report.
-        seed: Of the order of lessons.
+        seed: Of random numbers.
         save_every_s: Seconds between two checkpoints.
     """
 
     checkpoint: Path
     key: str
     n_passes: float = 3.0
-    n_rows: int = 2048
-    n_measurements: int = 16
-    n_measured: int | None = None
     seed: int = 0
     save_every_s: float = 60.0
 
@@ -89,7 +64,7 @@ class Taught:
 
 
 def teach(
-    new_student: NewStudent,
+    kind: Kind,
     files: Sequence[LessonFile],
     short_list: Callable[[], NDArray[np.int32]],
     job: Teaching,
@@ -99,7 +74,7 @@ def teach(
     """Train a drafter, or go on where an earlier run stopped, and return the best one found.
 
     Args:
-        new_student: Makes the drafter.
+        kind: What is trained.
         files: The lessons.
         short_list: Returns the tokens that a new drafter drafts with; not called where a checkpoint names them.
         job: How to train.
@@ -119,8 +94,8 @@ def teach(
             f"there are too few answers to train on and to measure with; collect more ({argument('n_tokens')})"
         )
     state = checkpoints.restore(job.checkpoint, job.key) or Progressed(short_list(), LessonPlace(), 0, [])
-    student = new_student(state.token_ids, train, state.learner)
-    _Trainer(student, state, train, held, job).run(on_progress, cancel)
+    student = kind.new_student(state.token_ids, train, state.learner, seed=job.seed, device=default_device())
+    _Trainer(kind, student, state, train, held, job).run(on_progress, cancel)
     assert state.best is not None, "a training that is over has measured the drafter"
     return Taught(state.best, state.token_ids, state.history, student.drafted(state.best, held))
 
@@ -130,20 +105,21 @@ class _Trainer:
 
     def __init__(
         self,
+        kind: Kind,
         student: Student,
         state: Progressed,
         train: Sequence[LessonFile],
         held: Sequence[Lesson],
         job: Teaching,
     ) -> None:
-        self._student, self._state, self._job = student, state, job
+        self._kind, self._student, self._state, self._job = kind, student, state, job
         self._train, self._held = train, held
         self._n_in_all = int(sum(file.n_tokens for file in train) * job.n_passes)
 
     def run(self, on_progress: OnProgress | None, cancel: CancelToken | None) -> None:
         """Learn until all passes are done, or the drafter no longer gets better."""
         state, saved_at = self._state, monotonic()
-        groups = endless_groups(self._train, self._job.n_rows, self._job.seed, state.place)
+        groups = endless_groups(self._train, self._kind.n_rows, self._job.seed, state.place)
         try:
             while not self._is_over():
                 if cancel is not None:
@@ -167,7 +143,7 @@ class _Trainer:
         return bool(gains) and (self._state.n_seen >= self._n_in_all or waited >= _PATIENCE)
 
     def _is_measured_now(self) -> bool:
-        seen, every = self._state.n_seen, max(1, self._n_in_all // self._job.n_measurements)
+        seen, every = self._state.n_seen, max(1, self._n_in_all // self._kind.n_measurements)
         last = self._state.history[-1][0] if self._state.history else 0
         return seen // every > last // every or seen >= self._n_in_all
 
@@ -175,7 +151,7 @@ class _Trainer:
         """Measure the drafter on the answers held back, and keep it where it is the best so far."""
         state = self._state
         weights = {name: values.detach().clone() for name, values in self._student.weights.items()}
-        drafted = self._student.drafted(weights, self._held[: self._job.n_measured])
+        drafted = self._student.drafted(weights, self._held[: self._kind.n_measured])
         gain = replay(drafted, lambda n: 1.0, MOST_DRAFTED).tokens_per_step
         if gain > state.best_yield:
             state.best = weights

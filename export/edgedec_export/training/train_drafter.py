@@ -24,7 +24,7 @@ from edgedec.sessions.cost_probe import cost_curve
 from edgedec.storage.cache_files import cache_folder
 from edgedec.storage.whole_file import remove_temporaries
 from edgedec_export.training import recipe
-from edgedec_export.training.kinds import AskedShape, Kind, Start, kind_of, require_torch
+from edgedec_export.training.kinds import AskedShape, Kind, kind_of, require_torch
 from edgedec_export.training.lessons.collecting import PROMPTS_PER_FILE, TEMPERATURES, Collecting
 from edgedec_export.training.lessons.collecting_processes import AnswerModel, collect_alone, collect_together
 from edgedec_export.training.lessons.lesson_files import HELD_BACK_EVERY, LessonFile, first_files
@@ -39,15 +39,11 @@ _MOST_TEXT = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """How a drafter is trained.
+class TrainOptions(AskedShape):
+    """How a drafter is trained, beside what is asked of its shape.
 
     Attributes:
         kind: What is trained: "head" (an EAGLE-3 head), "block" (a block drafter) or "model" (a narrow draft model).
-        n_layers: Layers of a block drafter, None for two; or of a draft model, None for four.
-        width: Elements of a draft model's hidden states; None for a third of the target's.
-        block: Tokens that a block drafts; None for six, or for eight where the target is wide.
-        rank: Rank of a block drafter's Markov head; None for 64, or for 128 where the target is wide.
         work: The folder of answers and checkpoints; None for `NAME.training` beside the drafter. Drafters of one
             target may share it, one after the other.
         prompts: The user's own prompts.
@@ -67,10 +63,6 @@ class TrainOptions:
     """
 
     kind: Literal["head", "block", "model"] = "head"
-    n_layers: int | None = None
-    width: int | None = None
-    block: int | None = None
-    rank: int | None = None
     work: Path | None = None
     prompts: tuple[Opening, ...] = ()
     n_tokens: int = 500_000
@@ -150,8 +142,7 @@ def train_drafter(model: Path, out: Path, options: TrainOptions) -> Trained:
     require_torch()
     gguf = read_gguf(model)
     parts = TargetParts.of(gguf)
-    asked = AskedShape(n_layers=options.n_layers, width=options.width, block=options.block, rank=options.rank)
-    kind = kind_of(options.kind, parts, asked, options.cache_dir)
+    kind = kind_of(options.kind, parts, options, options.cache_dir)
     work = options.work or out.with_name(f"{out.name}.training")
     n_ctx = min(max(1024, 2 * options.n_answer), parts.network.n_ctx_train)
     texts = [opening.text for opening in options.prompts]
@@ -209,23 +200,19 @@ def _curve(model: Path, options: TrainOptions) -> CostCurve:
 
 def _taught(kind: Kind, out: Path, work: Path, key: str, files: list[LessonFile], options: TrainOptions) -> Trained:
     """Train on lessons, and write the drafter with its report."""
-    from edgedec_export.training.teaching import Teaching, default_device, set_threads, teach
+    from edgedec_export.training.teaching import Teaching, set_threads, teach
 
     set_threads(options.n_threads)
     job = Teaching(
         work / kind.checkpoint,
         key + kind.key,
         options.n_passes,
-        n_rows=kind.n_rows,
-        n_measurements=kind.n_measurements,
-        n_measured=kind.n_measured,
         seed=options.seed,
         save_every_s=options.save_every_s,
     )
     counts = _counts(files, kind.parts.network.n_vocab, options)
     chosen = partial(short_list, counts, options.n_vocabulary, kind.coverage)
-    new_student = partial(kind.new_student, start=Start(options.seed, default_device()))
-    taught = teach(new_student, files, chosen, job, options.on_progress, options.cancel)
+    taught = teach(kind, files, chosen, job, options.on_progress, options.cancel)
     n = len(taught.token_ids)
     curve = _curve(kind.parts.gguf.paths[0], options)
     report = drafter_report(taught.drafted, curve, kind.price(n), kind.called)
@@ -241,7 +228,7 @@ def _taught(kind: Kind, out: Path, work: Path, key: str, files: list[LessonFile]
         "history": taught.history,
         "report": report.as_json(),
     }
-    kind.write(out, taught, report, about)
+    kind.write(out, taught.weights, taught.token_ids, report.promise, about)
     return Trained(out, n, report, covered, taught.history)
 
 

@@ -84,14 +84,12 @@ class VulkanDevice:
 
     Attributes:
         name: Its full name, as the driver has it.
-        driver: The driver's version, and those that Vulkan and the maker count by.
         kind: "discrete", "integrated", "virtual", "software" or "other".
         total_bytes: The memory of its local heaps.
         free_bytes: What can still be taken of these; all where the driver does not say it.
     """
 
     name: str
-    driver: str
     kind: str
     total_bytes: int
     free_bytes: int
@@ -115,10 +113,10 @@ def vulkan_devices() -> list[VulkanDevice]:
 
 
 def _device(library: Any, handle: int | None) -> VulkanDevice:
-    """Return what the driver says of a device: u32s for versions, vendor, device and kind, and 256 bytes of name."""
+    """Return what the driver says of a device: five u32, of which the last is its kind, and 256 bytes of name."""
     raw = ctypes.create_string_buffer(_PROPERTY_BYTES)
     library.vkGetPhysicalDeviceProperties(ctypes.c_void_p(handle), raw)
-    api, driver, vendor, device, kind = (U32 * 5).from_buffer(raw)
+    kind = (U32 * 5).from_buffer(raw)[4]
     name = raw.raw[20:276].split(b"\0")[0].decode(errors="replace")
     budget = _Budget(_BUDGET)
     memory = _Memory(_MEMORY_2, ctypes.pointer(budget))
@@ -126,8 +124,7 @@ def _device(library: Any, handle: int | None) -> VulkanDevice:
     local = [i for i in range(min(16, memory.n_heaps)) if memory.heaps[i].flags & _LOCAL]
     total = sum(memory.heaps[i].n_bytes for i in local)
     free = sum(max(0, budget.budget[i] - budget.usage[i]) for i in local)
-    version = f"{api:x} {driver:x} {vendor:x}:{device:x}"
-    return VulkanDevice(name, version, _KINDS.get(kind, "other"), total, min(free, total) or total)
+    return VulkanDevice(name, _KINDS.get(kind, "other"), total, min(free, total) or total)
 
 
 NAME = "WebGPU"

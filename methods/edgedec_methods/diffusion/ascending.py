@@ -10,20 +10,16 @@ Measured: 1.49 tokens a forward, 112 of 176 made tasks right, where `schedule:1`
 Status: study
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+from edgedec_methods.diffusion.rules import Chosen, Pass, RuleKind
 
 
-def ascending(base: float) -> Rule:
-    """Return the rule whose pass i commits the base ** i most confident positions."""
-
-    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
-        latest = passes[-1]
-        n = min(int(base ** min(len(passes) - 1, 64)), len(latest.places))
-        return latest.chosen(latest.surest(n))
-
-    return rule
+def ascending(passes: Sequence[Pass], base: float) -> Chosen:
+    """Commit in pass i the base ** i most confident positions."""
+    latest = passes[-1]
+    n = min(int(base ** min(len(passes) - 1, 64)), len(latest.places))
+    return latest.chosen(latest.surest(n))
 
 
 ASCENDING = RuleKind(ascending, default=2.0, least=1.0, most=256.0)

@@ -132,8 +132,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
             raise OptionError("denoise", options.denoise, "this model's rows don't see a whole text; give a rule alone")
         if (rule.layout is not None or facts.window is not None) and not inner.model.capabilities.positions:
             raise CapabilityError("rows can't have positions of their own here; use the cpu runtime")
-        self._make_rule = rule.rule
-        self._forwards = Forwards(inner, facts, rule.layout, rule.n_ahead)
+        self._rule, self._forwards = rule.rule, Forwards(inner, facts, rule.layout, rule.n_ahead)
         self._ids: list[int] = []  # the text
         self._open: Opened | None = None
         self._n_prompt: int | None = None
@@ -242,7 +241,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
         if opened is not None and place < opened.end and opened.ids[place - opened.start] != token:
             n_masked = opened.end - place - 1
             opened.ids[place - opened.start :] = [token, *[self._facts.mask] * n_masked]
-            opened.rows, opened.passes, opened.ahead, opened.rule = {}, [], {}, self._make_rule()
+            opened.rows, opened.passes, opened.ahead = {}, [], {}
         self._ids.append(token)
 
     def _row(self, n_prompt: int, on_progress: OnProgress | None) -> F32:
@@ -253,7 +252,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
             start = self._start(place, n_prompt)
             end = min(start + self._size, self.n_ctx if self._facts.block else self._end)
             ids = [*self._ids[start:], *[self._facts.mask] * (end - place)]
-            self._open = Opened(start, end, place - start, ids, self._tokenizer.is_end, self._make_rule())
+            self._open = Opened(start, end, place - start, ids, self._tokenizer.is_end)
         while place not in self._open.rows:
             self._pass(self._open, on_progress)
         return self._open.rows[place]
@@ -272,7 +271,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
         ends = np.array([self._tokenizer.is_end(token) for token in tokens.tolist()], np.bool_)
         pieces = tuple(map(self._tokenizer.piece, tokens.tolist()))
         opened.passes.append(Pass(opened.end - start, places - start, tokens, confidences, logits, ends, pieces))
-        chosen = opened.rule(opened.passes)
+        chosen = self._rule(opened.passes)
         opened.passes[-1] = replace(opened.passes[-1], logits=logits[:0])  # only those of the latest pass are kept
         for i, place in enumerate((places - start).tolist()):
             if place not in chosen:

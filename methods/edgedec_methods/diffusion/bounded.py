@@ -13,26 +13,22 @@ Status: study
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+from edgedec_methods.diffusion.rules import Chosen, Pass, RuleKind
 
 _MOST = 0.9
 
 
-def bounded(least: float) -> Rule:
-    """Return the rule whose probability lies between `least` and 0.9."""
-
-    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
-        latest, committed = passes[-1], list[float]()
-        for its, then in itertools.pairwise(passes):
-            committed += its.confidences[~np.isin(its.places, then.places)].tolist()
-        enough = float(np.mean(committed or latest.confidences.max()))
-        return latest.chosen(latest.confidences >= min(max(enough, least), _MOST))
-
-    return rule
+def bounded(passes: Sequence[Pass], least: float) -> Chosen:
+    """Commit by the mean of what was committed, held between `least` and 0.9."""
+    latest, committed = passes[-1], list[float]()
+    for its, then in itertools.pairwise(passes):
+        committed += its.confidences[~np.isin(its.places, then.places)].tolist()
+    enough = float(np.mean(committed or latest.confidences.max()))
+    return latest.chosen(latest.confidences >= min(max(enough, least), _MOST))
 
 
 BOUNDED = RuleKind(bounded, default=0.6, least=0.0, most=_MOST)

@@ -13,12 +13,12 @@ Status: study
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+from edgedec_methods.diffusion.rules import Chosen, Pass, RuleKind
 
 _DECAY, _EXPONENT, _WEIGHT = 0.8, 0.2, 0.7
 
@@ -32,24 +32,20 @@ def credits(passes: Sequence[Pass]) -> dict[int, dict[int, float]]:
     return credits_by_token
 
 
-def credit(least: float) -> Rule:
-    """Return the rule that commits every position whose token has a probability of at least `least` with its credit."""
-
-    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
-        latest, of = passes[-1], credits(passes)
-        tokens, confidences = latest.tokens.copy(), latest.confidences.copy()
-        for i, (place, row) in enumerate(zip(latest.places.tolist(), latest.logits, strict=True)):
-            newest = [int(latest.tokens[i]), *of[place]]
-            most = float(row.max())
-            total = float(np.exp(row.astype(np.float64) - most).sum())
-            weights = {token: float(np.exp(float(row[token]) - most)) for token in newest}
-            fused = {token: weight * (1 + of[place][token]) ** _WEIGHT for token, weight in weights.items()}
-            total += sum(fused.values()) - sum(weights.values())
-            tokens[i] = max(fused, key=lambda token: fused[token])
-            confidences[i] = fused[int(tokens[i])] / total
-        return replace(latest, tokens=tokens, confidences=confidences).chosen(confidences >= least)
-
-    return rule
+def credit(passes: Sequence[Pass], least: float) -> Chosen:
+    """Commit every position whose token has a probability of at least `least` with its credit."""
+    latest, of = passes[-1], credits(passes)
+    tokens, confidences = latest.tokens.copy(), latest.confidences.copy()
+    for i, (place, row) in enumerate(zip(latest.places.tolist(), latest.logits, strict=True)):
+        newest = [int(latest.tokens[i]), *of[place]]
+        most = float(row.max())
+        total = float(np.exp(row.astype(np.float64) - most).sum())
+        weights = {token: float(np.exp(float(row[token]) - most)) for token in newest}
+        fused = {token: weight * (1 + of[place][token]) ** _WEIGHT for token, weight in weights.items()}
+        total += sum(fused.values()) - sum(weights.values())
+        tokens[i] = max(fused, key=lambda token: fused[token])
+        confidences[i] = fused[int(tokens[i])] / total
+    return replace(latest, tokens=tokens, confidences=confidences).chosen(confidences >= least)
 
 
 CREDIT = RuleKind(credit, default=0.9, least=0.0, most=1.0)

@@ -11,20 +11,16 @@ Measured: with `threshold,delayed:2` 27 rows a forward and 74 of 176 made tasks 
 Status: study
 """
 
-from edgedec_methods.diffusion.rules import Canvas, Layout, LayoutKind
+from edgedec_methods.diffusion.rules import Canvas, LayoutKind
 
 
-def delayed(every: float) -> Layout:
-    """Return the layout that evaluates everything in every pass of that number."""
-
-    def layout(canvas: Canvas) -> tuple[list[int], list[int]]:
-        n = len(canvas.ids)
-        open_ones = {*canvas.masked, *range(canvas.end, n)} | canvas.observed
-        closed = [place for place in canvas.held if place not in open_ones] if canvas.n_passes % int(every) else []
-        settled = [place for place in range(n) if place not in {*closed} | open_ones]
-        return closed, settled + sorted(open_ones)
-
-    return layout
+def delayed(canvas: Canvas, every: float) -> tuple[list[int], list[int]]:
+    """Evaluate everything in every pass of that number; see LayoutKind."""
+    n = len(canvas.ids)
+    open_ones = {*canvas.masked, *range(canvas.end, n)} | canvas.observed
+    closed = [place for place in canvas.held if place not in open_ones] if canvas.n_passes % int(every) else []
+    settled = [place for place in range(n) if place not in {*closed} | open_ones]
+    return closed, settled + sorted(open_ones)
 
 
 DELAYED = LayoutKind(delayed, default=4.0, least=1.0, most=1e6)

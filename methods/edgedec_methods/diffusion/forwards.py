@@ -14,7 +14,7 @@ from edgedec.pictures import Block
 from edgedec.progress import OnProgress, report_progress
 from edgedec.sessions.text_pages import PAGE_TOKENS, n_pages
 from edgedec_methods.diffusion.in_front import in_front
-from edgedec_methods.diffusion.rules import Canvas, Layout, Pass, Rule
+from edgedec_methods.diffusion.rules import Canvas, Layout, Pass
 
 _TIMED, _LEAST_PASSES = 5, 8  # forwards of one row, each behind a text of so many passes
 F32 = NDArray[np.float32]
@@ -52,7 +52,6 @@ class Opened:
         n_known: How many of them the text had when the block was opened.
         ids: Their tokens, the mask where none is committed.
         is_end: Whether a token ends a text.
-        rule: Chooses what is committed.
         rows: By committed position, the row that its token is drawn from.
         passes: The passes so far.
         before: The row in front of the block, where that says what stands at its first position.
@@ -65,7 +64,6 @@ class Opened:
     n_known: int
     ids: list[int]
     is_end: Callable[[int], bool]
-    rule: Rule
     rows: dict[int, F32] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
     before: F32 | None = None

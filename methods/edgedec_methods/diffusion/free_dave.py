@@ -12,13 +12,15 @@ Measured: 1.08 tokens a forward, 149 of 176 made tasks right, where `schedule:1`
 Status: study
 """
 
-from edgedec_methods.diffusion.rules import Rule, RuleKind
+from collections.abc import Sequence
+
+from edgedec_methods.diffusion.rules import Chosen, Pass, RuleKind
 from edgedec_methods.diffusion.schedule import schedule
 
 
-def free_dave(n_ahead: float) -> Rule:
-    """Return the rule that commits the most confident position; the session evaluates `n_ahead` states ahead."""
-    return schedule(1)
+def free_dave(passes: Sequence[Pass], n_ahead: float) -> Chosen:
+    """Commit the most confident position; the session evaluates `n_ahead` states ahead."""
+    return schedule(passes, 1)
 
 
 FREE_DAVE = RuleKind(free_dave, default=3.0, least=1.0, most=8.0, looks_ahead=True)

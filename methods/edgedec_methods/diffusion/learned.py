@@ -14,7 +14,7 @@ Status: study
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import OptionError
-from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+from edgedec_methods.diffusion.rules import Chosen, Pass, RuleKind
 
 _NEAR, _SURE, _MOST_BYTES, _MOST_HIDDEN = 4, 0.96, 1_000_000, 256
 N_FEATURES = 2 * _NEAR + 2
@@ -37,23 +37,18 @@ def features(size: int, places: NDArray[np.int64], confidences: NDArray[np.float
     return np.concatenate([near, np.full((len(places), 1), 1 - len(places) / size)], 1)
 
 
-def learned(path: str) -> Rule:
-    """Return the rule of the filter in a file that benchmarks/diffusion/fit_filter.py has written."""
-    first, bias, second, last = _read(Path(path))
-
-    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
-        latest = passes[-1]
-        hidden = np.maximum(features(latest.size, latest.places, latest.confidences) @ first + bias, 0.0)
-        return latest.chosen(hidden @ second + last > np.log(_SURE / (1 - _SURE)))
-
-    return rule
+def learned(passes: Sequence[Pass], weights: Sequence[NDArray[np.float64]]) -> Chosen:
+    """Commit the positions that a filter takes as final."""
+    latest, (first, bias, second, last) = passes[-1], weights
+    hidden = np.maximum(features(latest.size, latest.places, latest.confidences) @ first + bias, 0.0)
+    return latest.chosen(hidden @ second + last > np.log(_SURE / (1 - _SURE)))
 
 
-def _read(path: Path) -> list[NDArray[np.float64]]:
-    """Return the weights of a filter: f64[N_FEATURES, n], f64[n], f64[n], f64[]."""
+def _read(path: str) -> list[NDArray[np.float64]]:
+    """Return the weights in a file of benchmarks/diffusion/fit_filter.py: f64[N_FEATURES, n], f64[n], f64[n], f64[]."""
     wrong = OptionError("denoise", f"learned:{path}", "fit a filter by benchmarks/diffusion/fit_filter.py")
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
         values: Any = json.loads(data) if len(data) <= _MOST_BYTES else None
         arrays = [np.array(values[name], np.float64) for name in ("first", "bias", "second", "last")]
@@ -67,4 +62,4 @@ def _read(path: Path) -> list[NDArray[np.float64]]:
     return arrays
 
 
-LEARNED = RuleKind(learned)
+LEARNED = RuleKind(learned, read=_read)

@@ -10,24 +10,20 @@ Measured: 2.10 tokens a forward, 146 of 176 made tasks right, where `schedule:1`
 Status: study
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from edgedec_methods.diffusion.entropy import entropies
-from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+from edgedec_methods.diffusion.rules import Chosen, Pass, RuleKind
 
 _BY_PLACE = 0.02
 
 
-def near_first(most: float) -> Rule:
-    """Return the rule that commits every position whose entropy and distance are below `most` together."""
-
-    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
-        latest = passes[-1]
-        spread = entropies(latest) + _BY_PLACE * (latest.places - latest.places[0])
-        return replace(latest, confidences=-spread).chosen(spread < most)
-
-    return rule
+def near_first(passes: Sequence[Pass], most: float) -> Chosen:
+    """Commit every position whose entropy and distance are below `most` together."""
+    latest = passes[-1]
+    spread = entropies(latest) + _BY_PLACE * (latest.places - latest.places[0])
+    return replace(latest, confidences=-spread).chosen(spread < most)
 
 
 NEAR_FIRST = RuleKind(near_first, default=0.4, least=0.0, most=100.0)

@@ -48,8 +48,11 @@ class Pass:
         return dict(zip(self.places[which].tolist(), self.tokens[which].tolist(), strict=True))
 
 
-Rule = Callable[[Sequence[Pass]], Mapping[int, int]]
-"""(the passes of a block so far, the latest last) -> the positions to commit, at least one, with their tokens."""
+Chosen = Mapping[int, int]
+"""The positions to commit, at least one, with their tokens."""
+
+Rule = Callable[[Sequence[Pass]], Chosen]
+"""(the passes of a block so far, the latest last) -> what is committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +86,32 @@ All wanted positions are evaluated. What is in neither list is left out, and no 
 
 @dataclass(frozen=True, slots=True)
 class RuleKind:
-    """A kind of rules with one number, or with the path of a file where there is no default.
+    """A kind of rules with one number, or with what a file holds.
 
     Attributes:
-        make: Returns the rule of a number or of a path; that of a number is made for each block.
+        choose: (passes, number) -> what is committed, as Rule.
         default: The number where none is given.
         least, most: Between which it must be.
         looks_ahead: The number says how many later states of a block are evaluated beside the current one.
+        read: Returns what stands in the number's place for the path of a file; None where it is a number.
     """
 
-    make: Callable[[Any], Rule]
-    default: float | None = None
+    choose: Callable[[Sequence[Pass], Any], Chosen]
+    default: float = 0.0
     least: float = 0.0
     most: float = 0.0
     looks_ahead: bool = False
+    read: Callable[[str], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutKind:
-    """A kind of layouts with one number from `least` to `most`."""
+    """A kind of layouts with one number from `least` to `most`: (text, number) -> the two lists of Layout."""
 
-    make: Callable[[float], Layout]
-    default: float | None = None
-    least: float = 0.0
-    most: float = 0.0
+    lay_out: Callable[[Canvas, float], tuple[list[int], list[int]]]
+    default: float
+    least: float
+    most: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +119,12 @@ class Denoising:
     """What a text such as "threshold:0.8,window:64" names.
 
     Attributes:
-        rule: Makes the rule of a block.
+        rule: The rule.
         n_ahead: How many states ahead are evaluated.
         layout: What a pass evaluates; None for everything.
     """
 
-    rule: Callable[[], Rule]
+    rule: Rule
     n_ahead: int = 0
     layout: Layout | None = None
 
@@ -134,27 +139,24 @@ def denoising_named(text: str) -> Denoising:
     kind, value = _named(text, first)
     if not isinstance(kind, RuleKind):
         raise OptionError("denoise", text, "a rule comes first, as in threshold,window:64")
-    made = kind.make(value)
-    rule = Denoising(lambda: kind.make(value), int(value) if kind.looks_ahead else 0)
-    if kind.default is None:  # a file is read once
-        rule = Denoising(lambda: made)
+    rule = Denoising(lambda passes: kind.choose(passes, value), int(value) if kind.looks_ahead else 0)
     if comma:
         layout, number = _named(text, second)
         if not isinstance(layout, LayoutKind):
             raise OptionError("denoise", text, "one rule can be given; behind it comes what a pass evaluates")
-        rule = replace(rule, layout=layout.make(number))
+        rule = replace(rule, layout=lambda canvas: layout.lay_out(canvas, number))
     return rule
 
 
 def _named(text: str, part: str) -> tuple[RuleKind | LayoutKind, Any]:
-    """Return the kind that a part of the text names, and its number or path."""
+    """Return the kind that a part of the text names, and its number, or what its file holds."""
     name, colon, number = part.partition(":")
     if not plugins.is_installed(plugins.DENOISING_RULES, name):
         names = ", ".join(plugins.plugins(plugins.DENOISING_RULES))
         raise OptionError("denoise", text, f"it must be one of {names}, perhaps with :NUMBER")
     kind: RuleKind | LayoutKind = plugins.load_plugin(plugins.DENOISING_RULES, name)
-    if kind.default is None:
-        return kind, number
+    if isinstance(kind, RuleKind) and kind.read is not None:
+        return kind, kind.read(number)
     try:
         value = float(number) if colon else kind.default
     except ValueError:

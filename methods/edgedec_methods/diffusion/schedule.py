@@ -10,18 +10,14 @@ Measured: 0.75 tokens a forward, 149 of 176 made tasks right
 Status: study
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from edgedec_methods.diffusion.rules import Pass, Rule, RuleKind
+from edgedec_methods.diffusion.rules import Chosen, Pass, RuleKind
 
 
-def schedule(n_tokens: float) -> Rule:
-    """Return the rule that commits the `n_tokens` most confident positions, of equal ones the first."""
-
-    def rule(passes: Sequence[Pass]) -> Mapping[int, int]:
-        return passes[-1].chosen(passes[-1].surest(int(n_tokens)))
-
-    return rule
+def schedule(passes: Sequence[Pass], n_tokens: float) -> Chosen:
+    """Commit the `n_tokens` most confident positions, of equal ones the first."""
+    return passes[-1].chosen(passes[-1].surest(int(n_tokens)))
 
 
 SCHEDULE = RuleKind(schedule, default=1.0, least=1.0, most=256.0)

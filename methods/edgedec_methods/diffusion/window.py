@@ -14,22 +14,18 @@ Measured: with `threshold,window:4` 13 rows a forward and 44 of 176 made tasks r
 Status: study
 """
 
-from edgedec_methods.diffusion.rules import Canvas, Layout, LayoutKind
+from edgedec_methods.diffusion.rules import Canvas, LayoutKind
 
 _CYCLE = 32
 
 
-def window(n_behind: float) -> Layout:
-    """Return the layout that lets rows see `n_behind` masked positions behind their block."""
-
-    def layout(canvas: Canvas) -> tuple[list[int], list[int]]:
-        seen = range(min(len(canvas.ids), canvas.end + int(n_behind)))
-        inside = {*range(canvas.start, canvas.end)} | canvas.observed
-        around = [place for place in seen if place not in inside]
-        outside = [place for place in canvas.held if place not in inside] if canvas.n_passes % _CYCLE else []
-        return outside, [place for place in around if place not in {*outside}] + sorted(inside)
-
-    return layout
+def window(canvas: Canvas, n_behind: float) -> tuple[list[int], list[int]]:
+    """Let rows see `n_behind` masked positions behind their block; see LayoutKind."""
+    seen = range(min(len(canvas.ids), canvas.end + int(n_behind)))
+    inside = {*range(canvas.start, canvas.end)} | canvas.observed
+    around = [place for place in seen if place not in inside]
+    outside = [place for place in canvas.held if place not in inside] if canvas.n_passes % _CYCLE else []
+    return outside, [place for place in around if place not in {*outside}] + sorted(inside)
 
 
 WINDOW = LayoutKind(window, default=64.0, least=0.0, most=1e6)

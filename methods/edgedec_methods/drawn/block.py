@@ -65,15 +65,8 @@ def verify_block(draft: Draft, q: Sequence[Distribution | None], target: TargetR
     step looked at: whether a token is accepted depends on the tokens after it. A node without a q counts as drawn from
     a point mass. Where the chain ends may depend on its tokens. A tree is passed on to verify_recursive.
 
-    Args:
-        draft: What was proposed.
-        q: The distribution that each node was drawn from, None for a node that was looked up.
-        target: Gives p at a row. It is called for every row up to the first token that p rules out, and for the last
-            row only if the whole chain is accepted.
-        uniform: The random numbers of this step.
-
-    Raises:
-        PluginError: q does not fit the draft.
+    `target` is called for every row up to the first token that p rules out, and for the last row only if the whole
+    chain is accepted; the rest is as of Verify.
     """
     if not draft.is_chain:
         return verify_recursive(draft, q, target, uniform)

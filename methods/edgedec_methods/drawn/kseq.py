@@ -41,14 +41,7 @@ def verify_kseq(draft: Draft, q: Sequence[Distribution | None], target: TargetRo
     Candidates with equal q are tested together. The others, such as a node that was looked up, are tested in turn
     against the part of p that is left.
 
-    Args:
-        draft: What was proposed.
-        q: The distribution that each node was drawn from, None for a node that was looked up.
-        target: Gives p at a row; called for the rows of the path.
-        uniform: The random numbers of this step.
-
-    Raises:
-        PluginError: q does not fit the draft.
+    `target` is called for the rows of the path; the rest is as of Verify.
     """
     laws, tokens, numbers = laws_of(draft, q), draft.tokens, in_turn(uniform)
 

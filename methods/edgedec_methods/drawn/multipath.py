@@ -40,14 +40,7 @@ def verify_multipath(
     where they agree, with random numbers that no earlier step looked at. A chain is passed on to verify_block, and
     several paths with a node that was looked up to verify_kseq, which accepts more of them.
 
-    Args:
-        draft: What was proposed.
-        q: The distribution that each node was drawn from, None for a node that was looked up.
-        target: Gives p at a row; called for the rows of the chosen path, up to the first token that p rules out.
-        uniform: The random numbers of this step.
-
-    Raises:
-        PluginError: q does not fit the draft.
+    `target` is called for the rows of the chosen path, up to the first token that p rules out; else it is as Verify.
     """
     if draft.is_chain:
         return verify_block(draft, q, target, uniform)

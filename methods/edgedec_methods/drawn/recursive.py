@@ -39,14 +39,8 @@ def verify_recursive(
     sibling that was looked up is accepted with the probability that is left of p(x). So any mixture of drawn and
     looked-up siblings is exact.
 
-    Args:
-        draft: What was proposed.
-        q: The distribution that each node was drawn from, None for a node that was looked up.
-        target: Gives p at a row; called for the rows of the path.
-        uniform: The random numbers of this step.
-
-    Raises:
-        PluginError: q does not fit the draft, or siblings that share a q hold the same token.
+    `target` is called for the rows of the path; the rest is as of Verify. Siblings that share a q must not hold one
+    token twice (PluginError).
     """
     laws, tokens, numbers = laws_of(draft, q), draft.tokens, in_turn(uniform)
     parents = draft.parents

@@ -30,7 +30,12 @@ _MOST_DRAWN = 1024  # tokens of a q that is drawn from: it is kept until it was 
 Verify = Callable[[Draft, Sequence[Distribution | None], TargetRow, Uniform], Verification]
 """(draft, q, target, uniform) -> a path of the draft, root first, with its tokens and one more token, drawn from p.
 
-A pure function, which calls `target` at most once for a row."""
+    draft: What was proposed.
+    q: The distribution that each node was drawn from, None for a node that was looked up.
+    target: Gives p at a row.
+    uniform: The random numbers of this step.
+
+A pure function, which calls `target` at most once for a row. It raises PluginError where q does not fit the draft."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from edgedec.errors import PullError
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import check_cancelled
 from edgedec_models.addresses import redact
-from edgedec_models.fetching.web import TransientError, check_status, retry
+from edgedec_models.fetching.web import TransientError, check_status, refuse_compressed, retry
 
 MOST_PAGE_BYTES = 64 << 20  # of an index page; the largest has about 10 MB
 MOST_JSON_BYTES = 8 << 20  # of a hub's answer; as Python's values it takes up to twenty times as much memory
@@ -94,14 +94,9 @@ def read_content(response: httpx.Response, most_bytes: int, what: str) -> bytes:
     """Return the content of a response whose body was not read yet.
 
     Raises:
-        PullError: It has more than `most_bytes`, or is compressed, so that a few bytes might become very many.
+        PullError: It has more than `most_bytes`, or is compressed.
     """
-    coding = response.headers.get("Content-Encoding", "identity")
-    if coding != "identity":
-        raise PullError(
-            f"{what}: {redact(str(response.url))} sends its answer compressed ({coding:.20}), though it was asked for "
-            "it as it is; try another address"
-        )
+    refuse_compressed(response, what)
     content = bytearray()
     for block in response.iter_raw():
         content += block

@@ -102,11 +102,6 @@ def _receive(client: httpx.Client, remote: Remote, file: WantedFile, partial: Pa
             partial.restart()
             raise TransientError("the remote file is shorter than the part that was fetched before")
         check_status(response, f"pull {file.name}", remote.advice)
-        if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise PullError(
-                f"pull {file.name}: {redact(remote.url)} sends the file compressed, expected it as it is; try "
-                "another address"
-            )
         if response.status_code == 206:
             _check_range(response, partial)
         else:

@@ -112,7 +112,7 @@ def retry(attempt: Callable[[], T], what: str, options: ResolveOptions, n_done: 
 
 
 def check_status(response: httpx.Response, what: str, advice: str = "") -> None:
-    """Raise an error if the status of a response is no success.
+    """Raise an error if the status of a response is no success, and as refuse_compressed.
 
     Args:
         advice: What to do when access is refused, for the message.
@@ -124,11 +124,22 @@ def check_status(response: httpx.Response, what: str, advice: str = "") -> None:
     """
     status = response.status_code
     if response.is_success:
+        refuse_compressed(response, what)
         return
     message = f"{what}: {redact(str(response.url))} answers {status} {response.reason_phrase}".rstrip()
     if status in _WORTH_ANOTHER_TRY:
         raise TransientError(message, _retry_after_s(response))
     raise refusal(status, message, advice)
+
+
+def refuse_compressed(response: httpx.Response, what: str) -> None:
+    """Raise PullError where an answer is compressed, so that a few bytes might become very many."""
+    coding = response.headers.get("Content-Encoding", "identity")
+    if coding != "identity":
+        raise PullError(
+            f"{what}: {redact(str(response.url))} sends its answer compressed ({coding:.20}), though it was asked for "
+            "it as it is; try another address"
+        )
 
 
 def refusal(status: int, message: str, advice: str) -> EdgedecError:

@@ -138,7 +138,7 @@ def test_a_head_has_no_layers_to_choose(target: Path) -> None:
 def test_a_drafted_tokens_share_is_that_of_the_bytes(target: Path) -> None:
     """Of the draft model's layers and output matrix to the target's; the output matrix counts whole."""
     parts = parts_of(target)
-    kind = NarrowKind(parts, shape_of(parts.network))
+    kind = NarrowKind(parts=parts, shape=shape_of(parts.network))
     tensors = parts.gguf.tensors
     n_target = sum(tensor.n_bytes for name, tensor in tensors.items() if name != "token_embd.weight")
     layer = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 64

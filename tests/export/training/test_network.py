@@ -16,8 +16,7 @@ from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 torch = pytest.importorskip("torch", reason="training needs torch, which is not installed")
 if True:  # after the skip
     from edgedec_export.training.batches import batch_of
-    from edgedec_export.training.head_student import drafted_on
-    from edgedec_export.training.learning import DRAFT_STEPS, Borrowed, Learner
+    from edgedec_export.training.head_student import HeadStudent
     from edgedec_export.training.network import (
         TAP_SCALE,
         Unroll,
@@ -109,21 +108,19 @@ def test_the_loss_of_no_rows_is_nothing() -> None:
 def test_a_head_learns_what_can_be_learned(parts: TargetParts, make_lessons: Any) -> None:
     """Where every answer repeats one token, a few steps suffice to foresee it; a restored learner goes on the same."""
     card = replace(card_of(parts, "head", 40, None), n_vocab_draft=40)
-    borrowed = Borrowed.of(parts, np.arange(40, dtype=np.int32), "cpu")
-    lessons = []
+    token_ids, lessons = np.arange(40, dtype=np.int32), []
     for lesson in make_lessons([(4, 20)] * 6, n_embd=card.n_embd):
         lesson.token_ids[4:] = 17
         lesson.best[:] = 17
         lesson.last[:] = 8 * parts.output_rows(np.array([17]))[0] / parts.output_norm
         lessons.append(lesson)
-    batch = batch_of(lessons, DRAFT_STEPS)
-    first = Learner(card, new_weights(card, parts.output_norm, np.ones(3 * card.n_embd, np.float32), 0), borrowed)
-    losses = [first.learn(batch, 0.1) for _ in range(20)]
+    first = HeadStudent(parts, card, token_ids, lessons, seed=0, device="cpu")
+    losses = [first.learn(lessons, 0.1) for _ in range(20)]
     assert losses[-1] < losses[0]
-    drafted = drafted_on(card, {name: values.detach() for name, values in first.weights.items()}, borrowed, lessons)
+    drafted = first.drafted(first.weights, lessons)
     right = np.concatenate([text.right for text in drafted])
     assert right[:, 0].mean() > 0.8
-    second = Learner(card, new_weights(card, parts.output_norm, np.ones(3 * card.n_embd, np.float32), 5), borrowed)
+    second = HeadStudent(parts, card, token_ids, lessons, seed=5, device="cpu")
     second.restore(first.state())
-    assert [first.learn(batch, 0.2), first.learn(batch, 0.2)] == [second.learn(batch, 0.2), second.learn(batch, 0.2)]
+    assert [first.learn(lessons, 0.2) for _ in range(2)] == [second.learn(lessons, 0.2) for _ in range(2)]
     assert math.isfinite(losses[-1])

@@ -22,7 +22,7 @@ from edgedec_export.webgpu import runtime as webgpu
 from edgedec_export.webgpu.finding import Found, VulkanDevice
 
 _INLINE_BYTES = 20_000  # of vectors and scales that are small enough to lie in the graph itself
-CARD = Found("1.32", devices=[VulkanDevice("A Card", "1", "discrete", 8_000_000_000, 7_000_000_000)])
+CARD = Found("1.32", devices=[VulkanDevice("A Card", "discrete", 8_000_000_000, 7_000_000_000)])
 
 
 @pytest.fixture(autouse=True)

@@ -87,7 +87,7 @@ def check(folder: Path, layout: str, stays: Stays, n_behind: int, *, shift: bool
 def test_delayed_evaluates_masks_in_each_pass_and_settled_tokens_in_every_third(n_passes: int, kept: list[int]) -> None:
     """Positions behind the block are masks, too, though the pass before has left their keys and values."""
     canvas = Canvas(range(7), 2, 5, (4,), frozenset({4}), n_passes, held=(1, 0, 2, 4, 5, 6))
-    assert delayed(3)(canvas) == (kept, [place for place in range(7) if place not in kept])
+    assert delayed(canvas, 3) == (kept, [place for place in range(7) if place not in kept])
 
 
 @pytest.mark.parametrize(("n_passes", "kept"), [(0, []), (1, [1, 0, 5]), (31, [1, 0, 5]), (32, []), (33, [1, 0, 5])])
@@ -95,7 +95,7 @@ def test_a_window_evaluates_what_stands_around_a_block_in_every_32nd_pass(n_pass
     """The block in each; what is further behind than the number says, never."""
     canvas = Canvas(range(9), 2, 5, (4,), frozenset({4}), n_passes, held=(1, 0, 2, 3, 4, 5))
     fresh = [place for place in range(6) if place not in kept and not 2 <= place < 5]
-    assert window(1)(canvas) == (kept, [*fresh, 2, 3, 4])
+    assert window(canvas, 1) == (kept, [*fresh, 2, 3, 4])
 
 
 @pytest.mark.slow

@@ -241,19 +241,19 @@ def test_a_pass_commits_what_the_formula_says(tmp_path: Path, text: str) -> None
     path = tmp_path / "filter.json"
     path.write_text(json.dumps(FILTER))
     n = 600 if text.startswith(("coherent", "redundancy")) else 200
-    check(denoising_named(text.replace("FILTER", str(path))).rule(), FORMULAS[text], n)
+    check(denoising_named(text.replace("FILTER", str(path))).rule, FORMULAS[text], n)
 
 
 def test_a_probability_that_is_the_threshold_is_enough() -> None:
     """Both positions with at least the second probability are committed."""
     its = next(histories(1))[0]
-    assert len(threshold(float(np.sort(its.confidences)[-2]))([its])) == 2
+    assert len(threshold([its], float(np.sort(its.confidences)[-2]))) == 2
 
 
 @pytest.mark.slow
 def test_credits_are_added_to_logits() -> None:
     """A matrix of credits, as the paper has it; some of the tokens are not the model's own best ones."""
-    n_other, rule = 0, credit(0.8)
+    n_other = 0
     for passes in histories(300):
         credits = np.zeros((SIZE, N_VOCAB))
         for its in passes:
@@ -266,7 +266,7 @@ def test_credits_are_added_to_logits() -> None:
         tokens, confidences = fused.argmax(1), laws.max(1)
         which = np.flatnonzero(confidences >= 0.8)
         which = which if len(which) else np.array([confidences.argmax()])
-        assert dict(rule(passes)) == {int(its.places[i]): int(tokens[i]) for i in which}
+        assert dict(credit(passes, 0.8)) == {int(its.places[i]): int(tokens[i]) for i in which}
         n_other += int((tokens != its.tokens).sum())
     assert n_other
 
@@ -274,7 +274,7 @@ def test_credits_are_added_to_logits() -> None:
 @pytest.mark.slow
 def test_everything_is_committed_once_the_model_is_sure() -> None:
     """Prophet: by the mean distance of the two greatest logits, which may be smaller where more is committed."""
-    n_all, rule = 0, prophet(6.0)
+    n_all = 0
     for passes in histories(300):
         its = passes[-1]
         gaps = [sorted(row)[-1] - sorted(row)[-2] for row in its.logits.astype(float)]
@@ -282,7 +282,7 @@ def test_everything_is_committed_once_the_model_is_sure() -> None:
         needed = 6.0 if done < 1 / 3 else 4.0 if done < 2 / 3 else 2.0
         is_sure = sum(gaps) / len(gaps) >= needed
         which = range(len(gaps)) if is_sure else by_confidence(its)[:1]
-        assert dict(rule(passes)) == {int(its.places[i]): int(its.tokens[i]) for i in which}
+        assert dict(prophet(passes, 6.0)) == {int(its.places[i]): int(its.tokens[i]) for i in which}
         n_all += is_sure and len(gaps) > 1
     assert n_all > 10
 

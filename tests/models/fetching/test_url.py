@@ -89,7 +89,7 @@ SLOW = {"web.SLOW_S": 0.0, "web.SLOW_BYTES": 1 << 30}
         ({"statuses": [404]}, {}, ModelNotFoundError, "the server has no such file", 1),
         ({"statuses": [503] * 10}, {}, PullError, r"503 .*tried 4 times", 4),
         ({"data": b"<!DOCTYPE html>"}, {}, PullError, "not a model: it begins with b'<!DO'", 1),
-        ({"headers": {"Content-Encoding": "gzip"}}, {}, PullError, "sends the file compressed", 1),
+        ({"headers": {"Content-Encoding": "gzip"}}, {}, PullError, "sends its answer compressed", 1),
         ({"headers": V1, "length": False}, {"partial.MOST_UNKNOWN_BYTES": 100_000}, PullError, LARGE, 1),
         ({"headers": V1, "drops": [*range(1, 40)]}, {}, PullError, r"\(tried 4 times\).*stays for resuming", 4),
         ({"headers": V1}, SLOW, PullError, r"only [\d,]+ bytes came in 0 s \(tried 4 times\)", 4),

@@ -1,5 +1,6 @@
 """llama.cpp runs the heads that edgedec writes, and its drafts are those of the numpy and the float64 head."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.models.tiny_models import tiny_llama
 
 from edgedec.gguf.file import read_gguf
 from edgedec_export.head_to_gguf import write_head_gguf
-from edgedec_export.target_rows import embedding_rows, output_name, read_rows
+from edgedec_export.target_rows import EMBEDDING, output_name, read_rows
 from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.head import Head, HeadTensor
 from edgedec_runtimes.trained_heads.load import load_head
@@ -52,7 +53,9 @@ def test_llama_cpp_computes_the_same(tmp_path: Path, change: dict[str, Any], own
     head = load_head(path)
     rows = head.tensors["output"].floats() if head.card.own_output else read_rows(target, output_name(target), head.d2t)
     own = head.tensors["embedding"].floats() if head.card.own_embedding else None
-    reference = ReferenceHead(head, embedding_rows(target) if own is None else lambda tokens: own[tokens], rows)
+    reference = ReferenceHead(
+        head, partial(read_rows, target, EMBEDDING) if own is None else lambda tokens: own[tokens], rows
+    )
     rng = np.random.default_rng(5)
     taps = rng.standard_normal((N_TEXT - 1, 192)).astype(np.float32)
     text = rng.integers(0, 260, N_TEXT).tolist()

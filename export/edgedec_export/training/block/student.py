@@ -8,22 +8,19 @@ scores are products with the target's output rows, and with the Markov head's, w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from edgedec_export.training.arithmetic import in_product_type
-from edgedec_export.training.batches import grouped_by_length, tap_scale
+from edgedec_export.training.batches import tap_scale
 from edgedec_export.training.block.blocks import Blocks, Cuts, blocks_of
 from edgedec_export.training.block.network import MARKOV_TABLE, new_weights, places_of, shape_of, states_of
 from edgedec_export.training.block.shape import first_attention, markov_table
-from edgedec_export.training.learning import Borrowed
+from edgedec_export.training.learning import Borrowed, Student
 from edgedec_export.training.lessons.lesson_files import Lesson
-from edgedec_export.training.network import ROWS_AT_ONCE, TAP_SCALE, Tensor, Weights, most_probable, target_shares
-from edgedec_export.training.optimizing import Optimizers
+from edgedec_export.training.network import ROWS_AT_ONCE, Tensor, Weights, most_probable
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts
 from edgedec_runtimes.trained_heads.card import HeadCard
@@ -93,13 +90,11 @@ def loss_of(states: Tensor, scorer: Scorer, shares: Tensor, which: Tensor, dista
     return total, handle
 
 
-_MATRIX_RATE, _VECTOR_RATE = 8e-3, 5e-3
-_KEPT = 0.7  # of a block's rows behind the first, when learning
-_ROWS = 1024  # of context in a batch that does not learn
+_GOES_ON = 0.7  # of a block's rows behind the first, when learning
 
 
-class BlockStudent:
-    """Implements edgedec_export.training.teaching.Student for a block drafter.
+class BlockStudent(Student):
+    """A block drafter that learns.
 
     Args:
         parts: The target.
@@ -109,6 +104,8 @@ class BlockStudent:
         seed: Of the first tensors, and of where blocks begin.
         device: "cpu" or "cuda".
     """
+
+    n_rows = 1024
 
     def __init__(
         self,
@@ -121,41 +118,21 @@ class BlockStudent:
         device: str,
     ) -> None:
         self._card, self._shape, self._seed = card, shape_of(card), seed
-        self._borrowed = Borrowed.of(parts, token_ids, device)
+        self._places = places_of(card, token_ids)
         embeddings = parts.embeddings(token_ids)
         weights = new_weights(card, parts.output_norm, tap_scale(lessons), embeddings.mean(axis=0), seed)
         written = np.concatenate([lesson.token_ids[lesson.n_prompt :] for lesson in lessons])
         arrays = {name: values.numpy() for name, values in weights.items()}  # of the same memory
         first_attention(card, arrays, lessons, parts.embeddings(written))
         markov_table(arrays, embeddings, card.rms_epsilon)
-        self.weights: Weights = {name: values.to(device) for name, values in weights.items()}
-        for name in weights.keys() - {TAP_SCALE}:
-            self.weights[name].requires_grad_()
-        self._optimizers = Optimizers(self.weights, _MATRIX_RATE, _VECTOR_RATE, table=MARKOV_TABLE)
-        self._places = places_of(card, token_ids)
+        super().__init__(Borrowed.of(parts, token_ids, device), weights, card.rms_epsilon, table=MARKOV_TABLE)
 
-    def learn(self, lessons: Sequence[Lesson], part: float) -> float:
-        """Learn from lessons and return the loss; `part` of the training is over."""
-        b = self._borrowed
+    def _loss(self, lessons: Sequence[Lesson], part: float) -> tuple[Tensor, Tensor]:
         draw = np.random.default_rng(list(f"{self._seed} {part}".encode()))
-        blocks = blocks_of(lessons, self._shape.size, Cuts(self._places < len(b.token_ids), draw, _KEPT))
-        with in_product_type(b.device):
-            states = self._states(self.weights, blocks)
-            with torch.no_grad():
-                shares = target_shares(self._on(blocks.last), b.norm, b.rows, self._card.rms_epsilon)
-            scorer = self._scorer(self.weights)
-            loss, handle = loss_of(states, scorer, shares, self._on(blocks.which), distance_share(part))
-        self._optimizers.descend(handle, part)
-        return float(loss)
-
-    def drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
-        """Return what a drafter with these tensors drafts after each token of each lesson's answer but the last one."""
-        on_device = {name: values.detach().to(self._borrowed.device) for name, values in weights.items()}
-        drafts: list[Drafted] = []
-        with torch.no_grad(), in_product_type(self._borrowed.device):
-            for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
-                drafts += self._drafted(on_device, group)
-        return drafts
+        can_draft = self._places < len(self._borrowed.token_ids)
+        blocks = blocks_of(lessons, self._shape.size, Cuts(can_draft, draw, _GOES_ON))
+        states, scorer = self._states(self.weights, blocks), self._scorer(self.weights)
+        return loss_of(states, scorer, self._shares(blocks.last), self._on(blocks.which), distance_share(part))
 
     def _drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
         blocks = blocks_of(lessons, self._shape.size)
@@ -176,18 +153,6 @@ class BlockStudent:
 
     def _states(self, weights: Weights, blocks: Blocks) -> Tensor:
         """Return f32[R, n_embd + rank], the rows' states beside the Markov embeddings of the tokens before."""
-        distinct, places = np.unique(blocks.before[blocks.depths == 0], return_inverse=True)
-        embeddings = torch.from_numpy(self._borrowed.parts.embeddings(distinct)).to(self._borrowed.device)
-        states = states_of(self._card, weights, blocks, embeddings[self._on(places)]).float()
+        embeddings = self._borrowed.embeddings(blocks.before[blocks.depths == 0])
+        states = states_of(self._card, weights, blocks, embeddings).float()
         return torch.cat([states, F.embedding(self._on(self._places[blocks.before]), weights[MARKOV_TABLE])], -1)
-
-    def _on(self, array: Any) -> Tensor:
-        return torch.from_numpy(array).to(self._borrowed.device)
-
-    def state(self) -> dict[str, Any]:
-        """Return all that changes, for restore()."""
-        return self._optimizers.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what state() returned."""
-        self._optimizers.restore(state)

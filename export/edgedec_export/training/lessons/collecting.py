@@ -1,7 +1,6 @@
 """Lets a target write prompts and answers, and keeps them as lessons."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -139,9 +138,11 @@ class _Collector:
 
     def _prompt_task(self, number: int, opening: Opening) -> Task[_Key]:
         engine = self._engine
-        prefix = _around_message(engine)[0]
-        token_ids = engine.requests.rendered_ids(prefix) if engine.template is not None else []
-        token_ids = token_ids + engine.tokenizer.encode(opening.text, add_special=engine.template is None)
+        token_ids: list[int] = []
+        if engine.template is not None:  # what it writes before the user's message
+            rendered = engine.requests.render([{"role": "user", "content": _MARK}])
+            token_ids = engine.requests.rendered_ids(rendered.partition(_MARK)[0])
+        token_ids += engine.tokenizer.encode(opening.text, add_special=engine.template is None)
         params = replace(engine.requests.sampling(), temperature=_PROMPT_TEMPERATURE, seed=None)
         return Task(_Key(number, opening), tuple(token_ids), params, self._seed(number, 0), self._job.n_message)
 
@@ -208,14 +209,6 @@ def _lesson(text: Text[_Key]) -> Lesson:
         taps,
         last,
     )
-
-
-def _around_message(engine: Engine) -> Sequence[str]:
-    """Return what the chat template writes before the user's message, and what it writes after it."""
-    if engine.template is None:
-        return "", ""
-    before, _, after = engine.requests.render([{"role": "user", "content": _MARK}]).partition(_MARK)
-    return before, after
 
 
 @cache

@@ -4,7 +4,7 @@ A batch-invariant model gives each row the bits that it has alone. So a text doe
 hidden states of a text are those that a head will read when the runtime writes this text.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -149,8 +149,3 @@ def _is_done(text: Text[K]) -> bool:
 def halves(states: NDArray[np.float32]) -> NDArray[np.float16]:
     """Return hidden states as float16, with numbers that it can't hold cut to the largest that it can."""
     return np.clip(states, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16)
-
-
-def n_tokens(texts: Sequence[Text[K]]) -> int:
-    """Return how many tokens were written."""
-    return sum(len(text.token_ids) for text in texts)

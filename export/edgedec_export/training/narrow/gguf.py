@@ -9,16 +9,7 @@ from numpy.typing import NDArray
 
 from edgedec.gguf.tensor_types import FILE_TYPE_NAMES, GGMLType
 from edgedec_export.block_types import BLOCK_ENCODERS
-from edgedec_export.gguf_writer import (
-    Entry,
-    OutTensor,
-    new_file,
-    read_entries,
-    real_number,
-    text,
-    whole_number,
-    write_gguf,
-)
+from edgedec_export.gguf_writer import Metadata, OutTensor, decoder_metadata, new_file, read_entries, write_gguf
 from edgedec_export.training.narrow.shape import NarrowShape
 from edgedec_export.training.target_parts import TargetParts
 
@@ -95,25 +86,15 @@ def _products(rows: Callable[[NDArray[np.integer]], Floats], matrix: Floats, n_r
         yield BLOCK_ENCODERS[MATRIX_TYPE](rows(np.arange(begin, min(n_rows, begin + _ROWS_AT_ONCE))) @ matrix)
 
 
-def _entries(parts: TargetParts, shape: NarrowShape, name: str, record: str) -> list[Entry]:
-    values = {
-        "general.architecture": text("llama"),
-        "general.name": text(name),
-        "llama.block_count": whole_number(shape.n_layer),
-        "llama.context_length": whole_number(shape.n_ctx_train),
-        "llama.embedding_length": whole_number(shape.n_embd),
-        "llama.feed_forward_length": whole_number(shape.n_ff),
-        "llama.attention.head_count": whole_number(shape.n_head),
-        "llama.attention.head_count_kv": whole_number(shape.n_head_kv),
-        "llama.attention.key_length": whole_number(shape.head_dim),
-        "llama.attention.value_length": whole_number(shape.head_dim),
-        "llama.attention.layer_norm_rms_epsilon": real_number(shape.rms_epsilon),
-        "llama.rope.freq_base": real_number(shape.rope_base),
-        "llama.rope.dimension_count": whole_number(shape.n_rot),
-        "llama.vocab_size": whole_number(shape.n_vocab),
-        RECORD_KEY: text(record),
-    }
+def _entries(parts: TargetParts, shape: NarrowShape, name: str, record: str) -> Metadata:
     numbers = {kind: number for number, kind in FILE_TYPE_NAMES.items()}
-    values["general.file_type"] = whole_number(numbers[MATRIX_TYPE.name])
-    tokenizer = [entry for entry in read_entries(parts.gguf) if entry[0].startswith("tokenizer.")]
-    return [*values.items(), *tokenizer]
+    tokenizer = {key: value for key, value in read_entries(parts.gguf).items() if key.startswith("tokenizer.")}
+    return {
+        "general.architecture": "llama",
+        "general.name": name,
+        **decoder_metadata("llama", shape, n_layer=shape.n_layer, n_ctx=shape.n_ctx_train, n_rot=shape.n_rot),
+        "llama.vocab_size": shape.n_vocab,
+        RECORD_KEY: record,
+        "general.file_type": numbers[MATRIX_TYPE.name],
+        **tokenizer,
+    }

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec_export.source import read_vector
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.narrow.shape import NarrowShape
 from edgedec_export.training.target_parts import TargetParts
@@ -87,7 +88,10 @@ def _random_layer(shape: NarrowShape, draw: np.random.Generator) -> dict[str, Fl
 def _sliced_layer(parts: TargetParts, shape: NarrowShape, layer: int, turn: Floats, norm: float) -> dict[str, Floats]:
     """Return a layer of the target in the directions `turn`, with the largest elements of its feed-forward block."""
     n = parts.network
-    before = {name: _vector(parts, f"blk.{layer}.{name}.weight")[:, None] * turn for name in ("attn_norm", "ffn_norm")}
+    before = {
+        name: read_vector(parts.gguf, f"blk.{layer}.{name}.weight")[:, None] * turn
+        for name in ("attn_norm", "ffn_norm")
+    }
     by_name: dict[str, Floats] = {name: np.full(shape.n_embd, norm, np.float32) for name in before}
     for name, n_heads in (("q", n.n_head), ("k", n.n_head_kv), ("v", 0)):
         matrix = _matrix(parts, f"blk.{layer}.attn_{name}.weight") @ before["attn_norm"]
@@ -95,7 +99,7 @@ def _sliced_layer(parts: TargetParts, shape: NarrowShape, layer: int, turn: Floa
     for name, n_heads in (("q", n.n_head), ("k", n.n_head_kv), ("v", 0)):
         key = f"blk.{layer}.{_BIASES[f'{name}_bias']}"
         if key in parts.gguf.tensors:
-            by_name[f"{name}_bias"] = _neighbours(parts, _vector(parts, key)[:, None], n_heads)[:, 0]
+            by_name[f"{name}_bias"] = _neighbours(parts, read_vector(parts.gguf, key)[:, None], n_heads)[:, 0]
     by_name["o"] = turn.T @ _matrix(parts, f"blk.{layer}.attn_output.weight")
     gate, up, down = (_matrix(parts, f"blk.{layer}.ffn_{name}.weight") for name in ("gate", "up", "down"))
     gate, up, down = gate @ before["ffn_norm"], up @ before["ffn_norm"], turn.T @ down
@@ -119,7 +123,3 @@ def _matrix(parts: TargetParts, name: str) -> Floats:
     tensor = parts.gguf.tensors[name]
     data = np.frombuffer(parts.gguf.read_tensor_bytes(name), np.uint8)
     return dequantize(tensor.type, data.reshape(tensor.shape[1], -1))
-
-
-def _vector(parts: TargetParts, name: str) -> Floats:
-    return np.frombuffer(parts.gguf.read_tensor_bytes(name), "<f4").astype(np.float32)

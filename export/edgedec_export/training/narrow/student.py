@@ -3,26 +3,25 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from edgedec_export.training.arithmetic import in_product_type, product_type
+from edgedec_export.training.arithmetic import in_product_type
 from edgedec_export.training.batches import grouped_by_length
+from edgedec_export.training.learning import Borrowed, Student
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.narrow.shape import NarrowShape
-from edgedec_export.training.network import Tensor, Weights, cross_entropy, most_probable, rms, target_shares
-from edgedec_export.training.optimizing import Optimizers
+from edgedec_export.training.network import Tensor, Weights, cross_entropy, most_probable, rms
 from edgedec_export.training.report import MOST_DRAFTED
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts
 
 _RATE = 1e-3  # larger ones undo what the first layers of the target and the fitted output bring
-_ROWS = 4096  # rows of a batch that does not learn
 _RIDGE = 1e-3  # of the mean square of a state's element
+_ALL_ROWS = "all rows"  # beside the tensors, while drafts are made: the whole output matrix of the target
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +50,8 @@ class Texts:
         return cls(token_ids, np.concatenate([lesson.last for lesson in lessons]), np.concatenate(at))
 
 
-class NarrowStudent:
-    """Implements edgedec_export.training.teaching.Student for a narrow draft model.
+class NarrowStudent(Student):
+    """A narrow draft model that learns.
 
     Args:
         parts: The target.
@@ -70,45 +69,35 @@ class NarrowStudent:
         token_ids: NDArray[np.int32],
         device: str,
     ) -> None:
-        self._parts, self.shape, self._device = parts, shape, device
-        self._rows = torch.from_numpy(parts.output_rows(token_ids)).to(device, product_type(device))
-        self._norm = torch.from_numpy(parts.output_norm).to(device)
-        self.weights: Weights = {
-            name: torch.from_numpy(values.copy()).to(device).requires_grad_() for name, values in weights.items()
-        }
-        self._optimizers = Optimizers(self.weights, _RATE, _RATE)
+        tensors = {name: torch.from_numpy(values) for name, values in weights.items()}
+        borrowed = Borrowed.of(parts, token_ids, device)
+        super().__init__(borrowed, tensors, shape.rms_epsilon, matrix_rate=_RATE, vector_rate=_RATE)
+        self.shape = shape
 
-    def learn(self, lessons: Sequence[Lesson], part: float) -> float:
-        """Learn from lessons, and return the cross entropy in nats; `part` of the training is over."""
+    def _loss(self, lessons: Sequence[Lesson], part: float) -> tuple[Tensor, Tensor]:
         texts = Texts.of(lessons)
-        with in_product_type(self._device):
-            outputs = self._outputs(self.weights, texts)
-            with torch.no_grad():
-                last = torch.from_numpy(texts.last).to(self._device)
-                shares = target_shares(last, self._norm, self._rows, self.shape.rms_epsilon)
-                which = torch.arange(len(texts.at), device=self._device)
-            loss, gradient = cross_entropy(outputs.detach(), shares, which, self._rows)
-            handle = (outputs.float() * gradient).sum()
-        self._optimizers.descend(handle, part)
-        return float(loss)
+        outputs = self._outputs(self.weights, texts)
+        which = torch.arange(len(texts.at), device=self._borrowed.device)
+        loss, gradient = cross_entropy(outputs.detach(), self._shares(texts.last), which, self._borrowed.rows)
+        return loss, (outputs.float() * gradient).sum()
 
     def fit_output(self, lessons: Sequence[Lesson]) -> None:
         """Set `leave` to the matrix with which the outputs come nearest to the target's, by least squares.
 
         One pass over the lessons, without the vocabulary.
         """
-        width, n_out = self.shape.n_embd, self._parts.network.n_embd
-        squares = torch.zeros(width, width, dtype=torch.float64, device=self._device)
-        products = torch.zeros(width, n_out, dtype=torch.float64, device=self._device)
-        with torch.no_grad(), in_product_type(self._device):
-            for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer], _ROWS):
+        width, n_out, device = self.shape.n_embd, self._borrowed.parts.network.n_embd, self._borrowed.device
+        squares = torch.zeros(width, width, dtype=torch.float64, device=device)
+        products = torch.zeros(width, n_out, dtype=torch.float64, device=device)
+        with torch.no_grad(), in_product_type(device):
+            for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer], self.n_rows):
                 texts = Texts.of(group)
                 states = self._states(self.weights, texts).double()
-                wide = torch.from_numpy(texts.last).to(self._device).double()
+                wide = self._on(texts.last).double()
                 scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.shape.rms_epsilon)
                 squares += states.T @ states
-                products += states.T @ (wide * scale * self._norm)
-        ridge = _RIDGE * squares.trace() / width * torch.eye(width, dtype=torch.float64, device=self._device)
+                products += states.T @ (wide * scale * self._borrowed.norm)
+        ridge = _RIDGE * squares.trace() / width * torch.eye(width, dtype=torch.float64, device=device)
         with torch.no_grad():
             self.weights["leave"].copy_(torch.linalg.solve(squares + ridge, products).T)
 
@@ -118,33 +107,20 @@ class NarrowStudent:
 
     def _states(self, weights: Weights, texts: Texts) -> Tensor:
         """Return [N, width], the states before the tokens of the answers."""
-        distinct, places = np.unique(texts.token_ids, return_inverse=True)
-        table = torch.from_numpy(self._parts.embeddings(distinct)).to(self._device)
-        embeddings = table[torch.from_numpy(places.reshape(texts.token_ids.shape)).to(self._device)]
-        states = states_of(self.shape, weights, embeddings).flatten(0, 1)
-        return states[torch.from_numpy(texts.at).to(self._device)]
+        states = states_of(self.shape, weights, self._borrowed.embeddings(texts.token_ids)).flatten(0, 1)
+        return states[self._on(texts.at)]
 
     def drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
-        """Return what the model drafts from its whole vocabulary after each token of each lesson's answer."""
-        on_device = {name: values.detach().to(self._device) for name, values in weights.items()}
-        every = np.arange(self.shape.n_vocab)
-        rows = torch.from_numpy(self._parts.output_rows(every)).to(self._device, product_type(self._device))
-        drafts: list[Drafted] = []
-        with torch.no_grad(), in_product_type(self._device):
-            for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], _ROWS):
-                best, sure = most_probable(self._outputs(on_device, Texts.of(group)), rows)
-                ends = np.cumsum([lesson.n_answer for lesson in group])[:-1]
-                pairs = zip(group, np.split(best, ends), np.split(sure, ends), strict=True)
-                drafts += [drafts_of(lesson, tokens, chances) for lesson, tokens, chances in pairs]
-        return drafts
+        """Return what the model drafts from its whole vocabulary, the rows of which are held meanwhile."""
+        b = self._borrowed
+        every = Borrowed.of(b.parts, np.arange(self.shape.n_vocab), b.device)
+        return super().drafted(weights | {_ALL_ROWS: every.rows}, lessons)
 
-    def state(self) -> dict[str, Any]:
-        """Return all that changes, for restore()."""
-        return self._optimizers.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what state() returned."""
-        self._optimizers.restore(state)
+    def _drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
+        best, sure = most_probable(self._outputs(weights, Texts.of(lessons)), weights[_ALL_ROWS])
+        ends = np.cumsum([lesson.n_answer for lesson in lessons])[:-1]
+        parts = zip(lessons, np.split(best, ends), np.split(sure, ends), strict=True)
+        return [drafts_of(lesson, tokens, chances) for lesson, tokens, chances in parts]
 
 
 def drafts_of(lesson: Lesson, best: NDArray[np.int64], sure: NDArray[np.float32]) -> Drafted:

@@ -8,6 +8,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.head_state import ChainRules, HeadState
 from edgedec.load_options import LoadOptions
 from edgedec.logit_ops import NUMPY_ROW_OPS
-from edgedec_export.target_rows import embedding_rows
+from edgedec_export.target_rows import EMBEDDING, read_rows
 from edgedec_runtimes.cpu.draft_head.beside import Borrowed, HeadBeside, TextBeside
 from edgedec_runtimes.cpu.draft_head.memory import require_runnable
 from edgedec_runtimes.cpu.draft_head.parts import native_config
@@ -60,7 +61,7 @@ def lent(gguf: GGUF, **changes: object) -> Borrowed:
     n_embd, n_vocab = gguf.tensors["token_embd.weight"].shape
     n_layer = sum(name.endswith("attn_norm.weight") for name in gguf.tensors)
     scale = float(np.sqrt(np.float32(n_embd))) if gguf.metadata["general.architecture"] == "gemma3" else 1.0
-    rows = embedding_rows(gguf)
+    rows = partial(read_rows, gguf, EMBEDDING)
     target = Borrowed(n_vocab, n_embd, n_layer, scale, rows, lambda ids: borrowed_rows(gguf, ids), 1000, lambda: None)
     return replace(target, **changes)  # type: ignore[arg-type]
 
@@ -184,7 +185,7 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def test_what_keeps_embeddings_from_being_read_is_raised(error: BaseException, tmp_path: Path) -> None:
     """By the draft, Ctrl-C as well; once they can be read again, it is the draft that it would have been."""
     with both(tmp_path, INTEGERS, TRAINED_INTEGERS) as (own, states, _):
-        works, rows = [False], embedding_rows(read_gguf(tmp_path / "m.gguf"))
+        works, rows = [False], partial(read_rows, read_gguf(tmp_path / "m.gguf"), EMBEDDING)
 
         def look_up(tokens: NDArray[np.int32]) -> NDArray[np.float32]:
             if not works[0]:
