@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from weakref import WeakSet
 
 import hypothesis
 import pytest
@@ -14,6 +13,7 @@ from support.models.real_models import real_model
 from support.models.tiny_models import CHATML, tiny_llama
 
 import edgedec
+from edgedec.memory.setting import HELD
 
 pytest_plugins = ["support.lanes"]
 
@@ -81,9 +81,10 @@ def _ctrl_c_is_heard() -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _account_of_this_file() -> Iterator[None]:
     """Let what models of other files hold, such as those of a server, count under no cap of this file's models."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgedec.memory.setting.HELD", WeakSet())
-        yield
+    held = [*HELD]
+    HELD.clear()
+    yield
+    HELD.update(held)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import pytest
 from support.models.tiny_models import tiny_llama
@@ -18,7 +17,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.load_plan import LoadPlan
 from edgedec.memory.ladder import rungs
 from edgedec.memory.planner import all_plans, plan_within
-from edgedec.memory.setting import Cap
+from edgedec.memory.setting import HELD, Cap
 from edgedec.memory.shedding import margin_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.scheduler.drafter_factories import drafter_factories, drafter_factory
@@ -69,9 +68,9 @@ class NoStream(Sized):
 
 
 @pytest.fixture(autouse=True)
-def _no_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count none of the models that other tests in this process have loaded."""
-    monkeypatch.setattr("edgedec.memory.setting.HELD", WeakSet())
+def _no_other_models() -> None:
+    """Count none of the models that other tests in this file have loaded."""
+    HELD.clear()
 
 
 @pytest.fixture
