@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -31,10 +32,9 @@ TEMPLATE = (
 CALL = '{"name": "echo", "arguments": {"text": "a\\u202eb <b>"}}'
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server of a model that calls a tool in each answer, with tools of which the page need not ask for `refuse`."""
-    root = tmp_path_factory.mktemp("tools")
+@contextmanager
+def with_tools(root: Path) -> Iterator[Running]:
+    """Start a server of a model that calls a tool in each answer; of its tools, the page need not ask for `refuse`."""
     says = {"?": ["Wait", "<tool_call>", CALL, "</tool_call>"], "=": ["Done", "."]}
     path = saying_model(root / "caller.gguf", says, chat_template=TEMPLATE, n_ctx_train=4096)
     program = Program("plain", sys.executable, (str(plain_tool_server.PATH),), {"STARTED": str(root / "hangs")})
@@ -45,6 +45,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             yield it
     finally:
         servers.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server with tools."""
+    with with_tools(tmp_path_factory.mktemp("tools")) as running:
+        yield running
 
 
 def call(client: httpx.Client, name: str, arguments: str = "{}") -> httpx.Response:
@@ -133,20 +140,23 @@ def test_the_page_asks_before_each_call(chromium: Browser, server: Running) -> N
     assert page.problems() == []
 
 
-def test_a_tool_that_hangs_keeps_nobody_waiting(server: Running) -> None:
-    """A chat is answered meanwhile, further calls are refused at a limit, and a client that leaves ends its call."""
-    offer = server.service.tools
-    assert offer is not None
+def test_a_tool_that_hangs_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """A chat is answered meanwhile, further calls are refused at a limit, and a client that leaves ends its call.
+
+    The tools' program goes on hanging, so no other test uses it.
+    """
 
     def hang(_: int) -> None:
-        with httpx.Client(base_url=server.url) as client, pytest.raises(httpx.TransportError):
+        with httpx.Client(base_url=running.url) as client, pytest.raises(httpx.TransportError):
             client.post("/page/tools", json={"name": "hang"}, timeout=httpx.Timeout(60, read=2))
 
-    with ThreadPoolExecutor(8) as pool:
+    with with_tools(tmp_path) as running, ThreadPoolExecutor(8) as pool:
+        offer = running.service.tools
+        assert offer is not None
         hanging = pool.map(hang, range(8))
         wait_until(lambda: offer.n_running == 8, "the calls don't begin")
-        assert call(server.client, "echo").status_code == 429
-        reply = server.client.post("/v1/chat/completions", json={"messages": messages("hi"), "temperature": 0})
+        assert call(running.client, "echo").status_code == 429
+        reply = running.client.post("/v1/chat/completions", json={"messages": messages("hi"), "temperature": 0})
         assert reply.status_code == 200
         assert len(list(hanging)) == 8
-    wait_until(lambda: offer.n_running == 0, "the calls don't end")
+        wait_until(lambda: offer.n_running == 0, "the calls don't end")
