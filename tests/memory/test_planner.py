@@ -17,7 +17,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.load_plan import LoadPlan
 from edgedec.memory.ladder import rungs
 from edgedec.memory.planner import all_plans, plan_within
-from edgedec.memory.setting import HELD, Cap
+from edgedec.memory.setting import Cap
 from edgedec.memory.shedding import margin_bytes
 from edgedec.memory_plan import MemoryTerm
 from edgedec.scheduler.drafter_factories import drafter_factories, drafter_factory
@@ -65,12 +65,6 @@ class NoStream(Sized):
         if options.resident_bytes is not None:
             raise RequestError("all or nothing")
         return super().plan(path, options)
-
-
-@pytest.fixture(autouse=True)
-def _no_other_models() -> None:
-    """Count none of the models that other tests in this file have loaded."""
-    HELD.clear()
 
 
 @pytest.fixture
