@@ -409,10 +409,9 @@ def open_run(
     *,
     on_progress: OnProgress | None = None,
 ) -> TextRun:
-    """Return a text that is about to be written on a slot whose turn it is, its drafters opened.
+    """Open the drafters of a text, and return the run that writes the text on a slot that nobody else uses meanwhile.
 
-    `session` is the slot's or a fork of it, with the measured cost of its forwards, `curve`; `on_progress` is called
-    during the prefill.
+    `session` is the slot's or a fork of it, `curve` the measured cost of its forwards. The prefill calls `on_progress`.
     """
     request, drafting = text.request, slot.drafting
     decoder = Decoder(

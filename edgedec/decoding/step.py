@@ -170,7 +170,9 @@ def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnPro
     """
     session = item.session
     n_held = session.n_cached
-    n_prompt, end, n_reported = len(text.request.prompt_ids), 0, -1
+    n_prompt, n_reported = len(text.request.prompt_ids), -1
+    reads = on_progress is not None and item.n_past < n_prompt
+    end = item.n_past + item.n_rows if reads else 0  # which is reported alone
 
     def report(n: int) -> None:
         nonlocal n_reported
@@ -178,9 +180,7 @@ def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnPro
             report_progress(on_progress, "prefill", n, n_prompt, "tokens")
             n_reported = n
 
-    reads = on_progress is not None and item.n_past < n_prompt
     if reads:
-        end = item.n_past + item.n_rows
         report(item.n_past)
     try:
         forward = session.evaluate(item, (lambda of: report(end - (of.total or 0) + of.done)) if reads else None)

@@ -141,8 +141,8 @@ def is_faster(of_rival: Measured, of_first: Measured) -> bool:
     def seconds(one: Measured) -> float:
         return one.drafted_s(rows) + (PROMPT_TOKENS * (one.prompt_s or 0.0) if prompts else 0.0)
 
-    more = (of_rival.n_bytes or 0) / of_first.n_bytes if of_first.n_bytes else 1.0  # times the memory, if it says so
-    return seconds(of_rival) < _MARGIN * float(_DOUBLED ** max(0.0, log2(more or 1.0))) * seconds(of_first)
+    doublings = log2(of_rival.n_bytes / of_first.n_bytes) if of_rival.n_bytes and of_first.n_bytes else 0.0
+    return seconds(of_rival) < _MARGIN * float(_DOUBLED ** max(0.0, doublings)) * seconds(of_first)
 
 
 def _is_known(one: Measured, n_rows: int) -> bool:

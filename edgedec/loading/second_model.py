@@ -72,9 +72,9 @@ def open_draft_model(
 
 
 def draft_token_s(source: "DraftSource", options: LoadOptions) -> float | None:
-    """Return the seconds that a draft model takes for a token, from the cache or measured now on its first session.
+    """Return the seconds that a draft model takes for a token, from the cache or measured now; None where that fails.
 
-    What the session holds is lost. None where a forward fails. `options` are what draft_model_options returned.
+    Measuring empties the draft model's first session. `options` are what draft_model_options returned.
     """
     return cost_curve(source.source.texts[0].session, options, _TIMING_S, most_rows=2).seconds(1)
 

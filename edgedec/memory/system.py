@@ -43,12 +43,15 @@ _V2 = _Names(
 
 def resident_bytes(proc: Path = PROC) -> int | None:
     """Return the bytes that this process holds in memory now, as the system counts them."""
-    return _status(proc).get("VmRSS") if _is_linux(proc) else _told("rss")
+    return _status(proc).get("VmRSS") if _is_linux(proc) else _by_psutil(lambda ps: ps.Process().memory_info().rss)
 
 
 def peak_resident_bytes(proc: Path = PROC) -> int | None:
     """Return the most bytes that this process has held in memory so far."""
-    peak = _status(proc).get("VmHWM") if _is_linux(proc) else _told("peak_wset")
+    if _is_linux(proc):
+        peak = _status(proc).get("VmHWM")
+    else:  # macOS does not say
+        peak = _by_psutil(lambda ps: getattr(ps.Process().memory_info(), "peak_wset", None))
     return _most_used() if peak is None and proc == PROC else peak
 
 
@@ -107,7 +110,7 @@ def resident_reader(proc: Path = PROC) -> Callable[[], int | None]:
 
 def total_bytes(proc: Path = PROC) -> int | None:
     """Return the bytes of memory that the machine has."""
-    return _meminfo(proc).get("MemTotal") if _is_linux(proc) else _told("total")
+    return _meminfo(proc).get("MemTotal") if _is_linux(proc) else _by_psutil(lambda ps: ps.virtual_memory().total)
 
 
 def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
@@ -117,7 +120,7 @@ def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
     limit less what the group holds; its page cache counts as free.
     """
     if not _is_linux(proc):
-        return _told("available")
+        return _by_psutil(lambda ps: ps.virtual_memory().available)
     names, folders = _groups(proc, cgroup)
     return _least([_meminfo(proc).get("MemAvailable"), *(_left(folder, names) for folder in folders)])
 
@@ -162,16 +165,14 @@ def _is_linux(proc: Path) -> bool:
     return sys.platform == "linux" or proc != PROC
 
 
-def _told(what: str) -> int | None:
-    """Return what macOS or Windows says of its memory or of this process, None for nothing; only Windows has peaks."""
+def _by_psutil(read: Callable[[Any], int | None]) -> int | None:
+    """Return what `read` takes from psutil, on macOS and Windows; None where psutil is missing, or can't say."""
     try:
         import psutil  # is installed where Linux is not
 
-        memory = psutil.virtual_memory() if what in ("total", "available") else psutil.Process().memory_info()
+        return read(psutil)
     except (ImportError, OSError):
         return None
-    n_bytes: int | None = getattr(memory, what, None)
-    return n_bytes
 
 
 def _status(proc: Path, process: str = "self") -> dict[str, int]:

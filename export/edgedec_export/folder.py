@@ -80,7 +80,7 @@ def write_vocabulary(source: GGUF, path: Path, more: Metadata | None = None) -> 
     Args:
         source: The other GGUF.
         path: Where to write.
-        more: Further metadata, in place of the other's where both have a key.
+        more: Metadata to add, which replaces that of the source under the same keys.
 
     Raises:
         ModelFormatError, StorageError: The source has changed since it was opened, or cannot be read.

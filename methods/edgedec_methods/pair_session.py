@@ -77,7 +77,7 @@ class PairSession(UnsavedSession):
         """Return the tokens of an item.
 
         Raises:
-            CapabilityError: The item is more than a chain of tokens, through all layers.
+            CapabilityError: The item is no chain of tokens, or its rows don't pass all layers.
             SessionError: The text has less than `n_past` tokens.
         """
         if item.chain is None:

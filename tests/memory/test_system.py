@@ -228,21 +228,25 @@ def test_elsewhere_psutil_tells(monkeypatch: pytest.MonkeyPatch) -> None:
         Process=lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=5000, peak_wset=6000)),
     )
     monkeypatch.setitem(sys.modules, "psutil", fake)
-    names = ("total", "available", "rss", "peak_wset")
-    assert [*map(system_memory._told, names)] == [8 << 30, 3 << 30, 5000, 6000]
+    monkeypatch.setattr(system_memory, "_is_linux", lambda proc: False)
+    monkeypatch.setattr(system_memory, "_most_used", lambda: None)
+    of_machine, of_process = ("total_bytes", "available_bytes"), ("resident_bytes", "peak_resident_bytes")
+    figures = [getattr(system_memory, name) for name in of_machine + of_process]
+    assert [read() for read in figures] == [8 << 30, 3 << 30, 5000, 6000]
     monkeypatch.setattr(fake, "Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=5000)))
-    assert [*map(system_memory._told, names)] == [8 << 30, 3 << 30, 5000, None]
+    assert [read() for read in figures] == [8 << 30, 3 << 30, 5000, None]
     monkeypatch.setitem(sys.modules, "psutil", None)
-    assert [*map(system_memory._told, names)] == [None] * 4
+    assert [read() for read in figures] == [None] * 4
 
 
-def test_psutil_and_this_machine() -> None:
+def test_psutil_and_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """What psutil tells is of the size of what the files tell; on other systems it is what the functions return."""
     pytest.importorskip("psutil")
     total, resident = system_memory.total_bytes(), system_memory.resident_bytes()
-    assert system_memory._told("total") == total
+    monkeypatch.setattr(system_memory, "_is_linux", lambda proc: False)
+    assert system_memory.total_bytes() == total
     assert resident is not None
-    assert system_memory._told("rss") == pytest.approx(resident, rel=0.2)
+    assert system_memory.resident_bytes() == pytest.approx(resident, rel=0.2)
 
 
 HELD_BY_MAPPING = """

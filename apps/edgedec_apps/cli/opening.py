@@ -218,7 +218,8 @@ def text_options_of(
     texts = text_options(values_of(asked_methods(load.method, "text")))
     options = sampling.as_options() | texts
     if (preset := preset_of(model)) is not None:
-        options, system = preset.sampling | options, preset.system or None if system is None else system
+        options = preset.sampling | options
+        system = preset.system or None if system is None else system
     beside = ("json_close", "methods")
     SamplingParams(**{name: value for name, value in options.items() if name not in beside})
     return options | grammar_options(sampling, options) | ({} if rule is None else {"verify": rule}), system

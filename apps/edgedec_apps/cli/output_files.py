@@ -64,7 +64,7 @@ def _is_own_output(path: Path) -> bool:
 
 
 def default_name(model: str, source: Path) -> str:
-    """Return the name, without an ending, of what is made of a model: that of its file, or else the model's.
+    """Return a file's name, without an ending, for what a command makes of a model: after its file, or its own name.
 
     >>> default_name("hf:someone/Some-Model-GGUF:Q4_0", Path("/cache/0a1b2c.gguf"))
     'Some-Model-GGUF-Q4_0'

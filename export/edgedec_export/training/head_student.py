@@ -1,13 +1,14 @@
 """A head as a student: a batch goes through several draft steps, each of which reads what the one before gave."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from edgedec_export.training.batches import Batch, batch_of, tap_scale
-from edgedec_export.training.learning import Borrowed, Student
+from edgedec_export.training.learning import Borrowed, Drafting, Student
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.network import Tensor, Unroll, Weights, loss_of, new_weights
 from edgedec_export.training.report import MOST_DRAFTED
@@ -20,7 +21,7 @@ DRAFT_STEPS = 4
 
 
 def embeddings_by_step(borrowed: Borrowed, batch: Batch, n_steps: int) -> list[Tensor]:
-    """Return for each step f32[B, T, n_embd], the embeddings of the tokens that it reads."""
+    """Return for each draft step the embeddings of the tokens that the step reads, f32[B, T, n_embd]."""
     every, n_rows = borrowed.embeddings(batch.token_ids), batch.taps.shape[1]
     return [every[:, 1 + k : 1 + k + n_rows] for k in range(n_steps)]
 
@@ -59,6 +60,9 @@ class HeadStudent(Student):
         counted = [(self._on(at), self._on(which)) for at, which in zip(batch.at, batch.which, strict=True)]
         unroll = Unroll.begin(self._card, self.weights, self._on(batch.taps).float())
         return loss_of(unroll, embeddings_by_step(b, batch, DRAFT_STEPS), counted, head)
+
+    def _drafting(self, weights: Weights) -> Drafting:
+        return partial(self._drafted, weights)
 
     def _drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
         b, batch = self._borrowed, batch_of(lessons, MOST_DRAFTED)

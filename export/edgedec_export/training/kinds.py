@@ -30,6 +30,7 @@ from edgedec_runtimes.trained_heads.record import record_text
 from edgedec_runtimes.trained_heads.target import target_of
 
 Files = Sequence[LessonFile]
+TokenIds = NDArray[np.int32]
 State = dict[str, Any] | None
 Weights = dict[str, Any]  # torch's tensors by name
 
@@ -91,9 +92,7 @@ class Kind(ABC):
         return ""
 
     @abstractmethod
-    def new_student(
-        self, token_ids: NDArray[np.int32], files: Files, state: State, *, seed: int, device: str
-    ) -> "Student":
+    def new_student(self, token_ids: TokenIds, files: Files, state: State, *, seed: int, device: str) -> "Student":
         """Return a drafter with its tokens, which goes on from a state; None for one that has learned nothing."""
 
     @abstractmethod
@@ -101,9 +100,7 @@ class Kind(ABC):
         """Return what a draft costs, in plain steps, by the bytes read; `n_tokens` can be drafted."""
 
     @abstractmethod
-    def write(
-        self, out: Path, weights: Weights, token_ids: NDArray[np.int32], promise: Promise, about: dict[str, Any]
-    ) -> None:
+    def write(self, out: Path, weights: Weights, token_ids: TokenIds, promise: Promise, about: dict[str, Any]) -> None:
         """Write the drafter with these tensors; `about` is the recipe and the report, for its record."""
 
 
@@ -127,9 +124,7 @@ class HeadKind(Kind):
 
         return HeadStudent
 
-    def new_student(
-        self, token_ids: NDArray[np.int32], files: Files, state: State, *, seed: int, device: str
-    ) -> "Student":
+    def new_student(self, token_ids: TokenIds, files: Files, state: State, *, seed: int, device: str) -> "Student":
         """Return a head; see Kind."""
         card, lessons = self._card(len(token_ids)), [lesson for lesson in files[0].read() if lesson.n_answer > 1]
         student = self._student()(self.parts, card, token_ids, lessons, seed=seed, device=device)
@@ -141,14 +136,12 @@ class HeadKind(Kind):
         """Return what a draft costs; see Kind."""
         return DraftPrice(drafted_token_share(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts)))
 
-    def _finished(self, weights: Weights, token_ids: NDArray[np.int32]) -> dict[str, NDArray[np.float32]]:
+    def _finished(self, weights: Weights, token_ids: TokenIds) -> dict[str, NDArray[np.float32]]:
         from edgedec_export.training.network import folded
 
         return folded(weights)
 
-    def write(
-        self, out: Path, weights: Weights, token_ids: NDArray[np.int32], promise: Promise, about: dict[str, Any]
-    ) -> None:
+    def write(self, out: Path, weights: Weights, token_ids: TokenIds, promise: Promise, about: dict[str, Any]) -> None:
         """Write the head's folder, and note in the cache where it is."""
         card = replace(self._card(len(token_ids)), name=out.name, promise=promise)
         write_head(out, card, self._finished(weights, token_ids), token_ids, about)
@@ -181,7 +174,7 @@ class BlockKind(HeadKind):
         """Return what a draft costs, in plain steps: most of it once."""
         return price_of(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts))
 
-    def _finished(self, weights: Weights, token_ids: NDArray[np.int32]) -> dict[str, NDArray[np.float32]]:
+    def _finished(self, weights: Weights, token_ids: TokenIds) -> dict[str, NDArray[np.float32]]:
         from edgedec_export.training.block.network import finished
 
         return finished(self._card(len(token_ids)), weights, token_ids)
@@ -204,9 +197,7 @@ class NarrowKind(Kind):
         """The shape."""
         return f" {self.shape}"
 
-    def new_student(
-        self, token_ids: NDArray[np.int32], files: Files, state: State, *, seed: int, device: str
-    ) -> "Student":
+    def new_student(self, token_ids: TokenIds, files: Files, state: State, *, seed: int, device: str) -> "Student":
         """Return a draft model, which begins with layers of the target and an output that is fitted to lessons."""
         from edgedec_export.training.narrow.initial import initial_weights
         from edgedec_export.training.narrow.student import NarrowStudent
@@ -224,9 +215,7 @@ class NarrowKind(Kind):
         """Return what a draft costs, in plain steps; the output matrix is read whole for each token."""
         return DraftPrice(narrow_gguf.bytes_per_token(self.shape) / bytes_per_step(self.parts))
 
-    def write(
-        self, out: Path, weights: Weights, token_ids: NDArray[np.int32], promise: Promise, about: dict[str, Any]
-    ) -> None:
+    def write(self, out: Path, weights: Weights, token_ids: TokenIds, promise: Promise, about: dict[str, Any]) -> None:
         """Write the GGUF."""
         arrays = {name: values.detach().cpu().float().numpy() for name, values in weights.items()}
         record = record_text(out.stem, target_of(self.parts.gguf), promise, about=about)

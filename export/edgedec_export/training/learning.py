@@ -1,7 +1,7 @@
 """What every drafter that learns has: its tensors and their optimizers, what it borrows of its target, its drafts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from edgedec_export.training.network import TAP_SCALE, Tensor, Weights, target_s
 from edgedec_export.training.optimizing import Optimizers
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts
+
+Drafting = Callable[[Sequence[Lesson]], list[Drafted]]
+"""Returns what is drafted on a few lessons."""
 
 MATRIX_RATE, VECTOR_RATE = 8e-3, 5e-3  # of heads and block drafters
 
@@ -107,8 +110,9 @@ class Student(ABC):
         on_device = {name: values.detach().to(self._borrowed.device) for name, values in weights.items()}
         drafts: list[Drafted] = []
         with torch.no_grad(), in_product_type(self._borrowed.device):
+            drafted = self._drafting(on_device)
             for group in grouped_by_length([lesson for lesson in lessons if lesson.n_answer > 1], self.n_rows):
-                drafts += self._drafted(on_device, group)
+                drafts += drafted(group)
         return drafts
 
     @abstractmethod
@@ -116,8 +120,8 @@ class Student(ABC):
         """Return the loss, and a number whose gradient by the tensors is the loss's."""
 
     @abstractmethod
-    def _drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
-        """Return what is drafted on a few lessons with tensors that are on the device."""
+    def _drafting(self, weights: Weights) -> Drafting:
+        """Return what drafts with these tensors, which are on the device."""
 
     def _shares(self, last: NDArray[np.float16]) -> Tensor:
         """Return what target_shares makes of [n, n_embd], what left the target's last layer."""

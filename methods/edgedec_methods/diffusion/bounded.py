@@ -23,7 +23,7 @@ _MOST = 0.9
 
 
 def bounded(passes: Sequence[Pass], least: float) -> Chosen:
-    """Commit by the mean of what was committed, held between `least` and 0.9."""
+    """Commit what is as probable as earlier commits on average; the average is held between `least` and 0.9."""
     latest, committed = passes[-1], list[float]()
     for its, then in itertools.pairwise(passes):
         committed += its.confidences[~np.isin(its.places, then.places)].tolist()

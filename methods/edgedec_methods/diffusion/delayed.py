@@ -15,7 +15,7 @@ from edgedec_methods.diffusion.rules import Canvas, LayoutKind
 
 
 def delayed(canvas: Canvas, every: float) -> tuple[list[int], list[int]]:
-    """Evaluate everything in every pass of that number; see LayoutKind."""
+    """Evaluate all positions in one of `every` passes, and only the open ones in the others; see LayoutKind."""
     n = len(canvas.ids)
     open_ones = {*canvas.masked, *range(canvas.end, n)} | canvas.observed
     closed = [place for place in canvas.held if place not in open_ones] if canvas.n_passes % int(every) else []

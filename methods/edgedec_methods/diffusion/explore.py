@@ -20,7 +20,7 @@ from edgedec_methods.diffusion.rules import Chosen, Pass, RuleKind
 
 
 def explore(passes: Sequence[Pass], least: float) -> Chosen:
-    """Commit positions of at least the probability `least`, or the two extremes."""
+    """Commit what is at least as probable as `least`; where nothing is, the lowest and the highest entropy."""
     latest = passes[-1]
     which = latest.confidences >= least
     if not which.any():

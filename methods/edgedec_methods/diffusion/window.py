@@ -20,7 +20,7 @@ _CYCLE = 32
 
 
 def window(canvas: Canvas, n_behind: float) -> tuple[list[int], list[int]]:
-    """Let rows see `n_behind` masked positions behind their block; see LayoutKind."""
+    """Evaluate a block with the `n_behind` masked positions behind it; see LayoutKind."""
     seen = range(min(len(canvas.ids), canvas.end + int(n_behind)))
     inside = {*range(canvas.start, canvas.end)} | canvas.observed
     around = [place for place in seen if place not in inside]

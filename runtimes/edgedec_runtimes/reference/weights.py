@@ -180,69 +180,88 @@ def _read_layer(reader: _Reader, description: Described, i: int, n_ctx: int) -> 
 def _matrices(description: Described, i: int, present: Set[str]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors that a layer must have; `present` says which of several forms the file has."""
     h, switches, shape = description.hyper, description.switches, description.hyper.layers[i]
-    e, x, w, p, needed = h.n_embd, h.n_expert, h.n_ff_expert, h.n_per_layer, dict[str, tuple[int, ...]]()
+    n_embd, n_expert, n_ff, needed = h.n_embd, h.n_expert, h.n_ff_expert, dict[str, tuple[int, ...]]()
     if shape.has(ATTENTION):
-        needed["attn_q.weight"] = (shape.n_q * (2 if switches.attention_gate else 1), e)
-        needed["attn_output.weight"] = (e, shape.n_q)
+        needed["attn_q.weight"] = (shape.n_q * (2 if switches.attention_gate else 1), n_embd)
+        needed["attn_output.weight"] = (n_embd, shape.n_q)
         if h.stores_kv(i):
-            needed["attn_k.weight"] = (shape.n_kv, e)
+            needed["attn_k.weight"] = (shape.n_kv, n_embd)
             if not switches.value_norm or "attn_v.weight" in present:
-                needed["attn_v.weight"] = (shape.n_kv, e)
+                needed["attn_v.weight"] = (shape.n_kv, n_embd)
     if shape.has(CONVOLUTION):
-        needed |= {f"shortconv.{part}.weight": (e, e) for part in ("c", "b", "x", "out_proj")}
-        needed["shortconv.conv.weight"] = (e, switches.convolution_length)
+        needed |= {f"shortconv.{part}.weight": (n_embd, n_embd) for part in ("c", "b", "x", "out_proj")}
+        needed["shortconv.conv.weight"] = (n_embd, switches.convolution_length)
     if width := h.dense_width(i):
         end = "_shexp.weight" if h.has_experts(i) else ".weight"
-        needed |= {f"ffn_gate{end}": (width, e), f"ffn_up{end}": (width, e), f"ffn_down{end}": (e, width)}
+        needed |= {
+            f"ffn_gate{end}": (width, n_embd),
+            f"ffn_up{end}": (width, n_embd),
+            f"ffn_down{end}": (n_embd, width),
+        }
     if h.has_experts(i):
-        needed |= {"ffn_gate_inp.weight": (x, e), "ffn_down_exps.weight": (x * e, w)}
+        needed |= {"ffn_gate_inp.weight": (n_expert, n_embd), "ffn_down_exps.weight": (n_expert * n_embd, n_ff)}
         if _FUSED in present:
-            needed[_FUSED] = (2 * x * w, e)
+            needed[_FUSED] = (2 * n_expert * n_ff, n_embd)
         else:
-            needed |= {"ffn_gate_exps.weight": (x * w, e), "ffn_up_exps.weight": (x * w, e)}
+            needed |= {
+                "ffn_gate_exps.weight": (n_expert * n_ff, n_embd),
+                "ffn_up_exps.weight": (n_expert * n_ff, n_embd),
+            }
         if h.n_ff_shared and "ffn_gate_inp_shexp.weight" in present:
-            needed["ffn_gate_inp_shexp.weight"] = (1, e)
+            needed["ffn_gate_inp_shexp.weight"] = (1, n_embd)
     if switches.ungated:
         needed = {name: size for name, size in needed.items() if name not in _GATES}
-    if p:
-        needed |= {"inp_gate.weight": (p, e), "proj.weight": (e, p)}
-    r = switches.recurrence
-    if r is None or not shape.has(RECURRENT):
+    if h.n_per_layer:
+        needed |= {"inp_gate.weight": (h.n_per_layer, n_embd), "proj.weight": (n_embd, h.n_per_layer)}
+    recurrence = switches.recurrence
+    if recurrence is None or not shape.has(RECURRENT):
         return needed
-    is_space, has_beta = r.rule == "space", "ssm_beta.weight" in present
-    needed |= {"ssm_mix.weight": (r.n_column, e), "ssm_gate.weight": (r.n_values, e), "ssm_out.weight": (e, r.n_values)}
-    needed["ssm_alpha.weight"] = (r.n_head if is_space or has_beta else 2 * r.n_head, e)
-    needed |= {"ssm_conv1d.weight": (r.n_column, r.length), "ssm_dt.bias": (r.n_head,), "ssm_a": (r.n_head,)}
+    n_column, n_head, n_values = recurrence.n_column, recurrence.n_head, recurrence.n_values
+    is_space, has_beta = recurrence.rule == "space", "ssm_beta.weight" in present
+    needed |= {
+        "ssm_mix.weight": (n_column, n_embd),
+        "ssm_gate.weight": (n_values, n_embd),
+        "ssm_out.weight": (n_embd, n_values),
+        "ssm_alpha.weight": (n_head if is_space or has_beta else 2 * n_head, n_embd),
+        "ssm_conv1d.weight": (n_column, recurrence.length),
+        "ssm_dt.bias": (n_head,),
+        "ssm_a": (n_head,),
+    }
     if is_space:
-        return needed | {"ssm_conv1d.bias": (r.n_column,), "ssm_d": (r.n_head,)}
-    return needed | ({"ssm_beta.weight": (r.n_head, e)} if has_beta else {})
+        return needed | {"ssm_conv1d.bias": (n_column,), "ssm_d": (n_head,)}
+    return needed | ({"ssm_beta.weight": (n_head, n_embd)} if has_beta else {})
 
 
 def _vectors(description: Described, i: int) -> dict[str, int]:
     """Return the lengths of the norms and biases that a layer of this shape can have."""
     h, switches, shape = description.hyper, description.switches, description.hyper.layers[i]
-    e, x, w, r = h.n_embd, h.n_expert, h.n_ff_expert, switches.recurrence
+    n_embd, n_expert, n_ff, recurrence = h.n_embd, h.n_expert, h.n_ff_expert, switches.recurrence
     q_norm, k_norm = (shape.n_q, shape.n_kv) if switches.wide_norms else (shape.head_dim, shape.head_dim)
     lengths = {"layer_output_scale.weight": 1}
     if shape.mixer != NO_MIXER:
-        lengths["attn_norm.weight"] = e
+        lengths["attn_norm.weight"] = n_embd
     if shape.mixer not in (NO_MIXER, RECURRENT):
-        lengths["post_attention_norm.weight"] = e
+        lengths["post_attention_norm.weight"] = n_embd
     if shape.has(ATTENTION):
         lengths |= {"attn_q.bias": shape.n_q, "attn_k.bias": shape.n_kv, "attn_v.bias": shape.n_kv}
-        lengths |= {"attn_q_norm.weight": q_norm, "attn_output.bias": e, "attn_sinks.weight": shape.n_head}
+        lengths |= {"attn_q_norm.weight": q_norm, "attn_output.bias": n_embd, "attn_sinks.weight": shape.n_head}
         lengths |= {"attn_k_norm.weight": k_norm} if h.stores_kv(i) else {}
     if h.has_mlp(i):
-        lengths |= {"ffn_norm.weight": e, "post_ffw_norm.weight": e}
+        lengths |= {"ffn_norm.weight": n_embd, "post_ffw_norm.weight": n_embd}
     if h.has_experts(i):
-        lengths |= {"ffn_gate_inp.bias": x, "exp_probs_b.bias": x, "ffn_down_exps.scale": x, "ffn_gate_inp.scale": e}
-        lengths |= {"ffn_up_exps.bias": x * w, "ffn_down_exps.bias": x * e}
-        lengths |= {} if switches.ungated else {"ffn_gate_exps.bias": x * w}
-        lengths |= dict.fromkeys(("pre_ffw_norm_2.weight", "post_ffw_norm_1.weight", "post_ffw_norm_2.weight"), e)
+        lengths |= {
+            "ffn_gate_inp.bias": n_expert,
+            "exp_probs_b.bias": n_expert,
+            "ffn_down_exps.scale": n_expert,
+            "ffn_gate_inp.scale": n_embd,
+        }
+        lengths |= {"ffn_up_exps.bias": n_expert * n_ff, "ffn_down_exps.bias": n_expert * n_embd}
+        lengths |= {} if switches.ungated else {"ffn_gate_exps.bias": n_expert * n_ff}
+        lengths |= dict.fromkeys(("pre_ffw_norm_2.weight", "post_ffw_norm_1.weight", "post_ffw_norm_2.weight"), n_embd)
     if h.n_per_layer:
-        lengths["post_norm.weight"] = e
-    if r is not None and shape.has(RECURRENT):
-        lengths["ssm_norm.weight"] = r.n_norm
+        lengths["post_norm.weight"] = n_embd
+    if recurrence is not None and shape.has(RECURRENT):
+        lengths["ssm_norm.weight"] = recurrence.n_norm
     return lengths
 
 

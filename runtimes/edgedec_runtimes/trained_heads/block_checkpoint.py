@@ -89,11 +89,8 @@ def read_block_checkpoint(folder: Path) -> Head:
     weights = {name: weight(tensor) for name, tensor in tensors.items() if name not in MAPS}
     d2t, n_target = vocabularies(folder, tensors, said.n_vocab_target, said.n_vocab_draft)
     shape = _complete(folder, weights, settings)
-    card = complete_card(
-        folder,
-        settings,
-        record,
-        weights,
+    card = replace(
+        complete_card(folder, said, record, weights),
         n_embd_target=n_embd_target,
         n_ff=tensors["layers.0.gate"].shape[0],
         taps=taps,

@@ -18,6 +18,7 @@ DeepSpec's class turns whole heads, whatever `partial_rotary_factor` it copied.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -108,12 +109,10 @@ def read_block_settings(path: Path, raw: Mapping[str, Any]) -> Settings:
     n_layer = values.whole("num_hidden_layers", most=MOST_LAYERS)
     windows, notes = _windows(values, n_layer)
     taps = _taps(values)
-    return settings_of(
-        values,
-        taps=taps,
-        notes=notes,
-        n_taps=len(taps),
-        form={"block": _shape(values, n_layer, windows)},
+    settings = settings_of(values, taps, notes, len(taps))
+    return replace(
+        settings,
+        card=replace(settings.card, block=_shape(values, n_layer, windows)),
         neighbours=not values.flag("rope_is_neox_style", True),
         has_confidence=values.flag("enable_confidence_head", False),
     )

@@ -3,6 +3,7 @@
 SafeAILab and SpecForge call the layer `midlayer`, speculators `layers.0`; the rest of the names are the same.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,11 +68,8 @@ def read_checkpoint(folder: Path) -> Head:
         )
     d2t, n_target = vocabularies(folder, tensors, card.n_vocab_target, card.n_vocab_draft)
     back = record.feeds_back_normed
-    card = complete_card(
-        folder,
-        settings,
-        record,
-        weights,
+    card = replace(
+        complete_card(folder, card, record, weights),
         n_embd_target=n_embd_target,
         n_ff=weights["gate"].shape[0],
         taps=taps,

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from edgedec.gguf.file import FLOATS
 from edgedec_runtimes.trained_heads.card import HeadCard
 from edgedec_runtimes.trained_heads.head import HeadTensor
 from edgedec_runtimes.trained_heads.record import Record
-from edgedec_runtimes.trained_heads.settings import Settings
 from edgedec_runtimes.weights.safetensors import Tensor, open_checkpoint
 
 CONFIG = "config.json"
@@ -115,18 +114,15 @@ def tap_length(folder: Path, tensors: Mapping[str, Tensor], gate: str, n_taps: i
     return length
 
 
-def complete_card(
-    folder: Path, settings: Settings, record: Record, weights: Mapping[str, HeadTensor], **values: Any
-) -> HeadCard:
-    """Return the card of a head, from all that was read; `values` are attributes of HeadCard."""
+def complete_card(folder: Path, card: HeadCard, record: Record, weights: Mapping[str, HeadTensor]) -> HeadCard:
+    """Return the card of a head with what the record and the weights say."""
     return replace(
-        settings.card,
+        card,
         name=record.name or head_name(folder),
         own_embedding="embedding" in weights,
         own_output="output" in weights,
-        target=record.target or settings.card.target,
+        target=record.target or card.target,
         promise=record.promise,
-        **values,
     )
 
 

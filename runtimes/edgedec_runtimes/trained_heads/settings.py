@@ -16,7 +16,7 @@ output matrix of its own: the tensors decide.
 """
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,19 +113,17 @@ def read_settings(path: Path, raw: Mapping[str, Any]) -> Settings:
         )
     taps, tap_notes = _taps(values)
     notes += tap_notes
-    return settings_of(
-        values,
-        taps=taps,
-        notes=tuple(notes),
-        n_taps=len(taps) or values.whole("num_aux_hidden_states", DEFAULT_TAPS, most=16),
-        form={
-            "n_embd_target": optional(values, "target_hidden_size"),
-            "norm_before_residual": values.flag("norm_before_residual", False),
-            "fc_norm": _fc_norm(values),
-            "feeds_back_normed": is_speculators and norm_output,
-            "norms_output": is_speculators or norm_output,
-        },
+    n_taps = len(taps) or values.whole("num_aux_hidden_states", DEFAULT_TAPS, most=16)
+    settings = settings_of(values, taps, tuple(notes), n_taps)
+    card = replace(
+        settings.card,
+        n_embd_target=optional(values, "target_hidden_size"),
+        norm_before_residual=values.flag("norm_before_residual", False),
+        fc_norm=_fc_norm(values),
+        feeds_back_normed=is_speculators and norm_output,
+        norms_output=is_speculators or norm_output,
     )
+    return replace(settings, card=card)
 
 
 def flat(path: Path, raw: Mapping[str, Any], inner: str, defaults: dict[str, Any]) -> ConfigValues:
@@ -140,44 +138,28 @@ def flat(path: Path, raw: Mapping[str, Any], inner: str, defaults: dict[str, Any
     return ConfigValues(path, values, _REMEDY)
 
 
-def settings_of(
-    values: ConfigValues,
-    *,
-    taps: tuple[int, ...],
-    notes: tuple[str, ...],
-    n_taps: int,
-    form: dict[str, Any],
-    **extra: bool,
-) -> Settings:
-    """Return the settings, of which files of all forms say most alike.
-
-    Args:
-        form: What the form says of the card besides.
-        extra: Further attributes of Settings.
-    """
+def settings_of(values: ConfigValues, taps: tuple[int, ...], notes: tuple[str, ...], n_taps: int) -> Settings:
+    """Return what the files of all forms of heads say alike; a form replaces the rest."""
     n_embd, n_head, n_head_kv, head_dim = _sizes_of(values)
     base, divisors = _rope_of(values, head_dim)
     name = _target_name(values)
-    sizes = {
-        "n_embd_target": 0,
-        "n_ff": 0,
-        "n_vocab_draft": optional(values, "draft_vocab_size"),
-        "n_vocab_target": optional(values, "target_vocab_size") or optional(values, "vocab_size"),
-    }
     card = HeadCard(
         name="",
         n_embd=n_embd,
+        n_embd_target=0,
+        n_ff=0,
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_dim=head_dim,
         rms_epsilon=values.number("rms_norm_eps"),
         rope_base=base,
         taps=taps,
+        n_vocab_draft=optional(values, "draft_vocab_size"),
+        n_vocab_target=optional(values, "target_vocab_size") or optional(values, "vocab_size"),
         target=Target(name=name) if name else None,
         notes=notes,
-        **(sizes | form),
     )
-    return Settings(card, divisors, n_taps, **extra)
+    return Settings(card, divisors, n_taps)
 
 
 def _check_known(values: ConfigValues) -> None:

@@ -121,9 +121,7 @@ def verify(*, quiet: Quiet = False) -> None:
 
     names, models = _model_names(), [model for model in list_models() if is_tiled(model.path)]
     stored = {standing(each.path): f"download the model again: edgedec pull --force {each.name}" for each in models}
-    labels = {
-        entry.path: _tile_name(entry, names) for entry in list_tiles(cache_folder()) if entry.state != "unfinished"
-    }
+    labels = {each.path: _tile_name(each, names) for each in list_tiles(cache_folder()) if each.state != "unfinished"}
     labels |= {standing(model.path): one_line(model.name) for model in models}
     n_sound = interruptible(work)
     say(f"{n_sound} of {len(labels)} tile files are sound")

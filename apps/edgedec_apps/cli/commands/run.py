@@ -165,7 +165,8 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
         raise
     _write_documents(answers, job.output)
     last = answers[-1].result
-    if any(text.finish_reason == "cancelled" for text in last) if isinstance(last, tuple) else interrupted:
+    stopped = any(text.finish_reason == "cancelled" for text in last) if isinstance(last, tuple) else interrupted
+    if stopped:
         raise CancelledError("interrupted")
     for text in [text for answer in answers for text in answer.shown]:
         if error := cut_text(text):

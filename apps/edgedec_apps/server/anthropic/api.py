@@ -100,7 +100,7 @@ def _of_user(role: str, blocks: list[Fields]) -> list[Message]:
 
 
 def _document(block: Fields) -> Part | None:
-    """Return a document that is a text (ApiError for another one)."""
+    """Return the text of a document as a part (ApiError for a document that is no text)."""
     source = block.peek("source").get("source")
     if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
         block.skip("source")

@@ -8,6 +8,7 @@ scores are products with the target's output rows, and with the Markov head's, w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from edgedec_export.training.batches import tap_scale
 from edgedec_export.training.block.blocks import Blocks, Cuts, blocks_of
 from edgedec_export.training.block.network import MARKOV_TABLE, new_weights, places_of, shape_of, states_of
 from edgedec_export.training.block.shape import first_attention, markov_table
-from edgedec_export.training.learning import Borrowed, Student
+from edgedec_export.training.learning import Borrowed, Drafting, Student
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.network import ROWS_AT_ONCE, Tensor, Weights, most_probable
 from edgedec_export.training.simulation import Drafted
@@ -133,6 +134,9 @@ class BlockStudent(Student):
         blocks = blocks_of(lessons, self._shape.size, Cuts(can_draft, draw, _GOES_ON))
         states, scorer = self._states(self.weights, blocks), self._scorer(self.weights)
         return loss_of(states, scorer, self._shares(blocks.last), self._on(blocks.which), distance_share(part))
+
+    def _drafting(self, weights: Weights) -> Drafting:
+        return partial(self._drafted, weights)
 
     def _drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
         blocks = blocks_of(lessons, self._shape.size)

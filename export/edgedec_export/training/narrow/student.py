@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgedec_export.training.arithmetic import in_product_type
 from edgedec_export.training.batches import grouped_by_length
-from edgedec_export.training.learning import Borrowed, Student
+from edgedec_export.training.learning import Borrowed, Drafting, Student
 from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.narrow.shape import NarrowShape
 from edgedec_export.training.network import Tensor, Weights, cross_entropy, most_probable, rms
@@ -21,7 +21,6 @@ from edgedec_export.training.target_parts import TargetParts
 
 _RATE = 1e-3  # larger ones undo what the first layers of the target and the fitted output bring
 _RIDGE = 1e-3  # of the mean square of a state's element
-_ALL_ROWS = "all rows"  # beside the tensors, while drafts are made: the whole output matrix of the target
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,17 +109,16 @@ class NarrowStudent(Student):
         states = states_of(self.shape, weights, self._borrowed.embeddings(texts.token_ids)).flatten(0, 1)
         return states[self._on(texts.at)]
 
-    def drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
-        """Return what the model drafts from its whole vocabulary, the rows of which are held meanwhile."""
-        b = self._borrowed
-        every = Borrowed.of(b.parts, np.arange(self.shape.n_vocab), b.device)
-        return super().drafted(weights | {_ALL_ROWS: every.rows}, lessons)
+    def _drafting(self, weights: Weights) -> Drafting:
+        every = Borrowed.of(self._borrowed.parts, np.arange(self.shape.n_vocab), self._borrowed.device)
 
-    def _drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
-        best, sure = most_probable(self._outputs(weights, Texts.of(lessons)), weights[_ALL_ROWS])
-        ends = np.cumsum([lesson.n_answer for lesson in lessons])[:-1]
-        parts = zip(lessons, np.split(best, ends), np.split(sure, ends), strict=True)
-        return [drafts_of(lesson, tokens, chances) for lesson, tokens, chances in parts]
+        def drafted(lessons: Sequence[Lesson]) -> list[Drafted]:  # from the whole vocabulary
+            best, sure = most_probable(self._outputs(weights, Texts.of(lessons)), every.rows)
+            ends = np.cumsum([lesson.n_answer for lesson in lessons])[:-1]
+            parts = zip(lessons, np.split(best, ends), np.split(sure, ends), strict=True)
+            return [drafts_of(lesson, tokens, chances) for lesson, tokens, chances in parts]
+
+        return drafted
 
 
 def drafts_of(lesson: Lesson, best: NDArray[np.int64], sure: NDArray[np.float32]) -> Drafted:
