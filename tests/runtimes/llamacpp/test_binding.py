@@ -112,7 +112,7 @@ def test_a_name_of_no_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_wrong_numbers_are_a_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that computes nonsense is found by the other process, which compares logits with the reference's."""
-    code = "from edgedec_runtimes.llamacpp import tiny_run; tiny_run._FAR = 0.0; tiny_run._run('llama_cpp')"
+    code = "from edgedec_runtimes.llamacpp import tiny_run; tiny_run._FAR = 0.0; tiny_run._run('llama_cpp', 'plain')"
     real = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, **rest: real([sys.executable, "-c", code], **rest))
     found = trial.tried(BUILT)
