@@ -7,7 +7,7 @@ beyond n_past, kept, forked, saved and restored together with the KV cache.
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,4 +185,16 @@ class HeadState(Protocol):
         Args:
             place: Turns the outer session's n_past into this head's; -1 where the head does not know the text.
             joined: Answers the head's calls.
+        """
+
+
+@runtime_checkable
+class Arranging(Protocol):
+    """A head that adds something to forwards of the target, where the cost of forwards says how much."""
+
+    def arrange(self, cost: Callable[[int], float] | None) -> str | None:
+        """Choose what the head adds to forwards of the target from now on.
+
+        `cost` returns the seconds of a step by the rows of its forward; None where that is not known. Returns a
+        sentence where the head costs more than it brings, so that it should rest; else None.
         """

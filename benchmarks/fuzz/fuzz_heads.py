@@ -2,10 +2,10 @@
 
     python benchmarks/fuzz/fuzz_heads.py --seconds 60 --seed 1 --keep findings/
 
-Folders (config.json, safetensors, the record) and GGUFs of EAGLE-3 heads, of block heads and of a nextn layer are
+Folders (config.json, safetensors, the record) and GGUFs of EAGLE-3, block, row and exit heads and of a nextn layer are
 damaged in turn, in their bytes and in what they say. Each mutant is loaded, fitted to a tiny model, and drafts two
-tokens, or a block, with the numpy head, which there is none of for a nextn layer; one that fits also drafts on the cpu
-runtime, behind a text of that model. A finding is any other exception,
+tokens, or a block, with the numpy head, which there is one of for EAGLE-3 and blocks; one that fits also drafts on the
+cpu runtime, behind a text of that model. A finding is any other exception,
 a refusal of sizes or types by the native library alone, more than 1 s of processor time, more than HANG_S in all, or
 more memory than LIMIT_BYTES above the start. Findings are kept as files. Where the native code dies, the process does;
 the mutant is then in the folder that the first line of standard error names.
@@ -31,6 +31,7 @@ from support.heads.reference_head import ReferenceHead
 from support.heads.tiny_blocks import block_card, tiny_block
 from support.heads.tiny_heads import TinyHead, head_weights
 from support.heads.tiny_nextn import OWN, nextn_metadata, nextn_tensors
+from support.heads.tiny_rows import exit_head, rows_head
 from support.models.gguf_writer import Built, build_gguf
 from support.models.tiny_models import N_VOCAB as TOKENS
 from support.models.tiny_models import tiny_llama
@@ -38,9 +39,10 @@ from support.models.tiny_quantized import Tiny
 
 from edgedec.errors import SessionError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
-from edgedec.head_state import ChainRules
+from edgedec.head_state import Arranging, ChainRules
 from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.trained_heads.card import RowShape
 from edgedec_runtimes.trained_heads.gguf_block import MASK_KEY, tensor_name
 from edgedec_runtimes.trained_heads.gguf_eagle3 import TENSORS
 from edgedec_runtimes.trained_heads.head import Head
@@ -55,7 +57,8 @@ _OF_MODEL = [[str(layer)] for layer in range(6)]
 
 def gguf_heads() -> list[Source]:
     """Return sound heads as GGUFs' values and tensors."""
-    return [_eagle3(), _dflash(), _nextn()]
+    rows = [Source(*rows_head(RowShape(3, layer), 32, N_VOCAB)) for layer in (0, 2)]
+    return [_eagle3(), _dflash(), _nextn(), *rows, Source(*exit_head(2, 32, N_VOCAB))]
 
 
 def _nextn() -> Source:
@@ -153,7 +156,7 @@ def exercise(path: Path, target: GGUF) -> str:
         raise AssertionError("the native library refused it alone") from error
     except UnsupportedModelError:
         fits = False  # a sound head for another model drafts all the same, below
-    plain = () if head.card.joins else draft_plainly(head)
+    plain = () if head.card.joins or head.card.splits_forwards else draft_plainly(head)
     assert all(0 <= token < head.card.n_vocab_target for token in plain)
     return "native" if fits else "ok"
 
@@ -177,9 +180,12 @@ def draft_natively(path: Path, target: GGUF) -> None:
     options = LoadOptions(n_ctx=32, max_rows=2, n_threads=1, draft_head=path)
     with Cpu().load(target.paths[0], options) as model:
         session = model.session(32)
+        head = session.draft_head
+        if isinstance(head, Arranging):
+            head.arrange(None)
         session.forward(np.arange(8, dtype=np.int32), n_past=0)
-        if session.draft_head is not None:
-            session.draft_head.chain(8, 8, ChainRules(3))
+        if head is not None:
+            session.forward(np.array([8, *head.chain(8, 8, ChainRules(3)).tokens], np.int32), n_past=8, rows="all")
 
 
 def write_mutant(

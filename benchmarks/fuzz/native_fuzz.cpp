@@ -413,10 +413,13 @@ struct Head {
   }
 
   bool make(Input &in, Model &m, ec_draft_head_config &c) {
-    const bool is_block = in.below(2);
+    const int kind = in.below(4);  // pairs, blocks, rows, an exit
+    const bool is_block = kind == 1, has_rows = kind == 2, exits = kind == 3;
+    c.n_rows_made = in.size(has_rows ? 1 + in.below(3) : 0), c.rows_layer = in.size(in.below(m.c.n_layer));
+    c.exit_layer = in.size(exits ? in.below(m.c.n_layer) : 0);
     c.n_vocab = in.size(16), c.n_embd = in.size(m.c.n_embd), c.n_layer = in.size(is_block ? 1 + in.below(2) : 1);
-    c.n_head = in.size(2), c.n_head_kv = in.size(1), c.head_dim = in.size(32), c.n_ff = in.size(32);
-    c.n_taps = in.size(1 + in.below(2)), c.fc_norm = in.size(in.below(3));
+    c.n_head = in.size(2), c.n_head_kv = in.size(1), c.head_dim = in.size(32), c.n_ff = in.size(exits ? 0 : 32);
+    c.n_taps = in.size(has_rows ? 0 : exits ? 1 : 1 + in.below(2)), c.fc_norm = in.size(in.below(3));
     c.norm_before_residual = in.below(2), c.feeds_back_normed = in.below(2);
     c.block_size = in.size(is_block ? 4 : 0), c.block_shifted = in.below(2), c.block_causal = in.below(2);
     c.markov = in.size(is_block ? in.below(5) : 0), c.rank = in.size(c.markov ? 32 : 0);
@@ -425,23 +428,31 @@ struct Head {
     c.embedding_scale = c.logit_scale = 1.0f;
     if (c.n_vocab < 0 || c.n_vocab > 4096 || c.n_embd > 1024 || c.n_taps > 64 || c.n_layer > 64) return false;
     std::vector<int32_t> taps((size_t)std::max(c.n_taps, 1)), tokens((size_t)std::max(c.n_vocab, 1));
-    for (int32_t &tap : taps) tap = in.size(in.below(m.c.n_layer + 1));
+    for (int32_t &tap : taps) tap = in.size(exits ? c.exit_layer : in.below(m.c.n_layer + 1));
     for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = in.size((int32_t)i);
     std::vector<int32_t> windows((size_t)std::max(c.n_layer, 1), in.size(in.below(8)));
     if (ec_draft_head_create(m.model, &c, nullptr, taps.data(), tokens.data(), in.below(2) ? windows.data() : nullptr, &head) != EC_OK)
       return false;
     const int64_t d = c.n_embd, q = (int64_t)c.n_head * c.head_dim, kv = (int64_t)c.n_head_kv * c.head_dim,
-                  reads = is_block ? d : 2 * d, n_tapped = (int64_t)c.n_taps * m.c.n_embd;
+                  reads = kind == 0 ? 2 * d : d, n_tapped = (int64_t)c.n_taps * m.c.n_embd;
     bool good = true;
+    if (has_rows) {
+      const int64_t width = c.n_rows_made * d;
+      good = matrix(in, EC_DRAFT_HEAD_OUTPUT, 0, c.n_vocab, d);
+      if (in.below(2)) good = good && vector(in, EC_DRAFT_HEAD_ROWS_BASE, 0, width);
+      else good = good && matrix(in, EC_DRAFT_HEAD_ROWS, 0, width, d) && vector(in, EC_DRAFT_HEAD_ROWS_KEPT, 0, width);
+      return good || in.damages;
+    }
     for (int32_t i = 0; good && i < c.n_layer; ++i) {
       good = matrix(in, EC_DRAFT_HEAD_Q, i, q, reads) && matrix(in, EC_DRAFT_HEAD_K, i, kv, reads) &&
              matrix(in, EC_DRAFT_HEAD_V, i, kv, reads) && matrix(in, EC_DRAFT_HEAD_ATTN_OUT, i, d, q) &&
-             matrix(in, EC_DRAFT_HEAD_GATE, i, c.n_ff, d) && matrix(in, EC_DRAFT_HEAD_UP, i, c.n_ff, d) &&
-             matrix(in, EC_DRAFT_HEAD_DOWN, i, d, c.n_ff) && vector(in, EC_DRAFT_HEAD_ATTN_NORM, i, d) &&
-             vector(in, EC_DRAFT_HEAD_FFN_NORM, i, d) && (is_block || vector(in, EC_DRAFT_HEAD_EMBEDDING_NORM, i, d));
+             vector(in, EC_DRAFT_HEAD_ATTN_NORM, i, d);
+      if (exits) continue;
+      good = good && matrix(in, EC_DRAFT_HEAD_GATE, i, c.n_ff, d) && matrix(in, EC_DRAFT_HEAD_UP, i, c.n_ff, d) &&
+             matrix(in, EC_DRAFT_HEAD_DOWN, i, d, c.n_ff) && vector(in, EC_DRAFT_HEAD_FFN_NORM, i, d) && (is_block || vector(in, EC_DRAFT_HEAD_EMBEDDING_NORM, i, d));
     }
-    good = good && matrix(in, EC_DRAFT_HEAD_FC, 0, d, n_tapped) && matrix(in, EC_DRAFT_HEAD_OUTPUT, 0, c.n_vocab, d) &&
-           vector(in, EC_DRAFT_HEAD_OUTPUT_NORM, 0, d);
+    good = good && (exits || matrix(in, EC_DRAFT_HEAD_FC, 0, d, n_tapped)) &&
+           matrix(in, EC_DRAFT_HEAD_OUTPUT, 0, c.n_vocab, d) && vector(in, EC_DRAFT_HEAD_OUTPUT_NORM, 0, d);
     if (c.fc_norm != EC_FC_NORM_NONE) good = good && vector(in, EC_DRAFT_HEAD_FC_NORM, 0, n_tapped);
     if (is_block) good = good && vector(in, EC_DRAFT_HEAD_FEATURE_NORM, 0, d);
     if (is_block && c.mask_token < 0) good = good && vector(in, EC_DRAFT_HEAD_MASK, 0, d);
@@ -492,6 +503,8 @@ void fuzz_head(Input &in) {
   ++counts.loads;
   for (Session *s : {&first, &other})
     if (ec_session_open(m.model, 24, 0, &s->session) != EC_OK || ec_session_follow(s->session, h.head) != EC_OK) return;
+  const int32_t places[] = {in.size(in.below(4)), in.size(in.below(3)), in.size(in.below(2))};
+  ec_draft_place(first.session, places, 3, 0.0);
   int32_t n = 0;
   for (int i = 0; i < 2; ++i) {
     const int32_t next = forward(in, m, first.session, n, 24);

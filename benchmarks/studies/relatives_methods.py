@@ -16,23 +16,22 @@ from relatives_chains import Chimera, Clover, Fspad, draft_bytes
 from relatives_costs import ByRows, DraftBytes, Price, by_bytes
 from relatives_heads import Heads
 from relatives_learning import Learner, Network
-from relatives_llama import TorchLlama
 from relatives_narrow import Narrow, narrow_price, variation
-from relatives_rows import N_ROWS, Prompts, RowsLearner, Transfer
 
 from edgedec_export.training.batches import tap_scale
 from edgedec_export.training.block.network import MARKOV_TABLE, shape_of
 from edgedec_export.training.block.shape import block_card, block_shape, price_of
 from edgedec_export.training.block.student import BlockStudent
 from edgedec_export.training.head_student import HeadStudent
-from edgedec_export.training.kinds import bytes_per_step, row_bytes
+from edgedec_export.training.kinds import N_ROWS, bytes_per_step, row_bytes
 from edgedec_export.training.learning import Borrowed
 from edgedec_export.training.lessons.lesson_files import Lesson, LessonFile
 from edgedec_export.training.network import Weights, cross_entropy, new_weights
+from edgedec_export.training.rows.student import RowStudent
 from edgedec_export.training.short_list import count_tokens, short_list
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts, card_of
-from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.card import HeadCard, RowShape
 
 _MOST_HELD_BACK = 48_000_000
 _MARKOV = (MARKOV_TABLE, "markov_w2")
@@ -162,14 +161,9 @@ def _chain(paper: str, kind: Callable[[HeadCard, Borrowed, Any], Network]) -> Re
     return _of_network(paper, lambda given: kind(given.card, given.borrowed, given.tap_scale))
 
 
-def _prompts(given: Given) -> Method:
-    llama = TorchLlama.of(given.parts)
-    return RowsLearner(llama, Prompts(llama, np.argsort(-given.counts, kind="stable")[:N_ROWS]))
-
-
-def _transfer(given: Given) -> Method:
-    llama = TorchLlama.of(given.parts)
-    return RowsLearner(llama, Transfer(llama, given.tap_scale))
+def _rows(given: Given, layer: int) -> Method:
+    ids = given.borrowed.token_ids
+    return RowStudent(given.parts, RowShape(N_ROWS, layer), ids, given.first_lessons(), device="cpu")
 
 
 def _transfer_price(given: Given) -> ByRows:
@@ -217,6 +211,6 @@ METHODS: Mapping[str, Relative] = {
     "narrow": _narrow("", (4,)),
     "narrow-tvd": _narrow("2403.00858", (4,), variation),
     "s2d": _narrow("2407.01955", (1, 2, 4)),
-    "transfer": Relative("2404.12022", _transfer, _transfer_price),
-    "ppd": Relative("2405.18628", _prompts, lambda given: ByRows()),
+    "transfer": Relative("2404.12022", lambda given: _rows(given, given.parts.taps[1]), _transfer_price),
+    "ppd": Relative("2405.18628", lambda given: _rows(given, 0), lambda given: ByRows()),
 }

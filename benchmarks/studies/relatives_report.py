@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from relatives_costs import Price
-from relatives_llama import TorchLlama, agreement
 from relatives_methods import METHODS, Given, eagle3_price
+from torch.nn.functional import linear
 
 import edgedec
 from edgedec.cost_curve import CostCurve
@@ -19,7 +19,9 @@ from edgedec.sessions.cost_probe import cost_curve
 from edgedec_apps.bench.provenance import provenance
 from edgedec_export.training.head_student import HeadStudent
 from edgedec_export.training.kinds import bytes_per_step
+from edgedec_export.training.lessons.lesson_files import Lesson
 from edgedec_export.training.network import TAP_SCALE
+from edgedec_export.training.rows.llama import TorchLlama
 from edgedec_export.training.simulation import Drafted, reach, replay
 from edgedec_runtimes.trained_heads.load import load_head
 
@@ -181,6 +183,18 @@ def report(given: Given, work: Path, head: Path | None, measured: MeasuredCurve)
         "rows": [row.as_json() for row in rows],
         **provenance(),
     }
+
+
+def agreement(llama: TorchLlama, lessons: Sequence[Lesson]) -> float:
+    """Return the share of the answers' places where this model's most probable token is the one in the lessons."""
+    n_same = n_all = 0
+    norm = torch.from_numpy(llama.parts.output_norm)
+    matrix = torch.from_numpy(llama.parts.output_rows(np.arange(llama.parts.network.n_vocab)))
+    for lesson in lessons:
+        x, _ = llama.read(torch.from_numpy(llama.parts.embeddings(lesson.token_ids[:-1])))
+        best = linear(llama.norm(x[lesson.n_prompt - 1 :], norm), matrix).argmax(-1).numpy()
+        n_same, n_all = n_same + int((best == lesson.best).sum()), n_all + lesson.n_answer
+    return n_same / n_all
 
 
 def _finished(path: Path, given: Given, curve: CostCurve) -> Row:

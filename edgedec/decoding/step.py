@@ -207,8 +207,11 @@ def take(prepared: Prepared, forward: Forward, forward_s: float) -> Verification
     begun, thread_s = perf_counter(), thread_time()  # of this thread, as others' steps go on meanwhile
     skips = decoder.policy is not None and decoder.policy.skips and not draft.tokens
     curve = None if skips else decoder.curve  # a step that is not looked at is not timed, either
+    shared, n_rows = forward.shared, len(prepared.pending) + len(draft.tokens)
+    if shared is not None and shared.n_items == 1:
+        n_rows = shared.n_rows  # a draft head may have had some
     if decoder.curve is not None:
-        decoder.curve.shared = forward.shared
+        decoder.curve.shared = shared
     verification, keep_s = _accept(text, decoder, draft, forward)
     accepted, times = perf_counter(), None
     if not n_generated:
@@ -217,9 +220,9 @@ def take(prepared: Prepared, forward: Forward, forward_s: float) -> Verification
         stats.forward_s += forward_s
         stats.n_steps += 1
         if decoder.policy is not None:
-            times = _expected_s(decoder.curve, n_past, len(draft.tokens))
+            times = _expected_s(decoder.curve, n_past, n_rows - 1)
         if curve is not None:
-            curve.observe(len(prepared.pending) + len(draft.tokens), forward_s, n_past, keep_s)
+            curve.observe(n_rows, forward_s, n_past, keep_s)
     _learn(text, decoder, draft, forward, verification)
     if n_generated and curve is not None:
         beside_s = thread_time() - thread_s - (keep_s or 0.0)  # below 0 where keep() waited for others

@@ -25,7 +25,7 @@ from edgedec.drafter_traits import Demands, DraftCost, DrafterTraits, Place, She
 from edgedec.drafters.draft_builder import DraftBuilder, Level
 from edgedec.drafters.levels import LevelMaker
 from edgedec.errors import CapabilityError, RequestError, argument
-from edgedec.head_state import ChainRules, DraftedChain, HeadState
+from edgedec.head_state import Arranging, ChainRules, DraftedChain, HeadState
 from edgedec.load_plan import LoadPlan
 from edgedec.model import Forward, Session
 from edgedec.sampling import Distribution
@@ -99,6 +99,11 @@ class HeadDrafter:
         if state.gone:
             raise DrafterRestsError(SHED)
         state.follow()
+        curve = context.curve
+        cost = None if curve.seconds(1) is None else lambda n_rows: curve.cost()(n_rows - 1)
+        if isinstance(state, Arranging) and (why := state.arrange(cost)):
+            state.rest()
+            raise DrafterRestsError(why)
         self._ids: list[int] = []
         self._begun_s = 0.0
         self.traits = replace(_traits(state, context), about=self.summary)

@@ -273,7 +273,11 @@ class Batcher(OuterModel):
             self.last_s = seconds
         else:
             self._drafted = monotonic()
-        shared = SharedForward(seconds, sum(ticket.item.n_rows for ticket in batch), len(batch))
+        n_rows = 0
+        for ticket, result in zip(batch, results, strict=True):
+            shared = result.shared if isinstance(result, Forward) else None
+            n_rows += ticket.item.n_rows if shared is None else shared.n_rows
+        shared = SharedForward(seconds, n_rows, len(batch))
         for ticket, result in zip(batch, results, strict=True):
             self._waiting.remove(ticket)
             ticket.shared, ticket.result = shared, result

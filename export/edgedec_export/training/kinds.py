@@ -2,8 +2,9 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,10 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.cost_curve import DraftPrice
+from edgedec.cost_curve import CostCurve, DraftPrice
 from edgedec.errors import OptionError, RuntimeUnavailableError
+from edgedec.gguf.layer_bytes import layer_bytes
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.plugins import install_command
 from edgedec.storage.cache_files import cache_folder
+from edgedec_export.block_types import BLOCK_ENCODERS
+from edgedec_export.gguf_writer import OutTensor, new_file, write_gguf
 from edgedec_export.target_rows import output_name
 from edgedec_export.training import short_list
 from edgedec_export.training.block.shape import block_card, block_shape, price_of
@@ -23,10 +28,13 @@ from edgedec_export.training.lessons.lesson_files import LessonFile
 from edgedec_export.training.narrow import gguf as narrow_gguf
 from edgedec_export.training.narrow.shape import NarrowShape, shape_of
 from edgedec_export.training.report import drafted_token_share
+from edgedec_export.training.simulation import Drafted, reach
 from edgedec_export.training.target_parts import TargetParts, card_of
 from edgedec_models.draft_heads import remember_head
-from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard, Promise
+from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard, Promise, RowShape
+from edgedec_runtimes.trained_heads.gguf_split import OF_EXIT, OF_ROWS, split_metadata
 from edgedec_runtimes.trained_heads.record import record_text
+from edgedec_runtimes.trained_heads.row_places import best_places
 from edgedec_runtimes.trained_heads.target import target_of
 
 Files = Sequence[LessonFile]
@@ -60,7 +68,16 @@ class AskedShape:
     rank: int | None = None
 
 
-_TAKES = {"head": (), "block": ("n_layers", "block", "rank"), "model": ("n_layers", "width")}
+_TAKES = {
+    "head": (),
+    "block": ("n_layers", "block", "rank"),
+    "model": ("n_layers", "width"),
+    "transfer": (),
+    "prompts": (),
+    "exit": (),
+}
+N_ROWS = 3
+"""Rows behind a token's, of the kinds that draft with rows in the target's own layers."""
 
 
 @dataclass(kw_only=True)
@@ -96,8 +113,14 @@ class Kind(ABC):
         """Return a drafter with its tokens, which goes on from a state; None for one that has learned nothing."""
 
     @abstractmethod
-    def price(self, n_tokens: int) -> DraftPrice:
-        """Return what a draft costs, in plain steps, by the bytes read; `n_tokens` can be drafted."""
+    def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
+        """Return what a draft costs, in plain steps.
+
+        Args:
+            n_tokens: How many tokens can be drafted.
+            drafted: What was drafted on answers held back.
+            curve: What forwards cost.
+        """
 
     @abstractmethod
     def write(self, out: Path, weights: Weights, token_ids: TokenIds, promise: Promise, about: dict[str, Any]) -> None:
@@ -132,7 +155,7 @@ class HeadKind(Kind):
             student.restore(state)
         return student
 
-    def price(self, n_tokens: int) -> DraftPrice:
+    def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
         """Return what a draft costs; see Kind."""
         return DraftPrice(drafted_token_share(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts)))
 
@@ -170,7 +193,7 @@ class BlockKind(HeadKind):
 
         return BlockStudent
 
-    def price(self, n_tokens: int) -> DraftPrice:
+    def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
         """Return what a draft costs, in plain steps: most of it once."""
         return price_of(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts))
 
@@ -211,7 +234,7 @@ class NarrowKind(Kind):
             student.restore(state)
         return student
 
-    def price(self, n_tokens: int) -> DraftPrice:
+    def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
         """Return what a draft costs, in plain steps; the output matrix is read whole for each token."""
         return DraftPrice(narrow_gguf.bytes_per_token(self.shape) / bytes_per_step(self.parts))
 
@@ -222,11 +245,130 @@ class NarrowKind(Kind):
         narrow_gguf.write_narrow(out, self.parts, self.shape, arrays, record)
 
 
+@dataclass(kw_only=True)
+class SplitKind(Kind):
+    """Heads that split the target's forwards, in a GGUF.
+
+    Attributes:
+        cache_dir: As in HeadKind.
+    """
+
+    cache_dir: Path | None
+
+    @abstractmethod
+    def card(self, n_tokens: int) -> HeadCard:
+        """Return the card of a head that can draft so many tokens."""
+
+    def finished(self, weights: Weights) -> dict[str, NDArray[np.float32]]:
+        """Return the tensors by the names of edgedec_runtimes.trained_heads.head."""
+        return {name: values.detach().cpu().float().numpy() for name, values in weights.items()}
+
+    def write(self, out: Path, weights: Weights, token_ids: TokenIds, promise: Promise, about: dict[str, Any]) -> None:
+        """Write the GGUF with matrices of Q8_0, and note in the cache where it is."""
+        record = record_text(out.stem, target_of(self.parts.gguf), promise, about=about)
+        card, tensors = self.card(len(token_ids)), []
+        for name, values in self.finished(weights).items():
+            kind = GGMLType.Q8_0 if values.ndim == 2 and values.shape[1] % 32 == 0 else GGMLType.F32
+            file_name = (OF_EXIT if card.exits else OF_ROWS)[name]
+            tensors.append(OutTensor(file_name, values.shape[::-1], kind, partial(_encoded, values, kind)))
+        with new_file(out, sources=self.parts.gguf.paths, force=True) as part:
+            write_gguf(part, split_metadata(card, token_ids, record), tensors)
+        remember_head(out, cache_folder(self.cache_dir))
+
+
+def _encoded(values: NDArray[np.float32], kind: GGMLType) -> Iterator[bytes]:
+    """Yield the bytes of a tensor of that type, all at once."""
+    yield BLOCK_ENCODERS[kind](values)
+
+
+@dataclass(kw_only=True)
+class RowKind(SplitKind):
+    """Rows that draft in the target's own layers.
+
+    Attributes:
+        shape: How many there are, and the layer that they enter.
+    """
+
+    shape: RowShape
+    called = "the rows"
+    n_rows = 512
+    n_measurements = 6
+    n_measured = 48
+
+    @property
+    def checkpoint(self) -> str:  # type: ignore[override]
+        """The name of the file of checkpoints."""
+        return f"checkpoint-{'transfer' if self.shape.layer else 'prompts'}.pt"
+
+    @property
+    def key(self) -> str:
+        """The shape."""
+        return f" {self.shape}"
+
+    def card(self, n_tokens: int) -> HeadCard:
+        """Return the card; see SplitKind."""
+        n, target = self.parts.network, target_of(self.parts.gguf)
+        sizes = (n.n_embd, n.n_embd, 0, 0, 0, 0, n.rms_epsilon, 1.0, (), n_tokens, n.n_vocab)
+        return HeadCard("", *sizes, target=target, rows=self.shape)
+
+    def new_student(self, token_ids: TokenIds, files: Files, state: State, *, seed: int, device: str) -> "Student":
+        """Return rows that begin as states, or as embeddings; nothing of them is random."""
+        from edgedec_export.training.rows.student import RowStudent
+
+        lessons = [lesson for lesson in files[0].read() if lesson.n_answer > 1]
+        student = RowStudent(self.parts, self.shape, token_ids, lessons, device=device)
+        if state is not None:
+            student.restore(state)
+        return student
+
+    def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
+        """Return what a draft costs: the rows where they promise most, and reading the output rows once."""
+        seconds = curve.up_to((self.shape.n + 1) ** 2)
+        below, chances = self.shape.layer / self.parts.network.n_layer, reach(drafted, self.shape.n)
+        placed = best_places(chances, self.shape.n, below, lambda n_rows: seconds[n_rows - 1])
+        return DraftPrice(0.0, placed.extra + n_tokens * row_bytes(self.parts) / bytes_per_step(self.parts))
+
+    def finished(self, weights: Weights) -> dict[str, NDArray[np.float32]]:
+        """Return the tensors; see SplitKind."""
+        from edgedec_export.training.rows.student import joined
+
+        return joined(super().finished(weights), self.shape)
+
+
+@dataclass(kw_only=True)
+class ExitKind(SplitKind):
+    """Exit heads, behind the first of the layers whose input lessons hold."""
+
+    called = "the exit"
+    checkpoint = "checkpoint-exit.pt"
+
+    def card(self, n_tokens: int) -> HeadCard:
+        """Return the card: the heads of the target's layers."""
+        card = card_of(self.parts, "", n_tokens, target_of(self.parts.gguf))
+        return replace(card, n_ff=0, taps=self.parts.taps[:1], exits=True)
+
+    def new_student(self, token_ids: TokenIds, files: Files, state: State, *, seed: int, device: str) -> "Student":
+        """Return an exit head, which begins as the attention block of the target's next layer."""
+        from edgedec_export.training.exits.student import ExitStudent
+
+        student = ExitStudent(self.parts, self.card(len(token_ids)), token_ids, device=device)
+        if state is not None:
+            student.restore(state)
+        return student
+
+    def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
+        """Return what a draft costs: each token reads the layers below, the attention block and the output rows."""
+        n, read = self.parts.network, layer_bytes(self.parts.gguf.paths[0])
+        block = GGMLType.Q4_0.block_bytes / 32 * n.n_embd * n.head_dim * 2 * (n.n_head + n.n_head_kv)
+        n_bytes = int(read.halves[: self.parts.taps[0]].sum()) + block + n_tokens * row_bytes(self.parts)
+        return DraftPrice(n_bytes / bytes_per_step(self.parts))
+
+
 def kind_of(name: str, parts: TargetParts, asked: AskedShape, cache_dir: Path | None) -> Kind:
     """Return a kind by its name.
 
     Args:
-        name: "head", "block" or "model".
+        name: "head", "block", "model", "transfer", "prompts" or "exit".
         parts: The target.
         asked: What is asked of the drafter's shape.
         cache_dir: As in HeadKind.
@@ -246,6 +388,11 @@ def kind_of(name: str, parts: TargetParts, asked: AskedShape, cache_dir: Path | 
     if name == "block":
         shape = block_shape(parts.network.n_embd, asked.n_layers, asked.block, asked.rank)
         return BlockKind(parts=parts, shape=shape, cache_dir=cache_dir)
+    if name == "exit":
+        return ExitKind(parts=parts, cache_dir=cache_dir)
+    if name in ("transfer", "prompts"):
+        rows = RowShape(N_ROWS, parts.taps[1] if name == "transfer" else 0)
+        return RowKind(parts=parts, shape=rows, cache_dir=cache_dir)
     return HeadKind(parts=parts, cache_dir=cache_dir)
 
 

@@ -43,7 +43,9 @@ class TrainOptions(AskedShape):
     """How a drafter is trained, beside what is asked of its shape.
 
     Attributes:
-        kind: What is trained: "head" (an EAGLE-3 head), "block" (a block drafter) or "model" (a narrow draft model).
+        kind: What is trained: "head" (an EAGLE-3 head), "block" (a block drafter), "model" (a narrow draft model),
+            "transfer" or "prompts" (rows that draft in the target's own layers), or "exit" (a block behind its first
+            layers).
         work: The folder of answers and checkpoints; None for `NAME.training` beside the drafter. Drafters of one
             target may share it, one after the other.
         prompts: The user's own prompts.
@@ -62,7 +64,7 @@ class TrainOptions(AskedShape):
         cancel: Ends the training; the next run goes on.
     """
 
-    kind: Literal["head", "block", "model"] = "head"
+    kind: Literal["head", "block", "model", "transfer", "prompts", "exit"] = "head"
     work: Path | None = None
     prompts: tuple[Opening, ...] = ()
     n_tokens: int = 500_000
@@ -215,7 +217,7 @@ def _taught(kind: Kind, out: Path, work: Path, key: str, files: list[LessonFile]
     taught = teach(kind, files, chosen, job, options.on_progress, options.cancel)
     n = len(taught.token_ids)
     curve = _curve(kind.parts.gguf.paths[0], options)
-    report = drafter_report(taught.drafted, curve, kind.price(n), kind.called)
+    report = drafter_report(taught.drafted, curve, kind.price(n, taught.drafted, curve), kind.called)
     covered = coverage(counts, taught.token_ids)
     about = {
         "recipe": {

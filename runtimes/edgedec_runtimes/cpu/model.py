@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from edgedec.cost_curve import SharedForward
 from edgedec.errors import EdgedecError, MemoryCapError, ModelFormatError, OptionError, StorageError
 from edgedec.gguf.tile_header import REMEDY
 from edgedec.memory_plan import MemoryTerm
@@ -196,6 +197,10 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
             if on_progress is not None and n_total > self.tree_rows:
                 n_done += sum(end - begin for _, _, _, begin, end in pieces)
                 on_progress(Progress("prefill", n_done, n_total, "tokens"))
+        if self._heads and self._heads[0].card.rows is not None:
+            for item, result in zip(checked, results, strict=True):
+                n_added = native().ec_draft_added_rows(item.session.handle)
+                result.shared = SharedForward(n_rows=item.n_rows + n_added)
         return results
 
     def _results(self, checked: list[CheckedItem]) -> tuple[list[Forward], int]:

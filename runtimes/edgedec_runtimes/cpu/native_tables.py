@@ -114,6 +114,7 @@ _NAMES = {
         # [n_embd, 2 * n_embd], which reads an embedding and a feature, of a head that joins them; such a head may lack
         # EC_DRAFT_HEAD_FC: its only tap is the feature then
         EC_DRAFT_HEAD_JOINT
+        EC_DRAFT_HEAD_ROWS  # [n_rows_made * n_embd, n_embd], of the state that a row is made of; may be absent
         EC_DRAFT_HEAD_MARKOV_W1  # [n_vocab of the target, rank]
         EC_DRAFT_HEAD_MARKOV_W2  # [n_vocab, rank]; [n_vocab of the target, rank] of EC_MARKOV_SELECTOR
         EC_DRAFT_HEAD_MARKOV_GATE  # [rank, n_embd + rank] of EC_MARKOV_GATED, [rank, n_embd] of EC_MARKOV_SELECTOR
@@ -135,6 +136,7 @@ _NAMES = {
         EC_DRAFT_HEAD_FEATURE_NORM  # of features, for blocks and for pairs that are joined
         EC_DRAFT_HEAD_PAIR_NORM  # of embeddings, for pairs that are joined
         EC_DRAFT_HEAD_ROPE_DIVISORS
+        EC_DRAFT_HEAD_ROWS_KEPT EC_DRAFT_HEAD_ROWS_BASE  # [n_rows_made * n_embd]; may be absent
         EC_DRAFT_HEAD_MASK  # the embedding of masked rows, where mask_token is -1
         EC_DRAFT_HEAD_MARKOV_GATE_BIAS EC_DRAFT_HEAD_MARKOV_JOINT_BIAS
         EC_DRAFT_HEAD_CONFIDENCE  # [n_embd + rank]; absent where the head has none
@@ -286,6 +288,12 @@ _STRUCTURES = {
         float rms_epsilon, rope_base
         float embedding_scale  # of the embeddings and the mask
         float logit_scale, logit_softcap
+        # The head drafts with so many rows behind one of the target, which enter its layer rows_layer; 0: it does not.
+        # Then nothing else but n_vocab and n_embd is read, and the head has one layer and no taps.
+        int32_t n_rows_made, rows_layer
+        # The head's layers see what enters this layer of the target, its only tap, and its drafts pass those below; 0:
+        # it is no such head. It has one layer, which may lack a feed-forward block.
+        int32_t exit_layer
     """,
     # How a chain is drafted: of at most n_max nodes; it ends with the node at which the product of the nodes' chances
     # (`sure` of ec_drafted) falls below least_path, or after most_seconds. A chance p counts as p * factors[i], at most

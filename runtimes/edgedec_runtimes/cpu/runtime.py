@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from edgedec.errors import EdgedecError, OptionError, RequestError, argument, counted
+from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument, counted
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
@@ -119,7 +119,7 @@ class Cpu:
             n_threads = options.n_threads or usable_cores()
             prefetch.set_up(handle, cpu_options(options).prefetch, isa, in_memory, n_threads, options)
             job.sha256 = tiles.header.model_sha256 if tiles.path is not None else job.sha256
-            head = _open_head(handle, job, options, n_ctx)
+            head = _open_head(handle, job, network, options, n_ctx)
             if head is not None:
                 undo.callback(head.close)
             check_cancelled(options.cancel, f"loading {path.name}")
@@ -139,7 +139,7 @@ class Cpu:
             reads = not network.n_per_layer  # else layers also read the tokens
             n_heads = network.most_heads
             can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads, attention_mass=n_heads)
-            can = replace(can, groups=not (network.n_with(CONVOLUTION) or network.n_with(RECURRENT)))
+            can = replace(can, groups=_takes_groups(network))
             can = replace(can, keeps_prompts=can.keeps_prompts and not card.methods)
             logit_rows, kv_type = max(options.max_rows, least), KV_TYPES[options.kv_type]
             model = CpuModel(handle, tiles, tokenizer, card, can, kv_type, terms, logit_rows, together)
@@ -252,6 +252,11 @@ def _column_terms(network: Network, n_ctx: int, n_parallel: int) -> tuple[Memory
     return (MemoryTerm("columns of convolutions", n_bytes, detail, grows=True),) if n_bytes else ()
 
 
+def _takes_groups(network: Network) -> bool:
+    """Return whether rows of one session that pass different layers may stand in one forward."""
+    return not (network.n_with(CONVOLUTION) or network.n_with(RECURRENT))
+
+
 def _held_weights(
     job: Job, streamed: StreamPlan | None, tiles: Tiles | StreamedTiles, n_threads: int | None
 ) -> MemoryTerm:
@@ -261,7 +266,9 @@ def _held_weights(
     return weights.weights_term(job, streamed, in_file=tiles.file is not None, held_as=tiles.held_as)
 
 
-def _open_head(handle: ctypes.c_void_p, job: Job, options: LoadOptions, n_ctx: int) -> CpuDraftHead | None:
+def _open_head(
+    handle: ctypes.c_void_p, job: Job, network: Network, options: LoadOptions, n_ctx: int
+) -> CpuDraftHead | None:
     """Return the head that the options name, arranged for the native model of `job`; None where they name none."""
     if options.draft_head is None:
         return None
@@ -271,9 +278,16 @@ def _open_head(handle: ctypes.c_void_p, job: Job, options: LoadOptions, n_ctx: i
 
     gguf, path = job.gguf, job.gguf.paths[0]
     fitted = fit(load_head(options.draft_head), read_gguf(path))  # the header whose hashes are known already
-    rows, token_bytes = partial(borrowed_rows, gguf), layer_bytes(path).total
+    card, read = fitted.head.card, layer_bytes(path)
+    if card.splits_forwards and (network.n_per_layer or not _takes_groups(network)):
+        raise UnsupportedModelError(
+            f"the draft head {card.name} has rows of one forward pass different layers, which they can't where layers "
+            "have states or read tokens; take another head, or none"
+        )
+    rows, below_bytes = partial(borrowed_rows, gguf), int(read.halves[: card.split_layer].sum())
     output, target = _shared_output(gguf, options), replace(job, tiles_only=False, on_progress=None)
-    head = CpuDraftHead(handle, fitted, rows, token_bytes, n_ctx=n_ctx, shared_output=output, of_target=target)
+    of_model = {"below_bytes": below_bytes, "n_ctx": n_ctx}
+    head = CpuDraftHead(handle, fitted, rows, read.total, **of_model, shared_output=output, of_target=target)
     del fitted
     return_free_memory()
     return head

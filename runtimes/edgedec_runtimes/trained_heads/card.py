@@ -7,6 +7,10 @@ Between them stands
   drafts token after token;
 - in a head that joins pairs (nextn; arXiv:2412.19437), a matrix that makes one row of each pair, and an ordinary layer.
   It needs no `fc`: what leaves the target's last norm is the feature;
+- in a row head (hidden transfer, arXiv:2404.12022; parallel prompt decoding, arXiv:2405.18628), the target's own
+  layers: rows behind the newest token's go through them in the same forward. It has no `fc`, no layer and no taps;
+- in an exit head (Kangaroo, arXiv:2404.18911), an attention block that sees what the target's first layers make of each
+  token, drafted ones too. Its only tap is that state, and it has no `fc`;
 - in a block head (DFlash, arXiv:2602.06036; DSpark, arXiv:2607.05147; DFlash2), one or more decoder layers that read
   the newest token and masks behind it, and draft all tokens in one forward. The features are seen by attention alone.
 """
@@ -102,6 +106,20 @@ class BlockShape:
 
 
 @dataclass(frozen=True, slots=True)
+class RowShape:
+    """The fields of a row head's card: rows behind one of the target's, the first of which drafts the token after next.
+
+    Attributes:
+        n: How many rows.
+        layer: The target's layer that they enter. Row k enters with base + kept * s + matrix s, where s is the state
+            with which the row before them enters that layer; at layer 0 with base alone.
+    """
+
+    n: int
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeadCard:
     """The shape of a head and the choices by which heads differ.
 
@@ -138,6 +156,8 @@ class HeadCard:
             and norms_output have their defaults in a block head, and mean nothing there.
         joins: A matrix joins the embedding and the feature of each pair, and its product goes through a layer of the
             target's own kind (Head.layers).
+        rows: What makes it a row head; None for other heads. Its sizes of layers are 0.
+        exits: It is an exit head: the target's layers below its only tap are a part of its drafts. n_ff is 0 then.
     """
 
     name: str
@@ -163,3 +183,15 @@ class HeadCard:
     notes: tuple[str, ...] = ()
     block: BlockShape | None = None
     joins: bool = False
+    rows: RowShape | None = None
+    exits: bool = False
+
+    @property
+    def splits_forwards(self) -> bool:
+        """Whether rows of one forward pass different layers of the target, as those of row heads and exit heads do."""
+        return self.exits or self.rows is not None
+
+    @property
+    def split_layer(self) -> int:
+        """The target's layer that a row head's rows enter, or before which an exit head's drafts leave; else 0."""
+        return self.taps[0] if self.exits else 0 if self.rows is None else self.rows.layer

@@ -24,6 +24,23 @@ layers, which are a model's, this one:
 |---|---|
 | joint | n_embd, 2 * n_embd: the columns are the embedding's, then the feature's |
 
+A row head has these, where its card's `rows` are n rows, and `output` as above:
+
+| tensor | shape |
+|---|---|
+| rows | n * n_embd, n_embd: what makes of a state what is added to each row; only behind layer 0 |
+| rows_kept | n * n_embd: what the state is multiplied by; only behind layer 0 |
+| rows_base | n * n_embd: what rows enter layer 0 with; only there |
+
+An exit head has `output` as above, and these:
+
+| tensor | shape |
+|---|---|
+| input_norm | n_embd: of the state |
+| q, k, v | n_head * head_dim, n_embd; n_head_kv * head_dim, n_embd |
+| o | n_embd, n_head * head_dim |
+| output_norm | n_embd |
+
 A block head has fc, output_norm, embedding, output and rope_divisors as above, and instead of the others these, where i
 counts its layers from 0:
 

@@ -31,7 +31,7 @@ def head_document(path: Path) -> dict[str, Any]:
 
 def head_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the document of a head as names and values for a person."""
-    target, promise, block = document["target"], document["promise"], document["block"]
+    target, promise, block, made = (document[name] for name in ("target", "promise", "block", "rows"))
     drafted, n_target = document["n_vocab_draft"], document["n_vocab_target"]
     rows = [
         ("name", document["name"]),
@@ -40,9 +40,7 @@ def head_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
         ("trained for", "unknown: the file does not say" if target is None else _target(target)),
         ("size", f"{format_bytes(document['size_bytes'])}, {document['n_params'] / 1e6:.1f} million parameters"),
         ("types", _types(document["tensors"])),
-        ("layer" if block is None else "layers", _layers(document)),
-        *([] if block is None else _block(block)),
-        ("taps", _taps(document)),
+        *(_made_rows(made) if made else _own_layers(document, block)),
         ("vocabulary", f"drafts {drafted} of {n_target} tokens"),
         ("matrices", _matrices(document)),
         ("accepts", "unknown: the file does not say" if promise is None else _reach(promise["reach"])),
@@ -54,12 +52,27 @@ def head_facts(document: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _form(document: dict[str, Any]) -> str:
-    block = document["block"]
+    block, made = document["block"], document["rows"]
+    if made is not None:
+        return "hidden transfer" if made["layer"] else "prompt tokens"
+    if document["exits"]:
+        return "early exit"
     if block is None:
         return "nextn" if document["joins"] else "EAGLE-3"
     if block["markov"] == "selector" or block["conv_length"]:
         return "DFlash2"
     return "DFlash" if block["markov"] == "none" else "DSpark"
+
+
+def _made_rows(made: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what rows a row head has."""
+    return [("rows", f"{made['n']} behind a token's, which enter the model's layer {made['layer']}, counted from 0")]
+
+
+def _own_layers(document: dict[str, Any], block: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return what a head's own layers are, and what they read."""
+    of_block = [] if block is None else _block(block)
+    return [("layer" if block is None else "layers", _layers(document)), *of_block, ("taps", _taps(document))]
 
 
 def _layers(document: dict[str, Any]) -> str:

@@ -20,7 +20,16 @@ ALWAYS = ("fc", "q", "k", "v", "o", "gate", "up", "down", "input_norm", "hidden_
 def expected_shapes(card: HeadCard, *, n_taps: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors that a head with this card has, by name; without `rope_divisors`."""
     n = card.n_embd
-    shapes: dict[str, tuple[int, ...]] = {} if card.joins else {"fc": (n, n_taps * card.n_embd_target)}
+    shapes: dict[str, tuple[int, ...]]
+    if card.rows is not None:
+        width = card.rows.n * n
+        made = {"rows": (width, n), "rows_kept": (width,)} if card.rows.layer else {"rows_base": (width,)}
+        return made | ({"output": (card.n_vocab_draft, n)} if card.own_output else {})
+    if card.exits:
+        layer = _layer_shapes(card, n_columns=n)
+        shapes = {name: layer[name] for name in ("q", "k", "v", "o", "input_norm")} | {"output_norm": (n,)}
+        return shapes | ({"output": (card.n_vocab_draft, n)} if card.own_output else {})
+    shapes = {} if card.joins else {"fc": (n, n_taps * card.n_embd_target)}
     shapes["hidden_norm"] = (n,)
     if card.joins:
         shapes |= {"joint": (n, 2 * n), "input_norm": (n,)}

@@ -184,6 +184,12 @@ def fit_card(card: HeadCard, gguf: GGUF) -> HeadCard:
         _refuse(card, f"it borrows an output matrix of {card.n_embd} columns, but the model's has {info.n_embd}")
     if not _same_vocabulary(card.n_vocab_target, info.n_vocab, _n_rows(gguf)):
         _refuse(card, f"it was trained for {card.n_vocab_target} tokens, but the model has {info.n_vocab}")
+    if card.rows is not None:
+        if card.rows.layer >= info.n_layer:
+            _refuse(card, f"its rows enter layer {card.rows.layer}, but the model has {info.n_layer} layers")
+        return card
+    if card.exits and card.taps[0] >= info.n_layer:
+        _refuse(card, f"it leaves the model behind layer {card.taps[0]}, but the model has {info.n_layer} layers")
     taps = card.taps or default_taps(info.n_layer)
     if card.joins and taps != (info.n_layer,):
         _refuse(card, f"it reads what leaves layer {taps[0]}, but the model has {info.n_layer} layers")

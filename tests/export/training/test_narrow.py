@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from support.models.tiny_models import tiny_llama
 
 import edgedec
+from edgedec.cost_curve import CostCurve
 from edgedec.errors import OptionError, RequestError
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.tensor_types import GGMLType
@@ -143,4 +144,4 @@ def test_a_drafted_tokens_share_is_that_of_the_bytes(target: Path) -> None:
     n_target = sum(tensor.n_bytes for name, tensor in tensors.items() if name != "token_embd.weight")
     layer = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 64
     expected = (4 * layer + 260 * 32) * 34 / 32 / n_target
-    assert kind.price(100).of(3) == pytest.approx(3 * expected)
+    assert kind.price(100, [], CostCurve()).of(3) == pytest.approx(3 * expected)

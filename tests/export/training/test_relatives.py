@@ -14,8 +14,6 @@ from edgedec.gguf.file import read_gguf
 from edgedec_export.training.lessons.lesson_files import Lesson, lesson_files, write_lessons
 from edgedec_export.training.simulation import Drafted, replay
 from edgedec_export.training.target_parts import TargetParts
-from edgedec_runtimes.reference.network import KVCache, Row, evaluate, logits
-from edgedec_runtimes.reference.weights import read_shape, read_weights
 
 torch = pytest.importorskip("torch", reason="training needs torch, which is not installed")
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "studies"))
@@ -24,12 +22,10 @@ if True:  # after the skip
     from relatives_costs import ByBytes, ByExits, ByRows, DraftBytes, best_placed, replay_placed
     from relatives_heads import Heads
     from relatives_learning import unit
-    from relatives_llama import TorchLlama, agreement
     from relatives_methods import METHODS, Given
     from relatives_narrow import variation
     from relatives_report import Kept, MeasuredCurve, report
     from relatives_report import Row as TableRow
-    from relatives_rows import N_ROWS, Prompts, RowsLearner, Transfer
 
     from edgedec_export.training.arithmetic import in_product_type
     from edgedec_export.training.batches import batch_of
@@ -176,56 +172,6 @@ def test_a_draft_is_right_where_the_best_token_is_the_texts(name: str, given: Gi
         assert_array_equal(found.right[: 8 - k, k], tokens == answer[k + 1 :])
         assert not found.right[8 - k :, k].any(), "nothing comes after the answer"
         assert ((found.sure[: 8 - k, k] > 1 / 40) & (found.sure[: 8 - k, k] <= 1)).all()
-
-
-def test_the_target_in_torch_computes_what_the_reference_computes(target: Path, given: Given) -> None:
-    """The logits of every row of a text, from its beginning and from a layer; and most probable tokens are counted."""
-    weights = read_weights(read_shape(read_gguf(target)), 128)
-    hyper = weights.hyper
-    cache = KVCache.empty(hyper, None, 16, np.dtype(np.float32))
-    text = np.random.default_rng(1).integers(0, hyper.n_vocab, 11).astype(np.int32)
-    llama = TorchLlama.of(given.parts, torch.float32)
-    x, past = llama.read(llama.embeddings(text))
-    found = (llama.outputs(x) @ llama.output.T).numpy()
-    best = []
-    for i, token in enumerate(text):
-        state = evaluate(weights, cache, weights.embedding[token], Row(np.arange(i + 1))).state
-        expected = logits(weights, state)
-        assert_allclose(found[i], expected, rtol=1e-3, atol=1e-3)
-        best.append(int(expected.argmax()))
-    lesson = Lesson("kind", "0" * 16, 0.0, 4, text, np.array(best[3:-1], np.int32), *2 * (np.zeros((1, 1), "f2"),))
-    assert agreement(llama, [lesson]) == 1
-    lesson.best[0] += 1
-    assert agreement(llama, [lesson]) == 6 / 7
-    assert len(past) == hyper.n_layer
-
-
-def test_rows_behind_a_place_are_rows_of_the_text(given: Given) -> None:
-    """Prompt tokens with the embeddings of words draft what the target foresees behind the text and these words."""
-    lesson, words = _lesson(given.parts, 80, 3, 10), np.array([7, 30, 41])
-    llama = TorchLlama.of(given.parts, torch.float32)
-    learner = RowsLearner(llama, Prompts(llama, words))
-    (found,) = learner.drafted(learner.weights, [lesson])
-    for i in range(9 - N_ROWS):
-        text = np.concatenate([lesson.token_ids[: lesson.n_prompt + i], words]).astype(np.int32)
-        x, _ = llama.read(llama.embeddings(text))
-        sure = (llama.outputs(x[-N_ROWS:]) @ llama.output.T).softmax(-1).max(-1).values.numpy()
-        assert_allclose(found.sure[i], sure, rtol=1e-4)
-
-
-def test_transferred_rows_begin_as_the_state_and_pass_the_layers_above(given: Given) -> None:
-    """Before it learns, hidden transfer drafts with the state of the newest row, as if that came later as well."""
-    llama = TorchLlama.of(given.parts, torch.float32)
-    layer, n = given.parts.taps[1], given.parts.network.n_embd
-    lesson = _lesson(given.parts, 81, 3, 10)
-    learner = RowsLearner(llama, Transfer(llama, given.tap_scale))
-    (found,) = learner.drafted(learner.weights, [lesson])
-    states = torch.from_numpy(lesson.taps[:, n : 2 * n].astype(np.float32))
-    i = 4
-    after = lesson.n_prompt + i - 1
-    x, _ = llama.read(torch.cat([states[: after + 1], states[after].expand(N_ROWS, -1)]), layer)
-    sure = (llama.outputs(x[-N_ROWS:]) @ llama.output.T).softmax(-1).max(-1).values.numpy()
-    assert_allclose(found.sure[i], sure, rtol=1e-4)
 
 
 def test_the_gradient_of_tvd_is_that_of_the_variation_but_for_its_size(given: Given) -> None:

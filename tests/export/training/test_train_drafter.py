@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 from support.heads.killed_training import Training, kill, train
+from support.heads.tiny_rows import arranged
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 from support.processes.command_line import run_here
 
@@ -95,6 +96,43 @@ def test_other_architectures(name: str, prompts: Path, tmp_path: Path) -> None:
         chain = session.draft_head.chain(8, 8, ChainRules(3))
         assert len(chain.tokens) == 3
         assert set(chain.tokens) <= set(session.draft_head.token_ids.tolist())
+
+
+@needs_torch
+@pytest.mark.parametrize("kind", ["transfer", "prompts", "exit"])
+def test_heads_that_split_forwards(kind: str, target: Path, prompts: Path, tmp_path: Path) -> None:
+    """From a model to a GGUF that fits it and promises what the report says; the same command only reports again."""
+    out = tmp_path / "out.gguf"
+    which = ("train-drafter", target, "--kind", kind, "--out", out, "--prompts", prompts)
+    command = (
+        *which,
+        "--answer-tokens",
+        "8",
+        "--tokens",
+        "1600",
+        "--vocabulary",
+        "64",
+        "--passes",
+        "0.5",
+        "--threads",
+        "1",
+    )
+    result = run_here(*command, "--json", "-q")
+    assert (result.code, result.err) == (0, ""), result
+    head, report, written = load_head(out), json.loads(result.out), out.read_bytes()
+    assert fit(head, read_gguf(target)).notes == ()
+    assert head.card.promise is not None
+    assert [round(chance, 4) for chance in head.card.promise.reach] == report["kinds"]["all"]["reach"]
+    assert head.card.splits_forwards
+    assert head.card.split_layer == {"transfer": 3, "prompts": 0, "exit": 2}[kind]
+    assert run_here(*command, "-q").code == 0
+    assert out.read_bytes() == written
+    with Cpu().load(target, LoadOptions(n_ctx=64, draft_head=out)) as model:
+        session = model.session(64)
+        assert session.draft_head is not None
+        assert arranged(session) is None
+        session.forward(np.arange(8, dtype=np.int32), n_past=0)
+        assert len(session.draft_head.chain(8, 8, ChainRules(3)).tokens) == 3
 
 
 @needs_torch

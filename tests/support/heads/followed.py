@@ -21,6 +21,7 @@ from support.heads.loaded_blocks import FLOATS, INTEGERS, TEXT, loaded, of_float
 from support.heads.tiny_blocks import tiny_block
 from support.heads.tiny_heads import TinyHead, write_head
 from support.heads.tiny_nextn import OWN, write_nextn
+from support.heads.tiny_rows import write_exit
 from support.models.tiny_models import N_VOCAB
 from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
@@ -60,6 +61,15 @@ def nextn(folder: Path, tiny: Tiny = NEXTN_FLOATS, own: tuple[str, ...] = OWN[:1
         yield model
 
 
+@contextmanager
+def exiting(folder: Path, tiny: Tiny = FLOATS) -> Iterator[Model]:
+    """Load a tiny model that a head follows whose drafts leave it behind its second layer."""
+    path = write_tiny(folder / "m.gguf", tiny)
+    head = write_exit(folder / "exit.gguf", path, 2, tiny.n_embd, N_VOCAB)
+    with Cpu().load(path, LoadOptions(n_ctx=320, draft_head=head)) as model:
+        yield model
+
+
 _KINDS: dict[str, Callable[[Path], AbstractContextManager[Model]]] = {
     "trained": trained,
     "trained, integers": partial(trained, tiny=INTEGERS, head=TRAINED_INTEGERS),
@@ -68,6 +78,8 @@ _KINDS: dict[str, Callable[[Path], AbstractContextManager[Model]]] = {
     "nextn, integers": partial(nextn, tiny=NEXTN_INTEGERS),
     "nextn, experts": partial(nextn, tiny=EXPERTS),
     "nextn, states": partial(nextn, tiny=replace(ARCHITECTURES["qwen35"], types=("Q8_0",))),
+    "exit": exiting,
+    "exit, integers": partial(exiting, tiny=INTEGERS),
     "block": partial(loaded, tiny=FLOATS, head=BLOCK_FLOATS),
     "block, rnn": partial(loaded, tiny=INTEGERS, head=RNN),
     "block, gated": partial(loaded, tiny=INTEGERS, head=GATED),

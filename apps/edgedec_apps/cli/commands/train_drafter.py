@@ -20,14 +20,15 @@ class TrainJob:
     """The arguments and options of `edgedec train-drafter`."""
 
     model: ModelName
-    kind: Literal["head", "block", "model"] = training_flag(
+    kind: Literal["head", "block", "model", "transfer", "prompts", "exit"] = training_flag(
         "--kind",
-        "A head (cpu and onnx), one that drafts blocks, or a small model as a GGUF (every runtime).",
+        "A head (cpu and onnx), one that drafts blocks, a small model as a GGUF (every runtime); or, on cpu, rows in "
+        "MODEL's own layers (transfer, prompts), or a block behind its first layers (exit).",
         "head",
     )
     out: Path | None = training_flag(
         "--out -o PATH",
-        "The head's folder, or the model's GGUF (default: here, NAME-head or NAME-draft.gguf).",
+        "The head's folder, or a GGUF (default: here, NAME-head, NAME-draft.gguf, NAME-rows.gguf, NAME-exit.gguf).",
     )
     layers: int | None = training_flag(
         "--layers N", "Layers of a small model (default: 4), or of a block head (default: 2)."
@@ -73,10 +74,12 @@ def command(job: TrainJob) -> None:
 
     A head is a small network that guesses the model's next tokens from its hidden states, on cpu and onnx. With --kind
     block it guesses several tokens at once instead of one after the other. With --kind model it is a small model of its
-    own, which drafts on every runtime (--draft-option model). MODEL writes prompts and answers itself, and the drafter
-    learns to foresee the answers. Two cores need hours, a GPU minutes. Ctrl-C, or a crash, loses a minute at most: the
-    same command goes on where it stopped. Training ends when the drafter no longer gets better on prompts that it does
-    not learn from. MODEL is a GGUF that the cpu runtime runs.
+    own, which drafts on every runtime (--draft-option model). With --kind transfer or prompts, rows behind the newest
+    token's go through MODEL's own layers and draft from there; there is next to nothing else to read. With --kind exit,
+    drafts leave MODEL behind its first layers, and are verified from there on. MODEL writes prompts and answers itself,
+    and the drafter learns to foresee the answers. Two cores need hours, a GPU minutes. Ctrl-C, or a crash, loses a
+    minute at most: the same command goes on where it stopped. Training ends when the drafter no longer gets better on
+    prompts that it does not learn from. MODEL is a GGUF that the cpu runtime runs.
     """
 
     def work(cancel: CancelToken) -> dict[str, Any]:
@@ -116,7 +119,8 @@ def _train(job: TrainJob, on_progress: Any, cancel: CancelToken) -> "Trained":
         on_progress=on_progress,
         cancel=cancel,
     )
-    ending = "draft.gguf" if job.kind == "model" else "head"
+    endings = {"model": "draft.gguf", "transfer": "rows.gguf", "prompts": "rows.gguf", "exit": "exit.gguf"}
+    ending = endings.get(job.kind, "head")
     return train_drafter(path, job.out or Path(f"{default_name(job.model, path)}-{ending}"), options)
 
 

@@ -170,8 +170,13 @@ def tapped_layers(card: HeadCard) -> tuple[int, ...]:
     """Return the layers whose output a head reads, by what it taps: the output of one layer enters the next.
 
     Raises:
-        UnsupportedModelError: The head taps what enters the first layer, which no layer puts out.
+        UnsupportedModelError: The head taps what enters the first layer, which no layer puts out, or splits forwards.
     """
+    if card.splits_forwards:
+        raise UnsupportedModelError(
+            f"the draft head {card.name} has rows of one forward pass different layers, which only the cpu runtime can "
+            "do; use that runtime and the GGUF, or another head"
+        )
     if 0 in card.taps:
         raise UnsupportedModelError(
             f"the draft head {card.name} reads what enters layer 0, and here only what leaves a layer can be read; use "

@@ -68,6 +68,14 @@ def head_terms(facts: HeadFacts, n_output: int, n_ctx: int, n_parallel: int) -> 
     """
     card, block = facts.card, facts.card.block
     weights = facts.own_bytes + n_output
+    if card.rows is not None:
+        n_rows, n_embd = card.rows.n * (card.rows.n + 1), card.n_embd
+        of_session = 2 * n_rows * n_embd + card.rows.n * card.n_vocab_draft
+        shared = KERNEL_ROWS * 2 * n_embd * _BLOCK_BYTES + 4 * n_rows * n_embd
+        return (
+            MemoryTerm("draft head", weights, f"{card.name}, {card.n_vocab_draft} tokens"),
+            MemoryTerm("rows of the draft head", int(shared + 4 * n_parallel * of_session), f"at most {n_rows}"),
+        )
     n_tokens = -(-n_ctx // _PAGE_TOKENS) * _PAGE_TOKENS
     n_layer = 1 if block is None else block.n_layer
     kv_bytes = 4 * n_tokens * n_layer * card.n_head_kv * card.head_dim

@@ -48,7 +48,7 @@ def place_of(name: str, card: HeadCard) -> Place:
     """Return where a tensor of a head goes, by its name in edgedec_runtimes.trained_heads.head."""
     *layer, part = name.split(".")[1:] if name.startswith("layers.") else [name]
     number = int(layer[0]) if layer else 0
-    renamed = _OF_BLOCKS if card.block is not None else _OF_JOINED if card.joins else _OF_PAIRS
+    renamed = _OF_BLOCKS if card.block is not None or card.exits else _OF_JOINED if card.joins else _OF_PAIRS
     part = renamed.get(part, part)
     name = f"EC_DRAFT_HEAD_{_NATIVE.get(part, part).upper()}"
     return Place(NUMBERS[name], number, name in NAMES["matrices of heads"])
@@ -56,6 +56,8 @@ def place_of(name: str, card: HeadCard) -> Place:
 
 def is_read_once(name: str, card: HeadCard) -> bool:
     """Return whether a draft of a head reads a matrix once, however many tokens it has: all but a block's bias."""
+    if card.rows is not None:
+        return name == "output"
     return card.block is not None and name not in (*_FEW_ROWS, *_OF_A_TOKEN)
 
 
@@ -64,6 +66,8 @@ def is_read_by_tokens(name: str, card: HeadCard) -> bool:
 
     A head that reads pairs reads `fc` once for all tokens that stand since the last draft, which is left out.
     """
+    if card.rows is not None:
+        return False
     return name in _OF_A_TOKEN if card.block is not None else name not in (*_FEW_ROWS, "fc")
 
 
@@ -84,6 +88,9 @@ def native_config(card: HeadCard) -> ctypes.Structure:
     switches = (_FC_NORMS[card.fc_norm], card.norm_before_residual, card.feeds_back_normed)
     config = DraftHeadConfig(card.n_vocab_draft, card.n_embd, 1, *sizes, *switches)
     config.rms_epsilon, config.rope_base = card.rms_epsilon, card.rope_base
+    if card.rows is not None:
+        config.n_rows_made, config.rows_layer = card.rows.n, card.rows.layer
+    config.exit_layer = card.taps[0] if card.exits else 0
     if (block := card.block) is not None:
         config.n_layer, config.block_size, config.block_shifted = block.n_layer, block.size, block.shifted
         config.block_causal, config.markov, config.rank = block.causal, _MARKOV[block.markov], block.rank

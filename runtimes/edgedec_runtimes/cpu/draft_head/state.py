@@ -19,6 +19,7 @@ from edgedec_runtimes.cpu.draft_head.parts import first_rows
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.library import NOT_FINITE, Drafted, DraftItem, DraftRules, address, check, native
 from edgedec_runtimes.trained_heads.card import HeadCard
+from edgedec_runtimes.trained_heads.row_places import best_places
 
 _LONGEST_S = 3600.0
 _LONGEST = 2**31 - 1
@@ -116,6 +117,24 @@ class CpuDraftHeadState:
         """The chance that a draft is right up to its first, second, ... token, as its trainer measured."""
         promise = self.head.card.promise
         return () if promise is None else promise.reach
+
+    def arrange(self, cost: Callable[[int], float] | None) -> str | None:
+        """Place the rows of a row head where they promise most; other heads add nothing to forwards."""
+        rows = self.head.card.rows
+        if rows is None:
+            return None
+        placed = best_places(self.reach or UNKNOWN_REACH, rows.n, self.head.below, cost or (lambda n_rows: 1.0))
+        pays = cost is None or placed.speed >= LEAST_SPEED
+        counts = (ctypes.c_int32 * (rows.n + 1))(*(placed.counts if pays else ()))
+        seconds = 0.0 if cost is None else placed.extra * cost(1)
+        with self.using():
+            check(
+                native().ec_draft_place(self._session, addressof(counts), len(counts), seconds), "rows of a draft head"
+            )
+        if pays:
+            return None
+        speed = f"{placed.speed:.2f} of the plain speed is expected, and {LEAST_SPEED} is wanted"
+        return f"the rows of the draft head {self.head.card.name} don't pay here: {speed}"
 
     def judge(self, n_drafts: int, n_right: int) -> str | None:
         """Return a sentence where the head accepts far less than its card promises."""
@@ -315,6 +334,9 @@ class CpuDraftHeadState:
             check(native().ec_draft_load(self._session, n_tokens, address(payload), n_bytes), "restoring a draft head")
 
 
+LEAST_SPEED = 1.1
+"""Of plain decoding, that the rows of a row head must promise: with less, a small model's texts lost up to a tenth
+(`benchmarks/speed/head_kinds.py`)."""
 N_DRAFTS = 200
 """Drafts after which a head is judged."""
 SHARE = 0.25

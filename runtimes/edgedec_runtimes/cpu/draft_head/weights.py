@@ -31,6 +31,8 @@ from edgedec_runtimes.trained_heads.target import Fitted
 _HASHED = (
     "fc",
     "joint",
+    "rows",
+    "rows_base",
     "q",
     "o",
     "down",
@@ -44,7 +46,7 @@ _HASHED = (
 _FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 _EXACT = tuple(
     """
-    fc joint embedding markov_w1 markov_gate markov_joint attention_conv_proj mlp_conv_proj selector_predecessor
+    fc joint rows embedding markov_w1 markov_gate markov_joint attention_conv_proj mlp_conv_proj selector_predecessor
     selector_successor selector_hidden
     """.split()
 )
@@ -65,6 +67,7 @@ class CpuDraftHead:
         token_ids: int32[n], the target's id of each token that the head can draft.
         mark: 32 bytes that tell this head from others.
         n_bytes: Bytes of its weights.
+        below: The share of a forward of the target below the layer at which the head splits forwards.
         closed: Whether the weights were freed.
         followers: What it knows of each session's text (CpuDraftHeadState).
         card: The facts of the head.
@@ -78,6 +81,7 @@ class CpuDraftHead:
         output_rows: Callable[[NDArray[np.int32]], HeadTensor],
         token_bytes: int,
         *,
+        below_bytes: int = 0,
         n_ctx: int = 1,
         shared_output: GGMLType | None = None,
         of_target: Job | None = None,
@@ -90,6 +94,7 @@ class CpuDraftHead:
             output_rows: Returns the rows of the target's output matrix that belong to some tokens, which a head borrows
                 that has none.
             token_bytes: Bytes of weights that a token of the target reads.
+            below_bytes: Those below the layer at which the head splits forwards.
             n_ctx: Tokens of a session, which the rotations of a head's layers may depend on.
             shared_output: The type of the target's output matrix, where a head that joins pairs reads its rows there;
                 None: such a head borrows them, too.
@@ -114,10 +119,12 @@ class CpuDraftHead:
             lambda to: native().ec_draft_head_create(model, *parts, to), f"the draft head {card.name}"
         )
         self._finalizer = freed_with(self, native().ec_draft_head_destroy, self.handle)
+        self.below = below_bytes / token_bytes
         self.closed = False
         self.followers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._token_bytes = token_bytes
-        self._bytes_once = self._bytes_of_token = 0  # of the weights that a draft reads, and each of its tokens
+        self._bytes_once = 0  # of the weights that a draft reads
+        self._bytes_of_token = below_bytes if card.exits else 0  # that each of its tokens reads
         self._tiles: list[U8] = []
         self._opened: list[Tiles] = []
         self._set_tensors(head)

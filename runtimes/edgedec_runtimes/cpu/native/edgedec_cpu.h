@@ -218,6 +218,12 @@ EC_API int32_t ec_draft_chains(ec_draft_item *items, int32_t n);
  * where there is no room, or a block has no row for one of them, else 1. EC_NOT_FINITE: a score is infinite or NaN. */
 EC_API int32_t ec_draft_branches(ec_session *session, const int32_t *tokens, const int32_t *parents, int32_t n_nodes,
                                  int32_t n_new, float *scores, int32_t *n_found);
+/* Have rows of the draft head that follows a session stand behind rows of its forwards: n_behind[0] behind the newest
+ * token's, n_behind[1] behind the first one of its draft, ..., in each forward that has logits of a chain or a tree.
+ * They are expected to take `seconds` a forward. Nothing happens where no head follows, or one of another kind. */
+EC_API int32_t ec_draft_place(ec_session *session, const int32_t *n_behind, int32_t n, double seconds);
+/* Return how many rows of its head the session's latest forward had. */
+EC_API int32_t ec_draft_added_rows(const ec_session *session);
 /* Return the seconds that a session's draft head has spent on the text, drafts not included. */
 EC_API double ec_draft_read_seconds(const ec_session *session);
 /* Return the bytes that a session's head holds of its text. */

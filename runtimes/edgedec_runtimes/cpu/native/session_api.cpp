@@ -66,7 +66,10 @@ int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork
     check_tokens(session, n_tokens);
     session->cache = KVCache(session->cache, n_tokens);  // pages behind them, of a longer text before, are freed
     std::unique_ptr<ec_session> twin(new ec_session(*session, n_tokens));
-    if (session->draft_head) twin->draft_head = session->draft_head->fork(n_tokens);
+    if (session->draft_head) {
+      twin->draft_head = session->draft_head->fork(n_tokens);
+      twin->draft_head->attach(*twin);
+    }
     *fork = twin.release();
   });
 }

@@ -32,6 +32,7 @@ Matrix &matrix_of(ec_draft_head *head, int32_t which, int32_t layer) {
     case EC_DRAFT_HEAD_OUTPUT: return head->net.output;
     case EC_DRAFT_HEAD_EMBEDDING: return head->embedding;
     case EC_DRAFT_HEAD_JOINT: return head->joint;
+    case EC_DRAFT_HEAD_ROWS: return head->made.matrix;
     case EC_DRAFT_HEAD_MARKOV_W1: return head->of_block.markov_w1;
     case EC_DRAFT_HEAD_MARKOV_W2: return head->of_block.markov_w2;
     case EC_DRAFT_HEAD_MARKOV_GATE: return head->of_block.markov_gate;
@@ -52,6 +53,8 @@ std::vector<float> &vector_of(ec_draft_head *head, int32_t which, int32_t layer)
     case EC_DRAFT_HEAD_FEATURE_NORM: return head->joins ? head->feature_norm : head->of_block.feature_norm;
     case EC_DRAFT_HEAD_PAIR_NORM: return head->embedding_norm;
     case EC_DRAFT_HEAD_ROPE_DIVISORS: return head->rope_divisors;
+    case EC_DRAFT_HEAD_ROWS_KEPT: return head->made.kept;
+    case EC_DRAFT_HEAD_ROWS_BASE: return head->made.base;
     case EC_DRAFT_HEAD_MASK: return head->of_block.mask;
     case EC_DRAFT_HEAD_MARKOV_GATE_BIAS: return head->of_block.markov_gate_bias;
     case EC_DRAFT_HEAD_MARKOV_JOINT_BIAS: return head->of_block.markov_joint_bias;
@@ -100,6 +103,7 @@ int32_t ec_session_follow(ec_session *session, ec_draft_head *head) {
   return guarded([&] {
     require(head == nullptr || (head->finished && &head->target == session->model), "the head is of another model");
     session->draft_head = head == nullptr ? nullptr : head->follow(session->cache.n_ctx());
+    if (session->draft_head) session->draft_head->attach(*session);
   });
 }
 
@@ -182,6 +186,17 @@ int32_t ec_draft_branches(ec_session *session, const int32_t *tokens, const int3
     *n_found = session->draft_head != nullptr &&
                session->draft_head->read_branches(tokens, parents, n_nodes, n_new, scores);
   });
+}
+
+int32_t ec_draft_place(ec_session *session, const int32_t *n_behind, int32_t n, double seconds) {
+  return guarded([&] {
+    require(n >= 0 && n <= EC_MOST_BLOCK && seconds >= 0, "the places of a head's rows are out of range");
+    if (session->draft_head) session->draft_head->place(n_behind, n, seconds);
+  });
+}
+
+int32_t ec_draft_added_rows(const ec_session *session) {
+  return session->draft_head ? session->draft_head->n_added() : 0;
 }
 
 double ec_draft_read_seconds(const ec_session *session) {

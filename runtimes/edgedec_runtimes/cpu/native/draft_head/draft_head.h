@@ -43,6 +43,8 @@ struct ec_draft_head {
   edgedec::Matrix fc{}, embedding{}, joint{};
   std::vector<float> fc_norm, rope_divisors, embedding_norm, feature_norm;  // the last two of pairs that are joined
   edgedec::BlockWeights of_block;
+  std::vector<uint8_t> below;  // [n_layer of the target], 1 for the layers below the exit of a head that leaves early
+  edgedec::MadeRows made;  // of a head that drafts with rows in the target's layers; such a head has no layers of its own
   bool finished = false;
 
   int64_t n_tapped() const { return (int64_t)config.n_taps * target.config.n_embd; }
@@ -68,6 +70,10 @@ struct ec_draft_head {
 
  private:
   void check_inputs() const;
+  void check_target() const;
+  void set_rope();
+  void finish_rows();
+  void finish_exit();
   void take_output();
 
   edgedec::ActivationBuffer joined_, pairs_;  // what fc reads, and the joint matrix
@@ -94,17 +100,28 @@ class DraftHeadState {
   virtual std::shared_ptr<DraftHeadState> fork(int32_t n_tokens) const = 0;
 
   ec_draft_head &head() const { return head_; }
+  // Note whose text it is.
+  virtual void attach(ec_session &) {}
 
   // --- around a forward of the target ---
 
-  // Drop what lies beyond the item's n_past, and have the forward copy the taps of its rows.
-  void before(const ec_item &item, Plan &plan, int32_t first_row);
+  // Return the item as the head has it evaluated: with at most n_most rows of the head behind its own, or with rows that
+  // enter behind layers that they have passed; the item itself where there is nothing of that.
+  virtual const ec_item &widened(const ec_item &item, int32_t) { return item; }
+  // Drop what lies beyond the item's n_past, and have the forward copy the taps of its rows. The plan is of what
+  // widened() returned.
+  virtual void before(const ec_item &item, Plan &plan, int32_t first_row);
   // Take the rows of a forward that was done.
-  void after(const ec_item &item);
+  virtual void after(const ec_item &item);
   // Take rows that another library has evaluated, whose taps the item holds.
   void take(const ec_item &item);
   // Move rows of the latest forward, as ec_session_move moves their slots.
-  void move(const int32_t *source, int32_t n, int32_t start);
+  virtual void move(const int32_t *source, int32_t n, int32_t start);
+  // Have so many rows of the head stand behind the newest token of a forward, behind its draft's first token, ...; in
+  // each forward they are expected to take `seconds`. Heads without rows take no notice.
+  virtual void place(const int32_t *, int32_t, double) {}
+  // Return how many rows of the head the latest forward had.
+  virtual int32_t n_added() const { return 0; }
 
   // --- drafting: each state lays out what is to be read, then all of them are read together ---
 
@@ -175,6 +192,9 @@ class DraftHeadState {
   virtual void save_extra(uint8_t *target) const = 0;
   virtual void load_extra(const uint8_t *source) = 0;
 };
+
+// Whether a forward's taps are those of tokens, and of no rows that enter behind the layers that the head reads.
+bool has_tokens(const ec_item &item);
 
 // Draft a chain behind each text, all of them together: items of sessions that one head follows. Throws as lay_out
 // does.

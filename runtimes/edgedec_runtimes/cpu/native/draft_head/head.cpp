@@ -5,8 +5,10 @@
 #include <algorithm>
 
 #include "draft_head/block_state.h"
+#include "draft_head/exit_state.h"
 #include "draft_head/pair_state.h"
 #include "draft_head/products.h"
+#include "draft_head/row_state.h"
 #include "weights/tiles.h"
 
 using namespace edgedec;
@@ -21,7 +23,7 @@ ec_config net_config(const ec_draft_head_config &h) {
   ec_config c{};
   c.n_vocab = h.n_vocab, c.n_embd = h.n_embd, c.n_layer = h.n_layer;
   c.rms_epsilon = h.rms_epsilon, c.embedding_scale = c.residual_scale = c.logit_scale = 1.0f;
-  c.attention_scale = h.head_dim > 0 ? 1.0f / sqrtf((float)h.head_dim) : 0.0f;
+  c.attention_scale = h.head_dim > 0 ? 1.0f / sqrtf((float)h.head_dim) : 1.0f;
   if (h.block_size > 0) c.logit_scale = h.logit_scale, c.logit_softcap = h.logit_softcap;
   return c;
 }
@@ -39,16 +41,20 @@ ec_draft_head::ec_draft_head(ec_model &model, const ec_draft_head_config &c, con
   require(!joins || (c.block_size == 0 && net.config.n_embd == c.n_embd && net.config.n_vocab == c.n_vocab &&
                      net.config.n_layer == c.n_layer),
           "the layers of a head that joins pairs have other sizes than the head");
-  net.paired = c.block_size == 0 && !joins;
+  net.paired = c.block_size == 0 && !joins && c.exit_layer == 0;
   net.normed_residual = c.norm_before_residual != 0;
   if (c.block_size > 0) net.row_conv_length = c.conv_length, net.row_conv_group = c.conv_group;
-  require(c.n_ff > 0 || joins, "the head has no feed-forward block");
+  const bool has_rows = c.n_rows_made > 0;
+  made.n = c.n_rows_made, made.layer = c.rows_layer;
+  require(made.n >= 0 && made.n <= EC_MOST_BLOCK, "the rows of a head are out of range");
+  require((c.block_size > 0) + joins + has_rows + (c.exit_layer != 0) <= 1, "the head is of several kinds");
+  require(c.n_ff > 0 || joins || has_rows || c.exit_layer > 0, "the head has no feed-forward block");
   std::vector<ec_layer> shapes;
   for (int32_t i = 0; i < c.n_layer; ++i)
     shapes.push_back({0, EC_MIXER_ATTENTION, c.n_head, c.n_head_kv, c.head_dim, c.n_ff, i});
-  if (!joins) net.set_layers(shapes.data());
+  if (!joins && !has_rows) net.set_layers(shapes.data());
   require(model.finished, "the head's target is not finished");
-  require(c.n_taps >= 1 && c.n_taps <= 16, "the number of taps is out of range");
+  require(c.n_taps >= (has_rows ? 0 : 1) && c.n_taps <= 16, "the number of taps is out of range");
   require(c.fc_norm >= EC_FC_NORM_NONE && c.fc_norm <= EC_FC_NORM_EACH, "no such norm before fc");
   for (int32_t i = 0; i < c.n_taps; ++i)
     require(tapped[i] >= 0 && tapped[i] <= model.config.n_layer, "a tap is out of range");
@@ -65,6 +71,8 @@ ec_draft_head::ec_draft_head(ec_model &model, const ec_draft_head_config &c, con
 ec_draft_head::~ec_draft_head() = default;
 
 void ec_draft_head::finish() {
+  if (made.n > 0) return finish_rows();
+  if (config.exit_layer != 0) return finish_exit();
   const bool own = embedding.n_rows != 0;
   check_inputs();
   if (own) require_head_matrix(embedding, "embedding", target.config.n_vocab, config.n_embd);
@@ -72,13 +80,7 @@ void ec_draft_head::finish() {
   require(own || !target.elsewhere || target.look_up != nullptr, "the target's embeddings are not there");
   require(config.fc_norm == EC_FC_NORM_NONE ? fc_norm.empty() : (int64_t)fc_norm.size() == n_tapped(),
           "the vector fc_norm is missing or has another length");
-  require(isfinite(config.rope_base) && config.rope_base > 0, "the head's rope_base is not a positive number");
-  require(rope_divisors.empty() || (int32_t)rope_divisors.size() == config.head_dim / 2,
-          "the divisors of the head's frequencies are of another number");
-  for (int32_t i = 0; !joins && i < config.head_dim / 2; ++i) {
-    const double divisor = rope_divisors.empty() ? 1.0 : rope_divisors[(size_t)i];
-    net.rope[0].frequencies.push_back(pow(config.rope_base, -2.0 * i / config.head_dim) / divisor);
-  }
+  set_rope();
   if (net.output.n_rows == 0) take_output();
   if (!net.finished) net.finish();
   const auto buffer = [&](const Matrix &m) {
@@ -92,6 +94,58 @@ void ec_draft_head::finish() {
     embedding_scale_ = config.embedding_scale;
     block_ = std::make_unique<BlockHead>(*this);
   }
+  finished = true;
+}
+
+// Set how queries and keys of the head's own layers are rotated.
+void ec_draft_head::set_rope() {
+  require(isfinite(config.rope_base) && config.rope_base > 0, "the head's rope_base is not a positive number");
+  require(rope_divisors.empty() || (int32_t)rope_divisors.size() == config.head_dim / 2,
+          "the divisors of the head's frequencies are of another number");
+  for (int32_t i = 0; !joins && i < config.head_dim / 2; ++i) {
+    const double divisor = rope_divisors.empty() ? 1.0 : rope_divisors[(size_t)i];
+    net.rope[0].frequencies.push_back(pow(config.rope_base, -2.0 * i / config.head_dim) / divisor);
+  }
+}
+
+// Check that rows of a forward may pass different layers of the target.
+void ec_draft_head::check_target() const {
+  require(!target.remembers() && target.config.n_per_layer == 0 && !target.elsewhere,
+          "rows can't pass a part of this model's layers: they have states, read tokens or are elsewhere");
+}
+
+// Finish a head that sees what leaves the target's first layers.
+void ec_draft_head::finish_exit() {
+  const int32_t n_layer = target.config.n_layer;
+  require(config.n_embd == target.config.n_embd && config.exit_layer > 0 && config.exit_layer < n_layer,
+          "the head leaves another model early");
+  require(taps.size() == 1 && taps[0] == config.exit_layer, "the head reads other states than those of its exit");
+  check_target();
+  below.assign((size_t)n_layer, 0);
+  std::fill_n(below.begin(), config.exit_layer, 1);
+  set_rope();
+  if (net.output_norm.empty()) net.output_norm = target.output_norm;
+  if (net.output.n_rows == 0) take_output();
+  net.finish();
+  finished = true;
+}
+
+// Finish a head whose rows go through the target's layers.
+void ec_draft_head::finish_rows() {
+  const ec_config &c = target.config;
+  const int64_t n = c.n_embd, width = made.n * n;
+  require(config.n_embd == n && made.layer >= 0 && made.layer < c.n_layer, "the head's rows are of another model");
+  check_target();
+  require_head_matrix(made.matrix, "rows", made.matrix.n_rows == 0 ? 0 : width, n);
+  for (const std::vector<float> *vector : {&made.kept, &made.base})
+    require(vector->empty() || (int64_t)vector->size() == width, "a vector of the head's rows has another length");
+  require(!made.base.empty() || made.matrix.n_rows != 0, "the head's rows are made of nothing");
+  if (net.output.n_rows == 0) take_output();
+  require_head_matrix(net.output, "output", config.n_vocab, n);
+  const auto buffer = [&](const Matrix &m) {
+    return ActivationBuffer(target.max_rows, n, !is_float_type(m.type), is_float_type(m.type));
+  };
+  made.sources = buffer(made.matrix), made.to_output = buffer(net.output);
   finished = true;
 }
 
@@ -117,6 +171,8 @@ void ec_draft_head::take_output() {
 }
 
 std::shared_ptr<DraftHeadState> ec_draft_head::follow(int32_t n_ctx) {
+  if (made.n > 0) return std::make_shared<RowState>(*this, n_ctx);
+  if (config.exit_layer != 0) return std::make_shared<ExitState>(*this, n_ctx);
   if (block_) return std::make_shared<BlockState>(*this, n_ctx);
   return std::make_shared<PairState>(*this, n_ctx);
 }

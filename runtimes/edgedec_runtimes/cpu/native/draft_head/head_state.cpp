@@ -34,8 +34,7 @@ void DraftHeadState::go_back(int32_t n_past) {
   forget(n_past);
 }
 
-// Whether a forward's taps are those of tokens, and of no rows that enter behind the layers that the head reads.
-static bool has_tokens(const ec_item &item) {
+bool has_tokens(const ec_item &item) {
   return std::all_of(item.groups, item.groups + item.n_groups,
                      [](const ec_group &group) { return group.tokens != nullptr; });
 }

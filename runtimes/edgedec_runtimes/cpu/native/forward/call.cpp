@@ -54,6 +54,21 @@ Outcome renew_below(const ec_item &item, const volatile int32_t *cancel) {
   return Outcome::done;
 }
 
+// Return items with the rows of draft heads behind their own.
+std::vector<ec_item> widened(const ec_model &model, const ec_item *items, int32_t n_items) {
+  std::vector<ec_item> wide(items, items + n_items);
+  int64_t n_rows = 0;
+  for (const ec_item &item : wide) n_rows += item.n_rows;
+  for (ec_item &item : wide) {
+    if (item.session == nullptr || !item.session->draft_head) continue;
+    check_item(model, item);
+    const int32_t n_own = item.n_rows;
+    item = item.session->draft_head->widened(item, (int32_t)std::max<int64_t>(0, model.max_rows - n_rows));
+    n_rows += item.n_rows - n_own;
+  }
+  return wide;
+}
+
 }  // namespace
 
 Outcome renew(const ec_item &item, const volatile int32_t *cancel) {
@@ -88,14 +103,15 @@ Outcome forward(ec_model &model, const ec_item *items, int32_t n_items, float *l
                 const volatile int32_t *cancel) {
   if (!model.finished || model.elsewhere)
     throw Invalid("the model is not finished, or another library evaluates its text");
-  Plan plan = make_plan(model, items, n_items);
+  const std::vector<ec_item> wide = widened(model, items, n_items);
+  Plan plan = make_plan(model, wide.data(), n_items);
   if (plan.n_wanted > model.max_rows) throw Invalid("too many rows of logits are wanted");
   for (int32_t i = 0; i < n_items; ++i) {
     const Outcome outcome = renew(items[i], cancel);
     if (outcome != Outcome::done) return outcome;
   }
   for (int32_t i = 0; i < n_items; ++i) {
-    items[i].session->cache.prepare(items[i].n_past, items[i].n_past + items[i].n_rows);
+    items[i].session->cache.prepare(items[i].n_past, items[i].n_past + wide[(size_t)i].n_rows);
     items[i].session->notes.begin(items[i]);
     items[i].session->columns.begin(items[i]);
     items[i].session->states.begin(items[i], items[i].session->notes);

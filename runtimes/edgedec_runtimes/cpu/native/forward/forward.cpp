@@ -55,6 +55,7 @@ void Run::operator()(int thread) {
   if (c_.n_per_layer != 0) make_per_layer_inputs(thread, memory);
   copy_taps(thread, -1);
   for (int32_t l = 0; l < c_.n_layer; ++l) {
+    if (plan_.made != nullptr && plan_.made->layer == l) make_rows(thread, memory);
     if (c_.early_router) keep_entering(thread, plan_.mlp(l));
     if (!mixer_block(thread, l, memory) || !mlp_block(thread, l, memory)) return;
     if (l < plan_.n_added) add_vectors(thread, l);
@@ -71,7 +72,8 @@ int64_t Run::most_pieces() const {
     return std::max<int64_t>({layer.shape.n_ff, width_of(layer), layer.mix_width});
   });
   const int64_t widest = std::max<int64_t>({c_.n_vocab, of_layers, c_.n_expert, c_.n_embd, m_.n_row_kernels(),
-                                            (int64_t)c_.n_layer * c_.n_per_layer});
+                                            (int64_t)c_.n_layer * c_.n_per_layer,
+                                            plan_.made != nullptr ? plan_.made->matrix.n_rows : 0});
   const int64_t bands = (std::max(plan_.n_rows, 1) + GROUP_ROWS - 1) / GROUP_ROWS;
   return std::max({(widest / PANEL_ROWS + 4) * bands, most_expert_pieces(), most_adapter_pieces()});
 }
@@ -152,6 +154,29 @@ void Run::norm_states(int thread, int32_t l, float *memory) {
     float *x = m_.x.data() + r * c_.n_embd;
     k_.rms_norm(x, m_.output_norm.data(), c_.rms_epsilon, c_.n_embd, memory);
     memcpy(x, memory, (size_t)c_.n_embd * sizeof(float));
+  });
+}
+
+// Make what rows enter a layer with.
+void Run::make_rows(int thread, float *memory) {
+  MadeRows &made = *plan_.made;
+  const std::vector<int32_t> &sources = plan_.made_of;
+  const int64_t n = c_.n_embd, width = made.matrix.n_rows;
+  if (width != 0) {
+    stages_.each(thread, (int64_t)sources.size(), [&](int64_t i) {
+      k_.quantize(made.sources.view(), i, 0, n, m_.x.data() + (int64_t)sources[(size_t)i] * n);
+    });
+    const Target target = {&made.matrix, made.products.data(), width};
+    products(thread, made.sources.view(), sources, &target, 1, memory);
+  }
+  stages_.each(thread, (int64_t)plan_.made_rows.size(), [&](int64_t i) {
+    const Plan::Made &row = plan_.made_rows[(size_t)i];
+    const float *state = m_.x.data() + (int64_t)sources[(size_t)row.source] * n;
+    const float *product = width == 0 ? nullptr : made.products.data() + row.source * width + row.number * n;
+    float *x = m_.x.data() + (int64_t)row.row * n;
+    for (int64_t j = 0, at = row.number * n; j < n; ++j, ++at)
+      x[j] = (made.base.empty() ? 0.0f : made.base[(size_t)at]) +
+             (made.kept.empty() ? 0.0f : made.kept[(size_t)at] * state[j]) + (width != 0 ? product[j] : 0.0f);
   });
 }
 

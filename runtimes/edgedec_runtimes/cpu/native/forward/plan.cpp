@@ -33,6 +33,8 @@ std::vector<RowRange> ranges_of(const Plan &plan, const std::vector<int32_t> &ro
   return ranges;
 }
 
+}  // namespace
+
 void check_item(const ec_model &model, const ec_item &item) {
   const ec_config &c = model.config;
   require(item.session != nullptr && item.session->model == &model, "an item's session belongs to another model");
@@ -78,8 +80,6 @@ void check_item(const ec_model &model, const ec_item &item) {
     require(!layer.attends() || layer.shape.n_head <= item.n_mass_heads, "a layer has more heads than attention");
   }
 }
-
-}  // namespace
 
 void Plan::end_early(const ec_model &model) {
   if (adds_mass) return;  // all rows attend in all layers

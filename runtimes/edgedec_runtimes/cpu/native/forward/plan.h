@@ -23,6 +23,18 @@ struct RowRange {
   size_t first_query; // where the list of rows that have queries holds the first of these rows
 };
 
+// Rows that enter a layer with what a head makes of states: base + kept * s + matrix s, where s is the state with which
+// another row enters it.
+struct MadeRows {
+  int32_t layer = 0, n = 0;       // n rows at most are made of one
+  Matrix matrix{};                // [n * n_embd][n_embd]; no rows: there is none
+  std::vector<float> kept, base;  // [n * n_embd], or empty
+  // --- memory of a forward ---
+  ActivationBuffer sources, to_output;  // what the matrix reads, and the output matrix
+  std::vector<float> products;          // [sources][n * n_embd]
+  void reserve(size_t n_sources) { products.resize(std::max(products.size(), n_sources * (size_t)matrix.n_rows)); }
+};
+
 struct Plan {
   const ec_item *items;
   int32_t n_items, n_rows = 0, n_wanted = 0, most_slots = 0;
@@ -55,6 +67,13 @@ struct Plan {
     int64_t stride;
   };
   std::vector<Tap> taps;
+  // Rows that are made of others in the forward.
+  struct Made {
+    int32_t row, source, number;  // its row, the place of its source in made_of, which of the rows of that source it is
+  };
+  MadeRows *made = nullptr;
+  std::vector<Made> made_rows;
+  std::vector<int32_t> made_of;  // rows
 
   const std::vector<int32_t> &attn(int32_t layer) const {
     if (is_behind(layer)) return last_attn;
@@ -103,6 +122,8 @@ struct Plan {
   int32_t last_layer = 0, n_storing = 0;  // no layer from number n_storing on stores anything
 };
 
+// Throw Invalid where an item can't be evaluated.
+void check_item(const ec_model &model, const ec_item &item);
 // Check the items and plan their forward (throws Invalid).
 Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items);
 

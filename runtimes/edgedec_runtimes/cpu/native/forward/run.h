@@ -92,6 +92,7 @@ class Run {
                           float *memory);
   void add_vectors(int thread, int32_t l);
   void norm_states(int thread, int32_t l, float *memory);
+  void make_rows(int thread, float *memory);
   const Activations &attention_input(int thread, const Layer &layer, const std::vector<int32_t> &rows, float *memory);
   void products(int thread, const Activations &a, const std::vector<int32_t> &rows,
                 const Target *targets, int n_targets, float *memory, bool adds = false);

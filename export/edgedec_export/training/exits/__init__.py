@@ -1,0 +1,1 @@
+"""Early exits: what is trained behind the target's first layers."""

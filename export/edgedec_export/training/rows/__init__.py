@@ -1,0 +1,1 @@
+"""Rows that draft in the target's own layers: hidden transfer and prompt tokens, as what learns."""
