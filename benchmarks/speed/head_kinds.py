@@ -21,6 +21,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 import edgedec
+from edgedec.load_options import N_DRAFT_MAX
 from edgedec.progress import CancelToken
 from edgedec_apps.bench.measure import Run, Runner, RunOptions, engine_runner, order
 from edgedec_apps.bench.prompts import DEFAULT_PROMPTS, grouped, prepare, read_prompts
@@ -33,8 +34,8 @@ def opened(stack: ExitStack, model: str, heads: dict[str, str], options: RunOpti
     """Return what decodes in each way."""
 
     def runner(draft: str, head: str | None) -> Runner:
-        most = {"n_draft_max": 2} if draft == "head" else {}
-        engine = edgedec.load(model, runtime="cpu", draft=draft, draft_head=head, offline=True, **most)
+        most = 2 if draft == "head" else N_DRAFT_MAX
+        engine = edgedec.load(model, runtime="cpu", draft=draft, draft_head=head, n_draft_max=most, offline=True)
         return engine_runner(stack.enter_context(engine), options, draft=draft != "off")
 
     ways = {PLAIN: runner("off", "off"), AUTO: runner("auto", "off")}
@@ -82,8 +83,7 @@ def main() -> None:
         ways = opened(stack, args.model, heads, options)
         with edgedec.load(args.model, runtime="cpu", draft="off", offline=True) as engine:
             requests = prepare(engine, read_prompts(args.prompts, args.per_task), args.max_tokens)
-        for runner in ways.values():
-            runner(requests[0], CancelToken())  # reads the weights; not counted
+        _ = [runner(requests[0], CancelToken()) for runner in ways.values()]  # reads the weights; not counted
         for number in range(args.rounds):
             for place, request in enumerate(requests):
                 ran: dict[str, Run] = {}
