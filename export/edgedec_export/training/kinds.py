@@ -325,7 +325,7 @@ class RowKind(SplitKind):
         """Return what a draft costs: the rows where they promise most, and reading the output rows once."""
         seconds = curve.up_to((self.shape.n + 1) ** 2)
         below, chances = self.shape.layer / self.parts.network.n_layer, reach(drafted, self.shape.n)
-        placed = best_places(chances, self.shape.n, below, lambda n_rows: seconds[n_rows - 1])
+        placed = best_places(chances, self.shape.n, below, tuple(seconds))
         return DraftPrice(0.0, placed.extra + n_tokens * row_bytes(self.parts) / bytes_per_step(self.parts))
 
     def finished(self, weights: Weights) -> dict[str, NDArray[np.float32]]:

@@ -199,8 +199,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
                 on_progress(Progress("prefill", n_done, n_total, "tokens"))
         if self._heads and self._heads[0].card.rows is not None:
             for item, result in zip(checked, results, strict=True):
-                n_added = native().ec_draft_added_rows(item.session.handle)
-                result.shared = SharedForward(n_rows=item.n_rows + n_added)
+                result.shared = SharedForward(0.0, item.n_rows + native().ec_draft_added_rows(item.session.handle))
         return results
 
     def _results(self, checked: list[CheckedItem]) -> tuple[list[Forward], int]:

@@ -56,9 +56,8 @@ def place_of(name: str, card: HeadCard) -> Place:
 
 def is_read_once(name: str, card: HeadCard) -> bool:
     """Return whether a draft of a head reads a matrix once, however many tokens it has: all but a block's bias."""
-    if card.rows is not None:
-        return name == "output"
-    return card.block is not None and name not in (*_FEW_ROWS, *_OF_A_TOKEN)
+    few = (*_FEW_ROWS, *_OF_A_TOKEN)
+    return name == "output" if card.rows is not None else card.block is not None and name not in few
 
 
 def is_read_by_tokens(name: str, card: HeadCard) -> bool:
@@ -66,9 +65,7 @@ def is_read_by_tokens(name: str, card: HeadCard) -> bool:
 
     A head that reads pairs reads `fc` once for all tokens that stand since the last draft, which is left out.
     """
-    if card.rows is not None:
-        return False
-    return name in _OF_A_TOKEN if card.block is not None else name not in (*_FEW_ROWS, "fc")
+    return card.rows is None and (name in _OF_A_TOKEN if card.block is not None else name not in (*_FEW_ROWS, "fc"))
 
 
 def first_rows(block: BlockShape | None, n_drafts: int) -> int:

@@ -123,7 +123,9 @@ class CpuDraftHeadState:
         rows = self.head.card.rows
         if rows is None:
             return None
-        placed = best_places(self.reach or UNKNOWN_REACH, rows.n, self.head.below, cost or (lambda n_rows: 1.0))
+        n_most = (rows.n + 1) ** 2
+        costs = tuple([1.0 if cost is None else round(cost(n) / cost(1), 2) for n in range(1, n_most + 1)])
+        placed = best_places(self.reach or UNKNOWN_REACH, rows.n, self.head.below, costs)
         pays = cost is None or placed.speed >= LEAST_SPEED
         counts = (ctypes.c_int32 * (rows.n + 1))(*(placed.counts if pays else ()))
         seconds = 0.0 if cost is None else placed.extra * cost(1)

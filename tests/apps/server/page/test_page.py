@@ -56,9 +56,13 @@ def test_models_that_can_be_fetched(server: Running, tmp_path: Path, monkeypatch
             assert next(told) == next(told) == '{"status": "pulling manifest"}', "a line comes while nothing does"
         wait_until(lambda: not server.service._running, "the pull goes on without its client")
         served.gate.set()
-    partial_path(tmp_path / "models" / "half.gguf").write_bytes(data[:40_000])
-    (half,) = [each for each in server.client.get("/page/models").json()["models"] if each["name"] == "half"]
-    assert half["n_there"] == 40_000
+    half = {"name": "half", "note": "of tests", "n_bytes": 100_000, "n_there": 40_000}
+
+    def is_told() -> bool:
+        partial_path(tmp_path / "models" / "half.gguf").write_bytes(data[:40_000])
+        return half in server.client.get("/page/models").json()["models"]
+
+    wait_until(is_told, "the pull's thread outlives its request for a moment, and keeps what it has")
     monkeypatch.setenv("EDGEDEC_OFFLINE", "1")
     assert server.client.get("/page/models").json() == {"models": []}
     for headers in ({"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}, {"host": "evil.example"}):
