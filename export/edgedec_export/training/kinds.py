@@ -260,7 +260,7 @@ class SplitKind(Kind):
         """Return the card of a head that can draft so many tokens."""
 
     def finished(self, weights: Weights) -> dict[str, NDArray[np.float32]]:
-        """Return the tensors by the names of edgedec_runtimes.trained_heads.head."""
+        """Return the head's tensors, named as in edgedec_runtimes.trained_heads.head."""
         return {name: values.detach().cpu().float().numpy() for name, values in weights.items()}
 
     def write(self, out: Path, weights: Weights, token_ids: TokenIds, promise: Promise, about: dict[str, Any]) -> None:
@@ -357,7 +357,7 @@ class ExitKind(SplitKind):
         return student
 
     def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
-        """Return what a draft costs: each token reads the layers below, the attention block and the output rows."""
+        """Return a draft's cost: a token reads the layers below, the attention block and the output rows."""
         n, read = self.parts.network, layer_bytes(self.parts.gguf.paths[0])
         block = GGMLType.Q4_0.block_bytes / 32 * n.n_embd * n.head_dim * 2 * (n.n_head + n.n_head_kv)
         n_bytes = int(read.halves[: self.parts.taps[0]].sum()) + block + n_tokens * row_bytes(self.parts)

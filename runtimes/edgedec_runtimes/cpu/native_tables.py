@@ -288,7 +288,7 @@ _STRUCTURES = {
         float rms_epsilon, rope_base
         float embedding_scale  # of the embeddings and the mask
         float logit_scale, logit_softcap
-        # The head drafts with so many rows behind one of the target, which enter its layer rows_layer; 0: it does not.
+        # Rows that the head adds behind a row of the target, and that enter layer rows_layer; 0: not a row head.
         # Then nothing else but n_vocab and n_embd is read, and the head has one layer and no taps.
         int32_t n_rows_made, rows_layer
         # The head's layers see what enters this layer of the target, its only tap, and its drafts pass those below; 0:

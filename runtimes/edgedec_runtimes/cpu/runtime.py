@@ -253,7 +253,7 @@ def _column_terms(network: Network, n_ctx: int, n_parallel: int) -> tuple[Memory
 
 
 def _takes_groups(network: Network) -> bool:
-    """Return whether rows of one session that pass different layers may stand in one forward."""
+    """Return whether rows of one session may pass different layers in one forward."""
     return not (network.n_with(CONVOLUTION) or network.n_with(RECURRENT))
 
 

@@ -193,5 +193,5 @@ class HeadCard:
 
     @property
     def split_layer(self) -> int:
-        """The target's layer that a row head's rows enter, or before which an exit head's drafts leave; else 0."""
+        """The target's layer that a row head's rows enter, or the first that an exit head's drafts skip; else 0."""
         return self.taps[0] if self.exits else 0 if self.rows is None else self.rows.layer

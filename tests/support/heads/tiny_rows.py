@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import edgedec
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import Arranging
 from edgedec.model import Session
@@ -58,3 +59,14 @@ def write_rows(path: Path, model: Path, shape: RowShape, n_embd: int, n_vocab: i
 def write_exit(path: Path, model: Path, layer: int, n_embd: int, n_vocab: int, *, n_head: int = 3) -> Path:
     """Write a random exit head for a model, and return its path."""
     return write_gguf(path, *exit_head(layer, n_embd, n_vocab, target_of(read_gguf(model)), n_head))
+
+
+def check_texts(model: Path, head: Path, sampling: dict[str, Any], more: dict[str, Any]) -> None:
+    """Assert that a head drafts, and that the texts are those of plain decoding."""
+    prompts = ["the rows", "of a text", "and more"]
+    with edgedec.load(model, draft="off", cache_dir=None, **more) as engine:
+        plain = [engine.generate(prompt, max_tokens=40, **sampling).token_ids for prompt in prompts]
+    with edgedec.load(model, draft="head", draft_head=head, cache_dir=None, **more) as engine:
+        results = [engine.generate(prompt, max_tokens=40, **sampling) for prompt in prompts]
+    assert [result.token_ids for result in results] == plain
+    assert sum(result.stats.drafters["head"]["nodes"] for result in results) > 0

@@ -9,11 +9,10 @@ from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 from support.heads.followed import EXPERTS, exiting, head_of, read
 from support.heads.loaded_blocks import FLOATS, TEXT
-from support.heads.tiny_rows import TOKENS, write_exit
+from support.heads.tiny_rows import TOKENS, check_texts, write_exit
 from support.models.tiny_models import N_VOCAB, tiny_llama
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
-import edgedec
 from edgedec.errors import UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.load_options import LoadOptions
@@ -114,13 +113,7 @@ def test_texts_are_those_of_plain_decoding(sampling: dict[str, Any], more: dict[
     """Greedy and drawn, with a packed KV cache and with texts side by side."""
     model = tiny_llama(tmp_path / "m.gguf", n_layer=4, n_head=2, n_head_kv=1)
     head = write_exit(tmp_path / "exit.gguf", model, LAYER, 64, N_VOCAB, n_head=4)
-    prompts = ["the rows", "of a text", "and more"]
-    with edgedec.load(model, draft="off", cache_dir=None, **more) as engine:
-        plain = [engine.generate(prompt, max_tokens=40, **sampling).token_ids for prompt in prompts]
-    with edgedec.load(model, draft="head", draft_head=head, cache_dir=None, **more) as engine:
-        results = [engine.generate(prompt, max_tokens=40, **sampling) for prompt in prompts]
-    assert [result.token_ids for result in results] == plain
-    assert sum(result.stats.drafters["head"]["nodes"] for result in results) > 0
+    check_texts(model, head, sampling, more)
 
 
 @pytest.mark.parametrize("name", ["qwen35", "lfm2", "gemma4"])

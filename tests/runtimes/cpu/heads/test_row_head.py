@@ -11,11 +11,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from support.heads.followed import head_of, read, scores
 from support.heads.loaded_blocks import FLOATS, INTEGERS, TEXT
-from support.heads.tiny_rows import TOKENS, arranged, write_rows
+from support.heads.tiny_rows import TOKENS, arranged, check_texts, write_rows
 from support.models.tiny_models import N_VOCAB, tiny_llama
 from support.models.tiny_quantized import ARCHITECTURES, Tiny, write_tiny
 
-import edgedec
 from edgedec.errors import CancelledError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import read_gguf
 from edgedec.head_state import ChainRules
@@ -164,13 +163,7 @@ def test_texts_are_those_of_plain_decoding(
     monkeypatch.setattr("edgedec_runtimes.cpu.draft_head.state.best_places", lambda *arguments: placed)
     model = tiny_llama(tmp_path / "m.gguf", n_layer=4, n_head=2, n_head_kv=1)
     head = write_rows(tmp_path / "rows.gguf", model, shape, 64, N_VOCAB)
-    prompts = ["the rows", "of a text", "and more"]
-    with edgedec.load(model, draft="off", cache_dir=None, **more) as engine:
-        plain = [engine.generate(prompt, max_tokens=40, **sampling).token_ids for prompt in prompts]
-    with edgedec.load(model, draft="head", draft_head=head, cache_dir=None, **more) as engine:
-        results = [engine.generate(prompt, max_tokens=40, **sampling) for prompt in prompts]
-    assert [result.token_ids for result in results] == plain
-    assert sum(result.stats.drafters["head"]["nodes"] for result in results) > 0
+    check_texts(model, head, sampling, more)
 
 
 @pytest.mark.parametrize("name", ["qwen35", "lfm2", "gemma4"])
