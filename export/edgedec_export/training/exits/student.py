@@ -34,9 +34,8 @@ def new_exit(parts: TargetParts) -> Weights:
         info = gguf.tensors[f"blk.{at}.{theirs}.weight"]
         data = np.frombuffer(gguf.read_tensor_bytes(info.name), np.uint8).reshape(info.shape[1], -1)
         values = dequantize(info.type, data)
-        if (
-            name in ("q", "k") and parts.network.switches.rope_interleaved
-        ):  # pairs of neighbours become halves of a head
+        if name in ("q", "k") and parts.network.switches.rope_interleaved:
+            # Pairs of neighbours become halves of a head.
             heads = values.reshape(-1, parts.network.head_dim // 2, 2, values.shape[1])
             values = heads.swapaxes(1, 2).reshape(values.shape)
         weights[name] = torch.from_numpy(np.ascontiguousarray(values))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from edgedec.errors import UnsupportedModelError
 from edgedec_export.training.arithmetic import product_type
-from edgedec_export.training.network import Tensor
+from edgedec_export.training.network import Tensor, turns
 from edgedec_export.training.target_parts import TargetParts
 from edgedec_runtimes.weights.levels import dequantize
 
@@ -68,12 +68,12 @@ class TorchLlama:
             first: The first layer to pass.
         """
         network, cache = self.parts.network, []
-        turns = _turns(positions, network.head_dim, network.rope_base)
+        cos_sin = turns(positions, network.head_dim, network.rope_base)
         for i in range(first, network.n_layer):
             w = {name: self.tensors[f"blk.{i}.{name}.weight"] for name in (*_MATRICES, "attn_norm", "ffn_norm")}
             normed = self.norm(x, w["attn_norm"]).to(w["attn_q"].dtype)
             q, k, v = (self._heads(normed, i, name) for name in ("attn_q", "attn_k", "attn_v"))
-            q, k = (_rotate(each, turns, interleaved=network.switches.rope_interleaved) for each in (q, k))
+            q, k = (_rotate(each, cos_sin, interleaved=network.switches.rope_interleaved) for each in (q, k))
             if past:
                 k, v = torch.cat([past[i - first][0], k], 1), torch.cat([past[i - first][1], v], 1)
             cache.append((k, v))
@@ -104,16 +104,9 @@ class TorchLlama:
         return product.view(len(x), -1, self.parts.network.head_dim).transpose(0, 1)
 
 
-def _turns(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines, each float32[n, head_dim / 2], by which rows at positions turn."""
-    speeds = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim)
-    angles = positions[:, None] * speeds
-    return angles.cos().float(), angles.sin().float()
-
-
-def _rotate(x: Tensor, turns: tuple[Tensor, Tensor], *, interleaved: bool) -> Tensor:
+def _rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor], *, interleaved: bool) -> Tensor:
     """Return [n_head, n, head_dim] turned: neighbours of a head with each other, or its two halves."""
-    cos, sin = turns
+    cos, sin = cos_sin
     wide = x.float()
     a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
     turned = a * cos - b * sin, b * cos + a * sin
