@@ -19,9 +19,9 @@ MOST_ROWS = _ROWS[-1]
 _BETWEEN = (3, 6, 12, 24)  # measured where time is left
 _N_PAST = 32
 _REPEATS = 3
+_LAST = (2, 1, 3, 1, 4, 1, 6, 8) * 6  # as drafts do: a process's first forwards, and those after many rows, take longer
 _PHASE, _WHAT = "measuring", "what a forward of several tokens costs"
 _STREAK = 6  # forwards of one row in a row; the last ones are like those of plain decoding
-_MOST_RESUME = 1e3
 _RESUME = "resume"  # the key of what the first plain step after a draft takes longer, in plain steps
 
 
@@ -42,7 +42,7 @@ def cost_curve(
     The number of rows rises while time is left, at most to `most_rows`; each row takes the memory of a row of logits.
     """
     card = session.model.card
-    key = f"{card.fingerprint} {card.runtime} {machine_key(options)} {most_rows} streak"
+    key = f"{card.fingerprint} {card.runtime} {machine_key(options)} {most_rows} as drafts do"
     cache_dir = None if options.machines else options.cache_dir
     cached = _as_curve(probe_cache.get(cache_dir, "curve", key))
     if cached is not None:
@@ -69,7 +69,7 @@ def _as_curve(numbers: object) -> CostCurve | None:
         return None
     if not measured or not all(n >= 1 and 0 < seconds < 1e6 for n, seconds in measured.items()):
         return None
-    return CostCurve(measured, resume_share) if 0 <= resume_share < _MOST_RESUME else None
+    return CostCurve(measured, resume_share) if 0 <= resume_share < 1e3 else None
 
 
 def _measure(
@@ -130,7 +130,7 @@ def _fill(session: Session, tokens: NDArray[np.int32], limit_s: float, most: int
 def _order(most: int) -> list[int]:
     """Return the numbers of rows to measure, each several times and apart, so that a busy moment spoils one at most."""
     rows = sorted({n for n in (*_ROWS, most) if 1 <= n <= most})
-    return rows * _REPEATS + [n for n in _BETWEEN if n < most] * _REPEATS
+    return rows * _REPEATS + [n for n in _BETWEEN if n < most] * _REPEATS + [n for n in _LAST if n <= most]
 
 
 def measuring_s(n_rows: int, cost: Cost) -> float:

@@ -113,14 +113,13 @@ def test_it_keeps_the_contract(files: tuple[Path, Path]) -> None:
 
 
 def test_sampled_and_penalized_drafts_use_the_targets_own_transform(files: tuple[Path, Path]) -> None:
-    """A banned token is never drafted, equal noise gives equal drafts, and drawn nodes come with their q."""
+    """A banned token is never drafted, noise changes no draft, and drawn nodes come with their q."""
     with load(files) as model:
         best = drafter(model).propose(1, np.inf).tokens[0]
         banned = SamplingParams(temperature=0, logit_bias={best: -np.inf})
         assert best not in list(drafter(model, banned).propose(4, np.inf).tokens)
         sampled = SamplingParams(temperature=1.0, top_p=1.0, seed=1)
-        first, second = (drafter(model, sampled).propose(4, np.inf) for _ in range(2))
-        assert list(first.tokens) == list(second.tokens)
+        assert drafter(model, sampled).propose(4, np.inf).tokens == drafter(model).propose(4, np.inf).tokens
         drawn = drafter(model, sampled, coupled=False).propose(4, np.inf)
         assert drawn.is_chain
         assert drawn.q is not None
@@ -397,10 +396,10 @@ def test_nodes_of_a_tree_have_the_scores_of_chains(files: tuple[Path, Path]) -> 
 def test_rows_over_the_heads_own_tokens_draft_as_rows_over_all(
     options: dict[str, float], coupled: bool, files: tuple[Path, Path]
 ) -> None:
-    """Where an option names another token, rows have all of the target's tokens: drafts and their q are the same."""
+    """Where an option names another token, rows have all of the target's tokens: levels and their q are the same."""
     with load(files) as model:
         unknown = min(set(range(N_VOCAB)) - set(drafter(model).state.token_ids.tolist()))
-        for shape in ("chain", "grow"):
+        for shape in ("grow",) if coupled else ("chain", "grow"):
             few, all_of_them = (
                 drafter(model, SamplingParams(**options, logit_bias=bias), coupled=coupled, shape=parse_shape(shape))  # type: ignore[arg-type]
                 for bias in ({}, {unknown: 0.0})

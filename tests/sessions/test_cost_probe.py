@@ -34,7 +34,7 @@ class Timed:
     """A session whose forwards take what a function of their number and rows says."""
 
     def __init__(
-        self, clock: Clock, seconds: Callable[[int, int], float], *, n_ctx: int = 512, max_rows: int = 16
+        self, clock: Clock, seconds: Callable[[int, int], float], n_ctx: int = 512, max_rows: int = 16
     ) -> None:
         card = SimpleNamespace(n_vocab=50, fingerprint="f", runtime="fake")
         self.model = SimpleNamespace(card=card, capabilities=Capabilities(max_rows=max_rows))
@@ -61,17 +61,17 @@ def curve_of(session: Timed, cache_dir: Path | None = None, **options: object) -
     return cost_curve(cast(Session, session), LoadOptions(cache_dir=cache_dir, **options))  # type: ignore[arg-type]
 
 
-def test_every_n_is_the_least_of_three(clock: Clock) -> None:
-    """Rows double up to the most there may be, then some between."""
-    curve = curve_of(Timed(clock, lambda call, n: 0.001 * n, max_rows=11))
+@pytest.mark.parametrize("begin", range(2, 16))
+def test_a_busy_moment_spoils_nothing(clock: Clock, begin: int) -> None:
+    """Rows double, then some between; those of one n are apart, so that four slow ones leave each two good times."""
+    curve = curve_of(Timed(clock, lambda call, n: 0.001 * n * (5 if begin <= call < begin + 4 else 1), max_rows=11))
     assert curve.table() == pytest.approx({n: 0.001 * n for n in (1, 2, 3, 4, 6, 8, 11)})
 
 
-@pytest.mark.parametrize("begin", range(2, 16))
-def test_a_busy_moment_spoils_nothing(clock: Clock, begin: int) -> None:
-    """Forwards of one n are some time apart, so that four slow ones in a row leave each n two good times."""
-    curve = curve_of(Timed(clock, lambda call, n: 0.001 * n * (5 if begin <= call < begin + 4 else 1)))
-    assert curve.table() == pytest.approx({n: 0.001 * n for n in (1, 2, 3, 4, 6, 8, 12, 16)})
+def test_many_rows_make_no_draft_dear(clock: Clock) -> None:
+    """After many rows a forward takes longer where weights fit in a cache; after a draft of a few it does not."""
+    session = Timed(clock, lambda call, n: 0.001 * (n + 2 * (session.calls[-1:] > [15])))
+    assert curve_of(session).resuming.share == 0
 
 
 @pytest.mark.parametrize("token_s", [0.001, 0.05, 0.2, 0.33, 0.5])
