@@ -25,5 +25,5 @@ def test_matrices_learn_as_torchs_muon_teaches_them(shape: tuple[int, int]) -> N
         muon.step(_RATE)
         oracle.step()
     moved = (ours - first).norm()
-    assert (ours - theirs).norm() < 0.02 * moved  # torch rounds to bfloat16
+    assert (ours - theirs).norm() < 0.025 * moved  # torch rounds to bfloat16, 0.0202 with AMX
     assert moved > 0.01
