@@ -11,14 +11,14 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Session
 from edgedec.progress import check_cancelled, report_progress, stage
 from edgedec.storage import probe_cache
-from edgedec.storage.probe_cache import machine_key, quietly
+from edgedec.storage.probe_cache import machine_key, quiet_from_now, quietly
 
 N_MAX, LEAST_COMPARED = 16, 8  # rows that are compared: rounding to int8 hides a small difference in many rows
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
 MOST_ROWS = _ROWS[-1]
 _BETWEEN = (3, 6, 12, 24)  # measured where time is left
 _N_PAST = 32
-_REPEATS = 3
+_REPEATS, _LEAST = 3, 4  # times that a number of rows is measured; numbers of rows that are measured on a busy machine
 _LAST = (2, 1, 3, 1, 4, 1, 6, 8) * 6  # as drafts do: a process's first forwards, and those after many rows, take longer
 _PHASE, _WHAT = "measuring", "what a forward of several tokens costs"
 _STREAK = 6  # forwards of one row in a row; the last ones are like those of plain decoding
@@ -36,8 +36,8 @@ def cost_curve(
     experts as different tokens do. Real steps, whose tokens may share experts, refine the curve.
 
     What the session holds is lost. The limit of `limit_s` seconds begins after the first forward or two, which may have
-    to read the weights from a cold disk. The time of each number of rows is the least of up to three forwards, some
-    time apart, so that a busy moment does not count, and a busy machine's curve is not kept. Each time comes after a
+    to read the weights from a cold disk. The time of each number of rows is the least of several forwards, some time
+    apart, so that a busy moment does not count; a busy machine's curve ends early, and is not kept. Each comes after a
     forward of another number of rows, as drafts do. One row is measured in a streak as well, as plain decoding is one.
     The number of rows rises while time is left, at most to `most_rows`; each row takes the memory of a row of logits.
     """
@@ -67,9 +67,8 @@ def _as_curve(numbers: object) -> CostCurve | None:
         measured = {int(n): float(seconds) for n, seconds in numbers.items() if n != _RESUME}
     except (TypeError, ValueError, OverflowError):
         return None
-    if not measured or not all(n >= 1 and 0 < seconds < 1e6 for n, seconds in measured.items()):
-        return None
-    return CostCurve(measured, resume_share) if 0 <= resume_share < 1e3 else None
+    sound = 0 <= resume_share < 1e3 and all(n >= 1 and 0 < seconds < 1e6 for n, seconds in measured.items())
+    return CostCurve(measured, resume_share) if measured and sound else None
 
 
 def _measure(
@@ -79,13 +78,13 @@ def _measure(
     most = min(session.model.capabilities.max_rows, session.room(1), most_rows)
     rng, n_vocab = np.random.default_rng(0), session.model.card.n_vocab
     measured: dict[int, float] = {}
-    streak_s: float | None = None
+    streak_s, is_quiet = None, quiet_from_now()
     try:
         n_past = _fill(session, _random_tokens(rng, n_vocab, _N_PAST), limit_s, most)
         until = monotonic() + limit_s
         for n in _order(most):
             expected = measured.get(n, 2 * max(measured.values(), default=0.0))
-            if measured and monotonic() + expected > until:
+            if measured and (monotonic() + expected > until or (len(measured) >= _LEAST and not is_quiet())):
                 continue  # a forward of fewer rows may still fit
             check_cancelled(options.cancel, "measuring the model's speed")
             spent = 1 - (until - monotonic()) / limit_s

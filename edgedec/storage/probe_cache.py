@@ -24,15 +24,16 @@ _USUAL_S, _USUAL_SHARE = 0.02, 0.1  # that threads wait on a quiet machine, whos
 _MOST_NUMBER = 1e14  # more than any speed
 
 
-def quietly(measure: Callable[[], T]) -> tuple[T, bool]:
-    """Return what a measurement returns, and whether other programs left it the processor.
-
-    Linux counts how long threads that had work waited for a processor. Elsewhere the answer is always yes.
-    """
+def quiet_from_now() -> Callable[[], bool]:
+    """Return what tells whether this program's threads have hardly waited for a processor since; on Linux, else yes."""
     before, started = _waited_s(), perf_counter()
-    result = measure()
-    usual_s = _USUAL_S + _USUAL_SHARE * (perf_counter() - started)
-    return result, _waited_s() - before <= usual_s
+    return lambda: _waited_s() - before <= _USUAL_S + _USUAL_SHARE * (perf_counter() - started)
+
+
+def quietly(measure: Callable[[], T]) -> tuple[T, bool]:
+    """Return what a measurement returns, and whether other programs left it the processor."""
+    is_quiet = quiet_from_now()
+    return measure(), is_quiet()
 
 
 def _waited_s() -> float:

@@ -27,6 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     fake = Clock()
     monkeypatch.setattr("edgedec.sessions.cost_probe.perf_counter", fake)
     monkeypatch.setattr("edgedec.sessions.cost_probe.monotonic", fake)
+    monkeypatch.setattr(probe_cache, "_waited_s", lambda: 0.0)  # though other tests may keep the machine busy
     return fake
 
 
@@ -96,13 +97,13 @@ def test_what_was_measured_is_remembered(clock: Clock, tmp_path: Path) -> None:
 
 
 def test_nothing_is_remembered_of_a_busy_machine(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The curve of this start is what was measured; the next start measures again."""
+    """The curve of this start is what was measured, of a few rows; the next start measures again."""
     counts = iter(range(0, 1 << 20, 1000))
     monkeypatch.setattr(probe_cache, "_waited_s", lambda: next(counts))
     for _ in range(2):
         session = Timed(clock, lambda call, n: 0.001 * n)
-        assert len(curve_of(session, tmp_path).table()) == 8
-        assert session.calls
+        assert list(curve_of(session, tmp_path).table()) == [1, 2, 4, 8]
+        assert len(session.calls) < 20
 
 
 def test_one_n_alone_is_not_remembered(clock: Clock, tmp_path: Path) -> None:

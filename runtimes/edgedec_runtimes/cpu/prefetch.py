@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -144,17 +145,12 @@ def set_up(
     settings = stored_settings(options.cache_dir, instruction_set, n_threads)
     new = [kind for kind, n_bytes in bytes_of.items() if n_bytes >= LEAST_BYTES and kind not in settings]
     if new and sum(bytes_of[kind] for kind in new) >= LEAST_TOGETHER:
+        is_quiet = probe_cache.quiet_from_now()
+        cancelled = partial(check_cancelled, options.cancel, f"measuring {_WHAT}")
         with stage(options.on_progress, "measuring", _WHAT):
-            measured, is_quiet = probe_cache.quietly(
-                lambda: measure(
-                    new,
-                    Products(handle, bytes_of),
-                    check_cancel=lambda: check_cancelled(options.cancel, f"measuring {_WHAT}"),
-                )
-            )
-        settings |= measured
+            settings |= measure(new, Products(handle, bytes_of), check_cancel=cancelled, is_quiet=is_quiet)
         document = {kind.name: {str(n): astuple(ahead) for n, ahead in of.items()} for kind, of in settings.items()}
-        if is_quiet:
+        if is_quiet():
             probe_cache.put(options.cache_dir, KIND, key(instruction_set, n_threads), document)
     _apply(handle, settings)
 
@@ -165,11 +161,12 @@ def measure(
     *,
     limit_s: float = 1.0,
     check_cancel: Callable[[], None] = lambda: None,
+    is_quiet: Callable[[], bool] = lambda: True,
 ) -> dict[GGMLType, dict[int, Ahead]]:
     """Return the fastest setting for each type and number of rows; the usual one unless another is clearly faster.
 
     Settings are measured in turn, in rounds as long as time is left. Of each the least time counts: a busy moment makes
-    a measurement longer, never shorter.
+    a measurement longer, never shorter. On a machine that is not quiet, nothing is returned.
     """
     cases = [(kind, n, ahead) for n in ROWS for ahead in CANDIDATES for kind in kinds]
     seconds: dict[tuple[GGMLType, int, Ahead], list[float]] = {case: [] for case in cases}
@@ -180,6 +177,8 @@ def measure(
         check_cancel()
         rng.shuffle(cases)
         for case in cases:
+            if not is_quiet():
+                return {}
             seconds[case].append(seconds_of(*case))
     times = {case: min(timings) for case, timings in seconds.items()}
     return {kind: {n: _fastest({ahead: times[kind, n, ahead] for ahead in CANDIDATES}) for n in ROWS} for kind in kinds}

@@ -20,7 +20,7 @@ from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.trained_heads.card import HeadCard
-from edgedec_runtimes.weights.levels import dequantize
+from edgedec_runtimes.trained_heads.head import HeadTensor, to_halves
 
 _MATRICES = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"}
 
@@ -32,13 +32,10 @@ def new_exit(parts: TargetParts) -> Weights:
     weights["input_norm"] = torch.from_numpy(read_vector(gguf, f"blk.{at}.attn_norm.weight").copy())
     for name, theirs in _MATRICES.items():
         info = gguf.tensors[f"blk.{at}.{theirs}.weight"]
-        data = np.frombuffer(gguf.read_tensor_bytes(info.name), np.uint8).reshape(info.shape[1], -1)
-        values = dequantize(info.type, data)
+        tensor = HeadTensor(info.shape[::-1], info.type, np.frombuffer(gguf.read_tensor_bytes(info.name), np.uint8))
         if name in ("q", "k") and parts.network.switches.rope_interleaved:
-            # Pairs of neighbours become halves of a head.
-            heads = values.reshape(-1, parts.network.head_dim // 2, 2, values.shape[1])
-            values = heads.swapaxes(1, 2).reshape(values.shape)
-        weights[name] = torch.from_numpy(np.ascontiguousarray(values))
+            tensor = to_halves(tensor, info.shape[1] // parts.network.head_dim)
+        weights[name] = torch.from_numpy(tensor.floats())
     return weights
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from edgedec.errors import UnsupportedModelError
 from edgedec_export.training.arithmetic import product_type
-from edgedec_export.training.network import Tensor, turns
+from edgedec_export.training.network import Tensor, turned, turns
 from edgedec_export.training.target_parts import TargetParts
 from edgedec_runtimes.weights.levels import dequantize
 
@@ -73,7 +73,9 @@ class TorchLlama:
             w = {name: self.tensors[f"blk.{i}.{name}.weight"] for name in (*_MATRICES, "attn_norm", "ffn_norm")}
             normed = self.norm(x, w["attn_norm"]).to(w["attn_q"].dtype)
             q, k, v = (self._heads(normed, i, name) for name in ("attn_q", "attn_k", "attn_v"))
-            q, k = (_rotate(each, cos_sin, interleaved=network.switches.rope_interleaved) for each in (q, k))
+            if network.switches.rope_interleaved:  # pairs of neighbours become halves of a head, in both alike
+                q, k = (each.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for each in (q, k))
+            q, k = (turned(each, *cos_sin) for each in (q, k))
             if past:
                 k, v = torch.cat([past[i - first][0], k], 1), torch.cat([past[i - first][1], v], 1)
             cache.append((k, v))
@@ -102,12 +104,3 @@ class TorchLlama:
         bias = self.tensors.get(f"blk.{layer}.{name}.bias")
         product = product if bias is None else product + bias
         return product.view(len(x), -1, self.parts.network.head_dim).transpose(0, 1)
-
-
-def _rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor], *, interleaved: bool) -> Tensor:
-    """Return [n_head, n, head_dim] turned: neighbours of a head with each other, or its two halves."""
-    cos, sin = cos_sin
-    wide = x.float()
-    a, b = (wide[..., 0::2], wide[..., 1::2]) if interleaved else wide.chunk(2, -1)
-    turned = a * cos - b * sin, b * cos + a * sin
-    return (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)).to(x.dtype)
