@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from edgedec import plugins
-from edgedec.errors import PromptTooLongError, RequestError, counted
+from edgedec.errors import OptionError, PromptTooLongError, RequestError, counted
 from edgedec.progress import CancelToken
 
 Message = Mapping[str, Any]
@@ -129,18 +129,21 @@ def may_think(source: str) -> bool:
     return any(tag in source for tag in _THINKING_TAGS)
 
 
-def thinking_variables(template: ChatTemplate, think: bool | None) -> dict[str, bool]:
+def thinking_variables(template: ChatTemplate, think: bool | int | None) -> dict[str, bool]:
     """Return the variables with which a template makes the model think before it answers, or answer at once.
 
     Args:
         template: The model's chat template.
-        think: True or False; None for what the template does by itself, which needs no variable.
+        think: True, False, or for how many tokens; None for what the template does by itself, which needs no variable.
 
     Raises:
-        RequestError: The template can't do this: it has no variable for it, and does not do it by itself.
+        RequestError: The template can't do this: it has no variable for it, and does not do it by itself. Thoughts of
+            no tokens need no variable.
     """
-    variables = {name: think for name in _SWITCHES if name in template.variables} if think is not None else {}
-    if think is not None and not variables and think != may_think(template.source):
+    if think is not None and think < 0:
+        raise OptionError("think", think, "it must be True, False, or a number of tokens, at least 0")
+    variables = {name: bool(think) for name in _SWITCHES if name in template.variables} if think is not None else {}
+    if think is not None and not variables and bool(think) != may_think(template.source) and (think or think is False):
         does = "always thinks" if think is False else "never thinks"
         raise RequestError(
             f"think is {think}, but by its chat template the model {does}; the template has no variable "

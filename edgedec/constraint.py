@@ -74,10 +74,11 @@ class Constraint:
         note_if_cut: A note for a person, should the text be cut before the grammar allows an end; may be empty.
         logprob: The sum over the text's tokens of log Z, where Z is the probability that the model gives to all tokens
             together that were allowed there. NaN where that is not known.
+        n_least: The fewest tokens that a text is known to take; 0 where that is not known.
     """
 
     note = note_if_cut = ""
-    logprob = 0.0
+    logprob, n_least = 0.0, 0
 
     def __init__(self, state: GrammarState) -> None:
         self._state = state

@@ -85,7 +85,7 @@ def best(
     how: BestOf | SearchBy | None = None,
     *,
     cancel: CancelToken | None = None,
-    think: bool | None = None,
+    think: bool | int | None = None,
     **options: Unpack[RequestOptions],
 ) -> ChosenText:
     """Choose among several texts of a prompt, or search for the best one; docs/better-answers.md says how.

@@ -121,7 +121,7 @@ class Engine(Closeable):
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
-        think: bool | None = None,
+        think: bool | int | None = None,
         **options: Unpack[RequestOptions],
     ) -> Generation:
         """Answer a text, or the last of several messages ({"role": ..., "content": ...}), and return the answer whole.
@@ -135,8 +135,10 @@ class Engine(Closeable):
                 "image": ...}, or a list "images" beside it: bytes, paths or PIL.Images.
             tools: The functions that the model may call, in OpenAI's form; a call is part of the text.
             cancel: Stops the generation, from any thread.
-            think: Whether the model thinks before it answers, for models whose chat template can change that; None for
-                what the template does by itself. What was thought is part of the text, between <think> and </think>.
+            think: Whether the model thinks before it answers, where its chat template can change that, or for how many
+                tokens; None for what the template does by itself. What was thought is part of the text, between
+                <think> and </think>. A grammar binds what follows; without `think`, all of the text, unless the prompt
+                itself begins to think.
             **options: Those of stream().
 
         Raises:
@@ -152,7 +154,7 @@ class Engine(Closeable):
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         cancel: CancelToken | None = None,
-        think: bool | None = None,
+        think: bool | int | None = None,
         **options: Unpack[RequestOptions],
     ) -> TokenStream:
         """Answer the last of `messages` token by token; as chat()."""
@@ -166,7 +168,7 @@ class Engine(Closeable):
         *,
         until: Until | None = None,
         cancel: CancelToken | None = None,
-        think: bool | None = None,
+        think: bool | int | None = None,
         **options: Unpack[RequestOptions],
     ) -> tuple[Generation, ...]:
         """Generate `n` texts of one prompt together and return them; parameters and errors as of samples_stream().
@@ -186,7 +188,7 @@ class Engine(Closeable):
         *,
         until: Until | None = None,
         cancel: CancelToken | None = None,
-        think: bool | None = None,
+        think: bool | int | None = None,
         **options: Unpack[RequestOptions],
     ) -> "SampleStream":
         """Generate `n` texts of one prompt together, token by token. Dropping the stream stops all of them.
@@ -368,7 +370,7 @@ class Engine(Closeable):
         n: int = 8,
         *,
         until: Until | None = None,
-        think: bool | None = None,
+        think: bool | int | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncSampleStream:
         """Generate as samples_stream() without blocking the event loop; leaving the loop stops all texts."""
@@ -385,7 +387,7 @@ class Engine(Closeable):
         messages: Chat,
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
-        think: bool | None = None,
+        think: bool | int | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncTokenStream:
         """Answer token by token without blocking the event loop; leaving the loop stops the generation."""

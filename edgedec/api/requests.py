@@ -32,6 +32,7 @@ from edgedec.pictures import Pictures, has_pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Request
+from edgedec.thoughts import Thoughts, thoughts_of
 from edgedec.tokenizer import Tokenizer
 
 _PREDICTED_CHARACTERS = 16  # of a prediction, for each token of the context: more would hardly be looked up
@@ -73,6 +74,7 @@ class RequestOptions(SamplingOptions, total=False):
             text of the same distribution.
         grammar: What the text keeps to; the text ends where the grammar's does. Needs the extra `grammar`.
         json_schema: The same as grammar=Grammar.json_schema(...): an object, or the text of one.
+        thoughts: What may stand before the text of a grammar, and how many tokens of it; chats set it by `think`.
         json_close: Keep the last of max_tokens, or of the context, to complete the JSON (or the text of any grammar).
             The text is the same as without, as long as the shortest completion found still fits.
         prediction: What much of the text is expected to be, such as the file that it changes, as text or token ids: the
@@ -97,6 +99,7 @@ class RequestOptions(SamplingOptions, total=False):
     verify: str
     grammar: Grammar | None
     json_schema: JsonSchema | None
+    thoughts: Thoughts | None
     json_close: bool
     prediction: Prompt | None
     predicate: Predicate | None
@@ -187,7 +190,7 @@ class Requests:
         """Return the request that options stand for, and what opens the grammar of a text of it."""
         reuse, draft, rule = options.pop("reuse", "exact"), options.pop("draft", True), options.pop("verify", COUPLED)
         grammar = chosen_grammar(options.pop("grammar", None), options.pop("json_schema", None))
-        methods = _methods(options)
+        thoughts, methods = options.pop("thoughts", None), _methods(options)
         defaults: dict[str, float] = {}
         for name, value in methods.items():
             defaults |= self._grammars.method(name).draw(value)
@@ -201,7 +204,7 @@ class Requests:
         )
         scales = () if lora is None else adapter_scales(lora, len(self._model.card.adapters))
         request = replace(request, pictures=pictures, scales=scales or request.scales)
-        return request, lambda: self._grammars.open(grammar, request)
+        return request, lambda: self._grammars.open(grammar, request, thoughts)
 
     def constraint_opener(
         self,
@@ -353,7 +356,7 @@ class Requests:
         self,
         messages: Chat,
         cancel: CancelToken | None,
-        think: bool | None,
+        think: bool | int | None,
         options: RequestOptions,
         tools: Sequence[Mapping[str, object]] | None = None,
     ) -> tuple[list[int], RequestOptions]:
@@ -363,6 +366,9 @@ class Requests:
             variables = thinking_variables(self.require_template(), think)
             marked, pictures = self.mark_pictures(messages)
             text = self.render(marked, tools=tools, cancel=cancel, variables=variables)
+            thoughts = thoughts_of(self.require_template().source, text, None if isinstance(think, bool) else think)
+            if thoughts is not None and think is not False and (think is not None or thoughts.opened):
+                chosen.setdefault("thoughts", thoughts)
             token_ids = self.rendered_ids(text, pictures)
             if pictures:
                 chosen["pictures"] = self.picture_rows(pictures, cancel=cancel, on_progress=options.get("on_progress"))
@@ -374,7 +380,7 @@ class Requests:
         self,
         prompt: Prompt | Sequence[Message],
         cancel: CancelToken | None,
-        think: bool | None,
+        think: bool | int | None,
         options: RequestOptions,
     ) -> tuple[Prompt, RequestOptions]:
         """Return what several texts go on from: the prompt of a chat, with its options, or a prompt as it is."""

@@ -1,5 +1,6 @@
 """Opening the constraint of a text: that of its grammar, or what a method of the request makes of it."""
 
+from dataclasses import replace
 from threading import Lock
 from typing import overload
 
@@ -10,6 +11,7 @@ from edgedec.grammar import GRAMMAR_BYTES, Grammar, GrammarCompiler, GrammarStat
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Request
 from edgedec.text_method import AskedText, TextMethod
+from edgedec.thoughts import Anything, ThinkingConstraint, ThinkingVocabulary, Thoughts
 from edgedec.tokenizer import Tokenizer
 
 _PLAIN = Request((), SamplingParams(), 0)
@@ -24,6 +26,7 @@ class Grammars:
         self._fingerprint = fingerprint
         self._compiler: GrammarCompiler | None = None
         self._methods: dict[str, TextMethod] = {}
+        self._thinking: dict[Thoughts, ThinkingVocabulary] = {}
         self._lock = Lock()
 
     def method(self, name: str) -> TextMethod:
@@ -38,11 +41,17 @@ class Grammars:
             return self._methods[name]
 
     @overload
-    def open(self, grammar: Grammar, request: Request = ...) -> Constraint: ...
+    def open(self, grammar: Grammar, request: Request = ..., thoughts: Thoughts | None = ...) -> Constraint: ...
     @overload
-    def open(self, grammar: Grammar | None, request: Request = ...) -> Constraint | None: ...
-    def open(self, grammar: Grammar | None, request: Request = _PLAIN) -> Constraint | None:
+    def open(
+        self, grammar: Grammar | None, request: Request = ..., thoughts: Thoughts | None = ...
+    ) -> Constraint | None: ...
+    def open(
+        self, grammar: Grammar | None, request: Request = _PLAIN, thoughts: Thoughts | None = None
+    ) -> Constraint | None:
         """Return the constraint of one text of a request; None where neither a grammar nor a method makes one.
+
+        A text that may begin with thoughts keeps to the constraint behind them.
 
         Raises:
             RequestError: As GrammarCompiler.compile and TextMethod.constraint; or two methods make a constraint.
@@ -63,7 +72,19 @@ class Grammars:
         constraint = next(iter(opened.values()), None if state is None else Constraint(state))
         if constraint is not None and grammar is not None:
             constraint.note_if_cut = grammar.note_if_cut
-        return constraint
+        if thoughts is None or (constraint is None and thoughts.budget is None):
+            return constraint
+        return ThinkingConstraint(
+            constraint or Constraint(Anything(self._tokenizer.n_vocab)), thoughts, self._vocabulary(thoughts)
+        )
+
+    def _vocabulary(self, thoughts: Thoughts) -> ThinkingVocabulary:
+        """Return what the model's tokens say, made once for the marks of thoughts."""
+        marks = replace(thoughts, opened=False, budget=None)
+        with self._lock:
+            if marks not in self._thinking:
+                self._thinking[marks] = ThinkingVocabulary(self._tokenizer, marks)
+            return self._thinking[marks]
 
     def _compiled(self, grammar: Grammar) -> GrammarState:
         """Return a compiled grammar's state before the first token."""

@@ -204,7 +204,7 @@ class ClosingConstraint(Constraint):
                 f"room for {n_tokens}; allow more with {argument('max_tokens')}, or a longer context"
             )
         self._n_tried = 0
-        self._end = end
+        self._end, self.n_least = end, len(end)
 
     @property
     def is_complete(self) -> bool:

@@ -120,9 +120,10 @@ RUBBISH |= {"Nones": [None], "mapping": {"a": 1}, "numpy": np.int64(2), "float32
 NUMBER = "float float32 numpy"
 _NAMES_BY_KINDS = {  # the names of arguments by what of the rubbish is none to them; where None is the default, it, too
     "None": "futures",
-    "bool": "as_said continued draft grammars ignore_end layer_skip_force offline overlap slide think tiles_only",
+    "bool": "as_said continued draft grammars ignore_end layer_skip_force offline overlap slide tiles_only",
     "text": "after answer before cache_dir chat_template device kv_type messages path pattern query question "
     "separator source store text",
+    "bool 0": "think",
     "numpy": "dimensions image_max_tokens max_document_tokens max_rows most n n_ctx n_draft_max n_parallel n_texts "
     "n_threads planning_bytes prompt_cache_bytes resident_bytes tokens",
     "numpy 0": "logprobs n_reserved seed",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edgedec.grammar import Grammar
 
 
-_REGEX = "regex:"
+_REGEX, _SWITCH = "regex:", {"on": True, "off": False}
 PENALTIES: Mapping[str, str] = {
     "repetition": "repetition_penalty",
     "frequency": "frequency_penalty",
@@ -52,6 +52,9 @@ class SamplingFlags:
         "Write JSON of the schema in this file, or a text of its grammar: GBNF where it ends in .gbnf, else "
         "Lark; or of regex:REGEX. A cut text gives exit code 45.",
     )
+    think: str | None = sampling_flag(
+        "--think on|off|N", "Whether the model thinks first, or for at most N tokens.", further=True
+    )
 
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by the names of SamplingParams; for grammars see grammar_options()."""
@@ -72,23 +75,24 @@ class SamplingFlags:
 
 
 def grammar_options(flags: SamplingFlags, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the option `grammar` of Engine.stream, from the flags; an empty dict where they name no grammar.
+    """Return the options `grammar` and `think` of Engine.chat_stream, as far as the flags name them.
 
     Raises:
         RequestError: There is a method without the grammar that it needs, or one that does not go with a grammar; a
             file is not UTF-8; the grammar is invalid with any model.
         StorageError: A file can't be read.
     """
+    think = {} if flags.think is None else {"think": _think(flags.think)}
     if flags.grammar is None:
         if options.get("json_close"):
             raise RequestError("--method json-close needs a grammar; give --json-schema or --grammar too")
-        return {}
+        return think
     if options.get("ignore_end"):
         raise RequestError("--method ignore-end goes on past the end, which a grammar decides; leave it out")
     from edgedec_runtimes.grammar.compiler import require_valid
 
     require_valid(grammar := _grammar(flags.grammar))
-    return {"grammar": grammar}
+    return {"grammar": grammar} | think
 
 
 def _grammar(words: str) -> "Grammar":
@@ -102,6 +106,14 @@ def _grammar(words: str) -> "Grammar":
     if ending == ".json" or (ending not in (".gbnf", ".lark") and text.lstrip().startswith("{")):
         return Grammar.json_schema(text)
     return (Grammar.gbnf if ending == ".gbnf" else Grammar.lark)(text)
+
+
+def _think(text: str) -> bool | int:
+    if text in _SWITCH:
+        return _SWITCH[text]
+    if not text.isdecimal():
+        raise OptionError("--think", text, "it must be on, off, or the most tokens of thoughts")
+    return int(text)
 
 
 def _penalty(text: str) -> tuple[str, float]:

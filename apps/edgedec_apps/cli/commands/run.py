@@ -220,6 +220,8 @@ def _require_complete(job: RunJob, asked: _Asked, *, images: bool, refines: bool
         raise RequestError(
             "--method refine needs the chat template, to show the model what the check said; leave out --raw"
         )
+    if job.raw and job.sampling.think is not None:
+        raise RequestError("--think needs the chat template; leave out --raw")
     if job.raw and images:
         raise RequestError("--image needs the chat template; leave out --raw")
     texts = [document.text for document in asked.documents]
@@ -293,6 +295,8 @@ def _prompt(
         return [*system, {"role": "user", "content": with_pictures(pictures, text)}], passages
     if pictures:
         raise RequestError("the model has no chat template, which --image needs; leave --image out")
+    if "think" in options:
+        raise RequestError("the model has no chat template, which --think needs; leave --think out")
     if job.system is not None:
         raise RequestError("the model has no chat template, which --system needs; leave --system out")
     from edgedec.model import writes_texts

@@ -13,6 +13,7 @@ from edgedec.sequence import Generation
 from edgedec_apps.server.core.answer import Answer, Job, read_named, sse
 from edgedec_apps.server.core.chat_options import (
     Tools,
+    budget,
     choose_tools,
     effort_variables,
     read_format,
@@ -164,13 +165,13 @@ def _read_tools(fields: Fields, engine: Engine) -> tuple[Tools, dict[str, Any], 
 
 def _read_thinking(fields: Fields, engine: Engine) -> dict[str, Any]:
     """Return the template's variables of `thinking`; the field is ignored by name where the template can't do it."""
-    kind = fields.text("type")
+    kind, tokens = fields.text("type"), budget(fields, "budget_tokens", engine)
     fields.end()
     if kind in (None, "adaptive"):
-        return {}
+        return tokens
     if kind not in ("enabled", "disabled"):
         raise fields.refusal("type", f"is {kind!r:.40}; it must be enabled, disabled or adaptive")
-    return dict(switch(fields, "type", engine, kind == "enabled"))
+    return tokens | switch(fields, "type", engine, kind == "enabled")
 
 
 _REASONS = {"length": "max_tokens"}

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from edgedec.api.engine import Engine
@@ -222,22 +223,36 @@ def _names(choices: Any) -> list[Any]:
 
 _EFFORT = "reasoning_effort"
 _NO_THINKING = ("none", "minimal")
+_TOKENS = {"low": 512, "medium": 2048}  # of thoughts, by effort, where the template knows no efforts
+BUDGET = "thinking_budget"
+"""The variable that says how many tokens of thoughts there may be; few templates have it (Seed-OSS)."""
 _OF_RENDERING = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "cancel", "self")
 )
 
 
-def thinks(engine: Engine, options: dict[str, Any]) -> bool:
-    """Return whether a chat's text may begin with what the model thinks; under a grammar all of it is the answer."""
-    template, limits = engine.template, {"grammar", "json_schema"} & options.keys()
-    return template is not None and not limits and may_think(template.source)
+def thinks(engine: Engine) -> bool:
+    """Return whether a chat's text may begin with what the model thinks."""
+    return engine.template is not None and may_think(engine.template.source)
+
+
+def budget(fields: Fields, name: str, engine: Engine) -> dict[str, int]:
+    """Return the variable for the tokens of thoughts that the field `name` allows; -1 allows any number.
+
+    Where the model does not think, the field is ignored by name.
+    """
+    tokens = fields.whole(name, low=0, none=-1)
+    if tokens is None or thinks(engine):
+        return {} if tokens is None else {BUDGET: tokens}
+    fields.note_ignored(name)
+    return {}
 
 
 def read_thinking(fields: Fields, engine: Engine) -> dict[str, Any]:
     """Return the template's variables of a request; what the template has no variable for is ignored by name.
 
-    They stand in `reasoning_effort`, `reasoning` (with `effort` and `enabled`), `enable_thinking`, and
-    `chat_template_kwargs`, as llama-server and vLLM have it.
+    They stand in `reasoning_effort`, `reasoning` (with `effort`, `enabled` and `max_tokens`), `enable_thinking`,
+    `thinking_token_budget` and `chat_template_kwargs`, as vLLM has them, and llama-server's `thinking_budget_tokens`.
 
     Raises:
         ApiError: A field is malformed, or `chat_template_kwargs` names what the server itself gives the template.
@@ -247,13 +262,20 @@ def read_thinking(fields: Fields, engine: Engine) -> dict[str, Any]:
     variables |= effort_variables(reasoning, "effort", engine, reasoning.text("effort"))
     for each, name in ((reasoning, "enabled"), (fields, "enable_thinking")):
         variables |= switch(each, name, engine, each.optional_flag(name))
+    for each, name in (
+        (reasoning, "max_tokens"),
+        (fields, "thinking_token_budget"),
+        (fields, "thinking_budget_tokens"),
+    ):
+        variables |= budget(each, name, engine)
     reasoning.end()
     for name, value in arguments.rest().items():
         if name in _OF_RENDERING or not name.isidentifier():
             raise arguments.refusal(
                 name[:100], "can't be set; it must be a variable that the chat template has of its own"
             )
-        if engine.template is None or name in engine.template.variables:
+        is_budget = name == BUDGET and isinstance(value, int) and thinks(engine)
+        if is_budget or engine.template is None or name in engine.template.variables:
             variables[name] = value
         else:
             arguments.note_ignored(name)
@@ -278,18 +300,18 @@ def effort_variables(fields: Fields, name: str, engine: Engine, effort: str | No
     """Return the template's variables for an effort that stood in the field `name`.
 
     A template with a variable of that name gets the value. Else "none" and "minimal" switch thinking off, and other
-    values switch it on, where the template can do that. Where it can't, the field is ignored by name.
+    values switch it on, where the template can do that, and "low" and "medium" limit it. Where nothing of that can be
+    done, the field is ignored by name.
     """
     if not effort:
         return {}
     if engine.template is not None:
         if _EFFORT in engine.template.variables:
             return {_EFFORT: effort}
-        try:
-            if variables := thinking_variables(engine.template, effort not in _NO_THINKING):
-                return dict(variables)
-        except RequestError:
-            pass
+        with suppress(RequestError):
+            variables = thinking_variables(engine.template, effort not in _NO_THINKING)
+            if variables or (thinks(engine) and effort in _TOKENS):
+                return variables | ({BUDGET: _TOKENS[effort]} if effort in _TOKENS else {})
     fields.note_ignored(name)
     return {}
 

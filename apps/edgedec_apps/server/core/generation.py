@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +22,7 @@ from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
+from edgedec.thoughts import Thoughts
 from edgedec_apps.infill import Gap
 from edgedec_apps.reading_pace import ReadingPace
 from edgedec_apps.refine import RefineBy, refined
@@ -78,6 +79,11 @@ class TextRequest:
         if engine.template is None:
             return Splitter(tools, self.thinks, self.one_call)
         marks = marks_of(engine.template.source, engine.tokenizer)
+        if {"grammar", "json_schema"} & self.options.keys():  # thoughts come first, or not at all
+            marks = tuple(
+                replace(mark, only_first=True) if mark.kind == "thinking" and not mark.head_ends else mark
+                for mark in marks
+            )
         return Splitter(tools, self.thinks, self.one_call, marks, hidden_marks(marks, engine.tokenizer))
 
 
@@ -89,11 +95,13 @@ class Encoded:
         token_ids: The tokens, and negative ids for rows of pictures.
         opened: The mark with which a chat's prompt ends, so that the text begins behind it; empty for none.
         pictures: Its pictures, which are encoded when its turn has come.
+        thoughts: What a text may think before it keeps to its grammar; None for nothing.
     """
 
     token_ids: tuple[int, ...]
     opened: str = ""
     pictures: "tuple[MarkedPicture, ...]" = ()
+    thoughts: Thoughts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +182,7 @@ def events(
         options: dict[str, Any] = {
             **request.options,
             "pictures": engine.requests.picture_rows(prompt.pictures, cancel=cancel),
+            "thoughts": prompt.thoughts,
             "reuse": request.reuse,
             "draft": request.draft,
             "verify": request.verify,

@@ -9,9 +9,11 @@ from edgedec.api.engine import Engine
 from edgedec.decoding.prompt_length import require_may_fit
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
+from edgedec.thoughts import Thoughts, thoughts_of
 from edgedec_apps.infill import Gap, gap_ids
 from edgedec_apps.reply_marks import Mark, marks_of, opened_mark, thinking_mark
 from edgedec_apps.server.core.answer import Job
+from edgedec_apps.server.core.chat_options import BUDGET
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.generation import Encoded, Prompt, TextRequest
 from edgedec_apps.server.core.messages import with_fetched
@@ -46,10 +48,11 @@ async def _read_prompt(job: Job, prompt: Prompt, request: TextRequest) -> Encode
         return Encoded(await encode(job, gap.texts, lambda: gap_ids(engine.tokenizer, gap, n_most)))
     if isinstance(prompt, list):
         prompt = await with_fetched(prompt, job.service.settings.image_hosts, job.memory, job.cancel)
-    text, opened, pictures = await job.in_thread(_as_text, engine, prompt, request, job.cancel)
+    text, opened, pictures, thoughts = await job.in_thread(_as_text, engine, prompt, request, job.cancel)
     if isinstance(prompt, str):
         return Encoded(await encode(job, [text], lambda: engine.prompt_ids(text)))
-    return Encoded(await encode(job, [text], lambda: engine.requests.rendered_ids(text, pictures)), opened, pictures)
+    token_ids = await encode(job, [text], lambda: engine.requests.rendered_ids(text, pictures))
+    return Encoded(token_ids, opened, pictures, thoughts)
 
 
 async def encode(job: Job, texts: Sequence[str], to_ids: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
@@ -75,13 +78,13 @@ def _longest_word_bytes(text: str) -> int:
 
 def _as_text(
     engine: Engine, prompt: Prompt, request: TextRequest, cancel: CancelToken
-) -> "tuple[str, str, tuple[MarkedPicture, ...]]":
-    """Return the text of a prompt to encode (of no gap), the mark with which it ends, and its pictures.
+) -> "tuple[str, str, tuple[MarkedPicture, ...], Thoughts | None]":
+    """Return the text of a prompt to encode (of no gap), the mark that ends it, its pictures, and what may be thought.
 
     Raises:
         PromptTooLongError: The text certainly does not fit the context.
     """
-    opened = ""
+    opened, thoughts = "", None
     pictures: tuple[MarkedPicture, ...] = ()
     if isinstance(prompt, str):
         text = prompt
@@ -89,15 +92,18 @@ def _as_text(
         assert isinstance(prompt, list)
         messages, begun = _split_begun(prompt)
         marked, pictures = _marked(engine, messages)
-        text = engine.requests.render(marked, tools=request.tools or None, cancel=cancel, variables=request.variables)
         template = engine.requests.require_template()
+        variables = {name: x for name, x in request.variables.items() if name != BUDGET or name in template.variables}
+        text = engine.requests.render(marked, tools=request.tools or None, cancel=cancel, variables=variables)
         marks = marks_of(template.source, engine.tokenizer)
         opened = opened_mark(text, marks)
         if begun is not None:
             begun = template.said(begun, trust_messages=request.variables.get("trust_messages"))
             text, opened = continued(text, begun, opened, thinking_mark(marks, template.source))
+        if begun is None or opened:
+            thoughts = thoughts_of(template.source, text, request.variables.get(BUDGET))
     require_may_fit(engine.tokenizer, text, engine.requests.n_prompt_max, engine.card.n_ctx_train)
-    return text, opened, pictures
+    return text, opened, pictures, thoughts
 
 
 def _marked(

@@ -104,7 +104,7 @@ def _text_request(
     delivery = Delivery(stream is not False, logprobs=logprobs)
     if prompt is None:
         return None, delivery
-    thinking = is_chat and thinks(engine, options)
+    thinking = is_chat and thinks(engine)
     return TextRequest((prompt,), options, tools=tools, variables=variables, thinks=thinking, **decoding), delivery
 
 

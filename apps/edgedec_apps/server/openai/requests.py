@@ -115,8 +115,7 @@ def chat_request(
     engine: Engine, messages: Prompt, options: dict[str, Any], tools: Tools, variables: dict[str, Any], **more: Any
 ) -> TextRequest:
     """Return the request for the answer to a chat, with `more` fields of a TextRequest."""
-    thinking = thinks(engine, options)
-    return TextRequest((messages,), options, tools=tools, variables=variables, thinks=thinking, **more)
+    return TextRequest((messages,), options, tools=tools, variables=variables, thinks=thinks(engine), **more)
 
 
 def read_completion(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:

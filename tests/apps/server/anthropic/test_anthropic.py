@@ -96,7 +96,7 @@ def test_a_tool_is_required(client: Any) -> None:
     """`any` and a named tool hold the model to a call."""
     tool = TOOL | {"input_schema": {"type": "object", "properties": {}, "additionalProperties": False}}
     for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "look"}):
-        (call,) = ask(client, "Hi.", tools=[tool], tool_choice=choice).content
+        call = ask(client, "Hi.", tools=[tool], tool_choice=choice).content[-1]
         assert (call.type, call.name, call.input) == ("tool_use", "look", {})
     assert ask(client, "Hi.", tools=[tool], tool_choice={"type": "none"}).content[0].text == "Blue it is"
 
@@ -116,21 +116,24 @@ def test_an_answer_is_continued(client: Any) -> None:
 
 
 def test_thinking_is_switched(client: Any, running: Running) -> None:
-    """`thinking` and an effort set the template's variable; a budget is ignored by name."""
+    """`thinking` and an effort set the template's variable, and a budget ends the thoughts."""
     assert ask(client, "Hi.", thinking={"type": "disabled"}).content[0].text == "At once"
     assert ask(client, "Hi.", output_config={"effort": "high"}).content[0].type == "thinking"
-    raw = client.messages.with_raw_response.create(
-        model="says", max_tokens=2000, messages=messages("Hi."), thinking={"type": "enabled", "budget_tokens": 1024}
-    )
-    assert raw.headers[IGNORED_HEADER] == "thinking.budget_tokens"
-    assert raw.parse().content[0].thinking == "Two and two."
+    for tokens, thought in ((1024, "Two and two."), (0, None)):
+        budget = {"type": "enabled", "budget_tokens": tokens}
+        raw = client.messages.with_raw_response.create(
+            model="says", max_tokens=2000, messages=messages("Hi."), thinking=budget
+        )
+        assert IGNORED_HEADER not in raw.headers
+        assert getattr(raw.parse().content[0], "thinking", None) == thought
 
 
 def test_a_schema(client: Any) -> None:
-    """output_config.format holds the answer to a schema."""
+    """output_config.format holds the answer to a schema, behind what is thought."""
     schema = {"type": "object", "properties": {}, "additionalProperties": False}
     config = {"format": {"type": "json_schema", "schema": schema}}
-    assert ask(client, "Hi.", output_config=config).content[0].text == "{}"
+    thought, answer = ask(client, "2 + 2?", output_config=config).content
+    assert (thought.thinking, answer.text) == ("Two and two.", "{}")
 
 
 def test_counting_and_listing(client: Any, running: Running) -> None:

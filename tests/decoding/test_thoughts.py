@@ -1,0 +1,189 @@
+"""A text thinks first and then keeps to its grammar: with a budget, with and without drafts, by marks of any tokens."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.models.real_models import real_model
+
+import edgedec
+from edgedec.constraint import Constraint
+from edgedec.errors import OptionError, RequestError
+from edgedec.thoughts import Anything, ThinkingConstraint, ThinkingVocabulary, Thoughts, thoughts_of
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and not enable_thinking %}"
+    "<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}{% endif %}"
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "n": {"type": "integer"}},
+    "required": ["city", "n"],
+    "additionalProperties": False,
+}
+PIECES = ("<end>", "<", "think", ">", "</", "<think>", "</think>", ">x", "> ", " ", "a", "1", "</think>1", "x</think> ")
+THINK = Thoughts("<think>", "</think>", "\n</think>\n\n")
+HARMONY = Thoughts("<|c|>analysis<|m|>", "<|e|>", "<|e|><|c|>final<|m|>", "<|c|>final<|m|>", "<|c|>final<|m|>")
+
+
+class Pieces:
+    """A tokenizer of a few pieces, of which the first one ends a text."""
+
+    control_texts = ()
+
+    def __init__(self, pieces: Sequence[str] = PIECES) -> None:
+        self.pieces, self.n_vocab = pieces, len(pieces)
+
+    def encode(self, text: str, **_: object) -> list[int]:
+        """Return the longest pieces, one after another; white space of other kinds is left out."""
+        ids = []
+        while text := text.lstrip("\n"):
+            ids.append(
+                max((i for i, p in enumerate(self.pieces) if text.startswith(p)), key=lambda i: len(self.pieces[i]))
+            )
+            text = text[len(self.pieces[ids[-1]]) :]
+        return ids
+
+    def piece(self, token_id: int) -> bytes:
+        """Return a piece."""
+        return self.pieces[token_id].encode() if token_id else b""
+
+    def is_end(self, token_id: int) -> bool:
+        """Return whether a token is the first one."""
+        return token_id == 0
+
+
+class Ones(Anything):
+    """A grammar whose texts are ones."""
+
+    may_end = True
+
+    def allowed(self) -> np.ndarray:
+        """Return that a one or the end may follow."""
+        return np.array([piece in ("1", "<end>") for piece in PIECES])
+
+    def advance(self, token_id: int) -> bool:
+        """Take a one."""
+        return PIECES[token_id] == "1"
+
+
+def constraint(thoughts: Thoughts, pieces: Sequence[str] = PIECES) -> ThinkingConstraint:
+    """Return the constraint of texts that think, then are ones."""
+    return ThinkingConstraint(Constraint(Ones(len(pieces))), thoughts, ThinkingVocabulary(Pieces(pieces), thoughts))  # type: ignore[arg-type]
+
+
+@settings(max_examples=40)
+@given(
+    choices=st.lists(st.integers(0, 99), min_size=1, max_size=14),
+    opened=st.booleans(),
+    budget=st.sampled_from([None, 0, 1, 3]),
+)
+def test_a_path_is_allowed_as_the_text_is(choices: list[int], opened: bool, budget: int | None) -> None:
+    """What may follow a text and a path is what may follow the longer text, and each text is thoughts and then ones."""
+    thoughts = Thoughts("<think>", "</think>", "\n</think>\n\n", opened=opened, budget=budget)
+    whole, text = constraint(thoughts), list[int]()
+    for choice in choices:
+        allowed = whole.allowed(text)
+        assert allowed.any() or text[-1:] == [0]
+        ids = np.flatnonzero(allowed)
+        if not len(ids):
+            break
+        text.append(int(ids[choice % len(ids)]))
+        assert whole.allows(text[:-1], text[-1]) or text[-1] == 0
+        for cut in range(len(text)):
+            behind = constraint(thoughts)
+            for token_id in text[:cut]:
+                assert behind.commit(token_id) == token_id
+            assert behind.allowed(text[cut:-1]).tolist() == allowed.tolist()
+        if text[-1] == 0:
+            break
+    said = "".join(PIECES[i] for i in text if i)
+    opening, _, rest = ("", "", said) if opened else said.partition("<think>")
+    _, closed, answer = rest.partition("</think>")
+    assert not opening.strip("1")
+    assert not answer.strip(" 1")
+    assert budget is None or closed or len(text) <= budget + 6
+
+
+def test_a_family_of_channels_is_bound_from_its_first_token() -> None:
+    """Either what is thought comes first or the channel of the answer; behind thoughts the answer's mark is written."""
+    pieces = ("<end>", "<|c|>", "analysis", "final", "<|m|>", "<|e|>", "a", "1")
+    vocabulary = ThinkingVocabulary(Pieces(pieces), HARMONY)  # type: ignore[arg-type]
+    made = ThinkingConstraint(Constraint(Anything(len(pieces))), HARMONY, vocabulary)
+    for text, following in (((), "<|c|>"), ((1,), "analysis final"), ((1, 3), "<|m|>"), ((1, 2, 4, 6, 5), "<|c|>")):
+        assert " ".join(pieces[i] for i in np.flatnonzero(made.allowed(text))) == following
+    assert made.allowed((1, 3, 4)).all()
+    for token_id in (1, 2, 4, 6, 5):
+        made.commit(token_id)
+    assert made.forced() == (1, 3, 4)
+
+
+def test_which_chats_think() -> None:
+    """By the template's mark, and by how the prompt ends."""
+    assert thoughts_of("{{ x }}", "a") is None
+    assert thoughts_of(TEMPLATE, "a<think>\n\n</think>\n\n") is None
+    found = [thoughts_of(TEMPLATE, prompt, 7) for prompt in ("a", "a<think>\n")]
+    assert [(each.opened, each.budget) for each in found if each] == [(False, 7), (True, 7)]
+    harmony = thoughts_of("{# <|channel|>analysis #}", "<|start|>assistant")
+    assert harmony is not None
+    assert harmony.alone == "<|channel|>final<|message|>"
+
+
+@pytest.fixture(scope="module")
+def engines() -> "list[edgedec.Engine]":
+    """The 135M with a template that thinks, without drafts and with them."""
+    path: Path = real_model("smollm2-135m.gguf")
+    return [
+        edgedec.load(path, n_ctx=1024, chat_template=TEMPLATE, draft=draft, offline=True) for draft in ("off", "auto")
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("think", [None, True, 0, 1, 9, False])
+def test_a_schema_behind_thoughts(
+    engines: "list[edgedec.Engine]", think: bool | int | None, temperature: float
+) -> None:
+    """The answer is JSON of the schema, the budget holds, and drafts change nothing."""
+    options = {"json_schema": SCHEMA, "think": think, "max_tokens": 160, "temperature": temperature, "seed": 3}
+    plain, drafted = (engine.chat("Name a city, then say it as JSON.", **options) for engine in engines)  # type: ignore[arg-type]
+    assert plain.token_ids == drafted.token_ids
+    thought, closed, answer = plain.text.rpartition("</think>")
+    if think in (None, True) and not closed:  # so small a model may think for ever
+        assert (plain.finish_reason, plain.is_whole) == ("length", False)
+        return
+    assert plain.is_whole
+    assert json.loads(answer).keys() == {"city", "n"}
+    n_thought = len(engines[0].tokenizer.encode(thought.rstrip("\n"), add_special=False))
+    assert think is True or n_thought <= (think or 0)
+
+
+@pytest.mark.slow
+def test_thoughts_leave_room_for_the_answer(engines: "list[edgedec.Engine]") -> None:
+    """json_close ends thoughts in time; several texts think on their own; a cut in the thoughts says so."""
+    for engine in engines:
+        closed = engine.chat("Think long.", json_schema=SCHEMA, think=True, json_close=True, max_tokens=60, seed=1)
+        assert json.loads(closed.text.rpartition("</think>")[2]).keys() == {"city", "n"}
+        texts = engine.samples([{"role": "user", "content": "A city?"}], 3, json_schema=SCHEMA, think=5, max_tokens=90)
+        assert all(json.loads(text.text.rpartition("</think>")[2]) for text in texts if text.is_whole)
+        cut = engine.chat("Think long.", json_schema=SCHEMA, think=True, max_tokens=4, seed=1)
+        assert not cut.is_whole
+        assert any("cut in its thoughts" in reason for reason in (*cut.stats.reasons, *cut.stats.notes))
+    one, other = (engine.chat("Hi.", think=3, max_tokens=20, seed=2) for engine in engines)
+    assert one.text == other.text
+    assert "</think>" in one.text
+
+
+@pytest.mark.slow
+def test_wrong_budgets(engines: "list[edgedec.Engine]") -> None:
+    """A negative number is none, and a model that never thinks has no budget."""
+    with pytest.raises(OptionError, match="think"):
+        engines[0].chat("Hi.", think=-1)
+    plain = edgedec.load(real_model("smollm2-135m.gguf"), n_ctx=64, draft="off", offline=True)
+    with plain, pytest.raises(RequestError, match="never thinks"):
+        plain.chat("Hi.", think=5)
