@@ -128,7 +128,7 @@ def test_a_schema_and_a_required_tool(client: Any) -> None:
     parsed = client.responses.parse(model="says", input="Hi", text_format=animal).output_parsed
     assert isinstance(parsed, animal)
     tool = TOOL | {"parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
-    (call,) = client.responses.create(model="says", input="Hi", tools=[tool], tool_choice="required").output
+    call = client.responses.create(model="says", input="Hi", tools=[tool], tool_choice="required").output[-1]
     assert (call.type, call.name, call.arguments) == ("function_call", "look", "{}")
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]}
     reply = client.responses.create(model="says", input="Look!", tools=[TOOL], tool_choice=allowed)
