@@ -199,10 +199,12 @@ class ThinkingConstraint(Constraint):
 
     def begin(self, n_tokens: int) -> None:
         """Set how many tokens the text may have; the thoughts leave the answer as many as it needs at least."""
-        self._n_left = n_tokens
-        self._answer.begin(n_tokens)
+        self._n_left, n_marks = n_tokens, len(self._vocabulary.closing)
+        is_opened = self._place.phase is _Phase.THINKING
+        self._answer.begin(max(1, n_tokens - n_marks) if is_opened else n_tokens)
         if self._answer.n_least:
-            most = n_tokens - self._answer.n_least - len(self._vocabulary.closing) - _MOST_GAP
+            n_marks += _MOST_GAP if is_opened else _MOST_GAP + len(self._vocabulary.opening)
+            most = n_tokens - self._answer.n_least - n_marks
             self._budget = max(0, most if self._budget is None else min(most, self._budget))
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +108,36 @@ def test_a_path_is_allowed_as_the_text_is(choices: list[int], opened: bool, budg
     _, closed, answer = rest.partition("</think>")
     assert not opening.strip("1")
     assert not answer.strip(" 1")
-    assert budget is None or closed or len(text) <= budget + 6
+    thinks = opened or "<think>" in said
+    assert not thinks or budget is None or closed or len(text) <= budget + 6
+
+
+class Long(Constraint):
+    """A constraint whose texts take at least five tokens."""
+
+    n_least = 5
+
+    def begin(self, n_tokens: int) -> None:
+        """Refuse fewer."""
+        if n_tokens < self.n_least:
+            raise RequestError(f"{n_tokens} tokens are too few")
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("n_tokens", range(4, 16))
+def test_the_answer_has_the_tokens_that_it_needs(n_tokens: int, opened: bool) -> None:
+    """Endless thoughts end in time; where there is no room for both, that is said before the first token."""
+    thoughts = replace(THINK, opened=opened)
+    made = ThinkingConstraint(Long(Ones(len(PIECES))), thoughts, ThinkingVocabulary(Pieces(), thoughts))  # type: ignore[arg-type]
+    if n_tokens < Long.n_least + opened:
+        with pytest.raises(RequestError, match="too few"):
+            made.begin(n_tokens)
+        return
+    made.begin(n_tokens)
+    for _ in range(n_tokens):
+        allowed = [PIECES[i] for i in np.flatnonzero(made.allowed())]
+        made.commit(PIECES.index(next(piece for piece in ("<think>", "a", " ", "1", *allowed) if piece in allowed)))
+    assert made.is_over
 
 
 def test_a_family_of_channels_is_bound_from_its_first_token() -> None:
