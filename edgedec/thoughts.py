@@ -27,9 +27,9 @@ class Thoughts:
     Attributes:
         opens: The mark before the thoughts.
         closes: The mark behind them.
-        written: What is written where the budget is used up: `closes`, and what else stands before an answer.
+        written: The text that ends thoughts whose budget is used up: `closes`, and what stands before an answer.
         then: What follows `closes` before an answer; where it is empty, white space may.
-        alone: What an answer without thoughts begins with.
+        alone: The mark with which an answer without thoughts begins; empty for none.
         opened: Whether the prompt ends with `opens`.
         budget: Most tokens of the thoughts; None for any number.
     """
@@ -102,8 +102,7 @@ class ThinkingVocabulary:
             return tuple(tokenizer.encode(text, add_special=False, parse_special=True))
 
         marks = thoughts.opens + thoughts.written + thoughts.alone
-        controls = {ids_of(text)[:1]: text.encode() for text in tokenizer.control_texts if text in marks}
-        self._controls = {ids[0]: text for ids, text in controls.items() if ids}
+        self._controls = {ids_of(text)[0]: text.encode() for text in tokenizer.control_texts if text and text in marks}
         self._tokenizer = tokenizer
         self.closes = thoughts.closes.encode()
         self.opening, self.closing = ids_of(thoughts.opens), ids_of(thoughts.written)
@@ -122,7 +121,7 @@ class ThinkingVocabulary:
         return self._controls.get(token_id) or self._tokenizer.piece(token_id)
 
     def behind(self, tail: bytes) -> Mask:
-        """Return which tokens may follow thoughts with that end: a closing mark ends its token, but for white space."""
+        """Return which tokens may follow thoughts that end so: none with the closing mark and more text behind it."""
         rests = (self.closes[n:] for n in range(len(self.closes)) if tail.endswith(self.closes[:n]))
         ruled_out = [i for rest in rests for i in self._completing(rest)]
         if not ruled_out:
@@ -168,7 +167,7 @@ class ThinkingConstraint(Constraint):
     """The constraint of a text that may think before its answer.
 
     Args:
-        answer: The constraint of the answer, which begins anew behind the thoughts.
+        answer: The constraint of the answer alone, whose first token stands behind the thoughts.
         thoughts: The marks, and the budget.
         vocabulary: What the tokens say.
     """
@@ -301,7 +300,7 @@ class ThinkingConstraint(Constraint):
         return path[walked[1] :] if walked is not None and walked[0].phase is _Phase.ANSWER else None
 
     def _walked(self, path: Sequence[int]) -> tuple[_Place, int] | None:
-        """Return where the text with a path stands, and how many of the path's tokens are not of the answer."""
+        """Return the place behind the text and `path`, and how many tokens of the path stand before the answer."""
         place = self._place
         if place.phase is _Phase.ANSWER:
             return place, 0
@@ -334,8 +333,7 @@ class ThinkingConstraint(Constraint):
         if phase is _Phase.START and not vocabulary.alone:
             if self._budget == 0 and vocabulary.opening == (token_id,):
                 return None
-            is_answer = not going_on or (len(vocabulary.opening) > 1 and self._answer.allows((), token_id))
-            if is_answer:
+            if not going_on or (len(vocabulary.opening) > 1 and self._answer.allows((), token_id)):
                 return _Place(_Phase.ANSWER)
         if marks:
             whole = [mark for mark in going_on if len(mark) == n + 1]

@@ -79,7 +79,7 @@ class Grammars:
         )
 
     def _vocabulary(self, thoughts: Thoughts) -> ThinkingVocabulary:
-        """Return what the model's tokens say, made once for the marks of thoughts."""
+        """Return the texts of the model's tokens as thoughts need them; they are read once for each kind of marks."""
         marks = replace(thoughts, opened=False, budget=None)
         with self._lock:
             if marks not in self._thinking:

@@ -1,5 +1,6 @@
 """Measures the cost curve of a model on this machine: in about two seconds at its first load, then it is cached."""
 
+from collections.abc import Callable
 from time import monotonic, perf_counter
 
 import numpy as np
@@ -11,7 +12,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Session
 from edgedec.progress import check_cancelled, report_progress, stage
 from edgedec.storage import probe_cache
-from edgedec.storage.probe_cache import machine_key, quiet_from_now, quietly
+from edgedec.storage.probe_cache import machine_key, quiet_from_now
 
 N_MAX, LEAST_COMPARED = 16, 8  # rows that are compared: rounding to int8 hides a small difference in many rows
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -48,12 +49,13 @@ def cost_curve(
     if cached is not None:
         return cached
     with stage(options.on_progress, _PHASE, _WHAT):
-        (measured, streak_s), is_quiet = quietly(lambda: _measure(session, limit_s, options, most_rows))
+        is_quiet = quiet_from_now()
+        measured, streak_s = _measure(session, limit_s, options, most_rows, is_quiet)
     resume_share = 0.0
     if streak_s:
         resume_share = max(0.0, measured[1] / streak_s - 1)
         measured[1] = min(measured[1], streak_s)
-    if len(measured) > 1 and is_quiet:  # a single number of rows says nothing about drafts
+    if len(measured) > 1 and is_quiet():  # a single number of rows says nothing about drafts
         numbers = {_RESUME: resume_share} | {str(n): seconds for n, seconds in measured.items()}
         probe_cache.put(cache_dir, "curve", key, numbers)
     return CostCurve(measured, resume_share)
@@ -72,13 +74,13 @@ def _as_curve(numbers: object) -> CostCurve | None:
 
 
 def _measure(
-    session: Session, limit_s: float, options: LoadOptions, most_rows: int
+    session: Session, limit_s: float, options: LoadOptions, most_rows: int, is_quiet: Callable[[], bool]
 ) -> tuple[dict[int, float], float | None]:
     """Return the seconds by number of rows, and those of one row in a streak; None where there was no time for it."""
     most = min(session.model.capabilities.max_rows, session.room(1), most_rows)
     rng, n_vocab = np.random.default_rng(0), session.model.card.n_vocab
     measured: dict[int, float] = {}
-    streak_s, is_quiet = None, quiet_from_now()
+    streak_s: float | None = None
     try:
         n_past = _fill(session, _random_tokens(rng, n_vocab, _N_PAST), limit_s, most)
         until = monotonic() + limit_s

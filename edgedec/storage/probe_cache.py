@@ -25,7 +25,7 @@ _MOST_NUMBER = 1e14  # more than any speed
 
 
 def quiet_from_now() -> Callable[[], bool]:
-    """Return what tells whether this program's threads have hardly waited for a processor since; on Linux, else yes."""
+    """Return a function that tells whether other programs left us the processor since now; True but on Linux."""
     before, started = _waited_s(), perf_counter()
     return lambda: _waited_s() - before <= _USUAL_S + _USUAL_SHARE * (perf_counter() - started)
 
