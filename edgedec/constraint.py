@@ -123,6 +123,8 @@ class Constraint:
         """
         allowed = self.allowed(path)
         n = min(len(allowed), len(logits))
+        if n == len(logits) and allowed.all():
+            return logits
         masked = np.full_like(logits, _FORBIDDEN)  # rows may be longer than the vocabulary
         np.copyto(masked[:n], logits[:n], where=allowed[:n])
         return masked
@@ -141,6 +143,8 @@ class Constraint:
         """
         allowed = self.allowed(path)
         n = min(len(allowed), len(logits))
+        if n == len(logits) and allowed.all():
+            return 0.0
         return min(0.0, _log_sum(logits[:n][allowed[:n]] / np.float32(temperature)) - _log_sum(logits / temperature))
 
     def allowed(self, path: Sequence[int] = ()) -> NDArray[np.bool_]:

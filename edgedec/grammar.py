@@ -20,7 +20,7 @@ from edgedec import exact_json
 from edgedec.errors import RequestError, argument
 
 JsonSchema = Mapping[str, Any] | str
-Kind = Literal["json_schema", "regex", "lark", "gbnf"]
+Kind = Literal["json_schema", "regex", "lark", "gbnf", "tagged"]
 
 MAX_SOURCE_BYTES = 1_000_000
 GRAMMAR_BYTES = 64_000_000
@@ -34,12 +34,12 @@ _NOTE_IF_OPEN = (
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that a text keeps to; made by json_schema(), regex(), lark() or gbnf().
+    """A grammar that a text keeps to; made by json_schema(), regex(), lark(), gbnf() or tagged().
 
     Attributes:
         kind: The language of `source`.
         source: A JSON schema, a regular expression that the whole text matches, or a grammar in the notation of Lark or
-            of llama.cpp (GBNF).
+            of llama.cpp (GBNF), or what tagged() makes.
 
     Raises:
         RequestError: The source is no str, or larger than 1 MB.
@@ -109,6 +109,30 @@ class Grammar:
     def gbnf(cls, source: str) -> "Grammar":
         """Return a grammar in llama.cpp's notation, GBNF, whose rule `root` is the whole text."""
         return cls("gbnf", source)
+
+    @classmethod
+    def tagged(cls, marks: Sequence[str], body: "Grammar", *, first_only: bool = False) -> "Grammar":
+        """Return the grammar of free text in which each text behind a mark keeps to another grammar.
+
+        Where a text of that grammar is whole and nothing may follow it, the free text goes on.
+
+        Args:
+            marks: The marks, such as "<tool_call>", each of at least one character.
+            body: The grammar of what stands behind each of them.
+            first_only: Whether a mark is one only where nothing but white space stands before it.
+
+        Raises:
+            RequestError: A mark is empty or no str, or the body is tagged itself.
+
+        >>> Grammar.tagged(["<n>"], Grammar.regex("[0-9]+</n>")).kind
+        'tagged'
+        """
+        if not marks or isinstance(marks, str) or not all(isinstance(mark, str) and mark.strip() for mark in marks):
+            raise RequestError(f"the marks are {marks!r:.80}; they must be one or more texts that are not blank")
+        if body.kind == "tagged":
+            raise RequestError("the grammar behind a mark is tagged itself; give one that is not")
+        said = {"marks": list(marks), "body": [body.kind, body.source], "first_only": first_only}
+        return cls("tagged", json.dumps(said, ensure_ascii=False))
 
 
 def _checked(schema: str) -> str:

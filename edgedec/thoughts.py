@@ -8,16 +8,15 @@ in place of what the model would think on. All this depends on the tokens of the
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint, DrawPlace
+from edgedec.mark_vocabulary import MarkVocabulary, Mask, without
 from edgedec.tokenizer import Tokenizer
 
 _MOST_GAP = 2  # tokens of white space between thoughts and answer
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,46 +93,13 @@ class _Place:
     marks: tuple[tuple[int, ...], ...] = ()
 
 
-class ThinkingVocabulary:
+class ThinkingVocabulary(MarkVocabulary):
     """What tokens say, as far as thoughts and their marks are concerned; made once for a model and its marks."""
 
     def __init__(self, tokenizer: Tokenizer, thoughts: Thoughts) -> None:
-        def ids_of(text: str) -> tuple[int, ...]:
-            return tuple(tokenizer.encode(text, add_special=False, parse_special=True))
-
-        marks = thoughts.opens + thoughts.written + thoughts.alone
-        self._controls = {ids_of(text)[0]: text.encode() for text in tokenizer.control_texts if text and text in marks}
-        self._tokenizer = tokenizer
-        self.closes = thoughts.closes.encode()
-        self.opening, self.closing = ids_of(thoughts.opens), ids_of(thoughts.written)
-        self.then, self.alone = ids_of(thoughts.then), ids_of(thoughts.alone)
-        self.thinking, self.blank = np.ones(tokenizer.n_vocab, np.bool_), np.zeros(tokenizer.n_vocab, np.bool_)
-        self._goes_on: list[tuple[int, bytes]] = []  # tokens in which something follows the last byte of the mark
-        for i in range(tokenizer.n_vocab):
-            text = self.text(i)
-            self.thinking[i], self.blank[i] = not tokenizer.is_end(i), text.isspace()
-            if self.closes[-1:] in text[:-1]:
-                self._goes_on.append((i, text))
-        self._completing = lru_cache(64)(self._completing_with_more)
-
-    def text(self, token_id: int) -> bytes:
-        """Return the bytes of a token, those of a mark too where it is a control token."""
-        return self._controls.get(token_id) or self._tokenizer.piece(token_id)
-
-    def behind(self, tail: bytes) -> Mask:
-        """Return which tokens may follow thoughts that end so: none with the closing mark and more text behind it."""
-        rests = (self.closes[n:] for n in range(len(self.closes)) if tail.endswith(self.closes[:n]))
-        ruled_out = [i for rest in rests for i in self._completing(rest)]
-        if not ruled_out:
-            return self.thinking
-        allowed = self.thinking.copy()
-        allowed[ruled_out] = False
-        return allowed
-
-    def _completing_with_more(self, rest: bytes) -> list[int]:
-        """Return the tokens that complete the mark, of which `rest` is missing, and say more behind it."""
-        parts = ((i, text.partition(rest)) for i, text in self._goes_on)
-        return [i for i, (before, _, more) in parts if more.strip() and (not before or rest == self.closes)]
+        super().__init__(tokenizer, [thoughts.closes], thoughts.opens + thoughts.written + thoughts.alone)
+        self.opening, self.closing = self.ids_of(thoughts.opens), self.ids_of(thoughts.written)
+        self.then, self.alone = self.ids_of(thoughts.then), self.ids_of(thoughts.alone)
 
 
 class Anything:
@@ -243,7 +209,7 @@ class ThinkingConstraint(Constraint):
             return self._answer.allowed(path[n:])
         marks, n_marked = self._marks(place)
         if place.phase is _Phase.THINKING and not marks:
-            return vocabulary.behind(place.tail)
+            return without(vocabulary.thinking, vocabulary.ruled_out(place.tail))
         allowed = np.zeros(len(vocabulary.thinking), np.bool_)
         if place.phase is _Phase.GAP or (place.phase is _Phase.START and not vocabulary.alone):
             answer = self._answer.allowed()
@@ -345,9 +311,9 @@ class ThinkingConstraint(Constraint):
             return _Place(phase, place.n + 1) if text.isspace() and place.n < _MOST_GAP else _Place(_Phase.ANSWER)
         if not vocabulary.thinking[token_id]:
             return None
-        before, closes, rest = (place.tail + text).partition(vocabulary.closes)
-        if not closes:
-            return _Place(phase, place.n + 1, before[-len(vocabulary.closes) + 1 :])
+        rest = vocabulary.behind_mark(place.tail + text)
+        if rest is None:
+            return _Place(phase, place.n + 1, vocabulary.tail(place.tail + text))
         if rest.strip():
             return None
         return _Place(_Phase.MARK, marks=(vocabulary.then,)) if vocabulary.then else _Place(_Phase.GAP)

@@ -1,6 +1,7 @@
 """Opening the constraint of a text: that of its grammar, or what a method of the request makes of it."""
 
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import overload
 
@@ -8,8 +9,10 @@ from edgedec import plugins
 from edgedec.constraint import Constraint
 from edgedec.errors import RequestError, argument
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, GrammarCompiler, GrammarState
+from edgedec.mark_vocabulary import MarkVocabulary
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Request
+from edgedec.tagged import TaggedState, Tags
 from edgedec.text_method import AskedText, TextMethod
 from edgedec.thoughts import Anything, ThinkingConstraint, ThinkingVocabulary, Thoughts
 from edgedec.tokenizer import Tokenizer
@@ -27,6 +30,7 @@ class Grammars:
         self._compiler: GrammarCompiler | None = None
         self._methods: dict[str, TextMethod] = {}
         self._thinking: dict[Thoughts, ThinkingVocabulary] = {}
+        self._tagging: dict[tuple[str, ...], MarkVocabulary] = {}
         self._lock = Lock()
 
     def method(self, name: str) -> TextMethod:
@@ -87,7 +91,14 @@ class Grammars:
             return self._thinking[marks]
 
     def _compiled(self, grammar: Grammar) -> GrammarState:
-        """Return a compiled grammar's state before the first token."""
+        """Return a grammar's state before the first token; what stands behind marks is compiled when a mark comes."""
+        if grammar.kind == "tagged":
+            tags = Tags.of(grammar)
+            with self._lock:
+                if tags.marks not in self._tagging:
+                    self._tagging[tags.marks] = MarkVocabulary(self._tokenizer, tags.marks, "".join(tags.marks))
+                vocabulary = self._tagging[tags.marks]
+            return TaggedState(tags, vocabulary, partial(self._compiled, tags.body))
         with self._lock:
             if self._compiler is None:
                 self._compiler = plugins.first_made(plugins.GRAMMARS, self._tokenizer, self._n_bytes)
