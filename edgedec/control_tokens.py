@@ -18,7 +18,11 @@ from edgedec.tokenizer import Tokenizer, added_around
 MARK = "\ufdd1"
 _ESCAPED = "\\ufdd1"  # as tojson and lists of texts may write it
 # What an assistant's message may hold: the marks of what was thought, of calls of tools and of channels.
-_OF_REPLIES = re.compile(r'think|tool_?call|channel|^\[(ARGS|CALL_ID)\]$|^<\|(message|constrain|")\|>$', re.IGNORECASE)
+_OF_REPLIES = re.compile(
+    r'think|tool.?call|tool.sep|function_call>|python_|channel|(start|end)_(action|response)\b|^\[(ARGS|CALL_ID)\]$'
+    r'|^<\|(message|constrain|")\|>$|^<escape>$',
+    re.IGNORECASE,
+)
 _REPLY_FIELDS = ("content", "reasoning_content", "thinking")
 _WHITE_SPACE = " \t\n\v\f\r"
 

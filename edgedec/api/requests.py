@@ -32,7 +32,7 @@ from edgedec.pictures import Pictures, has_pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Request
-from edgedec.thoughts import Thoughts, thoughts_of
+from edgedec.thought_marks import Thoughts, thoughts_of
 from edgedec.tokenizer import Tokenizer
 
 _PREDICTED_CHARACTERS = 16  # of a prediction, for each token of the context: more would hardly be looked up

@@ -11,7 +11,8 @@ from edgedec.grammar import GRAMMAR_BYTES, Grammar, GrammarCompiler, GrammarStat
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import Request
 from edgedec.text_method import AskedText, TextMethod
-from edgedec.thoughts import Anything, ThinkingConstraint, ThinkingVocabulary, Thoughts
+from edgedec.thought_marks import Thoughts
+from edgedec.thoughts import Anything, ThinkingConstraint, ThinkingVocabulary
 from edgedec.tokenizer import Tokenizer
 
 _PLAIN = Request((), SamplingParams(), 0)
