@@ -1,4 +1,4 @@
-"""The marks by which models set apart what they think, as a table: one row a family, found by a sign in its template."""
+"""The marks by which models set apart what they think, as a table: a row a family, by a sign in its template."""
 
 from dataclasses import dataclass, replace
 

@@ -142,7 +142,7 @@ def read_channel(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None
 
 @_whole
 def read_braces(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
-    """Return the call of `call:NAME{key:value,...}`, with strings in `<|"|>` (Gemma 4) or `<escape>` (FunctionGemma)."""
+    """Return the call of `call:NAME{key:value,...}`, its strings in `<|"|>` (Gemma 4) or `<escape>` (FunctionGemma)."""
     body = body if _QUOTE in body else body.replace("<escape>", _QUOTE)
     match = re.match(r"\s*call:\s*([\w.:-]+)\s*(?=\{)", body)
     if match is None:
@@ -281,10 +281,19 @@ def _typed(text: str, schema: Mapping[str, Any], key: str) -> Any:
     if "string" in types and not (text.strip() == "null" and "null" in types):
         return text
     lowered = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text)
-    values = json_values(lowered)
+    values = json_values(lowered) or (_literal(lowered) if types and lowered.lstrip()[:1] in ("{", "[") else [])
     if len(values) != 1:
         return text
     return values[0] if types or isinstance(values[0], dict | list) else text
+
+
+def _literal(text: str) -> list[Any]:
+    """Return, in a list, what a text says as Python does, as Seed-OSS may; an empty list for another text."""
+    try:
+        value, at = _value(text, 0)
+    except (ValueError, RecursionError):
+        return []
+    return [] if text[at:].strip() else [value]
 
 
 def _types(schema: Any, root: Mapping[str, Any], seen: dict[str, set[str]]) -> set[str]:

@@ -6,10 +6,9 @@ The template renders an answer that calls a tool twice; what stands around the n
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from os.path import commonprefix
 from re import compile as regex
 from re import escape
-from typing import Any
+from typing import Any, Literal
 
 from edgedec.chat import ChatTemplate, open_template
 from edgedec.errors import EdgedecError
@@ -41,11 +40,6 @@ class CallForm:
     again: str = ""
     ends: str = ""
 
-    def written(self, *calls: tuple[str, str]) -> str:
-        """Return the text of calls, each of a name and arguments in JSON."""
-        bodies = [f"{name}{self.before_arguments}{arguments}{self.closes}" for name, arguments in calls]
-        return self.opens + self.before_name + (self.again or self.opens + self.before_name).join(bodies) + self.ends
-
     def patterns(self) -> tuple[str, str, str]:
         """Return regular expressions of what stands before arguments, with the name, behind them, and at the end.
 
@@ -57,7 +51,11 @@ class CallForm:
             gap = gap[: next((mark.start() for mark in BRACKETED.finditer(gap)), None)]
         else:
             rest = rest[: next((mark.start() for mark in BRACKETED.finditer(rest)), None)]
-        return rf"(?:{first}|{_loose(again)})\s*([\w.:-]+?){_loose(self.before_arguments)}\s*", _loose(gap), _loose(rest)
+        return (
+            rf"(?:{first}|{_loose(again)})\s*([\w.:-]+?){_loose(self.before_arguments)}\s*",
+            _loose(gap),
+            _loose(rest),
+        )
 
 
 def _loose(text: str) -> str:
@@ -67,7 +65,7 @@ def _loose(text: str) -> str:
 
 
 @lru_cache(16)
-def derived_form(source: str) -> CallForm | None | bool:
+def derived_form(source: str) -> CallForm | Literal[False] | None:
     """Return the form that a chat template writes calls in.
 
     Returns:
@@ -99,7 +97,7 @@ def _rendered(template: ChatTemplate, n_calls: int) -> str:
     return text.partition(_ASKED)[2].replace(_ID[:-1] + "1", _ID)
 
 
-def _form_in(text: str, plain: str) -> CallForm | None | bool:
+def _form_in(text: str, plain: str) -> CallForm | Literal[False] | None:
     """Return the form of the calls in what stands behind a question; `plain` is the same of an answer in words."""
     names = text.split(_NAME)
     if len(names) < 2:
@@ -137,7 +135,10 @@ def _around_arguments(text: str) -> tuple[str, str] | None:
 
 def _shared(text: str, other: str, *, backwards: bool = False) -> str:
     """Return what both texts begin with, up to a mark that is not in both; `backwards`: both are turned round."""
-    shared = commonprefix([text, other])
+    n = next(
+        (i for i, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), min(len(text), len(other))
+    )
+    shared = text[:n]
     opening, closing = (">", "<") if backwards else ("<", ">")
     at = shared.rfind(opening)
     return shared[:at] if at > shared.rfind(closing) else shared

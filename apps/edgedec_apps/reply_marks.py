@@ -6,7 +6,7 @@ knows: its chat template has them, or its vocabulary has them as tokens. `edgede
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
 from edgedec.thought_marks import FAMILIES, THINK, Thoughts, thoughts_family
@@ -71,89 +71,86 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _IN_CHANNEL = "<|message|>"
 
 
+_ARG_VALUES = (("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"))
+_HERMES = CallForm("<tool_call>", '\n{"name": "', '", "arguments": ', "}\n</tool_call>", '\n<tool_call>\n{"name": "')
+_MISTRAL = CallForm("[TOOL_CALLS]", "", "[ARGS]", "")
+_DEEPSEEK = CallForm(
+    opens="<｜tool▁calls▁begin｜>",
+    before_name="<｜tool▁call▁begin｜>",
+    before_arguments="<｜tool▁sep｜>",
+    closes="<｜tool▁call▁end｜>",
+    again="<｜tool▁call▁begin｜>",
+    ends="<｜tool▁calls▁end｜>",
+)
+_READ_DEEPSEEK = read_named_by(
+    r"\s*<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?([\w.:-]+)\s*(?:<｜tool▁sep｜>|```json)\s*",
+    r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?",
+)
+_KIMI = CallForm(
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>functions.",
+    ":0<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_call_begin|>functions.",
+    "<|tool_calls_section_end|>",
+)
+_READ_KIMI = read_named_by(
+    r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([\w.-]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*",
+    r"\s*(?:<\|tool_call_end\|>)?",
+)
+
+
 def _thoughts(family: Thoughts) -> Mark:
     """Return the mark of what a family thinks."""
     written = (family.opens + family.gap, family.written, family.alone)
     return Mark((family.opens,), "thinking", (family.closes,), only_first=family is THINK, written=written)
 
 
-def _listed(opens: str, closes: str, name: str = "name", arguments: str = "arguments") -> CallForm:
-    """Return the form of an array of calls in JSON between two marks."""
-    first = f'[{{{name}": "'
-    return CallForm(opens, first, f'", "{arguments}": ', "}", f', {first[1:]}', f"]{closes}")
+def _calls(
+    opens: str, closes: str, read: Reader, starts: str, *quotes: tuple[str, str], form: CallForm | None = None
+) -> Mark:
+    """Return the mark of calls; where `closes` is empty, the last bracket closes them."""
+    return Mark((opens,), "call", (closes,) if closes else (), read=read, starts=starts, quotes=quotes, form=form)
 
 
-def _array(opens: str, closes: str, name: str = '"name', arguments: str = "arguments") -> Mark:
-    """Return the mark of an array of calls in JSON between two marks."""
-    form = _listed(opens, closes, name, arguments)
-    return Mark((opens,), "call", (closes,), read=read_tagged, starts="{[", quotes=(_JSON_STRING,), form=form)
+def _array(opens: str, closes: str, before_name: str = '{"name": "', arguments: str = "arguments") -> Mark:
+    """Return the mark of an array of calls in JSON."""
+    form = CallForm(opens, f"[{before_name}", f'", "{arguments}": ', "}", f", {before_name}", f"]{closes}")
+    return _calls(opens, closes, read_tagged, "{[", _JSON_STRING, form=form)
+
+
+def _section(closes: str, read: Reader, form: CallForm) -> Mark:
+    """Return the mark of calls each of which has marks of its own."""
+    return _calls(form.opens, closes, read, "<", _JSON_STRING, form=form)
 
 
 MARKS: Mapping[str, tuple[Mark, ...]] = {
     "think": (_thoughts(THINK),),
     # GLM: keys and values in turns.
-    "glm": (
-        Mark(
-            ("<tool_call>",),
-            "call",
-            ("</tool_call>",),
-            read=read_arg_keys,
-            quotes=(_JSON_STRING, ("<arg_value>", "</arg_value>")),
-        ),
-    ),
+    "glm": (_calls("<tool_call>", "</tool_call>", read_arg_keys, "", _JSON_STRING, *_ARG_VALUES),),
     # Hermes, Qwen, Granite 4: JSON. Qwen 3.5, Nemotron 3: XML.
-    "tool_call": (
-        Mark(
-            ("<tool_call>",),
-            "call",
-            ("</tool_call>",),
-            read=read_tagged,
-            starts="{[<",
-            quotes=(_JSON_STRING, _XML_VALUE),
-            form=CallForm("<tool_call>", '\n{"name": "', '", "arguments": ', "}\n</tool_call>", '\n<tool_call>\n{"name": "'),
-        ),
-    ),
+    "tool_call": (_calls("<tool_call>", "</tool_call>", read_tagged, "{[<", _JSON_STRING, _XML_VALUE, form=_HERMES),),
     # Models that write XML leave the tag around it out at times, or its beginning.
     "function": (
-        Mark(("<function=",), "call", ("</function>",), read=read_function, quotes=(_XML_VALUE,)),
+        _calls("<function=", "</function>", read_function, "", _XML_VALUE),
         Mark(("</tool_call>",), "text", read=read_function),
     ),
     "gemma4": (
         _thoughts(FAMILIES["<|channel>thought"]),
-        Mark(
-            ("<|tool_call>",),
-            "call",
-            ("<tool_call|>",),
-            read=read_braces,
-            starts="c",
-            quotes=(('<|"|>', '<|"|>'),),
-        ),
+        _calls("<|tool_call>", "<tool_call|>", read_braces, "c", ('<|"|>', '<|"|>')),
         Mark(("<channel|>",), "text"),
     ),
     "functiongemma": (
-        Mark(
-            ("<start_function_call>",),
-            "call",
-            ("<end_function_call>",),
-            read=read_braces,
-            starts="c",
-            quotes=(("<escape>", "<escape>"),),
-        ),
+        _calls("<start_function_call>", "<end_function_call>", read_braces, "c", ("<escape>", "<escape>")),
     ),
     # Gemma 3 has no marks of its own; this is the fence that its makers ask it for.
-    "gemma3": (Mark(("```tool_code",), "call", ("```",), read=read_code, quotes=(_JSON_STRING,)),),
-    "lfm2": (Mark(("<|tool_call_start|>",), "call", ("<|tool_call_end|>",), read=read_python, starts="[{"),),
-    "llama4": (Mark(("<|python_start|>",), "call", ("<|python_end|>",), read=read_python, starts="[{"),),
-    "smollm3": (Mark(("<code>",), "call", ("</code>",), read=read_code, quotes=(_JSON_STRING,)),),
+    "gemma3": (_calls("```tool_code", "```", read_code, "", _JSON_STRING),),
+    "lfm2": (_calls("<|tool_call_start|>", "<|tool_call_end|>", read_python, "[{"),),
+    "llama4": (_calls("<|python_start|>", "<|python_end|>", read_python, "[{"),),
+    "smollm3": (_calls("<code>", "</code>", read_code, "", _JSON_STRING),),
     "mistral": (
         _thoughts(FAMILIES["[THINK]"]),
-        Mark(
-            ("[TOOL_CALLS]",),
-            "call",
-            read=read_named_json,
-            quotes=(_JSON_STRING, ("[ARGS]", ""), ("[CALL_ID]", "")),
-            form=CallForm("[TOOL_CALLS]", "", "[ARGS]", ""),
-        ),
+        _calls("[TOOL_CALLS]", "", read_named_json, "", _JSON_STRING, ("[ARGS]", ""), ("[CALL_ID]", ""), form=_MISTRAL),
     ),
     # gpt-oss: the head of each message names a channel; the head of a call also names the tool that it goes to.
     "harmony": (
@@ -177,85 +174,32 @@ MARKS: Mapping[str, tuple[Mark, ...]] = {
         Mark(_CHANNELS, "text", head_ends=_IN_CHANNEL),
         Mark(_ENDS, "text"),
     ),
-    "deepseek": (
-        Mark(
-            ("<｜tool▁calls▁begin｜>",),
-            "call",
-            ("<｜tool▁calls▁end｜>",),
-            read=read_named_by(
-                r"\s*<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?([\w.:-]+)\s*(?:<｜tool▁sep｜>|```json)\s*",
-                r"\s*(?:```)?\s*(?:<｜tool▁call▁end｜>)?",
-            ),
-            starts="<",
-            quotes=(_JSON_STRING,),
-            form=CallForm(
-                "<｜tool▁calls▁begin｜>",
-                "<｜tool▁call▁begin｜>",
-                "<｜tool▁sep｜>",
-                "<｜tool▁call▁end｜>",
-                "<｜tool▁call▁begin｜>",
-                "<｜tool▁calls▁end｜>",
-            ),
-        ),
-    ),
-    "kimi": (
-        Mark(
-            ("<|tool_calls_section_begin|>",),
-            "call",
-            ("<|tool_calls_section_end|>",),
-            read=read_named_by(
-                r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?([\w.-]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*",
-                r"\s*(?:<\|tool_call_end\|>)?",
-            ),
-            starts="<",
-            quotes=(_JSON_STRING,),
-            form=CallForm(
-                "<|tool_calls_section_begin|>",
-                "<|tool_call_begin|>functions.",
-                ":0<|tool_call_argument_begin|>",
-                "<|tool_call_end|>",
-                "<|tool_call_begin|>functions.",
-                "<|tool_calls_section_end|>",
-            ),
-        ),
-    ),
+    "deepseek": (_section("<｜tool▁calls▁end｜>", _READ_DEEPSEEK, _DEEPSEEK),),
+    "kimi": (_section("<|tool_calls_section_end|>", _READ_KIMI, _KIMI),),
     "minimax": (
-        Mark(
-            ("<minimax:tool_call>",),
-            "call",
-            ("</minimax:tool_call>",),
-            read=read_tagged,
-            starts="<",
-            quotes=(("<parameter name=", "</parameter>"),),
-        ),
+        _calls("<minimax:tool_call>", "</minimax:tool_call>", read_tagged, "<", ("<parameter name=", "</parameter>")),
     ),
     "seed": (
         _thoughts(FAMILIES["<seed:think>"]),
-        Mark(("<seed:tool_call>",), "call", ("</seed:tool_call>",), read=read_tagged, starts="<", quotes=(_XML_VALUE,)),
+        _calls("<seed:tool_call>", "</seed:tool_call>", read_tagged, "<", _XML_VALUE),
     ),
     "cohere": (
         _thoughts(FAMILIES["<|START_RESPONSE|>"]),
-        _array("<|START_ACTION|>", "<|END_ACTION|>", '"tool_call_id": "0", "tool_name', "parameters"),
+        _array("<|START_ACTION|>", "<|END_ACTION|>", '{"tool_call_id": "0", "tool_name": "', "parameters"),
         Mark(("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"), "text"),
     ),
     "nemotron": (_array("<TOOLCALL>", "</TOOLCALL>"),),
-    # Phi-4-mini, Granite 3: an array, which a mark may end.
+    # Phi-4-mini, Granite 3: an array, which a mark may follow.
     "phi4": (
-        Mark(
-            ("<|tool_call|>", "functools"),
-            "call",
-            read=read_tagged,
-            starts="[{",
-            quotes=(_JSON_STRING,),
-            form=_listed("<|tool_call|>", "", '"name'),
-        ),
+        _array("<|tool_call|>", ""),
+        _array("functools", ""),
         Mark(("<|/tool_call|>",), "text", read=read_tagged),
     ),
     "granite3": (Mark(("<response>", "</response>"), "text"),),
 }
 _MOST_CHARACTERS = 200  # of a prompt's end, with white space
 _ALWAYS = ("think", "tool_call")  # of many models, whose templates don't all have them
-_SIGNS = {name: (next(mark.opens[0] for mark in marks if mark.kind != "text" or len(marks) == 1),) for name, marks in MARKS.items()} | {
+_SIGNS = {  # what a template or a vocabulary has of a family, where it is not its first mark
     "glm": ("<arg_key>",),
     "gemma3": ("<start_of_turn>",),
     "gemma4": ("<|channel>thought", "<|tool_call>"),
@@ -265,7 +209,6 @@ _SIGNS = {name: (next(mark.opens[0] for mark in marks if mark.kind != "text" or 
     "phi4": ("<|tool_call|>", "functools["),
     "granite3": ("<response></response>",),
 }
-"""What a template or a vocabulary has of a family."""
 
 
 def marks_of(template: str, tokenizer: Tokenizer | None = None) -> tuple[Mark, ...]:
@@ -293,7 +236,8 @@ def call_form(template: str, tokenizer: Tokenizer | None = None) -> CallForm | N
 
 def _is_there(name: str, template: str, tokenizer: Tokenizer | None) -> bool:
     """Return whether a template or a vocabulary has a family's sign."""
-    return any(sign in template or _token(tokenizer, sign) is not None for sign in _SIGNS[name])
+    signs = _SIGNS.get(name, MARKS[name][0].opens[:1])
+    return any(sign in template or _token(tokenizer, sign) is not None for sign in signs)
 
 
 def _derived_mark(form: CallForm) -> Mark:
@@ -306,6 +250,7 @@ def _derived_mark(form: CallForm) -> Mark:
 def hidden_marks(marks: tuple[Mark, ...], tokenizer: Tokenizer) -> dict[int, str]:
     """Return, by its id, each mark that is a control token, which adds nothing to a text."""
     texts = [part for mark in marks for part in (*mark.opens, *mark.closes, mark.head_ends, *sum(mark.quotes, ()))]
+    texts += [part for mark in marks if mark.form is not None for part in astuple(mark.form)]
     tokens = {text: _token(tokenizer, text) for text in set(BRACKETED.findall(" ".join(texts)))}
     return {i: text for text, i in tokens.items() if i is not None and not tokenizer.piece(i)}
 
@@ -313,9 +258,9 @@ def hidden_marks(marks: tuple[Mark, ...], tokenizer: Tokenizer) -> dict[int, str
 def thinking_mark(marks: tuple[Mark, ...], template: str) -> Mark:
     """Return the mark of what the model of a chat template thinks: `<think>` unless the template has another one."""
     family = thoughts_family(template) or THINK
-    thinking = [mark for mark in marks if mark.kind == "thinking"]
-    written = next((mark for mark in thinking if mark.written[0] == family.opens + family.gap), thinking[0])
-    return replace(written, written=(written.written[0], family.written, family.alone))
+    before = family.opens + family.gap
+    mark = next(mark for mark in marks if mark.written[0] == before)
+    return replace(mark, written=(before, family.written, family.alone))
 
 
 def opened_mark(rendered: str, marks: tuple[Mark, ...]) -> str:

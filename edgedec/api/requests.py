@@ -256,7 +256,7 @@ class Requests:
         return as_token_ids(prompt)
 
     def require_template(self) -> SaidTemplate:
-        """Return the model's chat template. A template that does not compile refuses every chat.
+        """Return the model's chat template. A template that is broken refuses every chat.
 
         Raises:
             TemplateError: The model has none.
