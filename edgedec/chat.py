@@ -6,12 +6,12 @@ from typing import Any, Protocol
 from edgedec import plugins
 from edgedec.errors import OptionError, PromptTooLongError, RequestError, counted
 from edgedec.progress import CancelToken
+from edgedec.thought_marks import thoughts_family
 
 Message = Mapping[str, Any]
 Chat = str | Sequence[Message]
 """The messages of a chat, the oldest first; a text is one message of the user."""
 
-_THINKING_TAGS = ("<think>", "</think>", "[THINK]", "<|channel>thought", "<|channel|>analysis")
 _SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -126,7 +126,7 @@ def open_template(source: str, *, bos_token: str, eos_token: str) -> ChatTemplat
 
 def may_think(source: str) -> bool:
     """Return whether the model of a chat template may think before it answers: whether it has a mark for thoughts."""
-    return any(tag in source for tag in _THINKING_TAGS)
+    return thoughts_family(source) is not None
 
 
 def thinking_variables(template: ChatTemplate, think: bool | int | None) -> dict[str, bool]:

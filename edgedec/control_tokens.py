@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
-from edgedec.chat import ChatTemplate, Message, open_template
+from edgedec.chat import NO_ARGUMENTS, ChatTemplate, Message, open_template
 from edgedec.errors import TemplateError, argument
 from edgedec.progress import CancelToken
 from edgedec.tokenizer import Tokenizer, added_around
@@ -18,9 +18,15 @@ from edgedec.tokenizer import Tokenizer, added_around
 MARK = "\ufdd1"
 _ESCAPED = "\\ufdd1"  # as tojson and lists of texts may write it
 # What an assistant's message may hold: the marks of what was thought, of calls of tools and of channels.
-_OF_REPLIES = re.compile(r'think|tool_?call|channel|^\[(ARGS|CALL_ID)\]$|^<\|(message|constrain|")\|>$', re.IGNORECASE)
+_OF_REPLIES = re.compile(
+    r"think|tool.?call|tool.sep|function_call>|python_|channel|(start|end)_(action|response)\b|^\[(ARGS|CALL_ID)\]$"
+    r'|^<\|(message|constrain|")\|>$|^<escape>$',
+    re.IGNORECASE,
+)
 _REPLY_FIELDS = ("content", "reasoning_content", "thinking")
 _WHITE_SPACE = " \t\n\v\f\r"
+_QUESTION = {"role": "user", "content": "Which day is it?"}
+_TOOL = {"type": "function", "function": {"name": "day", "description": "The day.", "parameters": NO_ARGUMENTS}}
 
 
 def _spelled(starts: Mapping[str, list[str]], text: str) -> list[str]:
@@ -75,7 +81,8 @@ _UNMARKED = Marker(())
 class SaidTemplate:
     """Implements ChatTemplate around a model's own: what messages, tools and variables say is marked.
 
-    Where the source of a model's file does not compile, only chats are refused, as all else works without it.
+    Where the source of a model's file does not compile, or renders no chat, only chats are refused, as all else works
+    without it.
 
     Args:
         source: The template's text.
@@ -83,16 +90,29 @@ class SaidTemplate:
         file: The name of the model's file, for messages; empty for a source that a caller gave.
 
     Attributes:
-        refusal: Why chats are refused; empty where the source compiles.
+        refusal: Why chats are refused; empty where the source renders a chat.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer, file: str = "") -> None:
         self.source, self.refusal, self._tokenizer = source, "", tokenizer
         try:
             self._opened = open_template(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+            self._try()
         except TemplateError as error:
             place = f"{file}: " if file else ""
-            self.refusal = f"{place}{error.marked}; give another template ({argument('chat_template')})"
+            self.refusal = (
+                f"{place}{error.marked}; chats are refused: give another template ({argument('chat_template')})"
+            )
+
+    def _try(self) -> None:
+        """Raise TemplateError where it renders neither the plainest chat nor one with a system message and a tool."""
+        try:
+            self._opened.render([_QUESTION])
+        except TemplateError as error:
+            try:
+                self._opened.render([{"role": "system", "content": "Answer."}, _QUESTION], tools=[_TOOL])
+            except TemplateError:
+                raise error from None
 
     @property
     def _template(self) -> ChatTemplate:
@@ -102,7 +122,7 @@ class SaidTemplate:
 
     @property
     def variables(self) -> Collection[str]:
-        """The names that the template reads, and trust_messages (TemplateError where it does not compile)."""
+        """The names that the template reads, and trust_messages (TemplateError where chats are refused)."""
         return {*self._template.variables, "trust_messages"}
 
     @cached_property

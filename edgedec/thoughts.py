@@ -6,7 +6,7 @@ in place of what the model would think on. All this depends on the tokens of the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -14,58 +14,10 @@ from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint, DrawPlace
 from edgedec.mark_vocabulary import MarkVocabulary, Mask, without
+from edgedec.thought_marks import Thoughts
 from edgedec.tokenizer import Tokenizer
 
 _MOST_GAP = 2  # tokens of white space between thoughts and answer
-
-
-@dataclass(frozen=True, slots=True)
-class Thoughts:
-    """How a model sets apart what it thinks.
-
-    Attributes:
-        opens: The mark before the thoughts.
-        closes: The mark behind them.
-        written: The text that ends thoughts whose budget is used up: `closes`, and what stands before an answer.
-        then: What follows `closes` before an answer; where it is empty, white space may.
-        alone: The mark with which an answer without thoughts begins; empty for none.
-        opened: Whether the prompt ends with `opens`.
-        budget: Most tokens of the thoughts; None for any number.
-    """
-
-    opens: str
-    closes: str
-    written: str
-    then: str = ""
-    alone: str = ""
-    opened: bool = False
-    budget: int | None = None
-
-
-_FINAL = "<|channel|>final<|message|>"
-_THEN = f"<|start|>assistant{_FINAL}"
-_THINK = Thoughts("<think>", "</think>", "\n</think>\n\n")
-_FAMILIES = {
-    "[THINK]": Thoughts("[THINK]", "[/THINK]", "[/THINK]"),
-    "<|channel>thought": Thoughts("<|channel>thought", "<channel|>", "\n<channel|>"),
-    "<|channel|>analysis": Thoughts("<|channel|>analysis<|message|>", "<|end|>", f"<|end|>{_THEN}", _THEN, _FINAL),
-    "<think>": _THINK,
-    "</think>": _THINK,
-}
-
-
-def thoughts_of(template: str, prompt: str, budget: int | None = None) -> Thoughts | None:
-    """Return what the answer to a chat may begin with; None where the model does not think.
-
-    Args:
-        template: The source of the model's chat template.
-        prompt: The rendered chat; one that ends with the closing mark has no thoughts before its answer.
-        budget: Most tokens of the thoughts; None for any number.
-    """
-    end, family = prompt.rstrip(), next((family for sign, family in _FAMILIES.items() if sign in template), None)
-    if family is None or end.endswith(family.closes):
-        return None
-    return replace(family, opened=end.endswith(family.opens), budget=budget)
 
 
 class _Phase(Enum):

@@ -69,11 +69,48 @@ def _whole(read: _BodyReader) -> _Reader:
 
 @_whole
 def read_tagged(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
-    """Return the calls of an object or an array in JSON, or of XML with `<function=NAME>` and `<parameter=NAME>`."""
+    """Return the calls of an object or an array in JSON, or of XML with `<function=NAME>` and `<parameter=NAME>`.
+
+    MiniMax writes `<invoke name="NAME">` and `<parameter name="NAME">`.
+    """
     if body.lstrip().startswith("<"):
         return _of_xml(body, tools)
     values = json_values(body)
     return _of_values(values) if len(values) == 1 else ()
+
+
+@_whole
+def read_arg_keys(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
+    """Return the call of a name and `<arg_key>KEY</arg_key>` and `<arg_value>VALUE</arg_value>` in turns (GLM)."""
+    begin = re.match(r"\s*([^\s<>{\[]+)\s*(?=<arg_key>|\Z)", body)
+    if begin is None:
+        return read_tagged(head, body, tools)
+    arguments, at = {}, begin.end()
+    while (pair := _ARG_PAIR.match(body, at)) is not None:
+        key, at = pair[1].strip(), pair.end()
+        arguments[key] = _typed(pair[2], tools.get(begin[1], {}), key)
+    return [_made(begin[1], arguments)] if at == len(body) else ()
+
+
+def read_named_by(before: str, behind: str, at_end: str = "") -> _Reader:
+    """Return a reader of calls whose arguments are JSON, by what stands around them, with the name as group 1."""
+    begin, gap, end = re.compile(before), re.compile(behind), re.compile(at_end + r"\s*\Z")
+
+    @_whole
+    def read(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
+        at = 0
+        while (match := begin.match(body, at)) is not None:
+            arguments, at = _DECODER.raw_decode(body, match.end())
+            yield _made(match[1], arguments)
+            at = _matched(gap, body, at).end()
+        _matched(end, body, at)
+
+    return read
+
+
+def either(first: _Reader, second: _Reader) -> _Reader:
+    """Return a reader that reads what the first one does, or else the second."""
+    return lambda head, body, tools: first(head, body, tools) or second(head, body, tools)
 
 
 @_whole
@@ -105,7 +142,8 @@ def read_channel(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None
 
 @_whole
 def read_braces(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
-    """Return the call of `call:NAME{key:value,...}`, whose strings stand between `<|"|>` (Gemma 4)."""
+    """Return the call of `call:NAME{key:value,...}`, its strings in `<|"|>` (Gemma 4) or `<escape>` (FunctionGemma)."""
+    body = body if _QUOTE in body else body.replace("<escape>", _QUOTE)
     match = re.match(r"\s*call:\s*([\w.:-]+)\s*(?=\{)", body)
     if match is None:
         return ()
@@ -128,6 +166,13 @@ def read_python(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]
         calls.append(_made(match[1], arguments))
         at = _after_comma(text, at, "")
     return calls if at == len(text) else ()
+
+
+@_whole
+def read_code(head: str, body: str, tools: Tools) -> Iterable[ToolCall | None]:
+    """Return the calls of Python as read_python does, where all of the tools are known."""
+    calls = read_python(head, body, tools)
+    return calls if all(call.name in tools for call in calls) else ()
 
 
 def tool_call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -174,16 +219,17 @@ def call_of(value: Any, *, needs_arguments: bool) -> ToolCall | None:
     """
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+    name = value.get("name", value.get("tool_name")) if isinstance(value, dict) else None
+    if not isinstance(name, str) or not name:
         return None
     arguments = value.get("arguments", value.get("parameters"))
     if arguments is None or arguments == "":
         needs = needs_arguments and not {"arguments", "parameters"} & value.keys()
-        return None if needs else ToolCall(value["name"], "{}")
+        return None if needs else ToolCall(name, "{}")
     if isinstance(arguments, str):  # JSON within JSON
         inner = json_values(arguments)
-        return ToolCall(value["name"], arguments) if len(inner) == 1 and isinstance(inner[0], dict) else None
-    return _made(value["name"], arguments)
+        return ToolCall(name, arguments) if len(inner) == 1 and isinstance(inner[0], dict) else None
+    return _made(name, arguments)
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -207,9 +253,12 @@ def _made(name: str, arguments: Any) -> ToolCall | None:
     return ToolCall(name, dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
-_FUNCTION_END = re.compile(r"\s*(?:</function>\s*|\Z)")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(?:\r?\n)?(.*?)(?:\r?\n)?(?:</parameter>|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r'\s*<(?:function=|invoke name=)"?([^">\n]+)"?>')
+_FUNCTION_END = re.compile(r"\s*(?:</(?:function|invoke)>\s*|\Z)")
+_PARAMETER = re.compile(
+    r'\s*<parameter(?:=| name=)"?([^">\n]+)"?>(?:\r?\n)?(.*?)(?:\r?\n)?(?:</parameter>|\Z)', re.DOTALL
+)
+_ARG_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(?:</arg_value>\s*|\Z)", re.DOTALL)
 
 
 def _of_xml(body: str, tools: Tools) -> Iterable[ToolCall | None]:
@@ -232,10 +281,19 @@ def _typed(text: str, schema: Mapping[str, Any], key: str) -> Any:
     if "string" in types and not (text.strip() == "null" and "null" in types):
         return text
     lowered = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text)
-    values = json_values(lowered)
+    values = json_values(lowered) or (_literal(lowered) if types and lowered.lstrip()[:1] in ("{", "[") else [])
     if len(values) != 1:
         return text
     return values[0] if types or isinstance(values[0], dict | list) else text
+
+
+def _literal(text: str) -> list[Any]:
+    """Return, in a list, what a text says as Python does, as Seed-OSS may; an empty list for another text."""
+    try:
+        value, at = _value(text, 0)
+    except (ValueError, RecursionError):
+        return []
+    return [] if text[at:].strip() else [value]
 
 
 def _types(schema: Any, root: Mapping[str, Any], seen: dict[str, set[str]]) -> set[str]:

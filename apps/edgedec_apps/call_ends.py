@@ -10,6 +10,8 @@ from edgedec_apps.reply_marks import Mark
 
 MOST_HEAD = 200
 """Most characters of a head, and of a call before its first bracket."""
+_TAGS = re.compile(r"\s*(?:<(?:function|invoke)|[\w.:-]+>?\s*(?:<arg_key>|<parameter=|\Z))")
+_TAG_ENDS = ("</function>", "</invoke>")
 _BRACKETS = {"{": 1, "[": 1, "}": -1, "]": -1}
 
 
@@ -66,9 +68,11 @@ class OpenCall:
         brackets = () if mark.closes else _BRACKETS
         self._ends[False] = finder([*self._quotes, *mark.closes, *aborts, *brackets])
 
-    def read(self, body: str, tools: Tools) -> list[ToolCall]:
-        """Return the calls of a body; an empty list for one that is no call."""
-        return self._mark.read(self._head, body, tools) if self._mark.read is not None else []
+    def read(self, body: str, tools: Tools, *, cut: bool) -> list[ToolCall]:
+        """Return the calls of a body; an empty list for one that is no call, or for XML that the reply's end `cut`."""
+        if self._mark.read is None or (cut and _TAGS.match(body) and not body.rstrip().endswith(_TAG_ENDS)):
+            return []
+        return self._mark.read(self._head, body, tools)
 
     def end(self, text: str, *, plain: bool) -> tuple[int, int] | None:
         """Return where the body ends and where what ends it does; None where that is to come, (0, 0) for no call.

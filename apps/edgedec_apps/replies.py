@@ -2,22 +2,24 @@
 
 A reply is split by the marks of `edgedec_apps.reply_marks`. A reply that is nothing but JSON is read, too: Llama 3
 writes an object with `parameters`, or several with semicolons between, others an object or an array, maybe in a code
-fence. What only looks like a call stays text. White space around calls and thoughts is dropped.
+fence; Llama 4 and Gemma 3 write a list of calls in Python. What only looks like a call stays text. White space around
+calls and thoughts is dropped.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edgedec_apps.call_bodies import ToolCall, Tools, call_of, json_values
+from edgedec_apps.call_bodies import ToolCall, Tools, call_of, json_values, read_code
 from edgedec_apps.call_ends import MOST_HEAD, Finder, OpenCall, finder
 from edgedec_apps.reply_marks import MARKS, Mark
 
 USUAL = (*MARKS["think"], *MARKS["tool_call"])
 _MOST_BROKEN = 50  # calls and heads
 _PYTHON_TAG = "<|python_tag|>"  # Llama 3 begins calls so; where it is a control token it is no text
-_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
-_BEGINNING = re.compile(r"\s*(?:<\|python_tag\|>|```(?:json)?)?\s*")
+_FENCE = re.compile(r"```(?:json|python)?\s*\n(.*?)\n?```", re.DOTALL)
+_BEGINNING = re.compile(r"\s*(?:<\|python_tag\|>|```(?:json|python)?)?\s*")
+_FIRST_CALL = re.compile(r"\[\s*([A-Za-z_][\w.-]*)(\s*\()?")
 _FIRST_KEY = re.compile(r'[\s\[]*\{\s*"([^"\\]*)"')
 _CALL_KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters"})
 
@@ -220,7 +222,8 @@ class ReplyStream:
 
     def _read(self, call: OpenCall, end: tuple[int, int] | None) -> list[ToolCall]:
         """Return the calls up to an end; None stands for the end of the reply."""
-        calls = [] if end == (0, 0) else call.read(self._held if end is None else self._held[: end[0]], self._tools)
+        body = self._held if end is None else self._held[: end[0]]
+        calls = [] if end == (0, 0) else call.read(body, self._tools, cut=end is None)
         is_known = self._within is None or all(call.name in self._tools for call in calls)
         return calls if is_known else []
 
@@ -301,7 +304,7 @@ class _Answer:
             return self._shown(text)
         self._held += text
         if self._may_be_calls is None:
-            self._may_be_calls = _may_be_calls(self._held)
+            self._may_be_calls = _may_be_calls(self._held, self._tools or {})
         if self._may_be_calls is not False:
             return ""
         held, self._held = self._held, ""
@@ -333,14 +336,17 @@ class _Answer:
         return shown
 
 
-def _may_be_calls(text: str) -> bool | None:
-    """Return whether a reply that begins like this may consist of calls in JSON only; None where that is not known."""
+def _may_be_calls(text: str, tools: Tools) -> bool | None:
+    """Return whether a reply that begins like this may consist of calls only; None where that is not known."""
     text = text.lstrip()
-    if _PYTHON_TAG.startswith(text) or "```json".startswith(text):
+    if any(start.startswith(text) for start in (_PYTHON_TAG, "```json", "```python")):
         return None
     text = _BEGINNING.sub("", text, count=1)
     if text and text[0] not in "{[":
         return False
+    call = _FIRST_CALL.match(text)
+    if call is not None and (call[2] or call.end() < len(text)):
+        return call[2] is not None and call[1] in tools
     first = _FIRST_KEY.match(text)
     return None if first is None else first[1] in _CALL_KEYS
 
@@ -349,7 +355,10 @@ def _plain_calls(text: str, tools: Tools) -> list[ToolCall]:
     """Return the calls of known tools that a reply consists of; an empty list where it has anything else."""
     text = text.strip().removeprefix(_PYTHON_TAG).strip()
     fenced = _FENCE.fullmatch(text)
-    values = json_values(fenced[1] if fenced else text)
+    text = fenced[1] if fenced else text
+    if _FIRST_CALL.match(text.lstrip()):
+        return read_code("", text, tools)
+    values = json_values(text)
     if len(values) == 1 and isinstance(values[0], list):
         values = values[0]
     calls = [call_of(value, needs_arguments=True) for value in values]

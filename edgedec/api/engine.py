@@ -44,7 +44,7 @@ class Engine(Closeable):
         tokenizer: The model's tokenizer.
         path: The model's file.
         plan: The memory plan that the model was loaded under; without terms where nothing was planned.
-        template: The model's chat template, or None. A template that does not compile refuses every chat.
+        template: The model's chat template, or None. A template that is broken refuses every chat.
         pool: The sessions that requests are generated on, each with what a generation on it must know.
         requests: Makes prompts and requests step by step, for servers and for generations of one's own.
     """

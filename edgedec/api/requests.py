@@ -32,7 +32,7 @@ from edgedec.pictures import Pictures, has_pictures
 from edgedec.progress import CancelToken, OnProgress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Request
-from edgedec.thoughts import Thoughts, thoughts_of
+from edgedec.thought_marks import Thoughts, thoughts_of
 from edgedec.tokenizer import Tokenizer
 
 _PREDICTED_CHARACTERS = 16  # of a prediction, for each token of the context: more would hardly be looked up
@@ -256,7 +256,7 @@ class Requests:
         return as_token_ids(prompt)
 
     def require_template(self) -> SaidTemplate:
-        """Return the model's chat template. A template that does not compile refuses every chat.
+        """Return the model's chat template. A template that is broken refuses every chat.
 
         Raises:
             TemplateError: The model has none.

@@ -14,7 +14,8 @@ from edgedec.sampling import SamplingParams
 from edgedec.sequence import Request
 from edgedec.tagged import TaggedState, Tags
 from edgedec.text_method import AskedText, TextMethod
-from edgedec.thoughts import Anything, ThinkingConstraint, ThinkingVocabulary, Thoughts
+from edgedec.thought_marks import Thoughts
+from edgedec.thoughts import Anything, ThinkingConstraint, ThinkingVocabulary
 from edgedec.tokenizer import Tokenizer
 
 _PLAIN = Request((), SamplingParams(), 0)

@@ -14,7 +14,8 @@ from support.models.real_models import real_model
 import edgedec
 from edgedec.constraint import Constraint
 from edgedec.errors import OptionError, RequestError
-from edgedec.thoughts import Anything, ThinkingConstraint, ThinkingVocabulary, Thoughts, thoughts_of
+from edgedec.thought_marks import Thoughts, thoughts_of
+from edgedec.thoughts import Anything, ThinkingConstraint, ThinkingVocabulary
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -22,7 +22,7 @@ from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
-from edgedec.thoughts import Thoughts
+from edgedec.thought_marks import Thoughts
 from edgedec_apps.infill import Gap
 from edgedec_apps.reading_pace import ReadingPace
 from edgedec_apps.refine import RefineBy, refined

@@ -9,7 +9,7 @@ from edgedec.api.engine import Engine
 from edgedec.decoding.prompt_length import require_may_fit
 from edgedec.errors import RequestError
 from edgedec.progress import CancelToken
-from edgedec.thoughts import Thoughts, thoughts_of
+from edgedec.thought_marks import Thoughts, thoughts_of
 from edgedec_apps.infill import Gap, gap_ids
 from edgedec_apps.reply_marks import Mark, marks_of, opened_mark, thinking_mark
 from edgedec_apps.server.core.answer import Job
