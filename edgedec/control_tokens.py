@@ -100,9 +100,8 @@ class SaidTemplate:
             self._try()
         except TemplateError as error:
             place = f"{file}: " if file else ""
-            self.refusal = (
-                f"{place}{error.marked}; chats are refused: give another template ({argument('chat_template')})"
-            )
+            advice = f"chats are refused: give another template ({argument('chat_template')})"
+            self.refusal = f"{place}{error.marked}; {advice}"
 
     def _try(self) -> None:
         """Raise TemplateError where it renders neither the plainest chat nor one with a system message and a tool."""

@@ -11,6 +11,7 @@ A plug-in (edgedec.plugins.GRAMMARS) compiles and matches grammars: another pack
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -111,28 +112,34 @@ class Grammar:
         return cls("gbnf", source)
 
     @classmethod
-    def tagged(cls, marks: Sequence[str], body: "Grammar", *, first_only: bool = False) -> "Grammar":
-        """Return the grammar of free text in which each text behind a mark keeps to another grammar.
+    def tagged(
+        cls, bodies: Mapping[str, "Grammar"], *, at_start: Mapping[str, "Grammar"] = MappingProxyType({})
+    ) -> "Grammar":
+        """Return the grammar of free text in which what stands behind a mark keeps to a grammar of its own.
 
         Where a text of that grammar is whole and nothing may follow it, the free text goes on.
 
         Args:
-            marks: The marks, such as "<tool_call>", each of at least one character.
-            body: The grammar of what stands behind each of them.
-            first_only: Whether a mark is one only where nothing but white space stands before it.
+            bodies: By mark, such as "<tool_call>", the grammar of what stands behind it.
+            at_start: The same for marks that count only where a text begins with them.
 
         Raises:
-            RequestError: A mark is empty or no str, or the body is tagged itself.
+            RequestError: There is no mark, a mark is blank, or a grammar is tagged itself.
 
-        >>> Grammar.tagged(["<n>"], Grammar.regex("[0-9]+</n>")).kind
+        >>> Grammar.tagged({"<n>": Grammar.regex("[0-9]+</n>")}).kind
         'tagged'
         """
-        if not marks or isinstance(marks, str) or not all(isinstance(mark, str) and mark.strip() for mark in marks):
-            raise RequestError(f"the marks are {marks!r:.80}; they must be one or more texts that are not blank")
-        if body.kind == "tagged":
-            raise RequestError("the grammar behind a mark is tagged itself; give one that is not")
-        said = {"marks": list(marks), "body": [body.kind, body.source], "first_only": first_only}
-        return cls("tagged", json.dumps(said, ensure_ascii=False))
+        said = []
+        for each in (bodies, at_start):
+            for mark, body in each.items():
+                if not isinstance(mark, str) or not mark.strip() or not isinstance(body, Grammar):
+                    raise RequestError(f"{mark!r:.40} has {body!r:.40}; give a text that is not blank, and a Grammar")
+                if body.kind == "tagged":
+                    raise RequestError(f"the grammar behind {mark!r:.40} is tagged itself; give one that is not")
+            said.append({mark: [body.kind, body.source] for mark, body in each.items()})
+        if not any(said):
+            raise RequestError("there is no mark; give at least one")
+        return cls("tagged", exact_json.dumps(said, ensure_ascii=False))
 
 
 def _checked(schema: str) -> str:

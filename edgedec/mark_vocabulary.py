@@ -30,7 +30,7 @@ class MarkVocabulary:
     def __init__(self, tokenizer: Tokenizer, marks: Sequence[str], controls: str) -> None:
         self._tokenizer = tokenizer
         self._marks = tuple(mark.encode() for mark in marks)
-        self._n_tail = max(map(len, self._marks)) - 1
+        self._n_tail = max(map(len, self._marks), default=1) - 1
         written = [text for text in tokenizer.control_texts if text and text in controls]
         self._controls = {self.ids_of(text)[0]: text.encode() for text in written}
         n_vocab, ends = tokenizer.n_vocab, {mark[-1] for mark in self._marks}
@@ -63,10 +63,13 @@ class MarkVocabulary:
         """Return as much of a text's end as may begin a mark."""
         return text[max(0, len(text) - self._n_tail) :]
 
-    def behind_mark(self, text: bytes) -> bytes | None:
-        """Return what a text holds behind its first mark; None where it has no mark."""
-        places = [(at, at + len(mark)) for mark in self._marks if (at := text.find(mark)) >= 0]
-        return text[min(places)[1] :] if places else None
+    def partition(self, text: bytes) -> tuple[bytes | None, bytes]:
+        """Return the first mark of a text, and what stands behind it; None and b"" where there is no mark."""
+        places = [(at, mark) for mark in self._marks if (at := text.find(mark)) >= 0]
+        if not places:
+            return None, b""
+        at, mark = min(places)
+        return mark, text[at + len(mark) :]
 
     def ruled_out(self, tail: bytes) -> list[int]:
         """Return the tokens that may not follow a text with this end: they complete a mark and say more behind it."""

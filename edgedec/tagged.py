@@ -5,12 +5,11 @@ the tokens behind it; where its text is whole and nothing may follow, the free t
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from edgedec.errors import RequestError
-from edgedec.grammar import Grammar, GrammarState, Predicate
+from edgedec.grammar import Grammar, GrammarState, Kind, Predicate
 from edgedec.mark_vocabulary import MarkVocabulary, Mask, without
 
 
@@ -19,23 +18,22 @@ class Tags:
     """What Grammar.tagged() says.
 
     Attributes:
-        marks: Each of them is followed by a text of the grammar.
-        body: The grammar.
-        first_only: Whether a mark is one only where nothing but white space stands before it.
+        bodies: By mark, the grammar of what stands behind it.
+        at_start: The same for marks that count only where a text begins with them.
     """
 
-    marks: tuple[str, ...]
-    body: Grammar
-    first_only: bool = False
+    bodies: Mapping[str, Grammar]
+    at_start: Mapping[str, Grammar]
 
     @classmethod
     def of(cls, grammar: Grammar) -> "Tags":
         """Return what a grammar of the kind "tagged" says (RequestError where its source is not Grammar.tagged()'s)."""
         try:
-            said: dict[str, Any] = json.loads(grammar.source)
-            return cls(tuple(said["marks"]), Grammar(*said["body"]), said["first_only"])
-        except (ValueError, TypeError, KeyError) as error:
+            said: list[dict[str, tuple[Kind, str]]] = json.loads(grammar.source)
+            bodies, at_start = ({mark: Grammar(*body) for mark, body in each.items()} for each in said)
+        except (ValueError, TypeError, AttributeError) as error:
             raise RequestError(f"the grammar's marks can't be read ({error!r:.80}); use Grammar.tagged()") from None
+        return cls(bodies, at_start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +42,14 @@ class _Place:
 
     Attributes:
         tail: The end of the free text, as long as it may be the beginning of a mark.
-        is_within: Whether the next token belongs to a text of the grammar.
-        has_marks: Whether a mark may still come.
+        start: All of the text, as long as it may begin with a mark of the start; else None.
+        is_within: Whether the next token belongs to a text of a grammar.
         is_over: Whether an end token came.
     """
 
     tail: bytes = b""
+    start: bytes | None = None
     is_within: bool = False
-    has_marks: bool = True
     is_over: bool = False
 
 
@@ -60,24 +58,30 @@ class TaggedState:
 
     Args:
         tags: The marks.
-        vocabulary: What the tokens say as far as the marks are concerned.
-        open_body: Returns the state of the grammar behind a mark, before its first token.
+        vocabulary: What the tokens say as far as the marks of `tags.bodies` are concerned.
+        open_body: Returns the state of a grammar behind a mark, before its first token.
 
     Raises:
-        RequestError: As `open_body`.
+        RequestError: As `open_body`; the grammar behind a mark of the start is opened when the mark comes.
     """
 
     predicate: Predicate | None = None
 
-    def __init__(self, tags: Tags, vocabulary: MarkVocabulary, open_body: Callable[[], GrammarState]) -> None:
-        self._tags, self._vocabulary, self._open_body = tags, vocabulary, open_body
-        self._places = [_Place()]  # one more than tokens
-        self._bodies: list[GrammarState] = []  # of the marks so far
-        self._ready = [open_body()]  # states before their first token; the first one shows that the grammar compiles
+    def __init__(self, tags: Tags, vocabulary: MarkVocabulary, open_body: Callable[[Grammar], GrammarState]) -> None:
+        self._bodies_of = {mark.encode(): body for mark, body in tags.bodies.items()}
+        self._at_start = {mark.encode(): body for mark, body in tags.at_start.items()}
+        self._vocabulary, self._open_body = vocabulary, open_body
+        self._places = [_Place(start=b"" if tags.at_start else None)]  # one more than tokens
+        self._bodies: list[tuple[Grammar, GrammarState]] = []  # of the marks so far
+        self._ready = {body: open_body(body) for body in tags.bodies.values()}  # states before their first token
 
     @property
     def _place(self) -> _Place:
         return self._places[-1]
+
+    @property
+    def _body(self) -> GrammarState:
+        return self._bodies[-1][1]
 
     @property
     def is_complete(self) -> bool:
@@ -87,20 +91,20 @@ class TaggedState:
     @property
     def may_end(self) -> bool:
         """Whether the text is whole; tokens may still follow."""
-        return not self._place.is_within or self._bodies[-1].may_end
+        return not self._place.is_within or self._body.may_end
 
     def allowed(self) -> Mask:
         """Return bool[n_vocab]: which tokens may follow (RequestError as the grammar behind a mark)."""
         place, vocabulary = self._place, self._vocabulary
         if place.is_within:
-            return self._bodies[-1].allowed()
+            return self._body.allowed()
         if place.is_over:
             return ~vocabulary.anything
-        return without(vocabulary.anything, vocabulary.ruled_out(place.tail) if place.has_marks else [])
+        return without(vocabulary.anything, vocabulary.ruled_out(place.tail))
 
     def forced(self) -> Sequence[int]:
         """Return tokens that are certain to follow, perhaps not all of them."""
-        return self._bodies[-1].forced() if self._place.is_within else ()
+        return self._body.forced() if self._place.is_within else ()
 
     def advance(self, token_id: int) -> bool:
         """Take a token and return True; where it is not allowed, change nothing and return False."""
@@ -112,21 +116,24 @@ class TaggedState:
         if self._vocabulary.is_end(token_id):
             self._places.append(replace(place, is_over=True))
             return True
-        text = place.tail + self._vocabulary.text(token_id)
-        rest = self._vocabulary.behind_mark(text) if place.has_marks else None
-        if rest is not None and rest.strip():
+        said = self._vocabulary.text(token_id)
+        mark, rest = self._vocabulary.partition(place.tail + said)
+        if rest.strip():
             return False
-        if rest is not None:
-            self._bodies.append(self._ready.pop() if self._ready else self._open_body())
-            self._places.append(_Place(is_within=True, has_marks=not self._tags.first_only))
+        start = None if place.start is None else (place.start + said).lstrip()
+        grammar = self._at_start.get(start or b"") if mark is None else self._bodies_of[mark]
+        if grammar is not None:
+            self._bodies.append((grammar, self._ready.pop(grammar, None) or self._open_body(grammar)))
+            self._places.append(_Place(is_within=True))
             return True
-        begins = not self._tags.first_only or any(mark.encode().startswith(text.lstrip()) for mark in self._tags.marks)
-        self._places.append(_Place(self._vocabulary.tail(text), has_marks=place.has_marks and begins))
+        if start is not None and not any(each.startswith(start) for each in self._at_start):
+            start = None
+        self._places.append(_Place(self._vocabulary.tail(place.tail + said), start))
         return True
 
     def _advance_within(self, place: _Place, token_id: int) -> bool:
         """Take a token of the grammar behind a mark."""
-        body = self._bodies[-1]
+        body = self._body
         if not body.advance(token_id):
             return False
         is_over = self._vocabulary.is_end(token_id)
@@ -138,12 +145,17 @@ class TaggedState:
         for _ in range(n_tokens):
             place = self._places.pop()
             if self._place.is_within:
-                self._bodies[-1].back(1)
+                self._body.back(1)
             elif place.is_within:
-                self._ready.append(self._bodies.pop())
+                self._keep(*self._bodies.pop())
+
+    def _keep(self, grammar: Grammar, state: GrammarState) -> None:
+        """Keep the state of a grammar of which all tokens were taken back, unless there is one already."""
+        if self._ready.setdefault(grammar, state) is not state:
+            state.close()
 
     def close(self) -> None:
-        """Free the memory of the grammar's states; calling it again does nothing."""
-        for states in (self._bodies, self._ready):
-            while states:
-                states.pop().close()
+        """Free the memory of the grammars' states; calling it again does nothing."""
+        for state in (*self._ready.values(), *(state for _, state in self._bodies)):
+            state.close()
+        self._ready, self._bodies = {}, []

@@ -263,8 +263,8 @@ class ThinkingConstraint(Constraint):
             return _Place(phase, place.n + 1) if text.isspace() and place.n < _MOST_GAP else _Place(_Phase.ANSWER)
         if not vocabulary.thinking[token_id]:
             return None
-        rest = vocabulary.behind_mark(place.tail + text)
-        if rest is None:
+        mark, rest = vocabulary.partition(place.tail + text)
+        if mark is None:
             return _Place(phase, place.n + 1, vocabulary.tail(place.tail + text))
         if rest.strip():
             return None

@@ -10,7 +10,7 @@ from edgedec_apps.reply_marks import Mark
 
 MOST_HEAD = 200
 """Most characters of a head, and of a call before its first bracket."""
-_TAGS = re.compile(r"\s*(?:<(?:function|invoke)|[\w.:-]+>?\s*(?:<arg_key>|<parameter=|\Z))")
+_TAGS = re.compile(r"\s*(?:\Z|<(?:function|invoke)|[\w.:-]+>?\s*(?:<arg_key>|<parameter=|\Z))")
 _TAG_ENDS = ("</function>", "</invoke>")
 _BRACKETS = {"{": 1, "[": 1, "}": -1, "]": -1}
 
@@ -69,7 +69,7 @@ class OpenCall:
         self._ends[False] = finder([*self._quotes, *mark.closes, *aborts, *brackets])
 
     def read(self, body: str, tools: Tools, *, cut: bool) -> list[ToolCall]:
-        """Return the calls of a body; an empty list for one that is no call, or for XML that the reply's end `cut`."""
+        """Return the calls of a body; an empty list for one that is no call, or that is empty or XML and `cut`."""
         if self._mark.read is None or (cut and _TAGS.match(body) and not body.rstrip().endswith(_TAG_ENDS)):
             return []
         return self._mark.read(self._head, body, tools)

@@ -16,6 +16,7 @@ from edgedec.thought_marks import FAMILIES
 
 BRACKETED = regex(r"<[^<>\s]*>|\[[^\[\]\s]*\]")
 _ID = "call00000"  # of the nine letters and digits that templates of Mistral ask for
+_MOST_CHARACTERS = 10_000  # that are looked at
 _NAME, _SAID, _ASKED = "zqlook", "Zqsaid.", "Zqasked."
 _ARGUMENTS: dict[str, Any] = {"zqkey": "zqvalue", "n": 5}
 
@@ -41,21 +42,14 @@ class CallForm:
     ends: str = ""
 
     def patterns(self) -> tuple[str, str, str]:
-        """Return regular expressions of what stands before arguments, with the name, behind them, and at the end.
+        """Return regular expressions of what stands before arguments, with the name, behind them, and before the end.
 
-        White space may be anywhere, and an id may be any. What stands before the first mark of the end is all of it.
+        White space may be anywhere, and an id may be any. The end is the last mark, so it is none of them.
         """
         again = self.again.removeprefix(self.opens) or self.before_name
-        first, gap, rest = _loose(self.before_name), self.closes, self.ends
-        if not self.ends:
-            gap = gap[: next((mark.start() for mark in BRACKETED.finditer(gap)), None)]
-        else:
-            rest = rest[: next((mark.start() for mark in BRACKETED.finditer(rest)), None)]
-        return (
-            rf"(?:{first}|{_loose(again)})\s*([\w.:-]+?){_loose(self.before_arguments)}\s*",
-            _loose(gap),
-            _loose(rest),
-        )
+        before = rf"(?:{_loose(self.before_name)}|{_loose(again)})\s*([\w.:-]+?){_loose(self.before_arguments)}\s*"
+        closes = self.closes if self.ends else BRACKETED.split(self.closes)[0]
+        return before, _loose(closes), _loose(BRACKETED.split(self.ends)[0])
 
 
 def _loose(text: str) -> str:
@@ -91,10 +85,10 @@ def _rendered(template: ChatTemplate, n_calls: int) -> str:
     tool = {"type": "function", "function": {"name": "zqtool", "description": "x", "parameters": schema}}
     function = {"name": _NAME, "arguments": _ARGUMENTS}
     calls = [{"id": _ID[:-1] + str(i), "type": "function", "function": function} for i in range(n_calls)]
-    answer = {"role": "assistant", "content": "" if calls else _SAID} | ({"tool_calls": calls} if calls else {})
-    messages = [{"role": "user", "content": _ASKED}, answer]
+    answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": calls}
+    messages = [{"role": "user", "content": _ASKED}, answer if calls else {"role": "assistant", "content": _SAID}]
     text = template.render(messages, add_generation_prompt=False, tools=[tool])
-    return text.partition(_ASKED)[2].replace(_ID[:-1] + "1", _ID)
+    return text.partition(_ASKED)[2][:_MOST_CHARACTERS].replace(_ID[:-1] + "1", _ID)
 
 
 def _form_in(text: str, plain: str) -> CallForm | Literal[False] | None:
@@ -126,7 +120,7 @@ def _around_arguments(text: str) -> tuple[str, str] | None:
     for at in (i for i, character in enumerate(text) if character == "{"):
         try:
             value, end = json.JSONDecoder().raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if value == _ARGUMENTS:
             return text[:at], text[end:]

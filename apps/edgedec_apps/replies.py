@@ -187,8 +187,8 @@ class ReplyStream:
         elif mark.kind == "thinking":
             self._thought.begin()
             self._within, self._find = mark, None
-        else:
-            self._answer.begin(paragraph=bool(mark.head_ends))
+        elif mark.read is None:
+            self._answer.begin(paragraph=True)
 
     def _leave(self) -> None:
         if self._within is not None:

@@ -1,7 +1,6 @@
 """Opening the constraint of a text: that of its grammar, or what a method of the request makes of it."""
 
 from dataclasses import replace
-from functools import partial
 from threading import Lock
 from typing import overload
 
@@ -95,11 +94,12 @@ class Grammars:
         """Return a grammar's state before the first token; what stands behind marks is compiled when a mark comes."""
         if grammar.kind == "tagged":
             tags = Tags.of(grammar)
+            marks = tuple(tags.bodies)
             with self._lock:
-                if tags.marks not in self._tagging:
-                    self._tagging[tags.marks] = MarkVocabulary(self._tokenizer, tags.marks, "".join(tags.marks))
-                vocabulary = self._tagging[tags.marks]
-            return TaggedState(tags, vocabulary, partial(self._compiled, tags.body))
+                if marks not in self._tagging:
+                    self._tagging[marks] = MarkVocabulary(self._tokenizer, marks, "".join(marks))
+                vocabulary = self._tagging[marks]
+            return TaggedState(tags, vocabulary, self._compiled)
         with self._lock:
             if self._compiler is None:
                 self._compiler = plugins.first_made(plugins.GRAMMARS, self._tokenizer, self._n_bytes)

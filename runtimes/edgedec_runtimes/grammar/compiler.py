@@ -1,11 +1,14 @@
 """Grammars by llguidance (https://github.com/guidance-ai/llguidance): JSON schemas, regexes, Lark and GBNF."""
 
+import json
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgedec import plugins
 from edgedec.errors import DeadEndError, RequestError, RuntimeUnavailableError
+from edgedec.exact_json import dumps
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, Predicate
 from edgedec.memory.system import resident_reader, return_free_memory
 from edgedec.plugins import install_command
@@ -175,18 +179,47 @@ def require_valid(grammar: Grammar) -> None:
     """
     if len(grammar.source) > _CHECKED_CHARACTERS or len(plugins.plugins(plugins.GRAMMARS)) > 1:
         return
-    api, name = _library(), name_of(grammar)
     if grammar.kind == "gbnf":
         grammar = Grammar.lark(lark_of_gbnf(grammar.source))
+    message = _refusal(grammar)
+    if message and other_words(grammar, GRAMMAR_BYTES // _PART_BYTES) is None:
+        raise _refused(name_of(grammar), message, Limits())
+
+
+def _refusal(grammar: Grammar) -> str:
+    """Return why llguidance refuses a grammar whatever the vocabulary is; empty where it takes it.
+
+    Raises:
+        RequestError: The grammar is too large, or llguidance fails.
+    """
+    api = _library()
     require_modest(grammar)
     limits = api.LLParserLimits(verbose_errors=False, **{limit: most for limit, (most, _) in _LIMITS.items()})
 
     def check() -> str:
         return str(api.LLMatcher.validate_grammar(_source(api, grammar), limits=limits))
 
-    message = _guarded(name, lambda: _on_a_deep_stack(check))
-    if message and other_words(grammar, GRAMMAR_BYTES // _PART_BYTES) is None:
-        raise _refused(name, message, Limits())
+    return _guarded(name_of(grammar), lambda: _on_a_deep_stack(check))
+
+
+@lru_cache(256)
+def json_in_lark(schema: str, *, flexible: bool = False) -> str:
+    """Return the texts of a JSON schema as an expression within a grammar in the notation of Lark.
+
+    White space may be anywhere where it is `flexible`.
+
+    Where llguidance does not take the schema, it is said in other words, and else as that of any object; what only a
+    predicate can check is left out.
+    """
+    words = other_words(Grammar.json_schema(schema), GRAMMAR_BYTES // _PART_BYTES)
+    for source in (schema, *([words[0].source] if words is not None else [])):
+        said = json.loads(source)
+        style = {"whitespace_flexible": True} if flexible else _JSON_STYLE
+        expression = f"%json {dumps({**said, 'x-guidance': {**style, **said.get('x-guidance', {})}})}"
+        with suppress(RequestError):
+            if not _refusal(Grammar.lark(f"start: {expression}")):
+                return expression
+    return json_in_lark('{"type": "object"}', flexible=flexible)
 
 
 def _source(api: Any, grammar: Grammar) -> str:

@@ -222,11 +222,15 @@ def test_a_prompt_writes_control_tokens_and_a_text_to_embed_does_not(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_template_that_does_not_compile_refuses_chats_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The error names the file and the option; a template that the caller gives is refused at once."""
-    source = "{% for m in messages %}{% trans %}{{ m.content }}{% endtrans %}{% endfor %}"
+@pytest.mark.parametrize("inner", ["{% trans %}{{ m.content }}{% endtrans %}", "{{ m.content.trans.no }}"])
+def test_a_broken_template_refuses_chats_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture, inner: str) -> None:
+    """One that does not compile, or renders no chat: the error names the file and the option; another one goes on.
+
+    A template that the caller gives is refused at once.
+    """
+    source = f"{{% for m in messages %}}{inner}{{% endfor %}}"
     path = tiny_llama(tmp_path / "broken.gguf", chat_template=source)
-    says = r"broken.gguf: chat template, line 1: .*trans.*; give another template \(chat_template\)"
+    says = r"broken.gguf: chat template, line 1: .*trans.*; chats are refused: give another template \(chat_template\)"
     with edgedec.load(path, runtime="cpu", n_ctx=64) as model:
         assert re.search(says, caplog.text)
         assert model.generate("ab", max_tokens=2).text is not None
@@ -239,8 +243,11 @@ def test_a_template_that_does_not_compile_refuses_chats_alone(tmp_path: Path, ca
             model.chat([{"role": "user", "content": "a"}], think=False)
     with edgedec.load(path, runtime="cpu", n_ctx=64, chat_template="{{ messages[0].content }}") as model:
         assert model.requests.render([{"role": "user", "content": "a"}]) == "a"
-    with pytest.raises(TemplateError, match=r"^chat template, line 1: .*; give another template \(chat_template\)"):
+    with pytest.raises(TemplateError, match=f"^{says.removeprefix('broken.gguf: ')}"):
         edgedec.load(path, runtime="cpu", n_ctx=64, chat_template=source)
+    needs = "{% for t in tools %}{{ messages[1].content }}{% endfor %}"
+    with edgedec.load(path, runtime="cpu", n_ctx=64, chat_template=needs) as model:  # it renders some chats
+        assert not model.requests.require_template().refusal
 
 
 def of_family(name: str) -> ChatTemplate:

@@ -134,12 +134,13 @@ def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]
     messages = [*read_system(fields), *read_messages(fields)]
     fields.rename("stop_sequences", "stop")
     options = read_sampling(fields, engine) | read_max_tokens(fields, "max_tokens")
-    tools, calling, one_call = _read_tools(fields, engine)
     config = fields.object("output_config")
     structured = read_format(config.object("format"))
     variables = effort_variables(config, "effort", engine, config.text("effort"))
     config.end()
-    options |= with_close(fields, structured, calling, "output_config.format")
+    tools, choice, one_call = _read_tools(fields)
+    tools, structured = choose_tools(fields, engine, tools, choice, structured, "output_config.format")
+    options |= with_close(fields, structured)
     variables |= _read_thinking(fields.object("thinking"), engine) | read_thinking(fields, engine)
     stream = fields.flag("stream")
     decoding = read_decoding(fields)
@@ -147,8 +148,8 @@ def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]
     return chat_request(engine, messages, options, tools, variables, one_call=one_call, **decoding), Delivery(stream)
 
 
-def _read_tools(fields: Fields, engine: Engine) -> tuple[Tools, dict[str, Any], bool]:
-    """Return the tools, the options that make the model call one, and whether it may call only one."""
+def _read_tools(fields: Fields) -> tuple[Tools, Any, bool]:
+    """Return the tools, the choice among them in OpenAI's words, and whether the model may call only one."""
     tools = read_tools(fields, ("name", "description", "parameters"), "custom")
     tool_choice = fields.object("tool_choice")
     kind, name, one_call = (
@@ -160,7 +161,7 @@ def _read_tools(fields: Fields, engine: Engine) -> tuple[Tools, dict[str, Any], 
     if kind not in (None, "auto", "any", "tool", "none"):
         raise tool_choice.refusal("type", f"is {kind!r:.40}; it must be auto, any, tool or none")
     choice = {"type": "function", "name": name} if kind == "tool" else kind
-    return *choose_tools(fields, engine, tools, choice), one_call
+    return tools, choice, one_call
 
 
 def _read_thinking(fields: Fields, engine: Engine) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The fields of a chat's request that become options and variables: structured output, tools, and thinking."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,6 +10,7 @@ from edgedec.chat import may_think, thinking_variables
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec_apps.call_bodies import tool_call_schema
+from edgedec_apps.call_grammar import bound_calls
 from edgedec_apps.server.core.fields import Fields
 
 CLOSE = "json_close"
@@ -99,24 +100,12 @@ def ollama_format(fields: Fields) -> dict[str, Any]:
     return {"json_schema": form}
 
 
-def with_close(
-    fields: Fields, structured: dict[str, Any], calling: Mapping[str, Any] | None = None, name: str = ""
-) -> dict[str, Any]:
+def with_close(fields: Fields, structured: dict[str, Any]) -> dict[str, Any]:
     """Return options of structured output, and the option json_close where the request has it.
 
-    Args:
-        fields: The fields of the request.
-        structured: The options of structured output.
-        calling: Options that make the model call a tool.
-        name: The field of structured output, which excludes these.
-
     Raises:
-        ApiError: json_close is not a boolean, or there is no structured output that it could complete; or the request
-            wants a call and structured output.
+        ApiError: json_close is not a boolean, or there is no structured output that it could complete.
     """
-    if calling and structured:
-        raise fields.refusal("tool_choice", f"and {name} exclude each other; leave one out")
-    structured = structured | dict(calling or {})
     if not fields.flag(CLOSE):
         return structured
     if not structured:
@@ -166,17 +155,24 @@ def read_tools(fields: Fields, names: Sequence[str] = _OF_FUNCTION, kind: str = 
     return tuple(tools)
 
 
-def choose_tools(fields: Fields, engine: Engine, tools: Tools, choice: Any) -> tuple[Tools, dict[str, Any]]:
-    """Return the tools that the model is told, and the options of Engine.stream that make it call one of them.
+def choose_tools(
+    fields: Fields, engine: Engine, tools: Tools, choice: Any, structured: dict[str, Any], name: str
+) -> tuple[Tools, dict[str, Any]]:
+    """Return the tools that the model is told, and the options of structured output that bind answers and calls.
+
+    Where a call is the model's choice, its calls are valid wherever they are JSON in the model's dialect.
 
     Args:
         fields: The fields of the request, for the names in errors.
         engine: The model.
         tools: The definitions.
         choice: "none", "auto", "required", a choice of one tool or of allowed tools in OpenAI's forms, or None.
+        structured: The options of structured output, which bind an answer without calls.
+        name: The field of structured output.
 
     Raises:
-        ApiError: The choice is malformed, or the template does not support tools.
+        ApiError: The choice is malformed, the template does not support tools, or the request wants a call and
+            structured output.
     """
     if len(tools) > _MOST_TOOLS:
         raise fields.refusal("tools", f"holds {len(tools)} tools; at most {_MOST_TOOLS}")
@@ -190,17 +186,19 @@ def choose_tools(fields: Fields, engine: Engine, tools: Tools, choice: Any) -> t
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if isinstance(kind, str) and kind in _CHOICES:
         choice = _CHOICES[kind]
-    if not tools:
-        if choice not in (None, "none", "auto"):
-            raise fields.refusal("tool_choice", "needs tools too")
-        return (), {}
-    if choice == "none":
-        return (), {}
+    if not tools and choice not in (None, "none", "auto"):
+        raise fields.refusal("tool_choice", "needs tools too")
+    if not tools or choice == "none":
+        return (), structured
     if engine.template is None or "tools" not in engine.template.source:
         raise fields.refusal("tools", "are not supported by the model's chat template; leave them out")
-    if choice in (None, "auto"):
-        return tools, {}
-    return tools, {"json_schema": tool_call_schema(_chosen(fields, choice, tools))}
+    if choice not in (None, "auto"):
+        if structured:
+            raise fields.refusal("tool_choice", f"and {name} exclude each other; leave one out")
+        return tools, {"json_schema": tool_call_schema(_chosen(fields, choice, tools))}
+    is_bound = not structured.keys() - {"json_schema"}
+    grammar = bound_calls(engine, tools, structured.get("json_schema")) if is_bound else None
+    return tools, structured if grammar is None else {"grammar": grammar}
 
 
 def _chosen(fields: Fields, choice: Any, tools: Tools) -> Tools:

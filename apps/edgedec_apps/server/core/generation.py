@@ -18,6 +18,7 @@ from edgedec.api.engine import Engine
 from edgedec.api.requests import Reuse
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import MemoryCapError
+from edgedec.grammar import Grammar
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Generation, TokenOutput
@@ -79,7 +80,8 @@ class TextRequest:
         if engine.template is None:
             return Splitter(tools, self.thinks, self.one_call)
         marks = marks_of(engine.template.source, engine.tokenizer)
-        if {"grammar", "json_schema"} & self.options.keys():  # thoughts come first, or not at all
+        grammar: Grammar | None = self.options.get("grammar")
+        if "json_schema" in self.options or (grammar is not None and grammar.kind != "tagged"):  # thoughts come first
             marks = tuple(
                 replace(mark, only_first=True) if mark.kind == "thinking" and not mark.head_ends else mark
                 for mark in marks

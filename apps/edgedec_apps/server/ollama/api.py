@@ -57,8 +57,7 @@ def read_chat(fields: Fields, options: dict[str, Any], engine: Engine) -> tuple[
     """
     entries = fields.each("messages")
     prompt: Prompt | None = read_messages(entries) if entries else None
-    tools, _ = choose_tools(fields, engine, read_tools(fields), None)
-    return _text_request(fields, options, prompt, engine, tools)
+    return _text_request(fields, options, prompt, engine, read_tools(fields))
 
 
 def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tuple[TextRequest | None, Delivery]:
@@ -89,7 +88,8 @@ def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tu
 def _text_request(
     fields: Fields, options: dict[str, Any], prompt: Prompt | None, engine: Engine, tools: Tools = ()
 ) -> tuple[TextRequest | None, Delivery]:
-    options = options | with_close(fields, ollama_format(fields))
+    tools, structured = choose_tools(fields, engine, tools, None, ollama_format(fields), "format")
+    options = options | with_close(fields, structured)
     logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
     if logprobs:
         options["logprobs"] = top or 0

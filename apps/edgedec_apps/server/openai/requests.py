@@ -102,8 +102,9 @@ def read_chat(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
         options["logprobs"] = top or 0
     if fields.has("tools"):  # in place of which there were these
         fields.ignore("functions", "function_call")
-    tools, calling = choose_tools(fields, engine, read_tools(fields), fields.take("tool_choice"))
-    options |= with_close(fields, structured_options(fields), calling, "response_format")
+    structured, choice = structured_options(fields), fields.take("tool_choice")
+    tools, structured = choose_tools(fields, engine, read_tools(fields), choice, structured, "response_format")
+    options |= with_close(fields, structured)
     one_call = fields.optional_flag("parallel_tool_calls") is False
     variables = read_thinking(fields, engine)
     options |= _read_prediction(fields)

@@ -72,9 +72,10 @@ def read_response(fields: Fields, engine: Engine, store: ResponseStore) -> tuple
     if with_logprobs:
         options["logprobs"] = top or 0
     tools = read_tools(fields, ("name", "description", "parameters", "strict"))
-    tools, calling = choose_tools(fields, engine, tools, fields.take("tool_choice"))
     text = fields.object("text")
-    options |= with_close(fields, read_format(text.object("format")), calling, "text.format")
+    structured, choice = read_format(text.object("format")), fields.take("tool_choice")
+    tools, structured = choose_tools(fields, engine, tools, choice, structured, "text.format")
+    options |= with_close(fields, structured)
     text.end()
     one_call = fields.optional_flag("parallel_tool_calls") is False
     variables = read_thinking(fields, engine)

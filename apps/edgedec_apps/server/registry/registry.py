@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from edgedec.errors import MemoryCapError
 from edgedec.memory.shedding import give_back
 from edgedec.progress import CancelToken
+from edgedec_apps.reply_marks import marks_of
 from edgedec_apps.server.core.budget import RequestQueue
 from edgedec_apps.server.core.errors import ApiError
 from edgedec_apps.server.core.generation import to_its_end
@@ -291,6 +292,8 @@ class ModelRegistry:
     async def _open(self, entry: ModelEntry, prepared: Prepared) -> None:
         def open_it() -> None:  # a model that is loaded when its request has gone stays loaded as any other
             entry.loaded = prepared.open()
+            if (template := entry.loaded.engine.template) is not None:
+                marks_of(template.source)  # what the template tells of calls is looked up from now on
 
         try:
             await self._in_thread(open_it)
