@@ -9,9 +9,9 @@ A plug-in (edgedec.plugins.GRAMMARS) compiles and matches grammars: another pack
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -113,7 +113,7 @@ class Grammar:
 
     @classmethod
     def tagged(
-        cls, bodies: Mapping[str, "Grammar"], *, at_start: Mapping[str, "Grammar"] = MappingProxyType({})
+        cls, bodies: Mapping[str, "Grammar"], *, start: "Grammar | None" = None, binds: str = "(?!)"
     ) -> "Grammar":
         """Return the grammar of free text in which what stands behind a mark keeps to a grammar of its own.
 
@@ -121,24 +121,30 @@ class Grammar:
 
         Args:
             bodies: By mark, such as "<tool_call>", the grammar of what stands behind it.
-            at_start: The same for marks that count only where a text begins with them.
+            start: The grammar of what a text may also begin with, without a mark.
+            binds: A regular expression: where it matches a text's beginning, which keeps to `start` so far, the text
+                must go on by `start`.
 
         Raises:
-            RequestError: There is no mark, a mark is blank, or a grammar is tagged itself.
+            RequestError: There is neither a mark nor a start, a mark is blank, a grammar is tagged itself, or the
+                regular expression is none.
 
         >>> Grammar.tagged({"<n>": Grammar.regex("[0-9]+</n>")}).kind
         'tagged'
         """
-        said = []
-        for each in (bodies, at_start):
-            for mark, body in each.items():
-                if not isinstance(mark, str) or not mark.strip() or not isinstance(body, Grammar):
-                    raise RequestError(f"{mark!r:.40} has {body!r:.40}; give a text that is not blank, and a Grammar")
-                if body.kind == "tagged":
-                    raise RequestError(f"the grammar behind {mark!r:.40} is tagged itself; give one that is not")
-            said.append({mark: [body.kind, body.source] for mark, body in each.items()})
-        if not any(said):
-            raise RequestError("there is no mark; give at least one")
+        if not bodies and start is None:
+            raise RequestError("there is neither a mark nor a start; give at least one")
+        for mark, body in (*bodies.items(), *(() if start is None else (("the start", start),))):
+            if not isinstance(mark, str) or not mark.strip() or not isinstance(body, Grammar):
+                raise RequestError(f"{mark!r:.40} has {body!r:.40}; give a text that is not blank, and a Grammar")
+            if body.kind == "tagged":
+                raise RequestError(f"the grammar of {mark!r:.40} is tagged itself; give one that is not")
+        try:
+            re.compile(binds)
+        except (re.error, TypeError) as error:
+            raise RequestError(f"binds is {binds!r:.60}; it must be a regular expression ({error})") from None
+        each = {mark: [body.kind, body.source] for mark, body in bodies.items()}
+        said = [each, None if start is None else [start.kind, start.source], binds]
         return cls("tagged", exact_json.dumps(said, ensure_ascii=False))
 
 

@@ -1,12 +1,14 @@
 """Free text in which what stands behind a mark keeps to a grammar, such as the calls of tools that a model may make.
 
-A mark begins with a token of its own, as far as the vocabulary allows that (edgedec.mark_vocabulary). The grammar takes
+A mark ends with a token of its own, as far as the vocabulary allows that (edgedec.mark_vocabulary). The grammar takes
 the tokens behind it; where its text is whole and nothing may follow, the free text goes on.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar, GrammarState, Kind, Predicate
@@ -19,21 +21,27 @@ class Tags:
 
     Attributes:
         bodies: By mark, the grammar of what stands behind it.
-        at_start: The same for marks that count only where a text begins with them.
+        start: The grammar of what a text may begin with; None for none.
+        binds: What the beginning of a text matches where it must go on by `start`.
     """
 
     bodies: Mapping[str, Grammar]
-    at_start: Mapping[str, Grammar]
+    start: Grammar | None
+    binds: re.Pattern[str]
 
     @classmethod
     def of(cls, grammar: Grammar) -> "Tags":
         """Return what a grammar of the kind "tagged" says (RequestError where its source is not Grammar.tagged()'s)."""
         try:
-            said: list[dict[str, tuple[Kind, str]]] = json.loads(grammar.source)
-            bodies, at_start = ({mark: Grammar(*body) for mark, body in each.items()} for each in said)
-        except (ValueError, TypeError, AttributeError) as error:
+            bodies: dict[str, tuple[Kind, str]]
+            bodies, start, binds = json.loads(grammar.source)
+            each = {mark: Grammar(*body) for mark, body in bodies.items()}
+            return cls(each, None if start is None else Grammar(*start), re.compile(binds))
+        except (ValueError, TypeError, AttributeError, re.error) as error:
             raise RequestError(f"the grammar's marks can't be read ({error!r:.80}); use Grammar.tagged()") from None
-        return cls(bodies, at_start)
+
+
+_Phase = Literal["free", "start", "within", "over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +49,15 @@ class _Place:
     """Where a text stands.
 
     Attributes:
-        tail: The end of the free text, as long as it may be the beginning of a mark.
-        start: All of the text, as long as it may begin with a mark of the start; else None.
-        is_within: Whether the next token belongs to a text of a grammar.
-        is_over: Whether an end token came.
+        phase: "start" where the text so far keeps to the grammar of a text's beginning but is not bound yet, "within"
+            where the next token belongs to a grammar's text, "over" behind an end token.
+        said: The end of the free text, as long as it may be the beginning of a mark; at the start all of the text.
+        by_grammar: Whether a grammar took the token that led here.
     """
 
-    tail: bytes = b""
-    start: bytes | None = None
-    is_within: bool = False
-    is_over: bool = False
+    phase: _Phase
+    said: bytes = b""
+    by_grammar: bool = False
 
 
 class TaggedState:
@@ -58,22 +65,24 @@ class TaggedState:
 
     Args:
         tags: The marks.
-        vocabulary: What the tokens say as far as the marks of `tags.bodies` are concerned.
-        open_body: Returns the state of a grammar behind a mark, before its first token.
+        vocabulary: What the tokens say as far as the marks are concerned.
+        open_body: Returns the state of a grammar before its first token.
 
     Raises:
-        RequestError: As `open_body`; the grammar behind a mark of the start is opened when the mark comes.
+        RequestError: As `open_body`.
     """
 
     predicate: Predicate | None = None
 
     def __init__(self, tags: Tags, vocabulary: MarkVocabulary, open_body: Callable[[Grammar], GrammarState]) -> None:
+        self._tags, self._vocabulary, self._open_body = tags, vocabulary, open_body
         self._bodies_of = {mark.encode(): body for mark, body in tags.bodies.items()}
-        self._at_start = {mark.encode(): body for mark, body in tags.at_start.items()}
-        self._vocabulary, self._open_body = vocabulary, open_body
-        self._places = [_Place(start=b"" if tags.at_start else None)]  # one more than tokens
-        self._bodies: list[tuple[Grammar, GrammarState]] = []  # of the marks so far
         self._ready = {body: open_body(body) for body in tags.bodies.values()}  # states before their first token
+        self._bodies: list[tuple[Grammar, GrammarState]] = []  # that took tokens
+        self._places = [_Place("free")]  # one more than tokens
+        if tags.start is not None:
+            self._places = [_Place("start")]
+            self._bodies.append((tags.start, open_body(tags.start)))
 
     @property
     def _place(self) -> _Place:
@@ -86,73 +95,74 @@ class TaggedState:
     @property
     def is_complete(self) -> bool:
         """Whether the text is whole and no token may follow."""
-        return self._place.is_over
+        return self._place.phase == "over"
 
     @property
     def may_end(self) -> bool:
         """Whether the text is whole; tokens may still follow."""
-        return not self._place.is_within or self._body.may_end
+        return self._place.phase != "within" or self._body.may_end
 
     def allowed(self) -> Mask:
         """Return bool[n_vocab]: which tokens may follow (RequestError as the grammar behind a mark)."""
         place, vocabulary = self._place, self._vocabulary
-        if place.is_within:
+        if place.phase == "within":
             return self._body.allowed()
-        if place.is_over:
+        if place.phase == "over":
             return ~vocabulary.anything
-        return without(vocabulary.anything, vocabulary.ruled_out(place.tail))
+        return without(vocabulary.anything, vocabulary.ruled_out(vocabulary.tail(place.said)))
 
     def forced(self) -> Sequence[int]:
         """Return tokens that are certain to follow, perhaps not all of them."""
-        return self._body.forced() if self._place.is_within else ()
+        return self._body.forced() if self._place.phase == "within" else ()
 
     def advance(self, token_id: int) -> bool:
         """Take a token and return True; where it is not allowed, change nothing and return False."""
-        place = self._place
-        if place.is_over:
+        place, is_end = self._place, self._vocabulary.is_end(token_id)
+        if place.phase == "over":
             return False
-        if place.is_within:
-            return self._advance_within(place, token_id)
-        if self._vocabulary.is_end(token_id):
-            self._places.append(replace(place, is_over=True))
+        if place.phase == "within" or (place.phase == "start" and not is_end):
+            if self._body.advance(token_id):
+                self._places.append(self._behind(place, token_id))
+                return True
+            if place.phase == "within":
+                return False
+        if is_end:
+            self._places.append(_Place("over"))
             return True
-        said = self._vocabulary.text(token_id)
-        mark, rest = self._vocabulary.partition(place.tail + said)
+        said = self._vocabulary.tail(place.said) + self._vocabulary.text(token_id)
+        mark, rest = self._vocabulary.partition(said)
         if rest.strip():
             return False
-        start = None if place.start is None else (place.start + said).lstrip()
-        grammar = self._at_start.get(start or b"") if mark is None else self._bodies_of[mark]
-        if grammar is not None:
-            self._bodies.append((grammar, self._ready.pop(grammar, None) or self._open_body(grammar)))
-            self._places.append(_Place(is_within=True))
+        if mark is None:
+            self._places.append(_Place("free", self._vocabulary.tail(said)))
             return True
-        if start is not None and not any(each.startswith(start) for each in self._at_start):
-            start = None
-        self._places.append(_Place(self._vocabulary.tail(place.tail + said), start))
+        grammar = self._bodies_of[mark]
+        self._bodies.append((grammar, self._ready.pop(grammar) if grammar in self._ready else self._open_body(grammar)))
+        self._places.append(_Place("within"))
         return True
 
-    def _advance_within(self, place: _Place, token_id: int) -> bool:
-        """Take a token of the grammar behind a mark."""
-        body = self._body
-        if not body.advance(token_id):
-            return False
-        is_over = self._vocabulary.is_end(token_id)
-        self._places.append(replace(place, is_within=not is_over and not body.is_complete, is_over=is_over))
-        return True
+    def _behind(self, place: _Place, token_id: int) -> _Place:
+        """Return where a text stands behind a token that its grammar took."""
+        if self._vocabulary.is_end(token_id):
+            return _Place("over", by_grammar=True)
+        if self._body.is_complete:
+            return _Place("free", by_grammar=True)
+        if place.phase == "within":
+            return _Place("within", by_grammar=True)
+        said = place.said + self._vocabulary.text(token_id)
+        binds = self._tags.binds.match(said.decode(errors="replace")) is not None
+        return _Place("within" if binds else "start", said, by_grammar=True)
 
     def back(self, n_tokens: int) -> None:
         """Take back the last `n_tokens` tokens."""
         for _ in range(n_tokens):
-            place = self._places.pop()
-            if self._place.is_within:
+            taken = self._places.pop()
+            if taken.by_grammar:
                 self._body.back(1)
-            elif place.is_within:
-                self._keep(*self._bodies.pop())
-
-    def _keep(self, grammar: Grammar, state: GrammarState) -> None:
-        """Keep the state of a grammar of which all tokens were taken back, unless there is one already."""
-        if self._ready.setdefault(grammar, state) is not state:
-            state.close()
+            elif taken.phase == "within":
+                grammar, state = self._bodies.pop()
+                if self._ready.setdefault(grammar, state) is not state:
+                    state.close()
 
     def close(self) -> None:
         """Free the memory of the grammars' states; calling it again does nothing."""

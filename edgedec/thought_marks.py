@@ -27,6 +27,10 @@ class Thoughts:
     opened: bool = False
     budget: int | None = None
 
+    def before_free_text(self) -> "Thoughts":
+        """Return the same thoughts before a text that chooses by itself what stands behind them."""
+        return replace(self, written=self.written.removesuffix(self.then), then="", alone="")
+
 
 _FINAL = "<|channel|>final<|message|>"
 _THEN = f"<|start|>assistant{_FINAL}"

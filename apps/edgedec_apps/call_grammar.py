@@ -6,10 +6,12 @@ tool's schema. Grammar.tagged leaves everything else free.
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from edgedec.api.engine import Engine
 from edgedec.chat import arguments_schema
+from edgedec.errors import RequestError
 from edgedec.exact_json import dumps
 from edgedec.grammar import Grammar, JsonSchema
 from edgedec.tokenizer import Tokenizer
@@ -17,9 +19,8 @@ from edgedec_apps.call_forms import CallForm
 from edgedec_apps.reply_marks import call_form
 from edgedec_runtimes.grammar.compiler import json_in_lark
 
-_LEADS = ("", "```json\n", "```\n", "<|python_tag|>")  # before the object that an answer may be
-_OPENS = ('{"name": "', '{\n  "name": "', '{\n    "name": "')
 _GAP = r"/[ \n]{0,20}/"
+_BINDS = r"\s*(?:```(?:json)?\s*)?\{\s*\"name\":\s*\"(?:%s)\""  # an object that names a tool
 
 
 def bound_calls(engine: Engine, tools: Sequence[Mapping[str, Any]], answer: JsonSchema | None = None) -> Grammar | None:
@@ -35,20 +36,34 @@ def bound_calls(engine: Engine, tools: Sequence[Mapping[str, Any]], answer: Json
         answer: The JSON schema of an answer without calls; None for free text around calls.
 
     Returns:
-        The grammar; None for answers of a schema where the model has no mark for calls.
+        The grammar; None where the memory for grammars has no room for it, and for answers of a schema where the model
+        has no mark for calls.
     """
     form = None if engine.template is None else call_form(engine.template.source, engine.tokenizer)
     functions = [tool["function"] for tool in tools]
-    if answer is not None:
-        if form is None:
-            return None
-        rules = _marked(form, functions, engine.tokenizer)
-        rules |= {"answer": json_in_lark(Grammar.json_schema(answer).source)}
-        return _lark(rules, f"{_literal(form.opens, engine.tokenizer)} body | answer")
-    bodies = {} if form is None else {form.opens: _lark(_marked(form, functions, engine.tokenizer), "body")}
-    plain = {function["name"]: _lark(_plain(function["name"], functions), "call") for function in functions}
-    starts = {f"{lead}{opens}{name}": body for lead in _LEADS for opens in _OPENS for name, body in plain.items()}
-    return Grammar.tagged(bodies, at_start=starts)
+    objects = [{"name": function["name"], "parameters": {"type": "object"}} for function in functions]
+    if answer is not None and form is None:
+        return None
+    for each in (functions, objects):
+        with suppress(RequestError):
+            grammar = _of_functions(form, each, engine.tokenizer, answer)
+            constraint = engine.requests.constraint_opener(grammar=grammar)()
+            if constraint is not None:
+                constraint.close()
+            return grammar
+    return None
+
+
+def _of_functions(
+    form: CallForm | None, functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, answer: JsonSchema | None
+) -> Grammar:
+    """Return the grammar of answers that may call some functions (RequestError where it is too large)."""
+    if form is not None and answer is not None:
+        rules = _marked(form, functions, tokenizer) | {"answer": json_in_lark(Grammar.json_schema(answer).source)}
+        return _lark(rules, f"{_literal(form.opens, tokenizer)} body | answer")
+    bodies = {} if form is None else {form.opens: _lark(_marked(form, functions, tokenizer), "body")}
+    names = "|".join(re.escape(function["name"]) for function in functions)
+    return Grammar.tagged(bodies, start=_plain(functions, tokenizer), binds=_BINDS % names)
 
 
 def _marked(form: CallForm, functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> dict[str, str]:
@@ -68,15 +83,16 @@ def _marked(form: CallForm, functions: Sequence[Mapping[str, Any]], tokenizer: T
     return rules
 
 
-def _plain(begun: str, functions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the rules of an object that calls a tool whose name begins so, from behind that beginning of the name."""
-    rules = {"gap": _GAP}
+def _plain(functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> Grammar:
+    """Return the grammar of an object that calls a function, alone or in a fence."""
+    rules = {"gap": _GAP, "key": r'"\"arguments\":" | "\"parameters\":"'}
     for i, function in enumerate(functions):
-        if function["name"].startswith(begun):
-            rest = dumps(function["name"][len(begun) :] + '",', ensure_ascii=False)
-            rules[f"arguments_{i}"] = json_in_lark(dumps(arguments_schema(function)), flexible=True)
-            rules[f"call_{i}"] = f'{rest} gap ("\\"arguments\\":" | "\\"parameters\\":") gap arguments_{i} gap "}}"'
-    return rules | {"call": " | ".join(name for name in rules if name.startswith("call_"))}
+        rules[f"arguments_{i}"] = json_in_lark(dumps(arguments_schema(function)), flexible=True)
+        rules[f"call_{i}"] = f'{dumps(function["name"] + chr(34), ensure_ascii=False)} "," gap key gap arguments_{i}'
+    calls = " | ".join(f"call_{i}" for i in range(len(functions)))
+    rules["object"] = rf'"{{" gap "\"name\":" gap "\"" ({calls}) gap "}}"'
+    fenced = r'"```" "json"? /[ \n]{1,20}/ object "\n```"'
+    return _lark(rules, f"({_literal('<|python_tag|>', tokenizer)})? object | {fenced}")
 
 
 def _lark(rules: Mapping[str, str], start: str) -> Grammar:

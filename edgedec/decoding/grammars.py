@@ -78,6 +78,8 @@ class Grammars:
             constraint.note_if_cut = grammar.note_if_cut
         if thoughts is None or (constraint is None and thoughts.budget is None):
             return constraint
+        if grammar is not None and grammar.kind == "tagged":
+            thoughts = thoughts.before_free_text()
         return ThinkingConstraint(
             constraint or Constraint(Anything(self._tokenizer.n_vocab)), thoughts, self._vocabulary(thoughts)
         )

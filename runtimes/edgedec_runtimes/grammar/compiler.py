@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgedec import plugins
 from edgedec.errors import DeadEndError, RequestError, RuntimeUnavailableError
-from edgedec.exact_json import dumps
+from edgedec.exact_json import dumps, exact_float
 from edgedec.grammar import GRAMMAR_BYTES, Grammar, Predicate
 from edgedec.memory.system import resident_reader, return_free_memory
 from edgedec.plugins import install_command
@@ -24,6 +24,7 @@ from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.grammar.exact_numbers import lark_of_inexact
 from edgedec_runtimes.grammar.gbnf_lark import lark_of_gbnf
 from edgedec_runtimes.grammar.limits import Limits, require_modest
+from edgedec_runtimes.grammar.references import MAPS
 from edgedec_runtimes.grammar.rewriting import Words, other_words
 from edgedec_runtimes.grammar.vocabulary import Vocabulary
 
@@ -202,7 +203,27 @@ def _refusal(grammar: Grammar) -> str:
     return _guarded(name_of(grammar), lambda: _on_a_deep_stack(check))
 
 
-@lru_cache(256)
+_SAYS_NOTHING = ("title", "description", "default", "examples", "example", "$comment")
+
+
+def _bare(schema: Any) -> Any:
+    """Return a JSON schema, or a list of schemas, without what only people read."""
+    if isinstance(schema, list):
+        return [_bare(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = ((key, part) for key, part in schema.items() if key not in _SAYS_NOTHING)
+    return {
+        key: {name: _bare(each) for name, each in part.items()}
+        if key in MAPS and isinstance(part, dict)
+        else part
+        if key in ("const", "enum")
+        else _bare(part)
+        for key, part in parts
+    }
+
+
+@lru_cache(64)
 def json_in_lark(schema: str, *, flexible: bool = False) -> str:
     """Return the texts of a JSON schema as an expression within a grammar in the notation of Lark.
 
@@ -213,7 +234,7 @@ def json_in_lark(schema: str, *, flexible: bool = False) -> str:
     """
     words = other_words(Grammar.json_schema(schema), GRAMMAR_BYTES // _PART_BYTES)
     for source in (schema, *([words[0].source] if words is not None else [])):
-        said = json.loads(source)
+        said = _bare(json.loads(source, parse_float=exact_float))
         style = {"whitespace_flexible": True} if flexible else _JSON_STYLE
         expression = f"%json {dumps({**said, 'x-guidance': {**style, **said.get('x-guidance', {})}})}"
         with suppress(RequestError):

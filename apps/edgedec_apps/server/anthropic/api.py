@@ -139,13 +139,15 @@ def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]
     variables = effort_variables(config, "effort", engine, config.text("effort"))
     config.end()
     tools, choice, one_call = _read_tools(fields)
-    tools, structured = choose_tools(fields, engine, tools, choice, structured, "output_config.format")
+    tools, structured, binds = choose_tools(fields, engine, tools, choice, structured, "output_config.format")
     options |= with_close(fields, structured)
     variables |= _read_thinking(fields.object("thinking"), engine) | read_thinking(fields, engine)
     stream = fields.flag("stream")
     decoding = read_decoding(fields)
     fields.end()
-    return chat_request(engine, messages, options, tools, variables, one_call=one_call, **decoding), Delivery(stream)
+    return chat_request(
+        engine, messages, options, tools, variables, one_call=one_call, binds_calls=binds, **decoding
+    ), Delivery(stream)
 
 
 def _read_tools(fields: Fields) -> tuple[Tools, Any, bool]:

@@ -10,7 +10,6 @@ from edgedec.chat import may_think, thinking_variables
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec_apps.call_bodies import tool_call_schema
-from edgedec_apps.call_grammar import bound_calls
 from edgedec_apps.server.core.fields import Fields
 
 CLOSE = "json_close"
@@ -157,10 +156,8 @@ def read_tools(fields: Fields, names: Sequence[str] = _OF_FUNCTION, kind: str = 
 
 def choose_tools(
     fields: Fields, engine: Engine, tools: Tools, choice: Any, structured: dict[str, Any], name: str
-) -> tuple[Tools, dict[str, Any]]:
-    """Return the tools that the model is told, and the options of structured output that bind answers and calls.
-
-    Where a call is the model's choice, its calls are valid wherever they are JSON in the model's dialect.
+) -> tuple[Tools, dict[str, Any], bool]:
+    """Return the tools that the model is told, the options of structured output, and whether calls are to be bound.
 
     Args:
         fields: The fields of the request, for the names in errors.
@@ -189,16 +186,14 @@ def choose_tools(
     if not tools and choice not in (None, "none", "auto"):
         raise fields.refusal("tool_choice", "needs tools too")
     if not tools or choice == "none":
-        return (), structured
+        return (), structured, False
     if engine.template is None or "tools" not in engine.template.source:
         raise fields.refusal("tools", "are not supported by the model's chat template; leave them out")
     if choice not in (None, "auto"):
         if structured:
             raise fields.refusal("tool_choice", f"and {name} exclude each other; leave one out")
-        return tools, {"json_schema": tool_call_schema(_chosen(fields, choice, tools))}
-    is_bound = not structured.keys() - {"json_schema"}
-    grammar = bound_calls(engine, tools, structured.get("json_schema")) if is_bound else None
-    return tools, structured if grammar is None else {"grammar": grammar}
+        return tools, {"json_schema": tool_call_schema(_chosen(fields, choice, tools))}, False
+    return tools, structured, not structured.keys() - {"json_schema"}
 
 
 def _chosen(fields: Fields, choice: Any, tools: Tools) -> Tools:

@@ -18,12 +18,12 @@ from edgedec.api.engine import Engine
 from edgedec.api.requests import Reuse
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import MemoryCapError
-from edgedec.grammar import Grammar
 from edgedec.progress import CancelToken, OnProgress, Progress
 from edgedec.sampling import SamplingParams
 from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
 from edgedec.thought_marks import Thoughts
+from edgedec_apps.call_grammar import bound_calls
 from edgedec_apps.infill import Gap
 from edgedec_apps.reading_pace import ReadingPace
 from edgedec_apps.refine import RefineBy, refined
@@ -54,6 +54,7 @@ class TextRequest:
         verify: The rule that verifies drafts.
         tools: The tools that the model may call.
         one_call: Whether the model may call only one of them in an answer.
+        binds_calls: Whether its calls keep to the schemas of the tools, though it may as well call none.
         variables: Further variables of the chat template.
         thinks: Whether a text may begin with what the model thinks, which is a part of its own in the answer.
         best_of: How many texts are generated for each prompt where that is more than n; the n texts are then those of
@@ -69,6 +70,7 @@ class TextRequest:
     verify: str = COUPLED
     tools: Tools = ()
     one_call: bool = False
+    binds_calls: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
     thinks: bool = False
     best_of: int = 1
@@ -80,8 +82,7 @@ class TextRequest:
         if engine.template is None:
             return Splitter(tools, self.thinks, self.one_call)
         marks = marks_of(engine.template.source, engine.tokenizer)
-        grammar: Grammar | None = self.options.get("grammar")
-        if "json_schema" in self.options or (grammar is not None and grammar.kind != "tagged"):  # thoughts come first
+        if {"grammar", "json_schema"} & self.options.keys():  # thoughts come first, or not at all
             marks = tuple(
                 replace(mark, only_first=True) if mark.kind == "thinking" and not mark.head_ends else mark
                 for mark in marks
@@ -179,10 +180,15 @@ def events(
     Raises:
         EdgedecError: As Engine.stream.
     """
+    bound: dict[str, Any] = {}
+    if request.binds_calls:
+        grammar = bound_calls(engine, request.tools, request.options.get("json_schema"))
+        bound = {} if grammar is None else {"grammar": grammar, "json_schema": None}
     for index, prompt in enumerate(prompts):
         first = index * request.n
         options: dict[str, Any] = {
             **request.options,
+            **bound,
             "pictures": engine.requests.picture_rows(prompt.pictures, cancel=cancel),
             "thoughts": prompt.thoughts,
             "reuse": request.reuse,

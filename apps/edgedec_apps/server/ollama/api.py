@@ -88,7 +88,7 @@ def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tu
 def _text_request(
     fields: Fields, options: dict[str, Any], prompt: Prompt | None, engine: Engine, tools: Tools = ()
 ) -> tuple[TextRequest | None, Delivery]:
-    tools, structured = choose_tools(fields, engine, tools, None, ollama_format(fields), "format")
+    tools, structured, binds = choose_tools(fields, engine, tools, None, ollama_format(fields), "format")
     options = options | with_close(fields, structured)
     logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
     if logprobs:
@@ -105,7 +105,8 @@ def _text_request(
     if prompt is None:
         return None, delivery
     thinking = is_chat and thinks(engine)
-    return TextRequest((prompt,), options, tools=tools, variables=variables, thinks=thinking, **decoding), delivery
+    decoding |= {"tools": tools, "binds_calls": binds, "variables": variables, "thinks": thinking}
+    return TextRequest((prompt,), options, **decoding), delivery
 
 
 def read_options(fields: Fields) -> tuple[dict[str, Any], int | None]:

@@ -103,13 +103,15 @@ def read_chat(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
     if fields.has("tools"):  # in place of which there were these
         fields.ignore("functions", "function_call")
     structured, choice = structured_options(fields), fields.take("tool_choice")
-    tools, structured = choose_tools(fields, engine, read_tools(fields), choice, structured, "response_format")
+    tools, structured, binds = choose_tools(fields, engine, read_tools(fields), choice, structured, "response_format")
     options |= with_close(fields, structured)
     one_call = fields.optional_flag("parallel_tool_calls") is False
     variables = read_thinking(fields, engine)
     options |= _read_prediction(fields)
     common, delivery = _common(fields, logprobs=logprobs)
-    return chat_request(engine, messages, options, tools, variables, one_call=one_call, **common), delivery
+    return chat_request(
+        engine, messages, options, tools, variables, one_call=one_call, binds_calls=binds, **common
+    ), delivery
 
 
 def chat_request(

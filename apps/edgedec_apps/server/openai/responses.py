@@ -74,7 +74,7 @@ def read_response(fields: Fields, engine: Engine, store: ResponseStore) -> tuple
     tools = read_tools(fields, ("name", "description", "parameters", "strict"))
     text = fields.object("text")
     structured, choice = read_format(text.object("format")), fields.take("tool_choice")
-    tools, structured = choose_tools(fields, engine, tools, choice, structured, "text.format")
+    tools, structured, binds = choose_tools(fields, engine, tools, choice, structured, "text.format")
     options |= with_close(fields, structured)
     text.end()
     one_call = fields.optional_flag("parallel_tool_calls") is False
@@ -84,7 +84,9 @@ def read_response(fields: Fields, engine: Engine, store: ResponseStore) -> tuple
     system = [{"role": "system", "content": instructions}] if instructions else []
     decoding = read_decoding(fields)
     fields.end()
-    request = chat_request(engine, [*system, *messages], options, tools, variables, one_call=one_call, **decoding)
+    request = chat_request(
+        engine, [*system, *messages], options, tools, variables, one_call=one_call, binds_calls=binds, **decoding
+    )
     shown = request_fields | {
         "max_output_tokens": options.get("max_tokens"),
         "parallel_tool_calls": not one_call,
