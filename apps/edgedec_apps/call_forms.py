@@ -17,6 +17,7 @@ from edgedec.thought_marks import FAMILIES
 BRACKETED = regex(r"<[^<>\s]*>|\[[^\[\]\s]*\]")
 _ID = "call00000"  # of the nine letters and digits that templates of Mistral ask for
 _MOST_CHARACTERS = 10_000  # that are looked at
+# Texts that no template has.
 _NAME, _SAID, _ASKED = "zqlook", "Zqsaid.", "Zqasked."
 _ARGUMENTS: dict[str, Any] = {"zqkey": "zqvalue", "n": 5}
 
@@ -92,7 +93,10 @@ def _rendered(template: ChatTemplate, n_calls: int) -> str:
 
 
 def _form_in(text: str, plain: str) -> CallForm | Literal[False] | None:
-    """Return the form of the calls in what stands behind a question; `plain` is the same of an answer in words."""
+    """Return the form of the calls in what stands behind a question; `plain` is the same of an answer in words.
+
+    What both texts have in common begins and ends an answer. What follows both calls alike closes each of them.
+    """
     names = text.split(_NAME)
     if len(names) < 2:
         return None
@@ -111,7 +115,7 @@ def _form_in(text: str, plain: str) -> CallForm | Literal[False] | None:
         return None
     closes = _shared(after, last) if len(parts) > 1 else last.rstrip()
     again, ends = (after[len(closes) :], last[len(closes) :].rstrip()) if len(parts) > 1 else ("", "")
-    ends = ends[: next((found.end() for found in BRACKETED.finditer(ends)), None)]  # more may end the answer
+    ends = ends[: next((mark_at.end() for mark_at in BRACKETED.finditer(ends)), None)]  # more may end the answer
     return CallForm(mark[0], before[mark.end() :], before_arguments, closes, again, ends)
 
 

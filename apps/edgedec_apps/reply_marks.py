@@ -145,9 +145,12 @@ MARKS: Mapping[str, tuple[Mark, ...]] = {
     ),
     # Gemma 3 has no marks of its own; this is the fence that its makers ask it for.
     "gemma3": (_calls("```tool_code", "```", read_code, "", _JSON_STRING),),
+    # Calls in Python between two marks. Without the marks, Llama 4 writes such a list alone.
     "lfm2": (_calls("<|tool_call_start|>", "<|tool_call_end|>", read_python, "[{"),),
     "llama4": (_calls("<|python_start|>", "<|python_end|>", read_python, "[{"),),
+    # SmolLM3 has tools in Python besides those in JSON; other code stays text.
     "smollm3": (_calls("<code>", "</code>", read_code, "", _JSON_STRING),),
+    # Ministral 3 names the tool before its arguments; Mistral wrote an array in JSON.
     "mistral": (
         _thoughts(FAMILIES["[THINK]"]),
         _calls("[TOOL_CALLS]", "", read_named_json, "", _JSON_STRING, ("[ARGS]", ""), ("[CALL_ID]", ""), form=_MISTRAL),
@@ -174,8 +177,10 @@ MARKS: Mapping[str, tuple[Mark, ...]] = {
         Mark(_CHANNELS, "text", head_ends=_IN_CHANNEL),
         Mark(_ENDS, "text"),
     ),
+    # DeepSeek and Kimi: each call has marks within those of all calls. R1 and V3 put arguments in a fence.
     "deepseek": (_section("<｜tool▁calls▁end｜>", _READ_DEEPSEEK, _DEEPSEEK),),
     "kimi": (_section("<|tool_calls_section_end|>", _READ_KIMI, _KIMI),),
+    # MiniMax M2 and Seed-OSS: XML; the names of MiniMax stand in quotes.
     "minimax": (
         _calls("<minimax:tool_call>", "</minimax:tool_call>", read_tagged, "<", ("<parameter name=", "</parameter>")),
     ),
@@ -183,6 +188,7 @@ MARKS: Mapping[str, tuple[Mark, ...]] = {
         _thoughts(FAMILIES["<seed:think>"]),
         _calls("<seed:tool_call>", "</seed:tool_call>", read_tagged, "<", _XML_VALUE),
     ),
+    # Command R7B and Command A: the text of an answer has marks, too, which are dropped.
     "cohere": (
         _thoughts(FAMILIES["<|START_RESPONSE|>"]),
         _array("<|START_ACTION|>", "<|END_ACTION|>", '{"tool_call_id": "0", "tool_name": "', "parameters"),
@@ -195,6 +201,7 @@ MARKS: Mapping[str, tuple[Mark, ...]] = {
         _array("functools", ""),
         Mark(("<|/tool_call|>",), "text", read=read_tagged),
     ),
+    # Granite 3 that thinks puts its answer between tags.
     "granite3": (Mark(("<response>", "</response>"), "text"),),
 }
 _MOST_CHARACTERS = 200  # of a prompt's end, with white space

@@ -37,7 +37,7 @@ def texts(dialect: dict[str, Any]) -> dict[str, Case]:
     before, after = dialect.get("around", ("See: ", " Done."))
     nested: list[dict[str, Any]] = [{"zone": ZONE, "deep": DEEP}]
     both: list[dict[str, Any]] = [{"zone": "UTC"}, {}]
-    found: dict[str, Case] = {
+    replies: dict[str, Case] = {
         "nested": ("", call, "", nested, ""),
         "two": ("", two, "", both, ""),
         "behind a thought": ("", f"{first}I „look“.{last}{call}", "I „look“.", nested, ""),
@@ -46,10 +46,10 @@ def texts(dialect: dict[str, Any]) -> dict[str, Case]:
     }
     if not dialect.get("plain"):
         text = "See: Done." if "around" not in dialect else "See:\n\nDone."
-        found["among text"] = ("", before + call + after, "", nested, text)
+        replies["among text"] = ("", before + call + after, "", nested, text)
     if not dialect.get("plain") and not dialect.get("apart"):
-        found["in a thought"] = ("", f"{first}So: {two} on.{last}Yes.", "So:\n\non.", both, "Yes.")
-    return found
+        replies["in a thought"] = ("", f"{first}So: {two} on.{last}Yes.", "So:\n\non.", both, "Yes.")
+    return replies
 
 
 CASES = [(name, text) for name, dialect in DIALECTS.items() for text in texts(dialect)]
@@ -157,7 +157,7 @@ FOLDER = Path(os.environ.get("EDGEDEC_TEMPLATES", "/nowhere"))
 @pytest.mark.long
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="EDGEDEC_TEMPLATES names no folder of *.jinja")
 def test_others_templates_write_what_is_read() -> None:
-    """Of a folder of chat templates, such as llama.cpp's models/templates: calls that one writes are read again."""
+    """Of a folder of chat templates, such as llama.cpp has: calls that one writes are read again."""
     calls, read, unread = [("look", json.loads(ARGS))], list[str](), list[str]()
     for path in sorted(FOLDER.glob("*.jinja")):
         source = path.read_text("utf-8")

@@ -61,7 +61,6 @@ def called(reply: str, *calls: ToolCall) -> Case:
 
 PLAIN: dict[str, Case] = {
     "qwen": called('<tool_call>\n{"name": "time", "arguments": {"zone": "UTC"}}\n</tool_call>', TIME),
-    "text before": ('Let me look.\n\n<tool_call>{"name": "list"}</tool_call>', "Let me look.", [LIST]),
     "text between": ('<tool_call>{"name": "list"}</tool_call>\nand <b>', "\nand <b>", [LIST]),
     "not closed": called('<tool_call>\n{"name": "time", "arguments": {"zone": "UTC"}}', TIME),
     "arguments as text": called(
@@ -99,12 +98,6 @@ PLAIN: dict[str, Case] = {
     ),
 }
 XML: dict[str, Case] = {
-    "one": (
-        "Look.\n<tool_call>\n<function=time>\n<parameter=zone>\nUTC\n</parameter>\n</function>\n</tool_call>",
-        "Look.",
-        [TIME],
-    ),
-    "none": called("<tool_call>\n<function=list>\n</function>\n</tool_call>", LIST),
     "types": called(
         "<tool_call><function=time><parameter=zone>5</parameter><parameter=n>\n5\n</parameter>"
         "<parameter=flag>True</parameter><parameter=items>[1, {}]</parameter><parameter=size>2</parameter>"
@@ -217,15 +210,6 @@ MISTRAL: dict[str, Case] = {
 _TO_TIME = "<|channel|>commentary to=functions.time <|constrain|>json<|message|>"
 HARMONY: dict[str, Case] = {
     "one": called(_TO_TIME + '{"zone": "UTC"}<|call|>', TIME),
-    "without its end": called(_TO_TIME + '{"zone": "UTC"}', TIME),
-    "the recipient first": called(
-        '<|start|>assistant to=functions.time<|channel|>commentary json<|message|>{"zone": "UTC"}<|call|>', TIME
-    ),
-    "a preamble": (
-        "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant" + _TO_TIME + '{"zone": "UTC"}<|call|>',
-        "I look.",
-        [TIME],
-    ),
     "text alone": ("<|channel|>final<|message|>Four.\n<|return|>", "Four.", []),
     "two texts": (
         "<|channel|>commentary<|message|>One.<|end|>\n<|start|>assistant<|channel|>final<|message|>Two.",
