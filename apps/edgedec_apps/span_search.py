@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, Session
+from edgedec.progress import CancelToken
 from edgedec.sampling import log_probs
 from edgedec.tokenizer import Tokenizer
 
@@ -143,6 +144,8 @@ class SpanSearch:
         end_ids: The tokens that end an answer.
         n: How many spans are wanted.
         most_rows: Most rows of a forward, where memory is planned; None for as many as pay.
+        cancel: Stops the search between two forwards.
+        n_together: Most rows of a forward.
 
     Attributes:
         n_forwards: Forwards made after the prompt.
@@ -154,6 +157,8 @@ class SpanSearch:
     end_ids: NDArray[np.int64]
     n: int
     most_rows: int | None = None
+    cancel: CancelToken = field(default_factory=CancelToken)
+    n_together: int = _ROWS
     n_forwards: int = 0
     n_rows: int = 0
     _n_ranked: int = 0
@@ -168,6 +173,7 @@ class SpanSearch:
             ops: Of that forward.
 
         Raises:
+            CancelledError: `cancel` stopped the search.
             What Session.forward raises.
         """
         root = Node(None, -1, 0, starts)
@@ -176,12 +182,13 @@ class SpanSearch:
         held: list[Node] = []
         while open_nodes := _live(open_nodes, self._least(best)):
             base = _n_common(held, open_nodes[0].path()[:-1])
-            base = base if base >= _LEAST_SHARED else 0
+            base = base if base >= _LEAST_SHARED or not self.session.model.capabilities.rollback else 0
             chosen = self._chosen(open_nodes, held[:base], self._least(best))
+            self.cancel.check("the search")
             forward = self._forward(chosen, base)
-            open_nodes = [node for node in open_nodes if not any(node is each for each in chosen)]
             for node, logits in zip([node for node in chosen if not node.evaluated], forward.logits, strict=True):
                 open_nodes += self._taken(node, logits, forward.ops, best)
+            open_nodes = [node for node in open_nodes if not node.evaluated]
             held = self._kept(chosen, held[:base], _live(open_nodes, self._least(best))[:1])
         return [(value, node) for value, _, node in sorted(best, key=lambda entry: (-entry[0], -entry[1]))]
 
@@ -215,7 +222,7 @@ class SpanSearch:
             least: A bound must be above this.
         """
         capabilities = self.session.model.capabilities
-        room = min(_ROWS, capabilities.max_rows, self.most_rows or _ROWS)
+        room = min(self.n_together, capabilities.max_rows, self.most_rows or self.n_together)
         under = (node for node in open_nodes if _n_common(base, node.path()) == len(base))
         queue = [(-node.logprob, i, node) for i, node in enumerate(under)]
         n_queued, chosen = len(queue), list[Node]()
