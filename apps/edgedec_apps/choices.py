@@ -1,9 +1,9 @@
 """Choices: how probable each of some answers is, exactly, and which of them a model gives.
 
-A choice is the model's whole answer: its weight is the probability of its tokens, one after the other, times that of an
-end behind them. So `yes` and `yes sir` are two answers. The tokens are those into which the tokenizer cuts the text by
-itself. Choices are the spans of a search (span_search.py) that wants all of them: what begins alike shares the nodes of
-a tree behind the prompt, and one forward has all nodes, or as many as it takes.
+A choice is the model's whole answer: its weight is the probability of its tokens (as the tokenizer cuts the text by
+itself), times that of an end behind them; so `yes` and `yes sir` are two answers. Choices are the spans of a search
+(span_search.py) for all of them: what begins alike shares the nodes of a tree behind the prompt, and one forward has
+all nodes, or as many as it takes.
 """
 
 import math
@@ -18,7 +18,6 @@ from edgedec.api.engine import Engine
 from edgedec.api.requests import Prompt, is_chat
 from edgedec.callers import checks_arguments, one_line
 from edgedec.chat import Message, thinking_variables
-from edgedec.decoding.prompt_length import too_long
 from edgedec.decoding.reading import prompt_read
 from edgedec.errors import CapabilityError, ModelFormatError, OptionError, RequestError
 from edgedec.progress import CancelToken, OnProgress
@@ -32,14 +31,7 @@ _ROWS = 64  # of a forward, each with its logits
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An answer to choose.
-
-    Attributes:
-        text: Its text.
-        token_ids: Its tokens.
-        logprob: The log-probability that the model answers with these and ends.
-        probability: Its part of what all choices have together.
-    """
+    """An answer to choose: its text and tokens, the log-probability of these with an end, and its share of all."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -169,13 +161,11 @@ def require_choices(texts: Sequence[str]) -> None:
 def _ids(engine: Engine, texts: Sequence[str], n_prompt: int) -> list[tuple[int, ...]]:
     """Return the tokens of each choice (RequestError where they don't spell it, don't fit, or are another one's)."""
     require_choices(texts)
-    if (room := engine.n_ctx - n_prompt) < 1:
-        raise too_long(n_prompt, engine.n_ctx - 1)
-    by_ids: dict[tuple[int, ...], str] = {}
+    room, by_ids = max(0, engine.n_ctx - n_prompt), dict[tuple[int, ...], str]()
     for text in texts:
         ids = tuple(engine.tokenizer.encode(text, add_special=False, most=room))
         if len(ids) > room:
-            raise OptionError("choices", text, f"the context has room for {room} tokens of it; shorten it")
+            raise OptionError("choices", text, f"behind the prompt the context has room for {room} tokens; shorten it")
         if not ids or b"".join(map(engine.tokenizer.piece, ids)).lstrip() != text.encode().lstrip():
             raise OptionError("choices", text, "the model's tokenizer does not keep this text; change it")
         if ids in by_ids:

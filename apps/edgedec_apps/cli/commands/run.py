@@ -216,8 +216,14 @@ def _answer_all(engine: "Engine", writing: _Writing, answers: "list[_Answer]", c
             prompt, read = _prompt(engine, writing, question, options)
             mark = engine.requests.mark_pictures
             seen = [] if isinstance(prompt, str) or not writing.pictures else pictures_document(mark, prompt)
-            weighed = _weighed(engine, writing, prompt, options, progress) if writing.choices else None
+            weighed: Choices | None = None
+            if writing.choices:
+                from edgedec_apps.choices import choose
+
+                weighed = choose(engine, prompt, writing.choices, cancel=cancel, on_progress=on_progress)
             written = _written(engine, writing, prompt, options, progress) if weighed is None else ()
+        if weighed is not None and not job.output.as_json:
+            write_text(weighed.ranked[0].text + "\n")
         sampled = sampling_line(engine, writing.options)
         answers.append(_Answer(written, job.model, held_by(engine), sampled, seen, question, read, weighed))
         _say(answers[-1], job.output)
@@ -240,19 +246,6 @@ def _require_complete(job: RunJob, asked: _Asked, *, images: bool, refines: bool
     texts = [document.text for document in asked.documents]
     if not job.raw and not all("".join([*texts, question or ""]).strip() for question in asked.questions):
         raise RequestError("the prompt is empty; give one as an argument, with --file or on standard input")
-
-
-def _weighed(
-    engine: "Engine", writing: _Writing, prompt: "str | list[Message]", options: dict[str, Any], progress: ProgressLine
-) -> "Choices":
-    """Weigh the choices and print the most probable one."""
-    from edgedec_apps.choices import choose
-
-    weighed = choose(engine, prompt, writing.choices, cancel=options["cancel"], on_progress=options["on_progress"])
-    progress.stop()
-    if not writing.job.output.as_json:
-        write_text(weighed.ranked[0].text + "\n")
-    return weighed
 
 
 def _written(
