@@ -26,7 +26,6 @@ from edgedec.sequence import Request
 from edgedec_apps.span_search import SpanSearch, Start
 
 MOST_CHOICES = 1000
-_ROWS = 64  # of a forward, each with its logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ def weigh(
     for group in [starts] if engine.model.capabilities.rollback else [[start] for start in starts]:
         with prompt_read(engine.pool, request, cancel, on_progress) as prompt:
             most, session = prompt.slot.text_rows, prompt.slot.session
-            search = SpanSearch(session, n_prompt, end_ids, len(group), most, cancel, n_together=_ROWS)
+            search = SpanSearch(session, n_prompt, end_ids, len(group), most, cancel, wants_all=True)
             best = search.run(group, prompt.forward.logits[0], prompt.forward.ops)
         logprobs |= {tuple(each.token for each in node.path()): logprob for logprob, node in best}
         searches, n_reused = [*searches, search], [*n_reused, prompt.n_reused]
@@ -152,7 +151,7 @@ def weigh(
 
 def require_choices(texts: Sequence[str]) -> None:
     """Raise OptionError unless there are 1 to 1000 texts, none of them empty or twice there."""
-    if isinstance(texts, str) or not 1 <= len(texts) <= MOST_CHOICES or not all(texts):
+    if not 1 <= len(texts) <= MOST_CHOICES or not all(texts):
         raise OptionError("choices", texts, f"it must be 1 to {MOST_CHOICES} texts, none of them empty")
     if twice := [text for text in dict.fromkeys(texts) if texts.count(text) > 1]:
         raise OptionError("choices", texts, f"{twice[0]!r} stands there twice; leave one out")

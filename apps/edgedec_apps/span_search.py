@@ -22,6 +22,7 @@ from edgedec.sampling import log_probs
 from edgedec.tokenizer import Tokenizer
 
 _ROWS = 16  # of one forward: on two cores 16 rows take about as long as 3 single ones
+_ROWS_OF_ALL = 64  # where none can be spared
 _LOOK_AHEAD = 0.5  # nats that a token not evaluated yet is expected to lose
 _LEAST_SHARED = 4  # tokens in the KV cache for which a forward leaves spans with other beginnings out
 
@@ -145,7 +146,7 @@ class SpanSearch:
         n: How many spans are wanted.
         most_rows: Most rows of a forward, where memory is planned; None for as many as pay.
         cancel: Stops the search between two forwards.
-        n_together: Most rows of a forward.
+        wants_all: Whether there are n spans, so that bounds don't matter.
 
     Attributes:
         n_forwards: Forwards made after the prompt.
@@ -158,7 +159,7 @@ class SpanSearch:
     n: int
     most_rows: int | None = None
     cancel: CancelToken = field(default_factory=CancelToken)
-    n_together: int = _ROWS
+    wants_all: bool = False
     n_forwards: int = 0
     n_rows: int = 0
     _n_ranked: int = 0
@@ -222,7 +223,8 @@ class SpanSearch:
             least: A bound must be above this.
         """
         capabilities = self.session.model.capabilities
-        room = min(self.n_together, capabilities.max_rows, self.most_rows or self.n_together)
+        most = _ROWS_OF_ALL if self.wants_all else _ROWS
+        room = min(most, capabilities.max_rows, self.most_rows or most)
         under = (node for node in open_nodes if _n_common(base, node.path()) == len(base))
         queue = [(-node.logprob, i, node) for i, node in enumerate(under)]
         n_queued, chosen = len(queue), list[Node]()
@@ -238,7 +240,8 @@ class SpanSearch:
             chosen += missing
             children = node.grow()
             for child in children:
-                heapq.heappush(queue, (cost + _LOOK_AHEAD + math.log(len(children)), n_queued, child))
+                loss = 0.0 if self.wants_all else _LOOK_AHEAD + math.log(len(children))
+                heapq.heappush(queue, (cost + loss, n_queued, child))
                 n_queued += 1
         return chosen
 
