@@ -37,10 +37,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 def each_by_itself(engine: edgedec.Engine, prompt: Any, texts: list[str]) -> list[float]:
     """Return the log-probability of each choice as an answer, from forwards of one token behind the prompt."""
     tokenizer, session, logprobs = engine.tokenizer, engine.session(), []
-    ids = list(engine.prompt_ids(prompt))
     ends = [i for i in range(tokenizer.n_vocab) if tokenizer.is_end(i)]
     for text in texts:
-        total, n_past, tokens = 0.0, 0, ids
+        total, n_past, tokens = 0.0, 0, list(engine.prompt_ids(prompt))
         for token in [*tokenizer.encode(text, add_special=False), None]:
             forward = session.forward(np.array(tokens, np.int32), n_past=n_past)
             n_past, tokens = n_past + len(tokens), [token] if token is not None else []
@@ -69,8 +68,7 @@ def test_probabilities_are_those_of_each_choice_by_itself(engine: edgedec.Engine
     """Prefixes of others, bytes of characters, long common beginnings, 500; each node is evaluated once, if few."""
     weighed = check(engine, "x?", texts)
     nodes = {choice.token_ids[:n] for choice in weighed.choices for n in range(1, len(choice.token_ids) + 1)}
-    assert weighed.n_forwards == 1 or len(nodes) > 32 * weighed.n_forwards
-    assert weighed.n_rows == len(nodes) or weighed.n_forwards > 1
+    assert weighed.n_rows == len(nodes) if weighed.n_forwards == 1 else len(nodes) > 32 * weighed.n_forwards
 
 
 @pytest.mark.slow
@@ -105,8 +103,7 @@ def test_a_model_that_answers() -> None:
         chat = [{"role": "user", "content": "Is the sea blue? Answer yes or no."}]
         cold = model.chat(chat, temperature=0, max_tokens=6, reuse="exact")
         texts = ["Yes", "No", "Yes, it is.", "yes", "The sea is blue.", cold.text, "naïve 日本"]
-        weighed = check(model, model.chat_ids(chat), texts)
-        assert choose(model, chat, texts).choices == weighed.choices
+        assert choose(model, chat, texts).choices == (weighed := check(model, model.chat_ids(chat), texts)).choices
         assert weighed.n_reused_tokens == weighed.n_prompt_tokens - 1
         assert model.chat(chat, temperature=0, max_tokens=6, reuse="exact").token_ids == cold.token_ids
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from edgedec.chat import Message
 
 AUTO = "auto"
-_SHOWN = 5  # choices, where not all are asked for
 _KEYS = {"refine": "n", "refine_seconds": "seconds", "refine_tokens": "tokens", "size": "n"}
 _KEYS |= {"answer": "answer", "check": "check", "scorer": "scorer", "scorer_seconds": "scorer-seconds"}
 """The key of a method for each argument of BestOf, SearchBy and RefineBy."""
@@ -82,7 +81,7 @@ def choices_of(words: str, *, excluded: bool) -> list[str]:
         RequestError: An option excludes this one, it is no such list, or a text is empty or twice there.
     """
     if excluded:
-        what = "--texts, --grammar, --think, and --method that chooses"
+        what = "--texts, --grammar, --think, and methods of writing texts"
         raise RequestError(f"--choices excludes {what}, as one of the choices is the whole answer; leave one out")
     try:
         texts = json.loads(words) if words.lstrip().startswith("[") else [text.strip() for text in words.split(",")]
@@ -95,10 +94,9 @@ def choices_of(words: str, *, excluded: bool) -> list[str]:
 
 
 def say_choices(weighed: Choices, *, all_of_them: bool) -> None:
-    """Say on standard error how probable the choices are: the first few, or all of them."""
-    n = len(weighed.choices)
-    say(f"{counted(n, 'choice')} with {weighed.mass:.4f} of all answers · {weighed.total_s:.2f} s")
-    for choice in weighed.ranked[: n if all_of_them else _SHOWN]:
+    """Say on standard error how probable the choices are: the first five, or all of them."""
+    say(f"{counted(len(weighed.choices), 'choice')} with {weighed.mass:.4f} of all answers · {weighed.total_s:.2f} s")
+    for choice in weighed.ranked[: None if all_of_them else 5]:
         say(f"  {choice.probability:.4f}  {one_line(choice.text)}")
 
 

@@ -11,11 +11,11 @@ from edgedec_apps.choices import choose
 
 pytestmark = pytest.mark.slow
 
-TEXTS = ["abb", "bc", "c"]  # the token that is the most probable of theirs begins the least probable one
+TEXTS = ["abb", "bc", "c"]  # the most probable first token begins the least probable one
 
 
 def test_texts_are_drawn_as_wholes(server: Running) -> None:
-    """The best one at temperature 0, else by the seed; several texts, streams, log-probabilities and text prompts."""
+    """The best one at temperature 0, else by the seed; several texts, streams, and text prompts."""
     engine, chat = server.engine, messages("x")
 
     def post(address: str, **more: Any) -> Any:
@@ -24,12 +24,11 @@ def test_texts_are_drawn_as_wholes(server: Running) -> None:
     weighed = choose(engine, chat, TEXTS)
     shares = {choice.text: choice.probability for choice in weighed.choices}
     assert engine.chat(chat, temperature=0, grammar=Grammar.regex("abb|bc|c")).text == "abb"
-    (choice,) = post("chat/completions", messages=chat).json()["choices"]
-    assert (choice["message"]["content"], choice["choice_probabilities"]) == ("c", shares)
-    drawn = post("chat/completions", messages=chat, temperature=5, seed=4, n=9).json()["choices"]
-    assert [each["message"]["content"] for each in drawn] == [weighed.drawn(5, 4 + k).text for k in range(9)]
-    lines = post("chat/completions", messages=chat, stream=True).text.split("\n\n")[:-2]
-    parts = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    for k, drawn in enumerate(post("chat/completions", messages=chat, temperature=5, seed=4, n=9).json()["choices"]):
+        assert drawn["message"]["content"] == weighed.drawn(5, 4 + k).text
+        assert drawn["choice_probabilities"] == shares
+    stream = post("chat/completions", messages=chat, stream=True).text
+    parts = [json.loads(line[len("data: ") :])["choices"][0] for line in stream.split("\n\n")[:-2]]
     assert "".join(part["delta"].get("content", "") for part in parts) == "c"
     assert parts[-1]["choice_probabilities"] == shares
     for prompt, choice in zip("xy", post("completions", prompt=["x", "y"]).json()["choices"], strict=True):

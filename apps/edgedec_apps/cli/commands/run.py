@@ -72,7 +72,8 @@ class RunJob:
     )
     choices: str | None = prompt_flag(
         "--choices LIST",
-        'Answer with the most probable of these texts: yes,no or ["yes", "no, sir"]. --json has each probability.',
+        'Answer with the most probable of these: yes,no or ["yes", "no, sir"]. --json has each probability.',
+        further=True,
     )
     load: LoadFlags
     sampling: SamplingFlags
@@ -139,8 +140,9 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
     if job.choices is not None:
         from edgedec_apps.cli.choice import choices_of
 
-        writes = job.texts or job.sampling.grammar or job.sampling.think not in (None, "off")
-        choices = choices_of(job.choices, excluded=bool(writes or methods.keys() - {method_named("passages")}))
+        ways = asked_methods(job.load.method, "text", "prompt").keys() - {method_named("passages")}
+        writes = ways or job.texts or job.sampling.grammar or job.sampling.think not in (None, "off")
+        choices = choices_of(job.choices, excluded=bool(writes))
         job = replace(job, load=replace(job.load, draft="off", draft_option=None))
     elif methods or job.texts is not None:
         from edgedec_apps.cli.choice import n_texts_of, way_of

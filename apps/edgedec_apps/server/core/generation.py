@@ -304,14 +304,13 @@ def _choosing(
     asked: Any = {name: value for name, value in options.items() if name != "cancel"}
     plain, _ = engine.requests.prepared(prompt.token_ids, asked)
     weighed = weigh(engine, plain, choices, cancel, on_progress)
-    shares = {choice.text: choice.probability for choice in weighed.ranked}
     for k in range(request.n):
         seed = (plain.seed + k) % SEED_LIMIT
         text = weighed.drawn(plain.sampling.temperature, seed).text
         options |= {"grammar": Grammar.regex(re.escape(text)), "seed": seed}
         for event in _one(engine, prompt, first + k, options):
             if isinstance(event, Finished):
-                event = replace(event, choices=shares)
+                event = replace(event, choices={each.text: each.probability for each in weighed.ranked})
                 if k == 0:  # for it the prompt was read
                     stats, before_s = event.generation.stats, weighed.total_s
                     stats.n_reused_tokens, stats.prefill_s = weighed.n_reused_tokens, stats.prefill_s + before_s
