@@ -25,8 +25,7 @@ def test_texts_are_drawn_as_wholes(server: Running) -> None:
     shares = {choice.text: choice.probability for choice in weighed.choices}
     assert engine.chat(chat, temperature=0, grammar=Grammar.regex("abb|bc|c")).text == "abb"
     for k, drawn in enumerate(post("chat/completions", messages=chat, temperature=5, seed=4, n=9).json()["choices"]):
-        assert drawn["message"]["content"] == weighed.drawn(5, 4 + k).text
-        assert drawn["choice_probabilities"] == shares
+        assert (drawn["message"]["content"], drawn["choice_probabilities"]) == (weighed.drawn(5, 4 + k).text, shares)
     stream = post("chat/completions", messages=chat, stream=True).text
     parts = [json.loads(line[len("data: ") :])["choices"][0] for line in stream.split("\n\n")[:-2]]
     assert "".join(part["delta"].get("content", "") for part in parts) == "c"
