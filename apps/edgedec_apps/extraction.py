@@ -179,7 +179,7 @@ def extract(
     if cancel.cancelled:
         raise CancelledError("the extraction was cancelled")
     with prompt_read(engine.pool, engine.requests.plain(prompt_ids, {}), cancel, on_progress) as prompt:
-        return _searched(prompt, spans, starts, np.array(end_ids, np.int64), began)
+        return _searched(prompt, spans, starts, np.array(end_ids, np.int64), began, cancel)
 
 
 def _starts(tokenizer: Tokenizer, spans: WantedSpans, n_ctx: int) -> list[Start]:
@@ -211,10 +211,11 @@ def _searched(
     starts: list[Start],
     end_ids: np.ndarray[tuple[int], np.dtype[np.int64]],
     began: float,
+    cancel: CancelToken,
 ) -> Extraction:
     """Search behind the prompt."""
     read, n_prompt = perf_counter(), len(spans_of.prompt_ids)
-    search = SpanSearch(prompt.slot.session, n_prompt, end_ids, spans_of.n, prompt.slot.text_rows)
+    search = SpanSearch(prompt.slot.session, n_prompt, end_ids, spans_of.n, prompt.slot.text_rows, cancel)
     best = search.run(starts, prompt.forward.logits[0], prompt.forward.ops)
     passage = BETWEEN.join(spans_of.passages)
     data = passage.encode()

@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from edgedec.logit_ops import LogitOps
 from edgedec.model import Forward, Session
+from edgedec.progress import CancelToken
 from edgedec.sampling import log_probs
 from edgedec.tokenizer import Tokenizer
 
 _ROWS = 16  # of one forward: on two cores 16 rows take about as long as 3 single ones
+_ROWS_OF_ALL = 64  # where none can be spared
 _LOOK_AHEAD = 0.5  # nats that a token not evaluated yet is expected to lose
 _LEAST_SHARED = 4  # tokens in the KV cache for which a forward leaves spans with other beginnings out
 
@@ -143,6 +145,8 @@ class SpanSearch:
         end_ids: The tokens that end an answer.
         n: How many spans are wanted.
         most_rows: Most rows of a forward, where memory is planned; None for as many as pay.
+        cancel: Stops the search between two forwards.
+        wants_all: Whether there are n spans, so that bounds don't matter.
 
     Attributes:
         n_forwards: Forwards made after the prompt.
@@ -154,6 +158,8 @@ class SpanSearch:
     end_ids: NDArray[np.int64]
     n: int
     most_rows: int | None = None
+    cancel: CancelToken = field(default_factory=CancelToken)
+    wants_all: bool = False
     n_forwards: int = 0
     n_rows: int = 0
     _n_ranked: int = 0
@@ -168,6 +174,7 @@ class SpanSearch:
             ops: Of that forward.
 
         Raises:
+            CancelledError: `cancel` stopped the search.
             What Session.forward raises.
         """
         root = Node(None, -1, 0, starts)
@@ -176,12 +183,13 @@ class SpanSearch:
         held: list[Node] = []
         while open_nodes := _live(open_nodes, self._least(best)):
             base = _n_common(held, open_nodes[0].path()[:-1])
-            base = base if base >= _LEAST_SHARED else 0
+            base = base if base >= _LEAST_SHARED or not self.session.model.capabilities.rollback else 0
             chosen = self._chosen(open_nodes, held[:base], self._least(best))
+            self.cancel.check("the search")
             forward = self._forward(chosen, base)
-            open_nodes = [node for node in open_nodes if not any(node is each for each in chosen)]
             for node, logits in zip([node for node in chosen if not node.evaluated], forward.logits, strict=True):
                 open_nodes += self._taken(node, logits, forward.ops, best)
+            open_nodes = [node for node in open_nodes if not node.evaluated]
             held = self._kept(chosen, held[:base], _live(open_nodes, self._least(best))[:1])
         return [(value, node) for value, _, node in sorted(best, key=lambda entry: (-entry[0], -entry[1]))]
 
@@ -215,7 +223,8 @@ class SpanSearch:
             least: A bound must be above this.
         """
         capabilities = self.session.model.capabilities
-        room = min(_ROWS, capabilities.max_rows, self.most_rows or _ROWS)
+        most = _ROWS_OF_ALL if self.wants_all else _ROWS
+        room = min(most, capabilities.max_rows, self.most_rows or most)
         under = (node for node in open_nodes if _n_common(base, node.path()) == len(base))
         queue = [(-node.logprob, i, node) for i, node in enumerate(under)]
         n_queued, chosen = len(queue), list[Node]()
@@ -231,7 +240,8 @@ class SpanSearch:
             chosen += missing
             children = node.grow()
             for child in children:
-                heapq.heappush(queue, (cost + _LOOK_AHEAD + math.log(len(children)), n_queued, child))
+                loss = 0.0 if self.wants_all else _LOOK_AHEAD + math.log(len(children))
+                heapq.heappush(queue, (cost + loss, n_queued, child))
                 n_queued += 1
         return chosen
 

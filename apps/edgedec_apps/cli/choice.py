@@ -1,5 +1,6 @@
 """From the options of choosing to the way in which a text is chosen or searched for, and how the choice is shown."""
 
+import json
 import shlex
 import shutil
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ from edgedec.errors import EdgedecError, OptionError, RequestError, counted
 from edgedec.plugins import SEARCHES
 from edgedec.sequence import Generation
 from edgedec.sessions.text_pages import require_count
+from edgedec_apps.choices import Choices, require_choices
 from edgedec_apps.cli.exit_codes import NOT_PASSED
 from edgedec_apps.cli.methods import Method
 from edgedec_apps.cli.shown.terminal import one_line, say
@@ -70,6 +72,32 @@ def way_of(asked: Mapping[Method, dict[str, Any]], texts: str | None) -> Way | N
         if (key := _KEYS.get(error.argument)) is None:
             raise
         raise OptionError(f"--method {method.typed}:{key}", error.value, error.accepted) from error
+
+
+def choices_of(words: str, *, excluded: bool) -> list[str]:
+    """Return the texts of --choices: those of a JSON list, or those between commas.
+
+    Raises:
+        RequestError: An option excludes this one, it is no such list, or a text is empty or twice there.
+    """
+    if excluded:
+        what = "--texts, --grammar, --think, and methods of writing texts"
+        raise RequestError(f"--choices excludes {what}, as one of the choices is the whole answer; leave one out")
+    try:
+        texts = json.loads(words) if words.lstrip().startswith("[") else [text.strip() for text in words.split(",")]
+    except ValueError:
+        texts = None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise OptionError("choices", words, 'it must be texts such as yes,no or a JSON list such as ["yes", "no"]')
+    require_choices(texts)
+    return texts
+
+
+def say_choices(weighed: Choices, *, all_of_them: bool) -> None:
+    """Say on standard error how probable the choices are: the first five, or all of them."""
+    say(f"{counted(len(weighed.choices), 'choice')} with {weighed.mass:.4f} of all answers · {weighed.total_s:.2f} s")
+    for choice in weighed.ranked[: None if all_of_them else 5]:
+        say(f"  {choice.probability:.4f}  {one_line(choice.text)}")
 
 
 def _choosing(method: Method, values: dict[str, Any], texts: str | None, n: int) -> BestOf | SearchBy:

@@ -25,8 +25,8 @@ work > --work
 among the arguments of edgedec.load and of a generation."""
 
 _SAME = """
-allow_requantize chat_template check device draft grammar json_schema kv_type logit_bias logprobs lora max_tokens memory
-min_p offline passages pooling prompt_cache runtime seed stop temperature top_k top_p
+allow_requantize chat_template check choices device draft grammar json_schema kv_type logit_bias logprobs lora
+max_tokens memory min_p offline passages pooling prompt_cache runtime seed stop temperature top_k top_p
 """
 _VALUE = re.compile(r"[=: ](?:VALUE|yes)$")  # with which a new spelling ends
 _MOVED = """

@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from support.processes.command_line import run_here
 
+import edgedec
 from edgedec.plugins import CHOOSERS, SEARCHES, load_plugin, plugins
+from edgedec_apps.choices import choose
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.methods import names
 
@@ -38,6 +41,33 @@ def test_the_chosen_text_is_printed_and_the_reason_said(model: Path) -> None:
     document = json.loads(run_here("run", model, "Hello", *WARM, "-k", "4", "--method", "likely", "--json").out)
     assert (document["choice"]["place"], document["token_ids"]) == (best, several[best]["token_ids"])
     assert [text["token_ids"] for text in document["texts"]] == [text["token_ids"] for text in several]
+
+
+@pytest.mark.slow
+def test_the_most_probable_choice_is_printed(model: Path) -> None:
+    """Standard output has it alone, standard error the first probabilities or all, and JSON all figures."""
+    texts = ["b", "a, b", "c", "dd", "e", "f"]
+    with edgedec.load(model, runtime="reference", draft="off") as engine:
+        weighed = choose(engine, [{"role": "user", "content": "Hello"}], texts)
+    lines = [f"  {choice.probability:.4f}  {choice.text}" for choice in weighed.ranked]
+    for more, n_shown in (((), 5), (("--explain",), 6), (("--quiet",), 0)):
+        found = run_here("run", model, "Hello", "--choices", json.dumps(texts), *more)
+        assert (found.code, found.text) == (0, weighed.ranked[0].text + "\n")
+        assert [line for line in found.err.splitlines() if line.startswith("  ")] == lines[:n_shown]
+    assert run_here("run", model, "Hello", "--choices", "b, dd", "-q").text in ("b\n", "dd\n")
+    document = json.loads(run_here("run", model, "Hello", "--choices", json.dumps(texts), "--json").out)
+    assert (document["text"], document["mass"]) == (weighed.ranked[0].text, weighed.mass)
+    assert document["choices"] == [asdict(choice) | {"token_ids": list(choice.token_ids)} for choice in weighed.choices]
+
+
+def test_what_choices_exclude_is_refused(model: Path) -> None:
+    """Before the model is loaded."""
+    refused = (
+        'a,a;a,;[1];["a";a,b -k 2;a,b --grammar regex:a;a,b --think on;a,b --method beam:n=2;a --method ignore-end'
+    )
+    for words in refused.split(";"):
+        found = run_here("run", model, "Hello", "--choices", *words.split(" "))
+        assert found.err.startswith("edgedec: --choices excludes" if " " in words else "edgedec: --choices is "), words
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from edgedec.chat import Message
     from edgedec.choosing.choice import ChosenText
     from edgedec.sequence import Generation
+    from edgedec_apps.choices import Choices
     from edgedec_apps.cli.choice import Way
     from edgedec_apps.documents.files import Document
     from edgedec_apps.documents.search import Found
@@ -69,6 +70,11 @@ class RunJob:
         "Write N texts of the prompt together, text k with the seed plus k. --method vote prints one of them, "
         "and auto writes as many as that needs.",
     )
+    choices: str | None = prompt_flag(
+        "--choices LIST",
+        'Answer with the most probable of these: yes,no or ["yes", "no, sir"]. --json has each probability.',
+        further=True,
+    )
     load: LoadFlags
     sampling: SamplingFlags
     output: OutputFlags
@@ -89,8 +95,8 @@ def command(job: RunJob) -> None:
         _run_prompt(job, asked, images)
     elif images:
         raise RequestError("--image needs a prompt; give one, or pipe it in (in a chat, /image attaches pictures)")
-    elif job.texts is not None or asked_methods(job.load.method, "prompt"):
-        raise RequestError("--texts and this --method need a prompt; give one, or pipe it in")
+    elif job.texts is not None or job.choices is not None or asked_methods(job.load.method, "prompt"):
+        raise RequestError("--texts, --choices and this --method need a prompt; give one, or pipe it in")
     elif job.raw:
         raise RequestError("--raw needs a prompt to continue; give one, or pipe it in")
     else:
@@ -126,12 +132,19 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
         NotPassedError: No text passed the check; the best one is printed.
         EdgedecError: As edgedec.load and Engine.stream.
     """
-    from edgedec_apps.cli.methods import asked_methods, values_of, without_stages
+    from edgedec_apps.cli.methods import asked_methods, method_named, values_of, without_stages
     from edgedec_apps.cli.opening import keep_learned, open_model, text_options_of
 
     methods = asked_methods(job.load.method, "prompt")
-    way, n_texts = None, 1
-    if methods or job.texts is not None:
+    way, n_texts, choices = None, 1, list[str]()
+    if job.choices is not None:
+        from edgedec_apps.cli.choice import choices_of
+
+        ways = asked_methods(job.load.method, "text", "prompt").keys() - {method_named("passages")}
+        writes = ways or job.texts or job.sampling.grammar or job.sampling.think not in (None, "off")
+        choices = choices_of(job.choices, excluded=bool(writes))
+        job = replace(job, load=replace(job.load, draft="off", draft_option=None))
+    elif methods or job.texts is not None:
         from edgedec_apps.cli.choice import n_texts_of, way_of
 
         way = way_of(methods, job.texts)
@@ -145,7 +158,7 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
     require_writable(job.output.json_out)
     if (n_passages := reading.get("n", 1)) < 1:
         raise OptionError("--method passages:n", n_passages, "it must be at least 1")
-    writing = _Writing(job, asked, way, n_texts, options, picture_parts(images), reading)
+    writing = _Writing(job, asked, way, n_texts, options, picture_parts(images), reading, choices)
     load = replace(job.load, method=without_stages(job.load.method, "text", "prompt"))
     answers: list[_Answer] = []
 
@@ -179,8 +192,8 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """How texts are written: the command, what is asked, how one is chosen, how many, their options, pictures, and how
-    long documents are read.
+    """How texts are written: the command, what is asked, how one is chosen, how many, their options, pictures, how
+    long documents are read, and the choices in place of texts.
     """
 
     job: RunJob
@@ -190,6 +203,7 @@ class _Writing:
     options: dict[str, Any]
     pictures: list[dict[str, Any]]
     reading: dict[str, Any]
+    choices: list[str]
 
 
 def _answer_all(engine: "Engine", writing: _Writing, answers: "list[_Answer]", cancel: CancelToken) -> None:
@@ -204,9 +218,16 @@ def _answer_all(engine: "Engine", writing: _Writing, answers: "list[_Answer]", c
             prompt, read = _prompt(engine, writing, question, options)
             mark = engine.requests.mark_pictures
             seen = [] if isinstance(prompt, str) or not writing.pictures else pictures_document(mark, prompt)
-            written = _written(engine, writing, prompt, options, progress)
+            weighed: Choices | None = None
+            if writing.choices:
+                from edgedec_apps.choices import choose
+
+                weighed = choose(engine, prompt, writing.choices, cancel=cancel, on_progress=on_progress)
+            written = _written(engine, writing, prompt, options, progress) if weighed is None else ()
+        if weighed is not None and not job.output.as_json:
+            write_text(weighed.ranked[0].text + "\n")
         sampled = sampling_line(engine, writing.options)
-        answers.append(_Answer(written, job.model, held_by(engine), sampled, seen, question, read))
+        answers.append(_Answer(written, job.model, held_by(engine), sampled, seen, question, read, weighed))
         _say(answers[-1], job.output)
         if cancel.cancelled:
             return
@@ -322,6 +343,7 @@ class _Answer:
         pictures: The pictures of the prompt, with their sizes and tokens.
         question: The question, or None.
         read: What was searched for it in documents, or None.
+        choices: The choices in place of texts, or None.
     """
 
     result: "Written"
@@ -331,6 +353,7 @@ class _Answer:
     pictures: list[dict[str, Any]]
     question: str | None
     read: "Found | None"
+    choices: "Choices | None"
 
     @property
     def shown(self) -> "tuple[Generation, ...]":
@@ -343,6 +366,8 @@ class _Answer:
         texts = result if isinstance(result, tuple) else result.texts
         documents = [generation_document(text, self.model) for text in texts]
         document = documents[0] if len(texts) == 1 else {"model": self.model, "texts": documents}
+        if (weighed := self.choices) is not None:
+            document = {"model": self.model, "text": weighed.ranked[0].text, "mass": weighed.mass} | asdict(weighed)
         if not isinstance(result, tuple):
             from edgedec_apps.cli.choice import choice_document
 
@@ -360,6 +385,10 @@ def _say(answer: _Answer, output: OutputFlags) -> None:
     lines = [answer.sampled, *pictures_lines(answer.pictures), *read, held_line(answer.held)]
     for number, text in enumerate(answer.shown, 1):
         say_summary(text, output.detail, lines if number == len(answer.shown) else [])
+    if answer.choices is not None:
+        from edgedec_apps.cli.choice import say_choices
+
+        say_choices(answer.choices, all_of_them=output.detail != "none" or output.verbose)
     if not isinstance(answer.result, tuple):
         from edgedec_apps.cli.choice import say_choice
 

@@ -10,6 +10,7 @@ from edgedec.chat import may_think, thinking_variables
 from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec_apps.call_bodies import tool_call_schema
+from edgedec_apps.choices import require_choices
 from edgedec_apps.server.core.fields import Fields
 
 CLOSE = "json_close"
@@ -47,9 +48,13 @@ def _guided(fields: Fields, name: str, kind: str) -> dict[str, Any]:
     if kind == "json":
         schema = fields.string(name) or _schema(fields, name)
         return {} if schema is None else {"json_schema": schema}
-    choices = fields.texts(name) if kind == "choice" else None
-    pattern = "|".join(map(re.escape, choices)) if choices else fields.text(name)
-    return {"grammar": Grammar.regex(pattern)} if pattern else {}
+    if kind == "choice" and (choices := fields.texts(name)) is not None:
+        try:
+            require_choices(choices)
+        except RequestError as error:
+            raise fields.refused(error, "choices", name) from error
+        return {"grammar": Grammar.regex("|".join(map(re.escape, choices))), "choices": choices}
+    return {"grammar": Grammar.regex(pattern)} if (pattern := fields.text(name)) else {}
 
 
 def read_format(form: Fields) -> dict[str, Any]:

@@ -6,6 +6,7 @@ seed gives alone.
 """
 
 import asyncio
+import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,12 +19,14 @@ from edgedec.api.engine import Engine
 from edgedec.api.requests import Reuse
 from edgedec.decoding.text_room import require_room
 from edgedec.errors import MemoryCapError
+from edgedec.grammar import Grammar
 from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec.sampling import SamplingParams
+from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
 from edgedec.thought_marks import Thoughts
 from edgedec_apps.call_grammar import bound_calls
+from edgedec_apps.choices import weigh
 from edgedec_apps.infill import Gap
 from edgedec_apps.reading_pace import ReadingPace
 from edgedec_apps.refine import RefineBy, refined
@@ -120,10 +123,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Text `index` is complete."""
+    """Text `index` is complete; where it was chosen among some, `choices` has the probability of each."""
 
     index: int
     generation: Generation
+    choices: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +202,10 @@ def events(
         }
         if tell is not None:
             options["on_progress"] = _reporting(first, tell)
-        if request.refine is not None:
+        choices = options.pop("choices", ())
+        if choices and prompt.thoughts is None and request.refine is None and request.best_of <= request.n:
+            yield from _choosing(engine, request, prompt, first, options, choices)
+        elif request.refine is not None:
             yield _refined(engine, request, request.refine, options)
         elif max(request.n, request.best_of) > 1:
             yield from _several(engine, request, prompt, first, options)
@@ -295,6 +302,28 @@ def _refined(engine: Engine, request: TextRequest, how: RefineBy, options: dict[
     stats.add_note(f"refined: text {result.place + 1} of {len(result.texts)}: {result.why}")
     stats.explanation += result.lines()
     return Finished(0, result.generation)
+
+
+def _choosing(
+    engine: Engine, request: TextRequest, prompt: Encoded, first: int, options: dict[str, Any], choices: Sequence[str]
+) -> Iterator[Event]:
+    """Generate texts, each drawn as a whole among choices by their exact probabilities."""
+    cancel, on_progress = options["cancel"], options.pop("on_progress", None)
+    asked: Any = {name: value for name, value in options.items() if name != "cancel"}
+    plain, _ = engine.requests.prepared(prompt.token_ids, asked)
+    weighed = weigh(engine, plain, choices, cancel, on_progress)
+    for k in range(request.n):
+        seed = (plain.seed + k) % SEED_LIMIT
+        text = weighed.drawn(plain.sampling.temperature, seed).text
+        options |= {"grammar": Grammar.regex(re.escape(text)), "seed": seed}
+        for event in _one(engine, prompt, first + k, options):
+            if isinstance(event, Finished):
+                event = replace(event, choices={each.text: each.probability for each in weighed.ranked})
+                if k == 0:  # for it the prompt was read
+                    stats, before_s = event.generation.stats, weighed.total_s
+                    stats.n_reused_tokens, stats.prefill_s = weighed.n_reused_tokens, stats.prefill_s + before_s
+                    stats.first_token_s, stats.total_s = stats.first_token_s + before_s, stats.total_s + before_s
+            yield event
 
 
 def _mean_logprob(generation: Generation) -> float:

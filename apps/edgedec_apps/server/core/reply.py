@@ -70,6 +70,7 @@ class Dialect(ABC):
         self.texts, self.delivery = texts, delivery
         self.splitter = Splitter() if texts is None else texts.splitter(job.engine)
         self._model, self._tokenizer = job.requested.name, job.engine.tokenizer
+        self.choices: dict[int, Mapping[str, float]] = {}  # by text, as in Finished
 
     def begun(self, begun: Begun) -> Iterable[bytes]:
         """Return what begins the stream, as soon as the request is taken: a comment."""
@@ -159,7 +160,7 @@ class _Writing:
                         if stream:
                             await sender.begin()
                     elif isinstance(event, Finished):
-                        texts[event.index] = event.generation
+                        texts[event.index], dialect.choices[event.index] = event.generation, event.choices
                     if stream:
                         chunks.extend(self._shown(event))
                     going = event is not None

@@ -74,9 +74,13 @@ class _Form(Dialect):
 
     def whole(self, generations: list[Generation], queued_s: float) -> dict[str, Any]:
         """Return the answer in one piece."""
-        choices = [self._choice(index, generation) for index, generation in enumerate(generations)]
+        choices = [self._choice(index, text) | self._weighed(index) for index, text in enumerate(generations)]
         counts = {"usage": self._usage(generations)}
         return self._document(self._whole, choices) | counts | report(generations, queued_s)
+
+    def _weighed(self, index: int) -> dict[str, Any]:
+        """Return the probabilities of the choices among which a text was drawn; nothing where there were none."""
+        return {"choice_probabilities": self.choices[index]} if self.choices.get(index) else {}
 
     def _usage(self, generations: list[Generation]) -> dict[str, Any]:
         return usage(generations, self._n)
@@ -124,7 +128,7 @@ class ChatForm(_Form):
         if parts:
             yield self._event(_chunk(index, _delta(parts, n_before)))
         reason = _reason(generation, self.splitter.count(index))
-        yield self._event(_chunk(index, {}, reason=reason), report([generation], queued_s))
+        yield self._event(_chunk(index, {}, reason=reason) | self._weighed(index), report([generation], queued_s))
 
     def _nothing(self, index: int) -> dict[str, Any]:
         return _chunk(index, {"role": "assistant", "content": None})
@@ -193,7 +197,7 @@ class CompletionForm(_Form):
         """Yield why a text ended, and the report on it."""
         text = "" if finished.index in self._lengths else self._echo(finished.index)
         choice = _completion(finished.index, text, None, finish_reason(finished.generation))
-        yield self._event(choice, report([finished.generation], queued_s))
+        yield self._event(choice | self._weighed(finished.index), report([finished.generation], queued_s))
 
     def _nothing(self, index: int) -> dict[str, Any]:
         return _completion(index, "", None)
