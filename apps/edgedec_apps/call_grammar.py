@@ -101,8 +101,11 @@ def _lark(rules: Mapping[str, str], start: str) -> Grammar:
 
 
 def _literal(text: str, tokenizer: Tokenizer) -> str:
-    """Return a text as an expression of Lark, in which control tokens are named by their ids."""
+    """Return a text as an expression of Lark: control tokens stand as their ids, without those that end a text."""
     controls = sorted({each for each in tokenizer.control_texts if each and each in text}, key=len, reverse=True)
     parts = re.split(f"({'|'.join(map(re.escape, controls))})", text) if controls else [text]
     ids = {each: tokenizer.encode(each, add_special=False, parse_special=True)[0] for each in controls}
-    return " ".join(f"<[{ids[part]}]>" if part in ids else dumps(part, ensure_ascii=False) for part in parts if part)
+    said = (f"<[{ids[part]}]>" if part in ids else dumps(part, ensure_ascii=False) for part in parts)
+    return " ".join(
+        each for part, each in zip(parts, said, strict=True) if part and not tokenizer.is_end(ids.get(part, -1))
+    )

@@ -47,13 +47,15 @@ SAYS = {
             "entary<|message|>See:",
         ),
         *(
-            "<|end|>\n<|start|>assistant<|channel|>commentary to=",
-            'functions.look <|constrain|>json<|message|>{"n',
+            "<|end|>\n<|start|>assistant<|channel|>commentary to=functions.",
+            "look",
+            " <|constrain|>json<|message|>",
+            '{"n',
             '": 7}',
         ),
     ],
 }
-CLOSED = {"gemma4": ["<tool_call|>"], "lfm2": ["<|tool_call_end|>"], "mistral": [], "harmony": []}
+CLOSED = {"gemma4": ["<tool_call|>"], "lfm2": ["<|tool_call_end|>"], "mistral": [], "harmony": ["<|call|>"]}
 LAST = {"gemma4": "=", "lfm2": "=", "mistral": "=", "harmony": "t"}
 CONTROL = (
     *("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_call_start|>", "<|tool_call_end|>"),

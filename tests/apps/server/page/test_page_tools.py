@@ -29,7 +29,7 @@ TEMPLATE = (
     "{% for c in m.tool_calls %}[{{ c.function.name }}{{ c.function.arguments | tojson }}]{% endfor %}{% endfor %}"
     "{% if messages[-1].role == 'tool' %}={% else %}?{% endif %}"
 )
-CALL = '{"name": "echo", "arguments": {"text": "a\\u202eb <b>"}}'
+CALL = '\n{"name": "echo", "arguments": {"text": "a\u202eb <b>"}}\n'
 
 
 @contextmanager
