@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.models.pieces import Pieces
 from support.models.real_models import real_model
 
 import edgedec
@@ -31,33 +32,6 @@ SCHEMA = {
 PIECES = ("<end>", "<", "think", ">", "</", "<think>", "</think>", ">x", "> ", " ", "a", "1", "</think>1", "x</think> ")
 THINK = Thoughts("<think>", "</think>", "\n</think>\n\n")
 HARMONY = Thoughts("<|c|>analysis<|m|>", "<|e|>", "<|e|><|c|>final<|m|>", "<|c|>final<|m|>", "<|c|>final<|m|>")
-
-
-class Pieces:
-    """A tokenizer of a few pieces, of which the first one ends a text."""
-
-    control_texts = ()
-
-    def __init__(self, pieces: Sequence[str] = PIECES) -> None:
-        self.pieces, self.n_vocab = pieces, len(pieces)
-
-    def encode(self, text: str, **_: object) -> list[int]:
-        """Return the longest pieces, one after another; white space of other kinds is left out."""
-        ids = []
-        while text := text.lstrip("\n"):
-            ids.append(
-                max((i for i, p in enumerate(self.pieces) if text.startswith(p)), key=lambda i: len(self.pieces[i]))
-            )
-            text = text[len(self.pieces[ids[-1]]) :]
-        return ids
-
-    def piece(self, token_id: int) -> bytes:
-        """Return a piece."""
-        return self.pieces[token_id].encode() if token_id else b""
-
-    def is_end(self, token_id: int) -> bool:
-        """Return whether a token is the first one."""
-        return token_id == 0
 
 
 class Ones(Anything):
@@ -129,7 +103,7 @@ class Long(Constraint):
 def test_the_answer_has_the_tokens_that_it_needs(n_tokens: int, opened: bool) -> None:
     """Endless thoughts end in time; where there is no room for both, that is said before the first token."""
     thoughts = replace(THINK, opened=opened)
-    made = ThinkingConstraint(Long(Ones(len(PIECES))), thoughts, ThinkingVocabulary(Pieces(), thoughts))  # type: ignore[arg-type]
+    made = ThinkingConstraint(Long(Ones(len(PIECES))), thoughts, ThinkingVocabulary(Pieces(PIECES), thoughts))  # type: ignore[arg-type]
     if n_tokens < Long.n_least + opened:
         with pytest.raises(RequestError, match="too few"):
             made.begin(n_tokens)
