@@ -33,7 +33,7 @@ class MapJob:
         Path,
         argument(
             "FILE",
-            "The rows: lines of text, objects or texts of JSON (.jsonl, .json), or a table (.csv); - is standard input.",
+            "The rows: lines of text, objects or texts of JSON (.jsonl, .json), a table (.csv); - is stdin.",
         ),
     ]
     prompt: str = prompt_flag(
@@ -58,13 +58,14 @@ class MapJob:
 
 @dataclass(slots=True)
 class _Count:
-    """What became of the rows: how many there are, are answered, and have errors; and how much was read twice."""
+    """What became of the rows: how many there are, are answered, and have errors; what was read, and the seconds."""
 
     n_rows: int
     n_done: int = 0
     n_failed: int = 0
     n_prompt_tokens: int = 0
     n_reused_tokens: int = 0
+    seconds: float = 0.0
 
 
 def command(job: MapJob) -> None:
@@ -74,9 +75,9 @@ def command(job: MapJob) -> None:
     --json-schema S --out ANSWERS.jsonl. The same command goes on where an interrupted one stopped. A row that has no
     answer gets a line with its error, and the exit code is 40 then.
     """
+    from edgedec_apps.cli.mapped_file import MappedFile
     from edgedec_apps.cli.methods import require_stages, without_stages
     from edgedec_apps.cli.opening import open_model, text_options_of
-    from edgedec_apps.cli.mapped_file import MappedFile
     from edgedec_apps.mapping import names_a_place
 
     require_stages(job.load.method, "load", "text")
@@ -88,7 +89,6 @@ def command(job: MapJob) -> None:
     count.n_rows = len(rows)
     load = replace(job.load, method=without_stages(job.load.method, "text"))
     out = None if job.out is None else MappedFile(job.out)
-    began = perf_counter()
 
     def work(cancel: CancelToken) -> bool:
         n_parallel = max(1, min(job.parallel, len(rows)))
@@ -113,8 +113,8 @@ def command(job: MapJob) -> None:
         raise CancelledError(f"interrupted: {count.n_done} of {counted(count.n_rows, 'row')} are in {where}{on}")
     if not job.quiet:
         say(
-            f"{counted(count.n_rows, 'row')} in {where} · {count.n_reused_tokens:,} of {count.n_prompt_tokens:,} prompt "
-            f"tokens were read before · {perf_counter() - began:.1f} s"
+            f"{counted(count.n_rows, 'row')} in {where} · {count.n_reused_tokens:,} of {count.n_prompt_tokens:,} "
+            f"prompt tokens were read before · {count.seconds:.1f} s"
         )
     if count.n_failed:
         raise RequestError(
@@ -154,8 +154,8 @@ def _answered(
         EdgedecError: As map_prompts.
     """
     from edgedec.sequence import Generation
-    from edgedec_apps.cli.shown.replies import cut_text
     from edgedec_apps.cli.mapped_file import keys_of, line_of
+    from edgedec_apps.cli.shown.replies import cut_text
     from edgedec_apps.mapping import map_prompts, tried
 
     prompts = [tried(prompt, row) for row in rows]
@@ -167,6 +167,7 @@ def _answered(
     keys = keys_of(engine.card.fingerprint, options | {"template": template, "lora": engine.lora}, prompts)
     count.n_done, count.n_failed = (0, 0) if out is None else out.go_on(keys)
     report_progress(on_progress, "map", count.n_done, count.n_rows, "rows")
+    begun = perf_counter()
     results = map_prompts(engine, prompts[count.n_done :], cancel=cancel, **options)
     for row, key, result in zip(rows[count.n_done :], keys[count.n_done :], results, strict=False):
         error: RequestError | None = None
@@ -177,6 +178,6 @@ def _answered(
             count.n_prompt_tokens += result.stats.n_prompt_tokens
             count.n_reused_tokens += result.stats.n_reused_tokens
         yield line_of(row.number, key, error or result, is_json=grammar is not None and grammar.kind == "json_schema")
-        count.n_done += 1
+        count.n_done, count.seconds = count.n_done + 1, perf_counter() - begun
         count.n_failed += error is not None or not isinstance(result, Generation)
         report_progress(on_progress, "map", count.n_done, count.n_rows, "rows")
