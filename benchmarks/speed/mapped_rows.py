@@ -2,9 +2,8 @@
 
     python benchmarks/speed/mapped_rows.py smollm2-135m --task fields --json-out mapped.json
 
-The texts are tickets of a seeded generator. The task `labels` asks for a category and whether it is urgent; `fields`
-also for a summary. Both ways run in turn, each round in new processes; the time is that of the rows, without loading.
-The answers must be equal. Ends with one line of JSON.
+The texts are tickets of a seeded generator. The task `labels` asks for a category and urgency, `fields` for a summary,
+too. Both ways run in turn, in new processes; the time is that of the rows, without loading. Answers must be equal.
 """
 
 import argparse
@@ -12,7 +11,6 @@ import json
 import random
 import socket
 import subprocess
-import sys
 import time
 from http.client import HTTPConnection
 from pathlib import Path
@@ -22,33 +20,31 @@ from typing import Any
 
 from edgedec_apps.bench.provenance import report
 
-_ASK = (
-    "Sort this ticket of a customer. Its category is billing, delivery, technical or account. It is urgent where the "
-    "customer loses money, cannot work, or asks for help at once. The summary has at most ten words. Ticket: "
-)
 _PARTS = """
+Sort this ticket of a customer. Its category is billing, delivery, technical or account. It is urgent where the \
+customer loses money, cannot work, or asks for help at once. The summary has at most ten words. Ticket: {text}
 I|We|My mother|Our team|The whole office|A colleague of mine|My neighbour|Two of our drivers
 paid twice for one order|cannot sign in since the update|got a broken lamp instead of a chair|miss three boxes of tiles
 |need the invoice in another name|see a blank page after the login|lost the key of the safe|cannot export the table
-|hear a loud noise from the printer|found a stranger's photos in the account|were charged for a cancelled trip
 Please help at once.|No hurry.|This is the third time!|Thanks a lot.|We lose money every hour.|What now?
 """
-_WHO, _WHAT, _END = (part.split("|") for part in _PARTS.strip().replace("\n|", "|").split("\n"))
+(_ASK,), _WHO, _WHAT, _END = (part.split("|") for part in _PARTS.strip().replace("\n|", "|").split("\n"))
 _SCHEMA = {"category": {"enum": ["billing", "delivery", "technical", "account"]}, "urgent": {"type": "boolean"}}
 
 
 def looped(model: str, texts: list[str], schema: dict[str, Any], port: int) -> tuple[float, list[Any]]:
     """Ask a server one text after another; return the seconds of the requests, and the answers."""
     server = subprocess.Popen(["edgedec", "serve", model, "--port", str(port), "--context", "2048", "--quiet"])
-    form, begun = {"type": "json_schema", "json_schema": {"name": "ticket", "schema": schema}}, 0.0
+    body: dict[str, Any] = {"model": model, "temperature": 0, "seed": 1}
+    body["response_format"], begun = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}, 0.0
     try:
         while socket.socket().connect_ex(("127.0.0.1", port)):
             time.sleep(0.1)
         connection, answers = HTTPConnection("127.0.0.1", port), list[Any]()
         for number, text in enumerate([texts[0], *texts]):  # the first one waits for the model
             begun = time.perf_counter() if number == 1 else begun
-            body = {"model": model, "messages": [{"role": "user", "content": _ASK + text}], "response_format": form}
-            connection.request("POST", "/v1/chat/completions", json.dumps(body | {"temperature": 0, "seed": 1}))
+            body["messages"] = [{"role": "user", "content": _ASK.format(text=text)}]
+            connection.request("POST", "/v1/chat/completions", json.dumps(body))
             answers.append(json.loads(connection.getresponse().read())["choices"][0]["message"]["content"])
         return time.perf_counter() - begun, [*map(json.loads, answers[1:])]
     finally:
@@ -58,9 +54,9 @@ def looped(model: str, texts: list[str], schema: dict[str, Any], port: int) -> t
 
 def mapped(model: str, folder: Path, parallel: int) -> tuple[float, list[Any]]:
     """Run edgedec map; return the seconds of its rows, as it says them, and the answers."""
-    (out := folder / "out.jsonl").unlink(missing_ok=True)
+    out = folder / f"{time.time_ns()}.jsonl"
     files = [folder / "texts.txt", "--json-schema", folder / "schema.json", "--out", out, "--parallel", parallel]
-    words = ["edgedec", "map", model, *files, "--prompt", _ASK + "{text}", "--seed", 1, "-t", 0, "--context", 2048]
+    words = ["edgedec", "map", model, *files, "--prompt", _ASK, "--seed", 1, "-t", 0, "--context", 2048]
     said = subprocess.run([*map(str, words)], check=True, capture_output=True, text=True).stderr
     return float(said.split()[-2]), [json.loads(line)["output"] for line in out.open(encoding="ascii")]
 
@@ -70,29 +66,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--task", choices=["labels", "fields"], default="labels")
-    for name, default in (("rows", 200), ("rounds", 3), ("parallel", 16), ("port", 18912)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for option, default in (("--rows", 200), ("--rounds", 3), ("--parallel", 16)):
+        parser.add_argument(option, type=int, default=default)
     parser.add_argument("--json-out", type=Path)
     args = parser.parse_args()
-    draw, rounds, n_different = random.Random(20), list[dict[str, float]](), 0
-    texts = [f"{who} {what}. {end}" for who in _WHO for what in _WHAT for end in _END]
-    texts = draw.sample(texts, args.rows)
+    rounds = list[dict[str, float]]()
+    texts = random.Random(20).sample([f"{a} {b}. {c}" for a in _WHO for b in _WHAT for c in _END], args.rows)
     fields = _SCHEMA | ({"summary": {"type": "string", "maxLength": 80}} if args.task == "fields" else {})
     schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
-        (folder / "schema.json").write_text(json.dumps(schema), encoding="utf-8")
+        (folder := Path(name)).joinpath("texts.txt").write_text("\n".join(texts), encoding="utf-8")
+        folder.joinpath("schema.json").write_text(json.dumps(schema), encoding="utf-8")
         for _ in range(args.rounds):
-            loop_s, by_loop = looped(args.model, texts, schema, args.port)
+            loop_s, by_loop = looped(args.model, texts, schema, 18912)
             map_s, by_map = mapped(args.model, folder, args.parallel)
-            n_different += sum(one != other for one, other in zip(by_loop, by_map, strict=True))
+            assert by_loop == by_map, "the answers differ"
             rounds.append({"loop_s": loop_s, "map_s": map_s, "ratio": loop_s / map_s})
-            print(rounds[-1], flush=True)
+    medians = {each: median(one[each] for one in rounds) for each in rounds[0]}
     document = {"benchmark": "mapped_rows", "model": args.model, "task": args.task, "n_rows": args.rows}
-    document |= {each: median(one[each] for one in rounds) for each in rounds[0]}
-    report(document | {"parallel": args.parallel, "rounds": rounds, "different": n_different}, args.json_out)
-    sys.exit(bool(n_different))
+    report(document | medians | {"rounds": rounds}, args.json_out)
 
 
 if __name__ == "__main__":
