@@ -1,16 +1,15 @@
 """Rows of files, and one question asked of each: the answers are those of the rows alone, whatever runs beside them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import edgedec
-from edgedec.errors import PromptTooLongError, RequestError
+from edgedec.errors import CancelledError, PromptTooLongError, RequestError
 from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
-from edgedec_apps.mapping import Row, filled, map_prompts, read_rows, tried
+from edgedec_apps.mapping import map_prompts, prompts_of
 
 ASK = (
     "Say of this ticket of a customer whether it is urgent, and in few words what it is about. It is urgent where "
@@ -29,34 +28,19 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize(
-    ("content", "ending", "expected"),
-    [
-        ("a\r\n\n b {x}\n", ".txt", [Row(1, {"text": "a"}), Row(3, {"text": " b {x}"})]),
-        ('{"a": 1}\n\n"b"\n', ".jsonl", [Row(1, {"a": 1}), Row(3, {"text": "b"})]),
-        ('[{"a": [1]}, "b"]', ".json", [Row(1, {"a": [1]}), Row(2, {"text": "b"})]),
-        ('a,b c\n"1,\n2",x\n3\n', ".csv", [Row(1, {"a": "1,\n2", "b c": "x"}), Row(2, {"a": "3", "b c": ""})]),
-    ],
-)
-def test_rows_of_files(content: str, ending: str, expected: Sequence[Row]) -> None:
-    """Lines, JSON lines, an array and a table; a row is numbered by its line, or by its place."""
-    assert read_rows(content, ending) == expected
-
-
 def test_places_are_filled_and_what_is_missing_is_the_rows_own_error() -> None:
     """A text stands as it is, another value as JSON; braces that name nothing stay. A bad row spoils no other."""
-    row = Row(1, {"text": "{b}", "b": [1, "é"], "first name": None})
-    assert filled('{text}{b} {first name} {"a": {1}}', row) == '{b}[1, "é"] null {"a": {1}}'
-    with pytest.raises(RequestError, match="the row has no 'c'; it has 'text', 'b', 'first name'"):
-        filled("{c}", row)
-    rows = read_rows('7\n{"a"\n{"text": "x"}', ".jsonl")
-    first, second, third = (tried("{text}", row) for row in rows)
-    assert str(first) == "the row is a JSON int; write an object or a text"
-    assert str(second).startswith("the row is no JSON (Expecting ':' delimiter")
-    assert third == "x"
-    for content, ending in (("{}", ".json"), ("[", ".json"), ('"a\n', ".csv")):
-        with pytest.raises(RequestError, match="the file is no"):
-            read_rows(content, ending)
+    assert prompts_of("{text}!", "a\r\n\n b {x}\n", is_json=False) == {1: "a!", 3: " b {x}!"}
+    row = '{"text": "{b}", "b": [1, "é"], "first name": null}'
+    assert prompts_of('{text}{b} {first name} {"a": {1}}', row, is_json=True) == {1: '{b}[1, "é"] null {"a": {1}}'}
+    prompts = prompts_of("{text}", '7\n"x"\n\n{"a"\n{"b": 1, "c": 2}\n{}', is_json=True)
+    assert [(number, str(prompt).split("(")[0]) for number, prompt in prompts.items()] == [
+        (1, "the row is a JSON int; write an object or a text"),
+        (2, "x"),
+        (4, "the row is no JSON "),
+        (5, "the row has no 'text'; it has 'b', 'c'"),
+        (6, "the row has no 'text'; it has nothing"),
+    ]
 
 
 @pytest.mark.model
@@ -99,13 +83,12 @@ def test_errors_are_of_rows_and_cancelling_leaves_whole_answers(tiny_path: Path)
                 asked.append(number)
                 yield str(number)
 
-        answers = []
-        for answer in map_prompts(engine, prompts(), cancel=cancel, **options):
-            assert isinstance(answer, Generation)
-            answers.append(answer.finish_reason)
-            if len(answers) == 3:
-                cancel.cancel()
-        assert set(answers) == {"length"}
-        assert 3 <= len(answers) < 40
+        mapped = map_prompts(engine, prompts(), cancel=cancel, **options)
+        answers = [next(mapped) for _ in range(3)]
+        cancel.cancel()
+        with pytest.raises(CancelledError):
+            answers += mapped
+        reasons = {answer.finish_reason for answer in answers if isinstance(answer, Generation)}
+        assert (reasons, len(answers)) == ({"length"}, 3)
         assert len(asked) < 60
         assert engine.pool.n_held == 0

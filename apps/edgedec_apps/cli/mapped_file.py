@@ -1,121 +1,88 @@
-"""The file of the answers of `edgedec map`: a line for each row, whole and in order, with which a later run goes on.
-
-A line has a key, which names what its answer depends on: the model, the settings, and the row's prompt.
-"""
+"""The file of the answers of `edgedec map`: a line for each row, whole and in order, with which a later run goes on."""
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
 from edgedec import exact_json
 from edgedec.errors import RequestError, StorageError
 from edgedec.sequence import Generation
-from edgedec_apps.cli.output_files import require_writable
+from edgedec_apps.cli.shown.replies import cut_text
 from edgedec_apps.cli.wording import in_options
 from edgedec_apps.replies import split_reply
 
 _BEGIN = b'{"row": '
-_DIFFERS = (
-    "another model, or by another version",
-    "other settings (the schema, the system message, or options of sampling)",
-    "another prompt or row",
-)
+_DIFFERS = ("another model or version", "another schema or system message, or other sampling", "another prompt or row")
 
 
-def keys_of(model: str, options: Mapping[str, object], prompts: Sequence[str | RequestError]) -> list[str]:
-    """Return the key of each row's line: of the model (its fingerprint), of the options, and of the prompt."""
-    settings = json.dumps({name: options[name] for name in sorted(options)}, default=_plain)
-    before = f"{_short(model)}-{_short(settings)}"
-    return [f"{before}-{_short(str(prompt))}" for prompt in prompts]
+def keys_of(model: str, settings: Mapping[str, object], prompts: Iterable[str | RequestError]) -> list[str]:
+    """Return the key of each row's line: of the model (its fingerprint), the settings, and the prompt."""
+
+    def short(value: object) -> str:
+        return sha256(json.dumps(value, default=repr, sort_keys=True).encode()).hexdigest()[:12]
+
+    before = f"{short(model)}-{short(settings)}"
+    return [f"{before}-{short(str(prompt))}" for prompt in prompts]
 
 
-def _plain(value: object) -> object:
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else repr(value)
+def answer_of(number: int, key: str, result: Generation | RequestError, *, is_json: bool) -> dict[str, object]:
+    """Return the JSON object of a row: with its output, as JSON where the text keeps to a schema; or with its error."""
+    try:
+        return {"row": number, "key": key, "output": _output(result, is_json=is_json)}
+    except RequestError as error:
+        return {"row": number, "key": key, "error": in_options(error)}
 
 
-def _short(text: str) -> str:
-    return sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
-
-
-def line_of(number: int, key: str, result: Generation | RequestError, *, is_json: bool) -> str:
-    """Return the line of a row: with its answer, as JSON where that is what the text keeps to, or with its error."""
-    document: dict[str, object] = {"row": number, "key": key}
+def _output(result: Generation | RequestError, *, is_json: bool) -> object:
     if isinstance(result, RequestError):
-        document["error"] = in_options(result)
-    elif is_json:
-        text = split_reply(result.text).text if result.text.startswith("<think>") else result.text
-        document["output"] = json.loads(text, parse_float=exact_json.exact_float)
-    else:
-        document["output"] = result.text
-    return exact_json.dumps(document) + "\n"
+        raise result
+    if error := cut_text(result):
+        raise error
+    if result.is_whole is False:
+        raise RequestError(f"the text ends at {result.stop_string!r}, before its grammar allowed an end")
+    if not is_json:
+        return result.text
+    text = split_reply(result.text).text if result.text.startswith("<think>") else result.text
+    return json.loads(text, parse_float=exact_json.exact_float)
 
 
-class MappedFile:
-    """A file of answers, which grows by whole lines.
+def n_answered(path: Path, keys: Sequence[str]) -> tuple[int, int]:
+    """Return how many rows are in a file, and how many of these have errors; half a line at the end is cut off.
 
     Args:
         path: The file; there may be none yet.
+        keys: The key of each row.
 
     Raises:
-        StorageError: The file can't be written.
+        RequestError: The file holds something else than answers to these rows in these settings; it is unchanged.
+        StorageError: The file can't be read or written.
     """
-
-    def __init__(self, path: Path) -> None:
-        require_writable(path)
-        self._path = path
-
-    def go_on(self, keys: Sequence[str]) -> tuple[int, int]:
-        """Return how many rows are in the file, and how many of these have errors; half a line at the end is cut off.
-
-        Args:
-            keys: The key of each row.
-
-        Raises:
-            RequestError: The file holds something else than answers of these rows in these settings; it is unchanged.
-            StorageError: The file can't be read or written.
-        """
-        try:
-            data = self._path.read_bytes() if self._path.exists() else b""
-            whole = data[: data.rfind(b"\n") + 1]
-            n_failed = self._n_failed(whole.splitlines(), keys)
-            half = data[len(whole) :]
-            if not (half.startswith(_BEGIN) or _BEGIN.startswith(half)):
-                raise self._foreign(whole.count(b"\n") + 1)
-            if half:
-                os.truncate(self._path, len(whole))
-        except OSError as error:
-            raise StorageError(f"{self._path} can't be read: {error.strerror or error}") from error
-        return whole.count(b"\n"), n_failed
-
-    def _n_failed(self, lines: Sequence[bytes], keys: Sequence[str]) -> int:
-        """Return how many of the lines have errors (RequestError where they are not those of the first rows)."""
+    n_failed = 0
+    try:
+        *lines, half = (path.read_bytes() if path.exists() else b"").split(b"\n")
         if len(lines) > len(keys):
-            raise RequestError(f"{self._path} has {len(lines)} answers for {len(keys)} rows; name another --out")
-        n_failed = 0
+            raise RequestError(f"{path} has {len(lines)} answers for {len(keys)} rows; name another --out")
         for number, (line, key) in enumerate(zip(lines, keys, strict=False), 1):
-            try:
-                document = json.loads(line)
-                parts = document["key"].split("-")
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                raise self._foreign(number) from None
-            for part, expected, what in zip(parts, key.split("-"), _DIFFERS, strict=False):
-                if part != expected:
-                    raise RequestError(
-                        f"{self._path}, line {number}, was written with {what}; name another --out, or delete the file"
-                    )
-            n_failed += "error" in document
-        return n_failed
+            n_failed += _has_error(line, key, f"{path}, line {number},")
+        if not (half.startswith(_BEGIN) or _BEGIN.startswith(half)):
+            raise RequestError(f"{path}, line {len(lines) + 1}, is no answer of edgedec map; name another --out")
+        if half:
+            os.truncate(path, path.stat().st_size - len(half))
+    except OSError as error:
+        raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
+    return len(lines), n_failed
 
-    def _foreign(self, number: int) -> RequestError:
-        return RequestError(f"{self._path}, line {number}, is no answer of edgedec map; name another --out")
 
-    def add(self, line: str) -> None:
-        """Add a line (StorageError where it can't be written)."""
-        try:
-            with self._path.open("a", encoding="ascii") as file:
-                file.write(line)
-        except OSError as error:
-            raise StorageError(f"{self._path} could not be written: {error.strerror or error}") from error
+def _has_error(line: bytes, key: str, where: str) -> bool:
+    """Return whether an answer of an earlier run is an error (RequestError unless it has the key)."""
+    try:
+        answer = json.loads(line)
+        parts = answer["key"].split("-")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise RequestError(f"{where} is no answer of edgedec map; name another --out") from None
+    for part, expected, what in zip(parts, key.split("-"), _DIFFERS, strict=False):
+        if part != expected:
+            raise RequestError(f"{where} was written with {what}; name another --out, or delete the file")
+    return "error" in answer

@@ -75,15 +75,9 @@ def open_model(
         show_log()
     base = None if flags.memory is None else base_bytes()  # before the model's file is looked at
     bar = ProgressLine(f"loading {name}", quiet=output.quiet)
-    with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, bar as on_progress:
+    with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, bar as show:
         options = engine_options(
-            flags,
-            on_progress,
-            cancel,
-            n_parallel=n_parallel,
-            n_texts=n_texts,
-            grammars=grammars,
-            keeps_prompts=keeps_prompts,
+            flags, show, cancel, n_parallel=n_parallel, n_texts=n_texts, grammars=grammars, keeps_prompts=keeps_prompts
         )
         application = application_of(flags, base, one_request=one_request)
         if (preset := preset_of(name)) is not None:

@@ -86,8 +86,8 @@ def test_an_output_of_something_else_is_left_alone(place: Place) -> None:
     """Other settings, prompts, rows or files are refused by name, and the file stays as it is."""
     place.run()
     whole = place.out.read_bytes()
-    place.run("-t", "0").failed(40, "o.jsonl, line 1, was written with other settings")
-    place.run("--system", "S").failed(40, "was written with other settings")
+    place.run("-t", "0").failed(40, "o.jsonl, line 1, was written with another schema or system message")
+    place.run("--system", "S").failed(40, "was written with another schema or system message")
     place.run(prompt="Say {name}").failed(40, "was written with another prompt or row")
     place.rows.write_text(json.dumps(ROWS[0]))
     place.run().failed(40, "has 6 answers for 1 rows")
@@ -127,5 +127,5 @@ def test_what_is_refused(place: Place, tmp_path: Path) -> None:
     place.schema.write_text('{"type": 3}')
     place.run().failed(40, "JSON schema")
     place.rows.write_text("\n")
-    place.run("--grammar", "regex:a").failed(40, "has no rows; write one a line")
+    place.run("--grammar", "regex:a").failed(40, "there are no rows; write one a line")
     assert not place.out.exists()
