@@ -1,6 +1,8 @@
 """edgedec map: a line for each row, whole and in order, and a file that a later run goes on with."""
 
 import json
+import re
+import shlex
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
+ROOT = Path(__file__).parents[3]
 ROWS = [{"name": name, "age": age} for age, name in enumerate(["Ada", "Bo", "Cy", "Dee", "Eve"] * 4)]
 
 
@@ -133,3 +136,26 @@ def test_what_is_refused(place: Place, tmp_path: Path) -> None:
     place.rows.write_text("\n")
     place.run("--grammar", "regex:a").failed(40, "there are no rows; write one a line")
     assert not place.out.exists()
+
+
+def test_the_page_of_documents_holds(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands and the program of docs/programs.md run as they stand there, with a tiny model."""
+    monkeypatch.chdir(tmp_path)
+    Path("tickets.txt").write_text("The invoice is wrong.\nMy parcel is late.\n")
+    Path("people.jsonl").write_text('{"name": "Ada", "age": 36}\n{"name": "Bo"}\n')
+    Path("team.json").write_text(json.dumps(SCHEMA))
+    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs/programs.md").read_text(), re.DOTALL)
+    results = [
+        run_here(*shlex.split(words.replace("MODEL", str(model))), "-n", "20", stdin=b"a\nb\n")
+        for kind, text in blocks
+        for words in re.findall(r"edgedec (map .*)", text if kind == "sh" else "")
+    ]
+    assert [result.code for result in results] == [0, 40, 0]
+    teams, greetings = (
+        [*map(json.loads, Path(name).read_text().splitlines())] for name in ("teams.jsonl", "greetings.jsonl")
+    )
+    assert [line["output"]["a"] in ("x", "yy") for line in teams] == [True, True]
+    assert greetings[1]["error"] == "the row has no 'age'; it has 'name'"
+    assert {json.loads(line)["output"] for line in results[2].out.splitlines()} <= {"yes", "no"}
+    code = next(text for kind, text in blocks if kind == "python" and "map_prompts" in text)
+    exec(code, {"path": model, "texts": ["one", "two"]})
