@@ -50,6 +50,7 @@ def open_model(
     cancel: CancelToken,
     *,
     one_request: bool = False,
+    n_parallel: int = 1,
     n_texts: int = 1,
     grammars: bool = False,
     keeps_prompts: bool = False,
@@ -62,6 +63,7 @@ def open_model(
         output: What is shown.
         cancel: Stops downloading and loading.
         one_request: Whether the engine will serve a single request, whose text the drafters need not keep for others.
+        n_parallel: Requests that are answered at the same time.
         n_texts: Texts of one prompt that are written at the same time.
         grammars: Whether texts may keep to grammars, which takes memory.
         keeps_prompts: Whether prompts are kept on the disk unless the flags say otherwise.
@@ -73,9 +75,9 @@ def open_model(
         show_log()
     base = None if flags.memory is None else base_bytes()  # before the model's file is looked at
     bar = ProgressLine(f"loading {name}", quiet=output.quiet)
-    with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, bar as on_progress:
+    with warnings_of("edgedec.tiles", "edgedec.api.load") as warnings, bar as show:
         options = engine_options(
-            flags, on_progress, cancel, n_texts=n_texts, grammars=grammars, keeps_prompts=keeps_prompts
+            flags, show, cancel, n_parallel=n_parallel, n_texts=n_texts, grammars=grammars, keeps_prompts=keeps_prompts
         )
         application = application_of(flags, base, one_request=one_request)
         if (preset := preset_of(name)) is not None:

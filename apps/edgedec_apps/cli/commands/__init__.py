@@ -9,6 +9,7 @@ number of parameters of a function does not hold for them.
 _LINES = """
 run: Run a model on a prompt: text goes to standard output, all else to standard error.
 chat: Talk with a model. From a pipe, each line is a message.
+map: Ask a model the same of each row of a file: a JSON object a line, in the order of the rows.
 embed: Make a vector of length 1 of each text; standard output gets a JSON array of numbers a line.
 rank: Rank documents by how well they match a query, the best first: a score and a document a line.
 serve: Serve models over HTTP: OpenAI's and ollama's interfaces, and a web chat at /.

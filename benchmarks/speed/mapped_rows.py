@@ -1,0 +1,91 @@
+"""Measure `edgedec map` on short texts beside a loop of requests to `edgedec serve`, which keeps prompts.
+
+    python benchmarks/speed/mapped_rows.py smollm2-135m --task fields --json-out mapped.json
+
+The texts are tickets of a seeded generator. The task `labels` asks for a category and urgency, `fields` for a summary,
+too. Both ways run in turn, in new processes; the time is that of the rows, without loading. Answers must be equal.
+"""
+
+import argparse
+import json
+import random
+import socket
+import subprocess
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from edgedec_apps.bench.provenance import report
+
+_PARTS = """
+Sort this ticket of a customer. Its category is billing, delivery, technical or account. It is urgent where the \
+customer loses money, cannot work, or asks for help at once. The summary has at most ten words. Ticket: {text}
+I|We|My mother|Our team|The whole office|A colleague of mine|My neighbour|Two of our drivers
+paid twice for one order|cannot sign in since the update|got a broken lamp instead of a chair|miss three boxes of tiles
+|need the invoice in another name|see a blank page after the login|lost the key of the safe|cannot export the table
+Please help at once.|No hurry.|This is the third time!|Thanks a lot.|We lose money every hour.|What now?
+"""
+(_ASK,), _WHO, _WHAT, _END = (part.split("|") for part in _PARTS.strip().replace("\n|", "|").split("\n"))
+_SCHEMA = {"category": {"enum": ["billing", "delivery", "technical", "account"]}, "urgent": {"type": "boolean"}}
+
+
+def looped(model: str, texts: list[str], schema: dict[str, Any], port: int) -> tuple[float, list[Any]]:
+    """Ask a server one text after another; return the seconds of the requests, and the answers."""
+    server = subprocess.Popen(["edgedec", "serve", model, "--port", str(port), "--context", "2048", "--quiet"])
+    body: dict[str, Any] = {"model": model, "temperature": 0, "seed": 1}
+    body["response_format"], begun = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}, 0.0
+    try:
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            time.sleep(0.1)
+        connection, answers = HTTPConnection("127.0.0.1", port), list[Any]()
+        for number, text in enumerate([texts[0], *texts]):  # the first one waits for the model
+            begun = time.perf_counter() if number == 1 else begun
+            body["messages"] = [{"role": "user", "content": _ASK.format(text=text)}]
+            connection.request("POST", "/v1/chat/completions", json.dumps(body))
+            answers.append(json.loads(connection.getresponse().read())["choices"][0]["message"]["content"])
+        return time.perf_counter() - begun, [*map(json.loads, answers[1:])]
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def mapped(model: str, folder: Path, parallel: int) -> tuple[float, list[Any]]:
+    """Run edgedec map; return the seconds of its rows, as it says them, and the answers."""
+    out = folder / f"{time.time_ns()}.jsonl"
+    files = [folder / "texts.txt", "--json-schema", folder / "schema.json", "--out", out, "--parallel", parallel]
+    words = ["edgedec", "map", model, *files, "--prompt", _ASK, "--seed", 1, "-t", 0, "--context", 2048]
+    said = subprocess.run([*map(str, words)], check=True, capture_output=True, text=True).stderr
+    return float(said.split()[-2]), [json.loads(line)["output"] for line in out.open(encoding="ascii")]
+
+
+def main() -> None:
+    """Run both ways in turn and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--task", choices=["labels", "fields"], default="labels")
+    for option, default in (("--rows", 200), ("--rounds", 3), ("--parallel", 16)):
+        parser.add_argument(option, type=int, default=default)
+    parser.add_argument("--json-out", type=Path)
+    args = parser.parse_args()
+    rounds = list[dict[str, float]]()
+    texts = random.Random(20).sample([f"{a} {b}. {c}" for a in _WHO for b in _WHAT for c in _END], args.rows)
+    fields = _SCHEMA | ({"summary": {"type": "string", "maxLength": 80}} if args.task == "fields" else {})
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    with TemporaryDirectory() as name:
+        (folder := Path(name)).joinpath("texts.txt").write_text("\n".join(texts), encoding="utf-8")
+        folder.joinpath("schema.json").write_text(json.dumps(schema), encoding="utf-8")
+        for _ in range(args.rounds):
+            loop_s, by_loop = looped(args.model, texts, schema, 18912)
+            map_s, by_map = mapped(args.model, folder, args.parallel)
+            assert by_loop == by_map, "the answers differ"
+            rounds.append({"loop_s": loop_s, "map_s": map_s, "ratio": loop_s / map_s})
+    medians = {each: median(one[each] for one in rounds) for each in rounds[0]}
+    document = {"benchmark": "mapped_rows", "model": args.model, "task": args.task, "n_rows": args.rows}
+    report(document | medians | {"rounds": rounds}, args.json_out)
+
+
+if __name__ == "__main__":
+    main()
