@@ -34,7 +34,8 @@ class _Place:
 
     Attributes:
         phase: The part of the text that its next token belongs to.
-        n: Tokens of that part so far; of the answer 1 where the token that led there is not its first.
+        n: Tokens of that part so far; of the answer 1 where the token that led there is not its first, and -k where k
+            tokens before that one, which began like the mark, are the answer's, too.
         tail: The end of the thoughts, as long as it may be the beginning of the closing mark.
         marks: The marks that may come, all of which begin with the `n` tokens that came.
     """
@@ -137,7 +138,8 @@ class ThinkingConstraint(Constraint):
     @property
     def may_end(self) -> bool:
         """Whether the text is whole; tokens may still follow."""
-        return self._place.phase in (_Phase.START, _Phase.GAP, _Phase.ANSWER) and self._answer.may_end
+        is_outside = self._place.phase in (_Phase.START, _Phase.GAP, _Phase.ANSWER) or self._may_answer(self._place)
+        return is_outside and self._answer.may_end
 
     def choose(self, place: DrawPlace, path: Sequence[int]) -> int:
         """Return the token that is drawn after the text and `path` (raises RequestError as masked())."""
@@ -158,13 +160,14 @@ class ThinkingConstraint(Constraint):
             return np.zeros(0, np.bool_)
         (place, n), vocabulary = walked, self._vocabulary
         if place.phase is _Phase.ANSWER:
-            return self._answer.allowed(path[n:])
+            return self._answer.allowed(self._from(path, n))
         marks, n_marked = self._marks(place)
         if place.phase is _Phase.THINKING and not marks:
             return without(vocabulary.thinking, vocabulary.ruled_out(place.tail))
         allowed = np.zeros(len(vocabulary.thinking), np.bool_)
-        if place.phase is _Phase.GAP or (place.phase is _Phase.START and not vocabulary.alone):
-            answer = self._answer.allowed()
+        begun = vocabulary.opening[:n_marked] if self._may_answer(place) else ()
+        if begun or place.phase is _Phase.GAP or (place.phase is _Phase.START and not vocabulary.alone):
+            answer = self._answer.allowed(begun)
             allowed[: len(answer)] = answer[: len(allowed)]
         if place.phase is _Phase.GAP and place.n < _MOST_GAP:
             allowed |= vocabulary.blank
@@ -179,7 +182,7 @@ class ThinkingConstraint(Constraint):
         walked = self._walked(whole)
         if walked is None:
             return False
-        answered = whole[walked[1] :]
+        answered = self._from(whole, walked[1]) if walked[0].phase is _Phase.ANSWER else ()
         return not answered or self._answer.allows(answered[:-1], answered[-1])
 
     def forced(self) -> tuple[int, ...]:
@@ -187,7 +190,8 @@ class ThinkingConstraint(Constraint):
         if self._answers:
             return self._answer.forced()
         marks, n = self._marks(self._place)
-        return marks[0][n:] if len(marks) == 1 and self._place.phase is not _Phase.START else ()
+        is_certain = len(marks) == 1 and self._place.phase is not _Phase.START and not self._may_answer(self._place)
+        return marks[0][n:] if is_certain else ()
 
     def commit(self, token_id: int) -> int:
         """Add the chosen token to the text, or another one in its place, and return the token that was added."""
@@ -199,10 +203,12 @@ class ThinkingConstraint(Constraint):
         self._n_before += not self._answers or self._place.n
         if not self._answers:
             return token_id
-        is_first = not self._place.n
+        n = self._place.n
         if self._n_left is not None:
-            self._answer.begin(self._n_left + is_first)
-        return self._answer.commit(token_id) if is_first else token_id
+            self._answer.begin(self._n_left + 1 - n)
+        for begun in self._vocabulary.opening[: max(0, -n)]:
+            self._answer.commit(begun)
+        return self._answer.commit(token_id) if n < 1 else token_id
 
     def end_at(self, n_tokens: int) -> None:
         """Take note that the text ends behind its first `n_tokens` tokens; further ones that were added are no text."""
@@ -215,7 +221,17 @@ class ThinkingConstraint(Constraint):
     def _answered(self, path: Sequence[int]) -> Sequence[int] | None:
         """Return what of a path belongs to the answer; None where the path ends before the answer."""
         walked = self._walked(path)
-        return path[walked[1] :] if walked is not None and walked[0].phase is _Phase.ANSWER else None
+        return self._from(path, walked[1]) if walked is not None and walked[0].phase is _Phase.ANSWER else None
+
+    def _from(self, path: Sequence[int], start: int) -> Sequence[int]:
+        """Return a path from a place on; before its beginning are the tokens with which the text began like a mark."""
+        return path[start:] if start >= 0 else (*self._vocabulary.opening[:-start], *path)
+
+    def _may_answer(self, place: _Place) -> bool:
+        """Return whether a text that began like the mark of thoughts may yet turn out to be an answer."""
+        vocabulary, n = self._vocabulary, place.n
+        is_begun = place.phase is _Phase.MARK and place.marks == (vocabulary.opening,) and not vocabulary.alone
+        return is_begun and self._answer.allows(vocabulary.opening[: n - 1], vocabulary.opening[n - 1])
 
     def _walked(self, path: Sequence[int]) -> tuple[_Place, int] | None:
         """Return the place behind the text and `path`, and how many tokens of the path stand before the answer."""
@@ -251,10 +267,12 @@ class ThinkingConstraint(Constraint):
         if phase is _Phase.START and not vocabulary.alone:
             if self._budget == 0 and vocabulary.opening == (token_id,):
                 return None
-            if not going_on or (len(vocabulary.opening) > 1 and self._answer.allows((), token_id)):
+            if not going_on:
                 return _Place(_Phase.ANSWER)
         if marks:
             whole = [mark for mark in going_on if len(mark) == n + 1]
+            if not going_on and self._may_answer(place):
+                return _Place(_Phase.ANSWER, -n)
             if not whole:
                 return _Place(_Phase.MARK, n + 1, marks=going_on) if going_on else None
             return _Place(_Phase.THINKING) if whole[0] == vocabulary.opening else _Place(_Phase.ANSWER, 1)

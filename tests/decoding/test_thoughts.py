@@ -87,6 +87,36 @@ def test_a_path_is_allowed_as_the_text_is(choices: list[int], opened: bool, budg
     assert not thinks or budget is None or closed or len(text) <= budget + 6
 
 
+@settings(max_examples=60)
+@given(choices=st.lists(st.integers(0, 99), min_size=1, max_size=14), budget=st.sampled_from([None, 1, 3]))
+def test_a_mark_of_many_tokens_before_free_text(choices: list[int], budget: int | None) -> None:
+    """A text that begins like the mark is free text where it goes on otherwise, and thinks where it is the mark."""
+    pieces = [piece for piece in PIECES if "<think>" not in piece]
+    thoughts = replace(THINK, budget=budget)
+    vocabulary = ThinkingVocabulary(Pieces(pieces), thoughts)  # type: ignore[arg-type]
+
+    def made() -> ThinkingConstraint:
+        return ThinkingConstraint(Constraint(Anything(len(pieces))), thoughts, vocabulary)
+
+    text = list[int]()
+    for choice in (*([1, 2, 3][: choices[0] % 4]), *choices):
+        allowed = made().allowed(text)
+        ids = np.flatnonzero(allowed)
+        text.append(choice if choice < len(pieces) and allowed[choice] else int(ids[choice % len(ids)]))
+        for cut in range(len(text)):
+            behind = made()
+            for token_id in text[:cut]:
+                behind.commit(token_id)
+            assert behind.allowed(text[cut:-1]).tolist() == allowed.tolist()
+            assert behind.may_end or pieces[1:4] == ["<", "think", ">"]
+        if text[-1] == 0:
+            break
+    said = "".join(pieces[i] for i in text if i)
+    _, closed, _ = said.removeprefix("<think>").partition("</think>")
+    assert not said.startswith("<think>") or budget is None or closed or len(text) <= budget + 6
+    assert said.startswith("<think>") or np.all(made().allowed(text)) or "<think>".startswith(said)
+
+
 class Long(Constraint):
     """A constraint whose texts take at least five tokens."""
 
