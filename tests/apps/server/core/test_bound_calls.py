@@ -1,0 +1,88 @@
+"""Calls that a model may make keep to the tools' schemas, in every interface, beside text, schemas and wrong tools."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.models.saying_model import saying_model
+from support.processes.running_server import Running, messages, started
+
+pytestmark = pytest.mark.slow
+
+TEMPLATE = "{# <tool_call> tools #}{{ messages[-1].content }}"
+PARAMETERS = {
+    "type": "object",
+    "properties": {"n": {"const": 7}, "unit": {"enum": ["C"]}},
+    "required": ["n", "unit"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}
+ANSWER = {"type": "object", "properties": {"x": {"const": 1}}, "required": ["x"], "additionalProperties": False}
+SAYS = {
+    "?": ["See:", "<tool_call>"],
+    "=": ['```json\n{"name": "look"'],
+    "%": ["{"],
+    "<": ["<tool_call>"],
+    "!": ['{"name": "loo"}', "."],
+    "": [],  # so that a text ends behind its call
+}
+CALL = [("look", {"n": 7, "unit": "C"})]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of a model that calls with wrong arguments."""
+    path: Path = tmp_path_factory.mktemp("bound") / "caller.gguf"
+    with started(saying_model(path, SAYS, chat_template=TEMPLATE)) as running:
+        yield running
+
+
+def openai(server: Running, text: str, **more: Any) -> tuple[str, list[tuple[str, Any]]]:
+    """Return the text and the calls of a chat."""
+    body = {"model": "caller", "messages": messages(text), "tools": [TOOL], "max_tokens": 99} | more
+    message = server.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    calls = [each["function"] for each in message.get("tool_calls") or []]
+    return message["content"] or "", [(each["name"], json.loads(each["arguments"])) for each in calls]
+
+
+def test_calls_are_valid_in_each_interface(server: Running) -> None:
+    """The arguments are those that the schema allows, though the model writes others."""
+    text, calls = openai(server, "?")
+    assert (text.split(":")[0], calls) == ("See", CALL)
+    tool = {"name": "look", "input_schema": PARAMETERS}
+    body = {"model": "caller", "messages": messages("?"), "max_tokens": 99}
+    blocks = server.client.post("/v1/messages", json=body | {"tools": [tool]}).json()["content"]
+    assert [(each["name"], each["input"]) for each in blocks if each["type"] == "tool_use"] == CALL
+    body |= {"tools": [TOOL], "stream": False, "options": {"num_predict": 99}}
+    message = server.client.post("/api/chat", json=body).json()["message"]
+    assert [(each["function"]["name"], each["function"]["arguments"]) for each in message["tool_calls"]] == CALL
+    flat = {"type": "function"} | TOOL["function"]
+    body = {"model": "caller", "input": "?", "tools": [flat], "max_output_tokens": 99}
+    items = server.client.post("/v1/responses", json=body).json()["output"]
+    assert [(i["name"], json.loads(i["arguments"])) for i in items if i["type"] == "function_call"] == CALL
+
+
+def test_a_call_in_a_fence_is_bound_from_the_tools_name_on(server: Running) -> None:
+    """The same in an object that an answer begins with; an object that names no tool is what it is without tools."""
+    assert openai(server, "=") == ("", CALL)
+    plain = openai(server, "!", tools=[])
+    assert plain == openai(server, "!") == ('{"name": "loo"}.', [])
+
+
+def test_an_answer_of_a_schema_beside_calls(server: Running) -> None:
+    """With `response_format` the answer is a call or JSON of the schema."""
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER}}
+    assert openai(server, "%", response_format=form) == ('{"x": 1}', [])
+    assert openai(server, "<", response_format=form)[1] == CALL
+
+
+def test_many_tools_of_any_schemas(server: Running) -> None:
+    """Schemas that can't be compiled bind nothing but the form of a call; no request is refused for them."""
+    ahead = {"type": "object", "properties": {"n": {"type": "string", "pattern": "^(?!x)y"}}}
+    large = {"type": "object", "properties": {f"key{i}": {"type": "string", "maxLength": 9} for i in range(4000)}}
+    tools = [{"type": "function", "function": {"name": f"tool{i}", "parameters": large}} for i in range(3)]
+    tools += [{"type": "function", "function": {"name": "look", "parameters": ahead}}]
+    text, _ = openai(server, "?", tools=tools, max_tokens=20)
+    assert text.startswith("See")
