@@ -69,8 +69,7 @@ def main() -> None:
     for option, default in (("--rows", 200), ("--rounds", 3), ("--parallel", 16)):
         parser.add_argument(option, type=int, default=default)
     parser.add_argument("--json-out", type=Path)
-    args = parser.parse_args()
-    rounds = list[dict[str, float]]()
+    args, rounds = parser.parse_args(), list[dict[str, float]]()
     texts = random.Random(20).sample([f"{a} {b}. {c}" for a in _WHO for b in _WHAT for c in _END], args.rows)
     fields = _SCHEMA | ({"summary": {"type": "string", "maxLength": 80}} if args.task == "fields" else {})
     schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
@@ -82,9 +81,9 @@ def main() -> None:
             map_s, by_map = mapped(args.model, folder, args.parallel)
             assert by_loop == by_map, "the answers differ"
             rounds.append({"loop_s": loop_s, "map_s": map_s, "ratio": loop_s / map_s})
+    names = {"benchmark": "mapped_rows", "model": args.model, "task": args.task, "n_rows": args.rows}
     medians = {each: median(one[each] for one in rounds) for each in rounds[0]}
-    document = {"benchmark": "mapped_rows", "model": args.model, "task": args.task, "n_rows": args.rows}
-    report(document | medians | {"rounds": rounds}, args.json_out)
+    report(names | medians | {"rounds": rounds}, args.json_out)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,10 @@ def _output(result: Generation | RequestError, *, is_json: bool) -> object:
     if not is_json:
         return result.text
     text = split_reply(result.text).text if result.text.startswith("<think>") else result.text
-    return json.loads(text, parse_float=exact_json.exact_float)
+    try:
+        return json.loads(text, parse_float=exact_json.exact_float)
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or as many levels
+        raise RequestError(f"the answer's JSON can't be read: {error}") from error
 
 
 def n_answered(path: Path, keys: Sequence[str]) -> tuple[int, int]:

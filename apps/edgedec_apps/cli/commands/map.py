@@ -55,7 +55,7 @@ def command(
     require_stages(load.method, "load", "text")
     options, system = text_options_of(model, load, sampling, argument_text(system, "--system"))
     content = decoded(sys.stdin.buffer.read(MOST_BYTES + 1), "stdin") if str(file) == "-" else read_text(file)
-    prompts = prompts_of(argument_text(prompt, "--prompt") or "", content, is_json=file.suffix == ".jsonl")
+    prompts = prompts_of(argument_text(prompt, "--prompt") or "", content, is_json=file.suffix.lower() == ".jsonl")
     require_writable(out)
     load, grammar = replace(load, method=without_stages(load.method, "text")), options.get("grammar")
     n_rows, n_done, n_failed, n_read, n_reused, seconds = len(prompts), 0, 0, 0, 0, 0.0
