@@ -1,5 +1,6 @@
 """Which tokens a grammar allows after a text, and after each path of a draft."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -133,19 +134,23 @@ class Constraint:
         """Return the token that is drawn after the text and `path` (raises RequestError as masked())."""
         return place.draw(self.masked(place.logits, path))
 
-    def log_mass(self, logits: NDArray[np.float32], path: Sequence[int], temperature: float) -> float:
+    def log_mass(
+        self, logits: NDArray[np.float32], path: Sequence[int], temperature: float, ops: LogitOps = NUMPY_ROW_OPS
+    ) -> float:
         """Return log Z after the text and `path`: the log-probability of all allowed tokens together, at most 0.
 
         Args:
             logits: f32[n_vocab], of the row of the path's last token.
             path: Tokens of a draft.
             temperature: Divides the logits; not 0.
+            ops: Operations over the row.
         """
         allowed = self.allowed(path)
         n = min(len(allowed), len(logits))
         if n == len(logits) and allowed.all():
             return 0.0
-        return min(0.0, _log_sum(logits[:n][allowed[:n]] / np.float32(temperature)) - _log_sum(logits / temperature))
+        scaled = logits if temperature == 1 else logits / np.float32(temperature)
+        return min(0.0, _log_sum(scaled[np.flatnonzero(allowed[:n])], ops) - _log_sum(scaled, ops))
 
     def allowed(self, path: Sequence[int] = ()) -> NDArray[np.bool_]:
         """Return bool[n]: which tokens may follow the text and `path`; those from n on may not. Do not change it.
@@ -209,9 +214,12 @@ OpenConstraint = Callable[[], Constraint | None]
 """Opens the grammar of one text, at its beginning."""
 
 
-def _log_sum(row: NDArray[np.float32]) -> float:
+def _log_sum(row: NDArray[np.float32], ops: LogitOps) -> float:
     """Return log(sum(exp(row))); -inf for an empty row."""
     most = row.max(initial=-np.inf)
     if not np.isfinite(most):
         return float(most)
+    total = ops.total(row)
+    if total.weight > 0:
+        return total.most + math.log(total.weight)
     return float(most) + float(np.log(np.exp(row - most).sum(dtype=np.float64)))

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.constraint import Constraint, DrawPlace
+from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.mark_vocabulary import MarkVocabulary, Mask, without
 from edgedec.thought_marks import Thoughts
 from edgedec.tokenizer import Tokenizer
@@ -146,12 +147,14 @@ class ThinkingConstraint(Constraint):
         answered = self._answered(path)
         return super().choose(place, path) if answered is None else self._answer.choose(place, answered)
 
-    def log_mass(self, logits: NDArray[np.float32], path: Sequence[int], temperature: float) -> float:
+    def log_mass(
+        self, logits: NDArray[np.float32], path: Sequence[int], temperature: float, ops: LogitOps = NUMPY_ROW_OPS
+    ) -> float:
         """Return log Z after the text and `path`; see Constraint.log_mass."""
         answered = self._answered(path)
         if answered is None:
-            return super().log_mass(logits, path, temperature)
-        return self._answer.log_mass(logits, answered, temperature)
+            return super().log_mass(logits, path, temperature, ops)
+        return self._answer.log_mass(logits, answered, temperature, ops)
 
     def allowed(self, path: Sequence[int] = ()) -> Mask:
         """Return bool[n]: which tokens may follow the text and `path`; those from n on may not. Do not change it."""

@@ -195,7 +195,8 @@ class TextEnd:
         rows = [0, *[node + 1 for node in path]] if path else [0]
         masses, logits, n = list[float](), forward.logits, len(token_ids)
         if constraint is not None:  # log Z of each row, by the masks that were drawn with: before any is committed
-            masses = [constraint.log_mass(logits[rows[i]], token_ids[:i], self.temperature) for i in range(n)]
+            at = self.temperature
+            masses = [constraint.log_mass(logits[rows[i]], token_ids[:i], at, forward.ops) for i in range(n)]
         texts, logprobs, before, reason = list[str](), list[float](), None, None
         for i, token_id in enumerate(token_ids):
             taken = token_id if constraint is None else constraint.commit(token_id)

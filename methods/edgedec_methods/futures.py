@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from edgedec.constraint import Constraint
 from edgedec.errors import DeadEndError, OptionError, RequestError, argument
 from edgedec.grammar import GrammarState
+from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.sampling import SamplingParams
 from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
@@ -246,12 +247,14 @@ class AlignedConstraint(Constraint):
         aligned[ids] = lowered
         return aligned if np.isfinite(aligned).any() else masked  # all is lost in any case
 
-    def log_mass(self, logits: NDArray[np.float32], path: Sequence[int], temperature: float) -> float:
+    def log_mass(
+        self, logits: NDArray[np.float32], path: Sequence[int], temperature: float, ops: LogitOps = NUMPY_ROW_OPS
+    ) -> float:
         """Return the log of sum(p c) over the allowed tokens; commit() divides by the chosen token's c.
 
         So `logprob` is the log of p(text) over the probability with which the text was drawn: its weight.
         """
-        log_z = super().log_mass(logits, path, temperature)
+        log_z = super().log_mass(logits, path, temperature, ops)
         if not len(path):
             self._rows.clear()
         scaled = logits / np.float32(temperature)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from edgedec.constraint import Constraint, DrawPlace
 from edgedec.errors import DeadEndError, RequestError, argument
 from edgedec.grammar import GrammarState, Predicate
+from edgedec.logit_ops import NUMPY_ROW_OPS, LogitOps
 from edgedec.sequence import COUPLED
 from edgedec.text_method import AskedText, TextMethod
 from edgedec.tokenizer import Tokenizer
@@ -152,9 +153,11 @@ class PredicateConstraint(Constraint):
             "tokens at most were tried; a text that is allowed to go on must have a token to go on with"
         )
 
-    def log_mass(self, logits: NDArray[np.float32], path: Sequence[int], temperature: float) -> float:
+    def log_mass(
+        self, logits: NDArray[np.float32], path: Sequence[int], temperature: float, ops: LogitOps = NUMPY_ROW_OPS
+    ) -> float:
         """Return the grammar's log Z plus the log of the estimated Z of the function; NaN at temperature 0."""
-        return super().log_mass(logits, path, temperature) + self._weights.get(tuple(path), math.nan)
+        return super().log_mass(logits, path, temperature, ops) + self._weights.get(tuple(path), math.nan)
 
     def masked(self, logits: NDArray[np.float32], path: Sequence[int] = ()) -> NDArray[np.float32]:
         """Raise RequestError: no mask says what the function takes."""

@@ -58,7 +58,7 @@ def test_calls_are_valid_in_each_interface(server: Running) -> None:
     body |= {"tools": [TOOL], "stream": False, "options": {"num_predict": 99}}
     message = server.client.post("/api/chat", json=body).json()["message"]
     assert [(each["function"]["name"], each["function"]["arguments"]) for each in message["tool_calls"]] == CALL
-    flat = {"type": "function"} | TOOL["function"]
+    flat = {"type": "function", "name": "look", "parameters": PARAMETERS}
     body = {"model": "caller", "input": "?", "tools": [flat], "max_output_tokens": 99}
     items = server.client.post("/v1/responses", json=body).json()["output"]
     assert [(i["name"], json.loads(i["arguments"])) for i in items if i["type"] == "function_call"] == CALL
