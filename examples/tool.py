@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import edgedec
+from edgedec_apps.call_grammar import bound_calls
 from edgedec_apps.replies import split_reply
 
 WEATHER = {"Oslo": "4 degrees, rain", "Cairo": "31 degrees, sun"}
@@ -27,8 +28,10 @@ def weather(city: str = "") -> str:
 def answer(model: edgedec.Engine, question: str) -> str:
     """Return the model's answer, after the calls that it wants to make."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
+    tools = [{"type": "function", "function": TOOL}]
+    grammar = bound_calls(model, tools)  # a call, should the model make one, is valid
     for _ in range(MOST_ROUNDS):
-        reply = model.chat(messages, tools=[{"type": "function", "function": TOOL}], max_tokens=200, temperature=0)
+        reply = model.chat(messages, tools=tools, grammar=grammar, max_tokens=200, temperature=0)
         parts = split_reply(reply.text, tools={"weather": TOOL["parameters"]})  # type: ignore[dict-item]
         if not parts.calls:
             return parts.text

@@ -367,7 +367,9 @@ class Requests:
             marked, pictures = self.mark_pictures(messages)
             text = self.render(marked, tools=tools, cancel=cancel, variables=variables)
             thoughts = thoughts_of(self.require_template().source, text, None if isinstance(think, bool) else think)
-            if thoughts is not None and think is not False and (think is not None or thoughts.opened):
+            grammar = options.get("grammar")
+            is_asked = think is not None or (grammar is not None and grammar.kind == "tagged")
+            if thoughts is not None and think is not False and (is_asked or thoughts.opened):
                 chosen.setdefault("thoughts", thoughts)
             token_ids = self.rendered_ids(text, pictures)
             if pictures:

@@ -180,9 +180,14 @@ def _reply(conversation: Conversation) -> "Sequence[ToolCall]":
     progress = ProgressLine(quiet=conversation.quiet)
 
     def work(cancel: CancelToken) -> "Generation":
+        options = conversation.options
+        if tools is not None and not options.keys() & {"grammar", "json_schema"}:
+            from edgedec_apps.call_grammar import bound_calls
+
+            options = {**options, "grammar": bound_calls(engine, tools)}
         with progress as on_progress:
             stream = engine.chat_stream(
-                conversation.messages, tools=tools, cancel=cancel, on_progress=on_progress, **conversation.options
+                conversation.messages, tools=tools, cancel=cancel, on_progress=on_progress, **options
             )
             print_stream(stream, progress, show=_shown(conversation, marks), hidden=marks.hidden)
         return stream.generation
