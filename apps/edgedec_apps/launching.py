@@ -1,7 +1,6 @@
 """The programs that `edgedec launch` sets up, as a table: how each is told of a server.
 
-A program is told by variables and arguments, which end with it. Only one that reads nothing but a file has its file
-written (edgedec_apps.launch_files).
+Variables and arguments end with a program. Only one that reads nothing but a file has its file written.
 """
 
 import json
@@ -15,18 +14,12 @@ from edgedec.callers import did_you_mean
 from edgedec.errors import RequestError
 
 _N_WRITTEN = 4096  # most tokens of an answer, for programs that ask for a number
+_WAIT_MS = 3_600_000  # a long first prompt takes minutes on a slow machine
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a program is told.
-
-    Attributes:
-        url: The address of the server.
-        model: The name of the model there.
-        n_ctx: Tokens of its context.
-        key: The server's key; any text stands for none.
-    """
+    """What a program is told: a server's address, a model and the tokens of its context, and the server's key."""
 
     url: str
     model: str
@@ -36,29 +29,32 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a program is told: variables, the first arguments, and lines of its settings file."""
+    """How a program is told: variables, the first arguments, and what its settings file needs."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     settings: str = ""
 
+    def before(self, words: list[str]) -> list[str]:
+        """Return all arguments: those of the setup, but for options that a person typed, then the person's.
+
+        >>> Setup(arguments=("--tools=Read", "--model=a")).before(["--tools", "Bash"])
+        ['--model=a', '--tools', 'Bash']
+        """
+        typed = {word.partition("=")[0] for word in words if word.startswith("--")}
+        return [word for word in self.arguments if word.partition("=")[0] not in typed] + words
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A program.
+    """A program: its name for a person, the tokens of its first prompt as measured, and how it is told of a server.
 
-    Attributes:
-        title: Its name, for a person.
-        setup: Returns how it is told of a server.
-        n_prompt: Tokens of its first prompt, as measured (docs/agents.md).
-        executable: What starts it; "" where an editor does.
-        install: How it is installed.
-        file: Its settings file below the home folder; "" where none is written.
+    `executable` is "" where an editor starts it, and `file` where it has no settings file, below the home folder.
     """
 
     title: str
-    setup: Callable[[Target], Setup]
     n_prompt: int
+    setup: Callable[[Target], Setup]
     executable: str = ""
     install: str = ""
     file: str = ""
@@ -77,133 +73,91 @@ def tool_of(name: str) -> Tool:
     return TOOLS[name]
 
 
-def command_of(setup: Setup, words: list[str]) -> list[str]:
-    """Return the arguments of a program: those of the setup, then a person's; the same option of a person replaces ours.
-
-    >>> command_of(Setup(arguments=("--tools=Read", "--model=a")), ["--tools", "Bash"])
-    ['--model=a', '--tools', 'Bash']
-    """
-    typed = {word.partition("=")[0] for word in words if word.startswith("--")}
-    return [word for word in setup.arguments if word.partition("=")[0] not in typed] + words
-
-
 def _claude(at: Target) -> Setup:
-    roles = ("", "_SMALL_FAST", "_DEFAULT_HAIKU", "_DEFAULT_SONNET", "_DEFAULT_OPUS")
-    models = {f"ANTHROPIC{role}_MODEL": at.model for role in roles}
     variables = {
         "ANTHROPIC_BASE_URL": at.url,
         "ANTHROPIC_AUTH_TOKEN": at.key,
         "ANTHROPIC_API_KEY": "",  # a person's own does not go to another server
-        **models,
+        **{f"ANTHROPIC_{kind}MODEL": at.model for kind in ("", "DEFAULT_HAIKU_", "DEFAULT_SONNET_", "DEFAULT_OPUS_")},
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(_N_WRITTEN),
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it differs by session, and stands before all that could be reused
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it stands before all that could be reused, and changes
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "API_TIMEOUT_MS": "3600000",
+        "API_TIMEOUT_MS": str(_WAIT_MS),
     }
-    return Setup(variables, ("--tools=Bash,Read,Edit,Write,Glob,Grep",))  # all 24 are 16,000 tokens
+    return Setup(variables, ("--tools=Bash,Read,Edit,Write,Glob,Grep",))  # all 24 have 16,000 tokens
 
 
 def _codex(at: Target) -> Setup:
-    provider = {
-        "name": "edgedec",
-        "base_url": f"{at.url}/v1",
-        "wire_api": "responses",
-        "env_key": "EDGEDEC_API_KEY",
-        "stream_idle_timeout_ms": 3_600_000,
-    }
-    values = {
-        "model": at.model,
-        "model_provider": "edgedec",
-        "model_context_window": at.n_ctx,
-        "web_search": "disabled",
-        "check_for_update_on_startup": False,
-        **{f"model_providers.edgedec.{name}": value for name, value in provider.items()},
-    }
-    pairs = (("-c", f"{name}={json.dumps(value)}") for name, value in values.items())
-    return Setup({"EDGEDEC_API_KEY": at.key}, tuple(word for pair in pairs for word in pair))
+    values: dict[str, object] = {"model": at.model, "model_provider": "edgedec", "model_context_window": at.n_ctx}
+    values |= {"web_search": "disabled", "check_for_update_on_startup": False}
+    provider: dict[str, object] = {"name": "edgedec", "base_url": f"{at.url}/v1"}
+    provider |= {"wire_api": "responses", "env_key": "EDGEDEC_API_KEY", "stream_idle_timeout_ms": _WAIT_MS}
+    values |= {f"model_providers.edgedec.{name}": value for name, value in provider.items()}
+    words = tuple(word for name, value in values.items() for word in ("-c", f"{name}={json.dumps(value)}"))
+    return Setup({"EDGEDEC_API_KEY": at.key}, words)
 
 
 def _opencode(at: Target) -> Setup:
     model = {"name": at.model, "tool_call": True, "limit": {"context": at.n_ctx, "output": _N_WRITTEN}}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "edgedec",
-        "options": {"baseURL": f"{at.url}/v1", "apiKey": "{env:EDGEDEC_API_KEY}"},
-        "models": {at.model: model},
-    }
+    options = {"baseURL": f"{at.url}/v1", "apiKey": "{env:EDGEDEC_API_KEY}"}
+    provider = {"npm": "@ai-sdk/openai-compatible", "name": "edgedec", "options": options, "models": {at.model: model}}
     name = f"edgedec/{at.model}"
-    settings = {"model": name, "small_model": name, "provider": {"edgedec": provider}, "autoupdate": False}
-    return Setup({"EDGEDEC_API_KEY": at.key, "OPENCODE_CONFIG_CONTENT": json.dumps(settings | {"share": "disabled"})})
+    settings = {"model": name, "small_model": name, "provider": {"edgedec": provider}, "share": "disabled"}
+    return Setup({"EDGEDEC_API_KEY": at.key, "OPENCODE_CONFIG_CONTENT": json.dumps(settings)})
 
 
 def _aider(at: Target) -> Setup:
-    variables = {"OPENAI_API_KEY": at.key, "AIDER_ANALYTICS": "false"}
-    address = (f"--openai-api-base={at.url}/v1", f"--model=openai/{at.model}")
-    return Setup(variables, (*address, "--no-show-model-warnings", "--no-check-update"))
+    words = (f"--openai-api-base={at.url}/v1", f"--model=openai/{at.model}")
+    return Setup({"OPENAI_API_KEY": at.key}, (*words, "--no-show-model-warnings", "--no-check-update"))
 
 
 def _continue(at: Target) -> Setup:
     """Chats by OpenAI's interface; completions by ollama's, which fills in the middle."""
     model = json.dumps(at.model)
-    return Setup(
-        settings=f"""\
-- name: edgedec
-  provider: openai
-  model: {model}
-  apiBase: {at.url}/v1
-  apiKey: none
-  roles: [chat, edit, apply]
-  defaultCompletionOptions: {{contextLength: {at.n_ctx}, maxTokens: {_N_WRITTEN}}}
-- name: edgedec completion
-  provider: ollama
-  model: {model}
-  apiBase: {at.url}
-  roles: [autocomplete]
+    settings = f"""\
+  - name: edgedec
+    provider: openai
+    model: {model}
+    apiBase: {at.url}/v1
+    apiKey: none
+    roles: [chat, edit, apply]
+    defaultCompletionOptions: {{contextLength: {at.n_ctx}, maxTokens: {_N_WRITTEN}}}
+  - name: edgedec completion
+    provider: ollama
+    model: {model}
+    apiBase: {at.url}
+    roles: [autocomplete]
 """
-    )
+    return Setup(settings=settings)
 
 
 def _zed(at: Target) -> Setup:
     model = {"name": at.model, "display_name": at.model, "max_tokens": at.n_ctx, "supports_tools": True}
-    settings = {
-        "language_models": {"ollama": {"api_url": at.url, "available_models": [model]}},
-        "agent": {"default_model": {"provider": "ollama", "model": at.model}},
-    }
+    settings = {"language_models": {"ollama": {"api_url": at.url, "available_models": [model]}}}
     return Setup(settings=json.dumps(settings, indent=2) + "\n")
 
 
 TOOLS: Mapping[str, Tool] = {
-    "claude": Tool("Claude Code", _claude, 6_000, "claude", "npm install -g @anthropic-ai/claude-code"),
-    "codex": Tool("Codex", _codex, 6_100, "codex", "npm install -g @openai/codex"),
-    "opencode": Tool("opencode", _opencode, 7_300, "opencode", "npm install -g opencode-ai"),
-    "aider": Tool("aider", _aider, 800, "aider", "python -m pip install aider-chat"),
-    "continue": Tool("Continue", _continue, 1_000, file=".continue/config.yaml"),
-    "zed": Tool("Zed", _zed, 1_000),
+    "claude": Tool("Claude Code", 4_200, _claude, "claude", "npm install -g @anthropic-ai/claude-code"),
+    "codex": Tool("Codex", 6_100, _codex, "codex", "npm install -g @openai/codex"),
+    "opencode": Tool("opencode", 7_300, _opencode, "opencode", "npm install -g opencode-ai"),
+    "aider": Tool("aider", 800, _aider, "aider", "python -m pip install aider-chat"),
+    "continue": Tool("Continue", 1_000, _continue, file=".continue/config.yaml"),
+    "zed": Tool("Zed", 1_000, _zed),
 }
 
 
 def with_models(before: str, entries: str) -> str:
     """Return Continue's settings with more entries, the first ones of its list of models; the rest stays as it is.
 
-    Args:
-        before: The settings so far; "" where there are none.
-        entries: The entries, each beginning with "- ".
-
     Raises:
-        RequestError: The list is written in a way that text can't be put into.
+        RequestError: The list is written in a way that lines can't be put into.
     """
-    if not before.strip():
-        return f"name: edgedec\nversion: 0.0.1\nschema: v1\nmodels:\n{_indented(entries, 2)}"
-    lines = before.splitlines(keepends=True)
-    begins = [i for i, line in enumerate(lines) if line.startswith("models:")]
-    if not begins:
-        return f"{before.rstrip()}\nmodels:\n{_indented(entries, 2)}"
-    rest = "".join(lines[begins[0] + 1 :])
-    item = re.match(r"(?:[ \t]*(?:#.*)?\r?\n)*( *)- ", rest)
-    if not re.fullmatch(r"models:\s*(#.*)?", lines[begins[0]].rstrip()) or item is None:
-        raise RequestError("its list of models is not one entry a line; put these there by hand:\n" + entries)
-    return "".join(lines[: begins[0] + 1]) + _indented(entries, len(item[1])) + rest
-
-
-def _indented(entries: str, n: int) -> str:
-    return "".join(f"{' ' * n}{line}\n" for line in entries.splitlines())
+    before = before if before.strip() else "name: edgedec\nversion: 0.0.1\nschema: v1\n"
+    if not re.search("^models:", before, re.MULTILINE):
+        return f"{before.rstrip()}\nmodels:\n{entries}"
+    item = re.search(r"^models:[ \t]*(?:#.*)?\r?\n((?:[ \t]*(?:#.*)?\r?\n)*)( *)- ", before, re.MULTILINE)
+    if item is None:
+        raise RequestError("models: is not followed by an entry a line; put these there by hand:\n" + entries)
+    shift = re.sub("^  ", item[2], entries, flags=re.MULTILINE)
+    return before[: item.start(1)] + shift + before[item.start(1) :]

@@ -26,13 +26,17 @@ import httpx
 from edgedec.storage.cache_files import cache_folder
 
 _EDGEDEC = [sys.executable, "-m", "edgedec_apps.cli"]
-_FIRST, _SECOND = "Read calc.py with a tool. What does it do? Answer in one sentence.", "Is it right? Answer briefly."
+_FIRST = "Call the tool {} to read the file calc.py. Then say in one sentence what it does."
+_SECOND = "Is it right? Answer in one word."
 _AIDER = ["calc.py", "--yes-always", "--no-auto-commits", "--no-gitignore"]
 _TURNS = {
-    "claude": (["-p", _FIRST], ["-p", "--continue", _SECOND]),
-    "codex": (["exec", "-s", "read-only", _FIRST], ["exec", "resume", "--last", _SECOND]),
-    "opencode": (["run", _FIRST], ["run", "--continue", _SECOND]),
-    "aider": ([*_AIDER, "--message", _FIRST], [*_AIDER, "--restore-chat-history", "--message", _SECOND]),
+    "claude": (["-p", _FIRST.format("Read")], ["-p", "--continue", _SECOND]),
+    "codex": (["exec", "-s", "read-only", _FIRST.format("exec_command")], ["exec", "resume", "--last", _SECOND]),
+    "opencode": (["run", _FIRST.format("read")], ["run", "--continue", _SECOND]),
+    "aider": (
+        [*_AIDER, "--message", "Say in one sentence what calc.py does."],
+        [*_AIDER, "--restore-chat-history", "--message", _SECOND],
+    ),
 }
 _TIMINGS = re.compile(r'"timings": (\{[^{}]*\})')
 _CALLS = re.compile(r'"type": "(?:tool_use|function_call)"[^{}]*"name": "([^"]*)"|"function": \{"name": "([^"]*)"')
