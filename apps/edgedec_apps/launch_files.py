@@ -10,24 +10,17 @@ import shutil
 from hashlib import sha256
 from pathlib import Path
 
-from edgedec.errors import RequestError, StorageError
+from edgedec.errors import RequestError
 from edgedec.storage.whole_file import write_atomically
 
+_AS_IS = "surrogateescape"  # bytes that are no UTF-8 stay
 _LINE = b"# Written by edgedec launch, which --undo takes back; sha256 of the rest: "
 _SEAL = re.compile(re.escape(_LINE) + rb"([0-9a-f]{64})\n")
 
 
 def text_before(path: Path) -> str:
-    """Return what a file has without what was written to it; "" where there is none.
-
-    Raises:
-        RequestError: It was edited since it was written.
-        StorageError: It is no text.
-    """
-    try:
-        return _read(_copy(path) if _is_written(path) else path).decode()
-    except UnicodeDecodeError as error:
-        raise StorageError(f"{path} is no text in UTF-8 (byte {error.start})") from error
+    """Return what a file had before it was written, "" for none (RequestError where it was edited since)."""
+    return _read(_copy(path) if _is_written(path) else path).decode(errors=_AS_IS)
 
 
 def write_settings(path: Path, text: str) -> None:
@@ -39,11 +32,7 @@ def write_settings(path: Path, text: str) -> None:
 
 
 def undo_settings(path: Path) -> str:
-    """Give back what was there before a file was written; return what was done, in words.
-
-    Raises:
-        RequestError: Nothing was written there, or it was edited since.
-    """
+    """Give back what was there, and say so (RequestError where nothing was written, or the file was edited since)."""
     if not _is_written(path):
         raise RequestError(f"there is nothing to undo: edgedec launch has not written {path}")
     if _copy(path).exists():
@@ -63,7 +52,7 @@ def _copy(path: Path) -> Path:
 
 
 def _sealed(text: str) -> bytes:
-    data = text.encode()
+    data = text.encode(errors=_AS_IS)
     return _LINE + sha256(data).hexdigest().encode() + b"\n" + data
 
 
@@ -71,7 +60,7 @@ def _is_written(path: Path) -> bool:
     """Return whether a file is as it was written (RequestError where it was edited since)."""
     data, copy = _read(path), _copy(path)
     seal = _SEAL.match(data)
-    if seal is not None and _sealed(data[seal.end() :].decode(errors="replace")) == data:
+    if seal is not None and _sealed(data[seal.end() :].decode(errors=_AS_IS)) == data:
         return True
     if seal is None and (not copy.exists() or _read(copy) == data):  # the latter where writing was interrupted
         return False

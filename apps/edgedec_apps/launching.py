@@ -1,7 +1,4 @@
-"""The programs that `edgedec launch` sets up, as a table: how each is told of a server.
-
-Variables and arguments end with a program. Only one that reads nothing but a file has its file written.
-"""
+"""The programs that `edgedec launch` sets up, as a table: how each is told of a server."""
 
 import json
 import os
@@ -68,8 +65,7 @@ class Tool:
 def tool_of(name: str) -> Tool:
     """Return the program of a name (RequestError for another name)."""
     if name not in TOOLS:
-        hint = did_you_mean(name, TOOLS)
-        raise RequestError(f"{name!r:.80} is no program that edgedec sets up{hint}; they are {', '.join(TOOLS)}")
+        raise RequestError(f"{name!r:.80} is not among {', '.join(TOOLS)}{did_you_mean(name, TOOLS)}")
     return TOOLS[name]
 
 
@@ -114,7 +110,8 @@ def _aider(at: Target) -> Setup:
 def _continue(at: Target) -> Setup:
     """Chats by OpenAI's interface; completions by ollama's, which fills in the middle."""
     model = json.dumps(at.model)
-    settings = f"""\
+    return Setup(
+        settings=f"""\
   - name: edgedec
     provider: openai
     model: {model}
@@ -128,13 +125,13 @@ def _continue(at: Target) -> Setup:
     apiBase: {at.url}
     roles: [autocomplete]
 """
-    return Setup(settings=settings)
+    )
 
 
 def _zed(at: Target) -> Setup:
     model = {"name": at.model, "display_name": at.model, "max_tokens": at.n_ctx, "supports_tools": True}
-    settings = {"language_models": {"ollama": {"api_url": at.url, "available_models": [model]}}}
-    return Setup(settings=json.dumps(settings, indent=2) + "\n")
+    ollama = {"api_url": at.url, "available_models": [model]}
+    return Setup(settings=json.dumps({"language_models": {"ollama": ollama}}, indent=2))
 
 
 TOOLS: Mapping[str, Tool] = {
@@ -142,17 +139,13 @@ TOOLS: Mapping[str, Tool] = {
     "codex": Tool("Codex", 6_100, _codex, "codex", "npm install -g @openai/codex"),
     "opencode": Tool("opencode", 7_300, _opencode, "opencode", "npm install -g opencode-ai"),
     "aider": Tool("aider", 800, _aider, "aider", "python -m pip install aider-chat"),
-    "continue": Tool("Continue", 1_000, _continue, file=".continue/config.yaml"),
+    "continue": Tool("Continue", 1_400, _continue, file=".continue/config.yaml"),
     "zed": Tool("Zed", 1_000, _zed),
 }
 
 
 def with_models(before: str, entries: str) -> str:
-    """Return Continue's settings with more entries, the first ones of its list of models; the rest stays as it is.
-
-    Raises:
-        RequestError: The list is written in a way that lines can't be put into.
-    """
+    """Return Continue's settings with more models before the others (RequestError where the list is in one line)."""
     before = before if before.strip() else "name: edgedec\nversion: 0.0.1\nschema: v1\n"
     if not re.search("^models:", before, re.MULTILINE):
         return f"{before.rstrip()}\nmodels:\n{entries}"

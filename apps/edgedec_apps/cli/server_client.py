@@ -2,6 +2,7 @@
 
 import json
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,11 @@ def url_of(server: Address) -> str:
 def listens(server: Address) -> bool:
     """Return whether anything listens where a server is (RequestError as url_of)."""
     parts = urlsplit(url_of(server))
-    try:
+    with suppress(OSError, ValueError):  # the latter for a port that is no number
         address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
         socket.create_connection(address, _CONNECT_S).close()
-    except (OSError, ValueError):  # the latter for a port that is no number
-        return False
-    return True
+        return True
+    return False
 
 
 def ask(method: str, server: Address, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,7 +27,7 @@ from edgedec_apps.launch_files import is_as_written, text_before, undo_settings,
 from edgedec_apps.launching import TOOLS, Target, Tool, tool_of, with_models
 
 _PORT, _N_CTX, _TIMEOUT_S = 8080, 32768, 3600
-_ROOM = 2  # a context of twice the first prompt leaves room for some turns
+_ROOM = 2  # twice the first prompt leaves room for some turns
 
 
 def command(
@@ -67,7 +68,8 @@ def command(
     if program is None:
         raise RequestError(f"{chosen.executable} is not installed; {chosen.title} comes with: {chosen.install}")
     with nullcontext() if runs else _started(server, _named(model), context, memory) as process:
-        target = _target(server, model, context)
+        is_path = process is not None and Path(_named(model)).exists()  # which requests can't have
+        target = _target(server, "default" if is_path else model, context)
         _tell_of_context(chosen, target)
         setup = chosen.setup(target)
         if program:
@@ -99,13 +101,11 @@ def _target(server: Address, model: str | None, context: int | None) -> Target:
 
 def _tell_of_context(tool: Tool, target: Target) -> None:
     """Say how much context there is and, where it is too little for a program, what to do."""
-    say(f"edgedec: {one_line(target.model)} at {target.url} has a context of {target.n_ctx} tokens")
     enough = _ROOM * tool.n_prompt
-    if target.n_ctx < enough:
-        say(
-            f"edgedec: that is little: the first prompt of {tool.title} has about {tool.n_prompt}; use --context "
-            f"{enough}, more --memory, or a model that is smaller or was trained for more"
-        )
+    advice = f", which is little: the first prompt of {tool.title} has about {tool.n_prompt}; use --context {enough}, "
+    advice += "more --memory, or a model that is smaller or was trained for more"
+    context = f"a context of {target.n_ctx} tokens{advice if target.n_ctx < enough else ''}"
+    say(f"edgedec: {one_line(target.model)} at {target.url} has {context}")
 
 
 @contextmanager
