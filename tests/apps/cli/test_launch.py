@@ -27,7 +27,11 @@ status = urllib.request.urlopen(request).status
 with open("{told}", "w") as file:
     json.dump([sys.argv[1:], status, model, url], file)
 if sys.argv[-1] == "wait":
-    signal.signal(signal.SIGINT, lambda *_: (print("mine", flush=True), sys.exit(5)))
+    def end(*_):
+        time.sleep(1)  # in which a server that Ctrl-C reached would have ended
+        print("mine", urllib.request.urlopen(url + "/health").status, flush=True)
+        sys.exit(5)
+    signal.signal(signal.SIGINT, end)
     print("waiting", flush=True)
     time.sleep(60)
 sys.exit(7)
@@ -166,7 +170,7 @@ def test_interrupts(path: Path) -> None:
     words = ("launch", "claude", "--port", str(port), "--model", str(path), "--", "wait")
     with Terminal(*words) as person:
         person.expect("waiting")
-        person.send("\x03", "mine")
+        person.send("\x03", "mine 200")
         assert person.end() == 5
     assert is_silent(port)
     process = start(*words)
