@@ -42,7 +42,7 @@ _TIMINGS = re.compile(r'"timings": (\{[^{}]*\})')
 _CALLS = re.compile(r'"type": "(?:tool_use|function_call)"[^{}]*"name": "([^"]*)"|"function": \{"name": "([^"]*)"')
 _UNREAD = re.compile(r'<tool_call>|"(?:content|text)": "\s*\{')
 _ENDS = ("message_stop", "response.completed", "[DONE]", '"finish_reason": "')
-_TURN_S = 900
+_TURN_S = 420
 
 
 def record_of(body: bytes, answer: str) -> dict[str, Any]:

@@ -136,6 +136,7 @@ def test_a_server_that_runs_is_used(running: Running, told: Path) -> None:
     assert "secret" not in result.err + run_here("launch", "claude", "--config", *at).text
     run_here("launch", "claude", *at, "--context", "999999").failed(1, "the largest that fits")
     run_here("launch", "claude", *at, "--model", "nope").failed(11, "'nope'")
+    run_here("launch", "claude", *at, "--memory", "1GB").failed(40, "--memory is for a server that is started")
     assert running.client.get("/health").status_code == 200
 
 

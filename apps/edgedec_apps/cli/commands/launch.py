@@ -27,7 +27,6 @@ from edgedec_apps.launch_files import is_as_written, text_before, undo_settings,
 from edgedec_apps.launching import TOOLS, Target, Tool, tool_of, with_models
 
 _PORT, _N_CTX, _TIMEOUT_S = 8080, 32768, 3600
-_ROOM = 2  # twice the first prompt leaves room for some turns
 
 
 def command(
@@ -59,6 +58,8 @@ def command(
         say(f"edgedec: {undo_settings(chosen.path) if chosen.file else f'no file of {chosen.title} is ever written'}")
         return
     runs = listens(server) or server.url != DEFAULT_URL
+    if runs and memory is not None:
+        raise RequestError(f"--memory is for a server that is started; one runs at {url_of(server)}: leave it out")
     if config or not (chosen.executable or chosen.file):
         target = _target(server, model, context) if runs else Target(url_of(server), _named(model), context or _N_CTX)
         for line in _lines(chosen, target, typed):
@@ -91,8 +92,7 @@ def _named(model: str | None) -> str:
 
 def _target(server: Address, model: str | None, context: int | None) -> Target:
     """Return what a program is told of a server, which loads the model first (EdgedecError where it can't)."""
-    loaded = [each["name"] for each in ask("GET", server, "/api/ps").get("models", [])]
-    name = _named(model or next(iter(loaded), None))
+    name = model or _named(next((each["name"] for each in ask("GET", server, "/api/ps").get("models", [])), None))
     options = {} if context is None else {"num_ctx": context}
     ask("POST", server, "/api/generate", {"model": name, "stream": False, "options": options})
     facts = ask("POST", server, "/api/show", {"model": name}).get("model_info", {})
@@ -101,7 +101,7 @@ def _target(server: Address, model: str | None, context: int | None) -> Target:
 
 def _tell_of_context(tool: Tool, target: Target) -> None:
     """Say how much context there is and, where it is too little for a program, what to do."""
-    enough = _ROOM * tool.n_prompt
+    enough = 2 * tool.n_prompt  # which leaves room for some turns
     advice = f", which is little: the first prompt of {tool.title} has about {tool.n_prompt}; use --context {enough}, "
     advice += "more --memory, or a model that is smaller or was trained for more"
     context = f"a context of {target.n_ctx} tokens{advice if target.n_ctx < enough else ''}"
