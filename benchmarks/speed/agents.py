@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 
 from edgedec.storage.cache_files import cache_folder
+from edgedec_apps.bench.provenance import report
 
 _EDGEDEC = [sys.executable, "-m", "edgedec_apps.cli"]
 _FIRST = "Call the tool {} to read the file calc.py. Then say in one sentence what it does."
@@ -64,11 +65,8 @@ def recorder(target: str, records: list[dict[str, Any]]) -> type[BaseHTTPRequest
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body, begun, pieces = (
-                self.rfile.read(int(self.headers.get("content-length") or 0)),
-                time.time(),
-                list[bytes](),
-            )
+            begun, pieces = time.time(), list[bytes]()
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
             headers = {name: self.headers[name] for name in ("content-type", "authorization") if name in self.headers}
             with httpx.stream(self.command, target + self.path, content=body, headers=headers, timeout=None) as reply:
                 self.send_response(reply.status_code)
@@ -94,6 +92,19 @@ def recorder(target: str, records: list[dict[str, Any]]) -> type[BaseHTTPRequest
     return Handler
 
 
+def run(name: str, at: list[str], records: list[dict[str, Any]], place: dict[str, Any]) -> dict[str, Any]:
+    """Run both turns of an agent, and return its version and what is recorded of each turn."""
+    version = subprocess.run([name, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    turns = []
+    for words in _TURNS[name]:
+        records.clear()
+        begun = time.time()
+        command = ["timeout", str(_TURN_S), *_EDGEDEC, "launch", name, *at, "--", *words]
+        ended = subprocess.run(command, stdout=2, check=False, **place)
+        turns.append({"exit_code": ended.returncode, "s": round(time.time() - begun, 1), "requests": [*records]})
+    return {"version": version, "turns": turns}
+
+
 def main() -> None:
     """Run the agents and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,49 +112,31 @@ def main() -> None:
     parser.add_argument("--agents", nargs="+", default=list(_TURNS), choices=list(_TURNS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
         cache, home, project = (Path(folder, name) for name in ("cache", "home", "project"))
         for each in (cache, home, project):
             each.mkdir()
-        for each in ("models", "tiles", "heads", "probes"):
-            (cache / each).symlink_to(cache_folder() / each)
+        for part in ("models", "tiles", "heads", "probes"):
+            (cache / part).symlink_to(cache_folder() / part)
         (project / "calc.py").write_text("def add(a, b):\n    return a - b\n")
         subprocess.run(["git", "init", "-q"], cwd=project, check=True)
-        port = free.getsockname()[1]
-        free.close()
         environment = os.environ | {"EDGEDEC_CACHE": str(cache), "HOME": str(home)}
+        place = {"cwd": project, "env": environment, "stdin": subprocess.DEVNULL}
         server = subprocess.Popen([*_EDGEDEC, "serve", args.model, f"--port={port}", "--quiet"], env=environment)
         records: list[dict[str, Any]] = []
         proxy = ThreadingHTTPServer(("127.0.0.1", 0), recorder(f"http://127.0.0.1:{port}", records))
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        results: dict[str, Any] = {}
+        at = [f"--port={proxy.server_port}", f"--model={args.model}"]
         try:
             while subprocess.run([*_EDGEDEC, "ps", f"--port={port}"], capture_output=True, check=False).returncode:
                 time.sleep(1)
-            for name in filter(shutil.which, args.agents):
-                launch = [*_EDGEDEC, "launch", name, f"--port={proxy.server_port}", f"--model={args.model}", "--"]
-                version = subprocess.run(
-                    [name, "--version"], capture_output=True, text=True, check=False
-                ).stdout.split()
-                turns = []
-                for words in _TURNS[name]:
-                    records.clear()
-                    begun = time.time()
-                    run = ["timeout", str(_TURN_S), *launch, *words]
-                    code = subprocess.run(
-                        run, cwd=project, env=environment, stdin=subprocess.DEVNULL, stdout=2, check=False
-                    )
-                    turns.append(
-                        {"exit_code": code.returncode, "s": round(time.time() - begun, 1), "requests": [*records]}
-                    )
-                results[name] = {"version": " ".join(version), "turns": turns}
+            agents = {name: run(name, at, records, place) for name in filter(shutil.which, args.agents)}
         finally:
             server.terminate()
             server.wait()
-    text = json.dumps({"benchmark": "agents", "model": args.model, "agents": results})
-    if args.out:
-        args.out.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    report({"benchmark": "agents", "model": args.model, "agents": agents}, args.out)
 
 
 if __name__ == "__main__":
