@@ -41,7 +41,7 @@ _TURNS = {
 }
 _TIMINGS = re.compile(r'"timings": (\{[^{}]*\})')
 _CALLS = re.compile(r'"type": "(?:tool_use|function_call)"[^{}]*"name": "([^"]*)"|"function": \{"name": "([^"]*)"')
-_UNREAD = re.compile(r'<tool_call>|"(?:content|text)": "\s*\{')
+_TEXT = re.compile(r'"(?:content|text)": "((?:[^"\\]|\\.)*)"')
 _ENDS = ("message_stop", "response.completed", "[DONE]", '"finish_reason": "')
 _TURN_S = 420
 
@@ -55,7 +55,7 @@ def record_of(body: bytes, answer: str) -> dict[str, Any]:
         "tools": [tool.get("name") or tool["function"]["name"] for tool in sent.get("tools") or ()],
         "ended": any(end in answer[-4000:] for end in _ENDS) and '"error"' not in answer[-400:],
         "calls": sorted({a or b for a, b in _CALLS.findall(answer)} - {""}),
-        "call_in_text": _UNREAD.search(answer) is not None,
+        "call_in_text": re.match(r"(\\n|\s)*\{|.*<tool_call>", "".join(_TEXT.findall(answer))) is not None,
         **{name: timings.get(name) for name in ("prompt_n", "cache_n", "prompt_ms", "predicted_n", "predicted_ms")},
     }
 
