@@ -1,9 +1,12 @@
-"""Asks a running server: what `edgedec ps` and `edgedec stop` share."""
+"""Asks a running server: what `edgedec ps`, `edgedec stop` and `edgedec launch` share."""
 
 import json
+import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from edgedec.errors import EdgedecError, ModelNotFoundError, RequestError
 from edgedec_apps.cli.declared import flag
@@ -28,6 +31,29 @@ class Address:
     )
 
 
+def url_of(server: Address) -> str:
+    """Return the URL of a server (RequestError where options contradict each other)."""
+    if server.port is not None and server.url != DEFAULT_URL:
+        raise RequestError("--port and --server are given; write the port behind the address, as in --server HOST:PORT")
+    url = server.url.rstrip("/")
+    if server.port is not None:
+        url = f"{'http' if server.ca is None else 'https'}://127.0.0.1:{server.port}"
+    address = url if "://" in url else f"http://{url}"
+    if server.ca is not None and not address.startswith("https://"):
+        raise RequestError(f"--tls-ca is for a server at https://, and this one is at {address}")
+    return address
+
+
+def listens(server: Address) -> bool:
+    """Return whether anything listens where a server is (RequestError as url_of)."""
+    parts = urlsplit(url_of(server))
+    with suppress(OSError, ValueError):  # the latter for a port that is no number
+        address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+        socket.create_connection(address, _CONNECT_S).close()
+        return True
+    return False
+
+
 def ask(method: str, server: Address, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return the JSON object that a server answers with; waits for it as long as the server takes.
 
@@ -50,14 +76,7 @@ def ask(method: str, server: Address, path: str, body: dict[str, Any] | None = N
     from edgedec_models.fetching.documents import MOST_JSON_BYTES, read_content
 
     headers = {} if server.api_key is None else {"authorization": f"Bearer {server.api_key}"}
-    if server.port is not None and server.url != DEFAULT_URL:
-        raise RequestError("--port and --server are given; write the port behind the address, as in --server HOST:PORT")
-    url = server.url.rstrip("/")
-    if server.port is not None:
-        url = f"{'http' if server.ca is None else 'https'}://127.0.0.1:{server.port}"
-    address = url if "://" in url else f"http://{url}"
-    if server.ca is not None and not address.startswith("https://"):
-        raise RequestError(f"--tls-ca is for a server at https://, and this one is at {address}")
+    address = url_of(server)
     try:
         with httpx.stream(
             method,

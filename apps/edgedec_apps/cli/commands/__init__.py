@@ -13,6 +13,7 @@ map: Ask a model the same of each row of a file: a JSON object a line, in the or
 embed: Make a vector of length 1 of each text; standard output gets a JSON array of numbers a line.
 rank: Rank documents by how well they match a query, the best first: a score and a document a line.
 serve: Serve models over HTTP: OpenAI's and ollama's interfaces, and a web chat at /.
+launch: Start a coding agent on a model of this machine: a server, the agent's settings, and the agent.
 ps: List the models that a running server has loaded.
 stop: Unload a model from a running server, after its requests have ended.
 extract: Quote the stretches of a text that most probably answer a question, with their probabilities.
