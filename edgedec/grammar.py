@@ -121,7 +121,7 @@ class Grammar:
 
         Args:
             bodies: By mark, such as "<tool_call>", the grammar of what stands behind it.
-            start: The grammar of what a text may also begin with, without a mark.
+            start: The grammar of what a text may be as a whole in place of free text, without a mark.
             binds: A regular expression: where it matches a text's beginning, which keeps to `start` so far, the text
                 must go on by `start`.
 

@@ -21,7 +21,7 @@ class Tags:
 
     Attributes:
         bodies: By mark, the grammar of what stands behind it.
-        start: The grammar of what a text may begin with; None for none.
+        start: The grammar of what a text may be in place of free text; None for none.
         binds: What the beginning of a text matches where it must go on by `start`.
     """
 
@@ -145,10 +145,9 @@ class TaggedState:
         """Return where a text stands behind a token that its grammar took."""
         if self._vocabulary.is_end(token_id):
             return _Place("over", by_grammar=True)
-        if self._body.is_complete:
-            return _Place("free", by_grammar=True)
         if place.phase == "within":
-            return _Place("within", by_grammar=True)
+            ended: _Phase = "over" if self._bodies[-1][0] == self._tags.start else "free"
+            return _Place(ended if self._body.is_complete else "within", by_grammar=True)
         said = place.said + self._vocabulary.text(token_id)
         binds = self._tags.binds.match(said.decode(errors="replace")) is not None
         return _Place("within" if binds else "start", said, by_grammar=True)

@@ -84,7 +84,7 @@ def _marked(form: CallForm, functions: Sequence[Mapping[str, Any]], tokenizer: T
 
 
 def _plain(functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> Grammar:
-    """Return the grammar of an object that calls a function, alone or in a fence."""
+    """Return the grammar of an answer that is an object that calls a function, or several, or one in a fence."""
     rules = {"gap": _GAP, "key": r'"\"arguments\":" | "\"parameters\":"'}
     for i, function in enumerate(functions):
         rules[f"arguments_{i}"] = json_in_lark(dumps(arguments_schema(function)), flexible=True)
@@ -92,7 +92,7 @@ def _plain(functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> Gram
     calls = " | ".join(f"call_{i}" for i in range(len(functions)))
     rules["object"] = rf'"{{" gap "\"name\":" gap "\"" ({calls}) gap "}}"'
     fenced = r'"```" "json"? /[ \n]{1,20}/ object "\n```"'
-    return _lark(rules, f"({_literal('<|python_tag|>', tokenizer)})? object | {fenced}")
+    return _lark(rules, f"({_literal('<|python_tag|>', tokenizer)})? object (/ *; */ object)* | {fenced}")
 
 
 def _lark(rules: Mapping[str, str], start: str) -> Grammar:

@@ -227,15 +227,13 @@ def _bare(schema: Any) -> Any:
 def json_in_lark(schema: str, *, flexible: bool = False) -> str:
     """Return the texts of a JSON schema as an expression within a grammar in the notation of Lark.
 
-    White space may be anywhere where it is `flexible`.
-
-    Where llguidance does not take the schema, it is said in other words, and else as that of any object; what only a
+    Up to 20 spaces and line ends may be wherever JSON allows white space where it is `flexible`. Where llguidance does not take the schema, it is said in other words, and else as that of any object; what only a
     predicate can check is left out.
     """
     words = other_words(Grammar.json_schema(schema), GRAMMAR_BYTES // _PART_BYTES)
     for source in (schema, *([words[0].source] if words is not None else [])):
         said = _bare(json.loads(source, parse_float=exact_float))
-        style = {"whitespace_flexible": True} if flexible else _JSON_STYLE
+        style = {"whitespace_pattern": r"[ \n]{0,20}"} if flexible else _JSON_STYLE
         expression = f"%json {dumps({**said, 'x-guidance': {**style, **said.get('x-guidance', {})}})}"
         with suppress(RequestError):
             if not _refusal(Grammar.lark(f"start: {expression}")):

@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def openai(server: Running, text: str, **more: Any) -> tuple[str, list[tuple[str, Any]]]:
     """Return the text and the calls of a chat."""
-    body = {"model": "caller", "messages": messages(text), "tools": [TOOL], "max_tokens": 99} | more
+    body = {"model": "caller", "messages": messages(text), "tools": [TOOL], "max_tokens": 300} | more
     message = server.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
     calls = [each["function"] for each in message.get("tool_calls") or []]
     return message["content"] or "", [(each["name"], json.loads(each["arguments"])) for each in calls]
