@@ -227,8 +227,9 @@ def _bare(schema: Any) -> Any:
 def json_in_lark(schema: str, *, flexible: bool = False) -> str:
     """Return the texts of a JSON schema as an expression within a grammar in the notation of Lark.
 
-    Up to 20 spaces and line ends may be wherever JSON allows white space where it is `flexible`. Where llguidance does not take the schema, it is said in other words, and else as that of any object; what only a
-    predicate can check is left out.
+    Up to 20 spaces and line ends may be wherever JSON allows white space where it is `flexible`. A schema that
+    llguidance does not take is said in other words, and else as that of any object; what only a predicate can check is
+    left out.
     """
     words = other_words(Grammar.json_schema(schema), GRAMMAR_BYTES // _PART_BYTES)
     for source in (schema, *([words[0].source] if words is not None else [])):
