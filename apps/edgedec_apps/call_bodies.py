@@ -276,8 +276,7 @@ def _of_xml(body: str, tools: Tools) -> Iterable[ToolCall | None]:
 
 def _typed(text: str, schema: Mapping[str, Any], key: str) -> Any:
     """Return a parameter's value of the type that the tool's schema gives it; a text where it gives none."""
-    parts = [part for node in combined(schema, schema) for part in property_parts(node, key)]
-    types = _types({"anyOf": parts}, schema, {})
+    types = types_of(schema, key)
     if "string" in types and not (text.strip() == "null" and "null" in types):
         return text
     lowered = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text)
@@ -294,6 +293,12 @@ def _literal(text: str) -> list[Any]:
     except (ValueError, RecursionError):
         return []
     return [] if text[at:].strip() else [value]
+
+
+def types_of(schema: Mapping[str, Any], key: str) -> set[str]:
+    """Return which of "string", "null" and "other" a property's value may be; an empty set where that is not said."""
+    parts = [part for node in combined(schema, schema) for part in property_parts(node, key)]
+    return _types({"anyOf": parts}, schema, {})
 
 
 def _types(schema: Any, root: Mapping[str, Any], seen: dict[str, set[str]]) -> set[str]:

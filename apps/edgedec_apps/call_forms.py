@@ -4,7 +4,7 @@ The template renders an answer that calls a tool twice; what stands around the n
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from re import compile as regex
 from re import escape
@@ -29,10 +29,12 @@ class CallForm:
     Attributes:
         opens: The mark with which calls begin.
         before_name: What stands between that mark and the name of the first tool.
-        before_arguments: What stands between the name and the arguments, which are an object of JSON.
+        before_arguments: What stands between the name and the arguments, which are an object of JSON unless `keyed`.
         closes: What stands behind the arguments of every call.
         again: What stands between `closes` and the name of one more tool.
         ends: What ends the calls behind the last one's `closes`; where it is empty, text may follow that.
+        keyed: Where the arguments are keys and values: what stands before a key, between key and value, and behind the
+            value, which is a text, or JSON for other types; else empty.
     """
 
     opens: str
@@ -41,6 +43,7 @@ class CallForm:
     closes: str
     again: str = ""
     ends: str = ""
+    keyed: tuple[str, str, str] | tuple[()] = ()
 
     def patterns(self) -> tuple[str, str, str]:
         """Return regular expressions of what stands before arguments, with the name, behind them, and before the end.
@@ -51,6 +54,29 @@ class CallForm:
         before = rf"(?:{_loose(self.before_name)}|{_loose(again)})\s*([\w.:-]+?){_loose(self.before_arguments)}\s*"
         closes = self.closes if self.ends else BRACKETED.split(self.closes)[0]
         return before, _loose(closes), _loose(BRACKETED.split(self.ends)[0])
+
+
+_XML = CallForm("<tool_call>", "\n<function=", ">\n", "</function>\n</tool_call>")
+KEYED = {
+    "<arg_key>": CallForm(
+        "<tool_call>", "", "\n", "</tool_call>", keyed=("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
+    ),
+    "<minimax:tool_call>": CallForm(
+        "<minimax:tool_call>",
+        '\n<invoke name="',
+        '">\n',
+        "</invoke>\n</minimax:tool_call>",
+        keyed=('<parameter name="', '">', "</parameter>\n"),
+    ),
+    "<seed:tool_call>": replace(
+        _XML,
+        opens="<seed:tool_call>",
+        closes="</function>\n</seed:tool_call>",
+        keyed=("<parameter=", ">", "</parameter>\n"),
+    ),
+    "<parameter=": replace(_XML, keyed=("<parameter=", ">\n", "\n</parameter>\n")),
+}
+"""By what their templates have, the forms of families whose arguments are keys and values, which no rendering tells."""
 
 
 def _loose(text: str) -> str:

@@ -15,6 +15,7 @@ from edgedec.errors import RequestError
 from edgedec.exact_json import dumps
 from edgedec.grammar import Grammar, JsonSchema
 from edgedec.tokenizer import Tokenizer
+from edgedec_apps.call_bodies import types_of
 from edgedec_apps.call_forms import CallForm
 from edgedec_apps.reply_marks import call_form
 from edgedec_runtimes.grammar.compiler import json_in_lark
@@ -26,9 +27,9 @@ _BINDS = r"\s*(?:```(?:json)?\s*)?\{\s*\"name\":\s*\"(?:%s)\""  # an object that
 def bound_calls(engine: Engine, tools: Sequence[Mapping[str, Any]], answer: JsonSchema | None = None) -> Grammar | None:
     """Return the grammar of a model's answers that may call some tools.
 
-    A call is bound behind the model's mark, where its arguments are JSON, and where an answer begins with an object
-    that names a tool, as many models write calls. A schema that can't be compiled binds its tool's arguments as that of
-    any object; `uniqueItems` binds nothing.
+    A call is bound behind the model's mark, where its form is one of edgedec_apps.call_forms, and where an answer
+    begins with an object that names a tool, as many models write calls. A schema that can't be compiled binds its
+    tool's arguments as that of any object; `uniqueItems` binds nothing, nor does the length of a text beside JSON.
 
     Args:
         engine: The model.
@@ -74,13 +75,37 @@ def _marked(form: CallForm, functions: Sequence[Mapping[str, Any]], tokenizer: T
     rules = {name: _literal(text, tokenizer) for name, text in texts.items() if text}
     before, closes, again, ends = (name if name in rules else "" for name in texts)
     for i, function in enumerate(functions):
-        rules[f"arguments_{i}"] = json_in_lark(dumps(arguments_schema(function)))
+        schema = arguments_schema(function)
+        if form.keyed:
+            rules |= _keyed(form.keyed, schema, f"arguments_{i}")
+        else:
+            rules[f"arguments_{i}"] = json_in_lark(dumps(schema))
         rules[f"call_{i}"] = f"{_literal(function['name'], tokenizer)} {before} arguments_{i} {closes}"
     rules["call"] = " | ".join(f"call_{i}" for i in range(len(functions)))
     more = f"({again} call)* {ends}" if ends else ""
     # A token may hold the white space together with the mark before it.
     rules["body"] = f"{dumps(space) + '?' if space else ''} {_literal(head, tokenizer)} call {more}"
     return rules
+
+
+def _keyed(around: tuple[str, str, str], schema: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return the rules of keys and values in the order of a schema, in the rule `name`; texts have any length."""
+    before, between, behind = around
+    rules, parts = {name: '""'}, list[str]()
+    for i, (key, part) in enumerate((schema.get("properties") or {}).items()):
+        value = f"{name}_{i}"
+        texts = part.get("enum", [part.get("const")]) if isinstance(part, dict) else []
+        if texts and all(isinstance(text, str) for text in texts):
+            rules[value] = " | ".join(dumps(text + behind, ensure_ascii=False) for text in texts)
+        elif (types := types_of(schema, key)) and "string" not in types:
+            shared = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
+            rules[value] = f"{json_in_lark(dumps({**part, **shared}))} {dumps(behind)}"
+        else:
+            end = "".join("\\n" if each == "\n" else re.escape(each).replace("/", r"\/") for each in behind)
+            rules[f"{value}[lazy]"] = rf"/(.|\n)*{end}/"
+        whole = f"{dumps(before + key + between, ensure_ascii=False)} {value}"
+        parts.append(whole if key in schema.get("required", ()) else f"({whole})?")
+    return rules | ({name: " ".join(parts)} if parts else {})
 
 
 def _plain(functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> Grammar:

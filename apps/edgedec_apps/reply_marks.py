@@ -25,7 +25,7 @@ from edgedec_apps.call_bodies import (
     read_python,
     read_tagged,
 )
-from edgedec_apps.call_forms import BRACKETED, CallForm, derived_form
+from edgedec_apps.call_forms import BRACKETED, KEYED, CallForm, derived_form
 
 Kind = Literal["thinking", "call", "text"]
 Reader = Callable[[str, str, Tools], list[ToolCall]]
@@ -232,10 +232,13 @@ def marks_of(template: str, tokenizer: Tokenizer | None = None) -> tuple[Mark, .
 
 
 def call_form(template: str, tokenizer: Tokenizer | None = None) -> CallForm | None:
-    """Return how a model writes a call whose arguments are JSON; None for another form, or a model without calls."""
+    """Return how a model writes a call; None for calls in Python and Gemma's braces, or a model without calls."""
     form = derived_form(template)
-    if form is not None:
-        return form or None
+    if form:
+        return form
+    keyed = next((keyed for sign, keyed in KEYED.items() if sign in template), None)
+    if form is not None or keyed is not None:
+        return keyed
     names = [name for name in MARKS if name != "tool_call" and _is_there(name, template, tokenizer)]
     names += ["tool_call"] if _is_there("tool_call", template, tokenizer) else []
     return next((mark.form for name in names for mark in MARKS[name] if mark.kind == "call"), None)

@@ -17,7 +17,10 @@ from edgedec.errors import RequestError
 from edgedec.grammar import Grammar
 from edgedec.mark_vocabulary import MarkVocabulary
 from edgedec.tagged import TaggedState, Tags
+from edgedec_apps.call_forms import KEYED
 from edgedec_apps.call_grammar import bound_calls
+from edgedec_apps.replies import split_reply
+from edgedec_apps.reply_marks import call_form, marks_of
 from edgedec_runtimes.grammar.compiler import json_in_lark
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -207,3 +210,47 @@ def test_several_texts_call_each_for_itself(engines: "list[edgedec.Engine]") -> 
                 jsonschema.validate(call_of(text.text)["arguments"], WEATHER)
             elif text.is_whole:
                 assert isinstance(json.loads(text.text), int)
+
+
+DATA = {
+    "type": "object",
+    "properties": {
+        "unit": {"enum": ["C", "F"]},
+        "n": {"$ref": "#/$defs/digit"},
+        "city": {"type": "string"},
+        "flag": {"type": ["boolean", "null"]},
+    },
+    "required": ["unit", "n", "city"],
+    "additionalProperties": False,
+    "$defs": {"digit": {"type": "integer", "minimum": 1, "maximum": 9}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [*KEYED, "{}"])
+def test_keys_and_values_keep_to_the_tools(sign: str) -> None:
+    """Calls in XML have the keys that are needed, and values of their types; a tool without arguments has none."""
+    tools = [{"type": "function", "function": {"name": "save", "parameters": DATA}}]
+    tools += [{"type": "function", "function": {"name": "list"}}]
+    template = re.sub("(?s){% for c.*?endfor %}", "", TEMPLATE) + "{# " + sign + " #}" if sign in KEYED else TEMPLATE
+    with edgedec.load(
+        real_model("smollm2-135m.gguf"), n_ctx=1024, chat_template=template, draft="off", offline=True
+    ) as engine:
+        form, grammar, seen = call_form(template, engine.tokenizer), bound_calls(engine, tools), set[str]()
+        assert form is not None
+        assert bool(form.keyed) is (sign in KEYED)
+        ids = engine.tokenizer.encode(form.opens, add_special=False)
+        for seed in range(6):
+            text = engine.generate(
+                engine.chat_ids(CHAT, tools=tools),
+                resume=ids,
+                grammar=grammar,
+                max_tokens=150,
+                seed=seed,
+                temperature=1.0,
+                logit_bias=dict.fromkeys(engine.tokenizer.encode("list save", add_special=False)[:seed], -9.0),
+            )
+            for call in split_reply(text.text, marks_of(template), tools={"save": DATA, "list": {}}).calls:
+                seen.add(call.name)
+                jsonschema.validate(json.loads(call.arguments), DATA if call.name == "save" else {"maxProperties": 0})
+        assert "save" in seen
