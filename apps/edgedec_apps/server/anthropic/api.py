@@ -139,7 +139,7 @@ def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]
     variables = effort_variables(config, "effort", engine, config.text("effort"))
     config.end()
     tools, choice, one_call = _read_tools(fields)
-    tools, structured, binds = choose_tools(fields, engine, tools, choice, structured, "output_config.format")
+    tools, structured, binds = choose_tools(fields, engine, tools, choice, structured)
     options |= with_close(fields, structured)
     variables |= _read_thinking(fields.object("thinking"), engine) | read_thinking(fields, engine)
     stream = fields.flag("stream")
