@@ -58,10 +58,13 @@ _ROWS = (
     ("-n---", "input_extra.time"),
     ("n--nn", "messages.refusal messages.annotations messages.reasoning_details messages.cache_control"),
     ("n--nn", "messages.prefix messages.content.cache_control messages.content.citations messages.tool_calls.index"),
-    ("n---n", "messages.provider_specific_fields messages.content.image_url.detail messages.tool_calls.function.index"),
+    ("n---n", "messages.provider_specific_fields messages.parsed messages.tool_calls.function.parsed_arguments"),
+    ("n---n", "messages.content.image_url.detail messages.tool_calls.function.index"),
     ("--n--", "input.id input.status input.phase input.caller input.namespace input.async input.encrypted_content"),
     ("--n--", "input.summary input.content.annotations input.content.logprobs input.content.detail"),
+    ("--n--", "input.parsed_arguments input.content.parsed"),
     ("---n-", "cache_control user_profile_id workspace_id thinking.display tools.cache_control system.cache_control"),
+    ("---n-", "tools.strict"),
     ("---n-", "messages.content.caller messages.content.toolset_name messages.content.signature"),
     ("---n-", "messages.content.is_error messages.content.source.media_type messages.content.content.cache_control"),
     ("---n-", "messages.content.content.source.media_type system.citations"),
@@ -101,7 +104,7 @@ _ROWS = (
     ("--r--", "background conversation prompt input.content:input_file input.content:input_audio"),
     ("--r--", "input.output:input_file"),
     ("r---r", "messages.content:input_audio messages.content:file messages.content:video_url"),
-    ("---r-", "messages.content:document messages.content.content:document"),
+    ("---r-", "thread messages.content:document messages.content.content:document"),
     ("----r", "options.tfs_z options.typical_p options.mirostat options.penalize_newline template context"),
 )
 # Values with which a field asks for nothing else than what is done anyway.
