@@ -99,11 +99,10 @@ def openai_responses(url: str, schema: Any, *, stream: bool) -> Told:
 def anthropic(url: str, schema: Any, *, stream: bool) -> Told:
     """Anthropic's client, which wants thoughts to be signed."""
     client = library("anthropic").Anthropic(base_url=url, api_key="none").messages
-    tools = [{"name": "weather", "input_schema": SCHEMA, "strict": True}]
+    tools, thinking = [{"name": "weather", "input_schema": SCHEMA}], {"type": "enabled", "budget_tokens": 1024}
 
     def ask(model: str, chat: Any, **more: Any) -> Any:
-        asked = {"model": model, "messages": chat, "max_tokens": 1500} | more
-        asked["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+        asked = more | {"model": model, "messages": chat, "max_tokens": 1500, "thinking": thinking}
         if not stream:
             return client.parse(**asked)
         with client.stream(**asked) as events:
@@ -111,8 +110,7 @@ def anthropic(url: str, schema: Any, *, stream: bool) -> Told:
 
     called, made = ask("calls", ASKED, tools=tools), ask("plans", ASKED, output_format=schema)
     (thought, call), (planned, _) = called.content, made.content
-    assert thought.signature
-    assert planned.signature
+    assert all(each.signature for each in (thought, planned))
     results = [{"type": "tool_result", "tool_use_id": call.id, "content": "Rain."}]
     chat = [*ASKED, {"role": "assistant", "content": called.content}, {"role": "user", "content": results}]
     answer = ask("calls", chat, tools=tools).content[-1].text
