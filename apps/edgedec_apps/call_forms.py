@@ -45,6 +45,11 @@ class CallForm:
     ends: str = ""
     keyed: tuple[str, str, str] | tuple[()] = ()
 
+    @property
+    def around(self) -> str:
+        """All that stands around names and arguments."""
+        return self.opens + self.before_name + self.before_arguments + self.closes + self.again + self.ends
+
     def patterns(self) -> tuple[str, str, str]:
         """Return regular expressions of what stands before arguments, with the name, behind them, and before the end.
 

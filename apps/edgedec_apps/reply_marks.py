@@ -6,7 +6,7 @@ knows: its chat template has them, or its vocabulary has them as tokens. `edgede
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from edgedec.thought_marks import FAMILIES, THINK, Thoughts, thoughts_family
@@ -260,7 +260,7 @@ def _derived_mark(form: CallForm) -> Mark:
 def hidden_marks(marks: tuple[Mark, ...], tokenizer: Tokenizer) -> dict[int, str]:
     """Return, by its id, each mark that is a control token, which adds nothing to a text."""
     texts = [part for mark in marks for part in (*mark.opens, *mark.closes, mark.head_ends, *sum(mark.quotes, ()))]
-    texts += [part for mark in marks if mark.form is not None for part in astuple(mark.form)]
+    texts += [mark.form.around for mark in marks if mark.form is not None]
     tokens = {text: _token(tokenizer, text) for text in set(BRACKETED.findall(" ".join(texts)))}
     return {i: text for text, i in tokens.items() if i is not None and not tokenizer.piece(i)}
 

@@ -131,6 +131,12 @@ def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]
     Raises:
         RequestError: A field is malformed, or asks for what can't be done; the message names it.
     """
+    if fields.has("thread"):  # the client sends the whole chat then
+        raise ApiError(
+            "thread is not supported: no messages are kept here; send all of them without it",
+            param="thread",
+            code="thread_unsupported_request",
+        )
     messages = [*read_system(fields), *read_messages(fields)]
     fields.rename("stop_sequences", "stop")
     options = read_sampling(fields, engine) | read_max_tokens(fields, "max_tokens")
@@ -139,7 +145,7 @@ def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]
     variables = effort_variables(config, "effort", engine, config.text("effort"))
     config.end()
     tools, choice, one_call = _read_tools(fields)
-    tools, structured, binds = choose_tools(fields, engine, tools, choice, structured, "output_config.format")
+    tools, structured, binds = choose_tools(fields, engine, tools, choice, structured)
     options |= with_close(fields, structured)
     variables |= _read_thinking(fields.object("thinking"), engine) | read_thinking(fields, engine)
     stream = fields.flag("stream")
@@ -178,6 +184,7 @@ def _read_thinking(fields: Fields, engine: Engine) -> dict[str, Any]:
 
 
 _REASONS = {"length": "max_tokens"}
+_SIGNATURE = "edgedec"  # of thoughts; clients send thoughts without one back as text
 
 
 class MessageForm(Dialect):
@@ -253,17 +260,19 @@ def _shown(block: Block, *, begins: bool = False) -> dict[str, Any]:
         arguments = {} if begins else json.loads(block.text, parse_float=exact_float)
         return {"type": "tool_use", "id": block.call.id, "name": block.call.name, "input": arguments}
     if block.kind == "thinking":
-        return {"type": "thinking", "thinking": text, "signature": ""}
+        return {"type": "thinking", "thinking": text, "signature": "" if begins else _SIGNATURE}
     return {"type": "text", "text": text}
 
 
 def _changed(change: Change) -> bytes:
-    """Return a change as an event."""
+    """Return a change as an event; the end of thoughts has their signature, too."""
     block = change.block
     if change.what == "begin":
         return _event("content_block_start", index=block.index, content_block=_shown(block, begins=True))
     if change.what == "end":
-        return _event("content_block_stop", index=block.index)
+        signed = {"type": "signature_delta", "signature": _SIGNATURE}
+        events = _event("content_block_delta", index=block.index, delta=signed) if block.kind == "thinking" else b""
+        return events + _event("content_block_stop", index=block.index)
     kinds = {"text": ("text_delta", "text"), "thinking": ("thinking_delta", "thinking")}
     kind, name = kinds.get(block.kind, ("input_json_delta", "partial_json"))
     return _event("content_block_delta", index=block.index, delta={"type": kind, name: change.text})

@@ -160,7 +160,7 @@ def read_tools(fields: Fields, names: Sequence[str] = _OF_FUNCTION, kind: str = 
 
 
 def choose_tools(
-    fields: Fields, engine: Engine, tools: Tools, choice: Any, structured: dict[str, Any], name: str
+    fields: Fields, engine: Engine, tools: Tools, choice: Any, structured: dict[str, Any]
 ) -> tuple[Tools, dict[str, Any], bool]:
     """Return the tools that the model is told, the options of structured output, and whether calls are to be bound.
 
@@ -169,12 +169,11 @@ def choose_tools(
         engine: The model.
         tools: The definitions.
         choice: "none", "auto", "required", a choice of one tool or of allowed tools in OpenAI's forms, or None.
-        structured: The options of structured output, which bind an answer without calls.
-        name: The field of structured output.
+        structured: The options of structured output, which bind an answer without calls; where a call must come, they
+            have nothing to bind.
 
     Raises:
-        ApiError: The choice is malformed, the template does not support tools, or the request wants a call and
-            structured output.
+        ApiError: The choice is malformed, or the template does not support tools.
     """
     if len(tools) > _MOST_TOOLS:
         raise fields.refusal("tools", f"holds {len(tools)} tools; at most {_MOST_TOOLS}")
@@ -195,8 +194,6 @@ def choose_tools(
     if engine.template is None or "tools" not in engine.template.source:
         raise fields.refusal("tools", "are not supported by the model's chat template; leave them out")
     if choice not in (None, "auto"):
-        if structured:
-            raise fields.refusal("tool_choice", f"and {name} exclude each other; leave one out")
         return tools, {"json_schema": tool_call_schema(_chosen(fields, choice, tools))}, False
     return tools, structured, not structured.keys() - {"json_schema"}
 

@@ -78,7 +78,10 @@ class ApiError(RequestError):
         kind = _ANTHROPIC_KINDS.get(self.status) or _KINDS.get(self.status, usual)
         size = f"{self.n_tokens} tokens > {self.n_most} maximum: " if self.n_tokens else ""
         words = f"prompt is too long: {size}" if self.code == _TOO_LONG else ""
-        return {"type": "error", "error": {"type": kind, "message": words + str(self)}, "request_id": None}
+        error: dict[str, Any] = {"type": kind, "message": words + str(self)}
+        if self.code is not None:
+            error["details"] = {"error_code": self.code}  # by which Anthropic's client decides what to try next
+        return {"type": "error", "error": error, "request_id": None}
 
     def ollama(self) -> dict[str, Any]:
         """Return ollama's form."""

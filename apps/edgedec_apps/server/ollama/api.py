@@ -88,7 +88,7 @@ def read_generate(fields: Fields, options: dict[str, Any], engine: Engine) -> tu
 def _text_request(
     fields: Fields, options: dict[str, Any], prompt: Prompt | None, engine: Engine, tools: Tools = ()
 ) -> tuple[TextRequest | None, Delivery]:
-    tools, structured, binds = choose_tools(fields, engine, tools, None, ollama_format(fields), "format")
+    tools, structured, binds = choose_tools(fields, engine, tools, None, ollama_format(fields))
     options = options | with_close(fields, structured)
     logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", low=0, high=MOST_LOGPROBS)
     if logprobs:

@@ -103,7 +103,7 @@ def read_chat(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
     if fields.has("tools"):  # in place of which there were these
         fields.ignore("functions", "function_call")
     structured, choice = structured_options(fields), fields.take("tool_choice")
-    tools, structured, binds = choose_tools(fields, engine, read_tools(fields), choice, structured, "response_format")
+    tools, structured, binds = choose_tools(fields, engine, read_tools(fields), choice, structured)
     options |= with_close(fields, structured)
     one_call = fields.optional_flag("parallel_tool_calls") is False
     variables = read_thinking(fields, engine)

@@ -74,7 +74,7 @@ def read_response(fields: Fields, engine: Engine, store: ResponseStore) -> tuple
     tools = read_tools(fields, ("name", "description", "parameters", "strict"))
     text = fields.object("text")
     structured, choice = read_format(text.object("format")), fields.take("tool_choice")
-    tools, structured, binds = choose_tools(fields, engine, tools, choice, structured, "text.format")
+    tools, structured, binds = choose_tools(fields, engine, tools, choice, structured)
     options |= with_close(fields, structured)
     text.end()
     one_call = fields.optional_flag("parallel_tool_calls") is False
@@ -126,6 +126,8 @@ _PREFIXES = {"thinking": "rs", "text": "msg", "call": "fc"}
 class ResponseForm(Dialect):
     """The answers of /v1/responses. Implements reply.Dialect.
 
+    Where a request asks for a summary of the thoughts, they are it: clients that ask for one show no other thoughts.
+
     Args:
         job: The request.
         texts: The text that it wants.
@@ -144,6 +146,7 @@ class ResponseForm(Dialect):
         shown |= {"tool_choice": "auto"} | asked.shown
         text = {"format": {"type": "text"}} | (shown.pop("text", None) or {})
         reasoning = {"effort": None, "summary": None} | (shown.pop("reasoning", None) or {})
+        self._summarizes = bool(reasoning["summary"] or reasoning.get("generate_summary"))  # its older name
         self._head = {"id": f"resp_{token_hex(24)}", "object": "response", "created_at": int(time.time())}
         self._head |= {"model": self._model, "background": False, "error": None, "incomplete_details": None}
         self._head |= shown | {"text": text, "reasoning": reasoning, "truncation": "disabled"}
@@ -199,7 +202,7 @@ class ResponseForm(Dialect):
         if block.kind == "call":
             yield from self._of_call(change, at)
         else:
-            yield from self._of_text(change, at | {"content_index": 0}, entries)
+            yield from self._of_text(change, at, entries)
         if change.what == "end":
             yield self._event("response.output_item.done", output_index=block.index, item=self._item(block))
 
@@ -213,15 +216,18 @@ class ResponseForm(Dialect):
 
     def _of_text(self, change: Change, at: dict[str, Any], entries: list[dict[str, Any]]) -> Iterator[bytes]:
         block, is_answer = change.block, change.block.kind == "text"
-        name = "response.output_text" if is_answer else "response.reasoning_text"
+        name, part = "response.output_text" if is_answer else "response.reasoning_text", "response.content_part"
+        if self._summarizes and not is_answer:
+            name, part = "response.reasoning_summary_text", "response.reasoning_summary_part"
+        at = at | {"content_index" if part == "response.content_part" else "summary_index": 0}
         if change.what == "begin":
-            yield self._event("response.content_part.added", **at, part=self._part(block, text=""))
+            yield self._event(f"{part}.added", **at, part=self._part(block, text=""))
         elif change.what == "add":
             yield self._event(f"{name}.delta", **at, delta=change.text, **({"logprobs": entries} if is_answer else {}))
         else:
             more = {"logprobs": self._logprobs} if is_answer else {}
             yield self._event(f"{name}.done", **at, text=block.text, **more)
-            yield self._event("response.content_part.done", **at, part=self._part(block))
+            yield self._event(f"{part}.done", **at, part=self._part(block))
 
     def _entries(self, outputs: Iterable[TokenOutput]) -> list[dict[str, Any]]:
         return chat_entries(outputs, self._tokenizer) if self.delivery.logprobs else []
@@ -229,7 +235,7 @@ class ResponseForm(Dialect):
     def _part(self, block: Block, text: str | None = None) -> dict[str, Any]:
         shown = block.text if text is None else text
         if block.kind == "thinking":
-            return {"type": "reasoning_text", "text": shown}
+            return {"type": "summary_text" if self._summarizes else "reasoning_text", "text": shown}
         entries = self._logprobs if text is None else []
         return {"type": "output_text", "text": shown, "annotations": [], "logprobs": entries}
 
@@ -246,7 +252,8 @@ class ResponseForm(Dialect):
             }
         content = [] if begins else [self._part(block)]
         if block.kind == "thinking":
-            return item | {"type": "reasoning", "summary": [], "content": content}
+            thoughts = [{"type": "reasoning_text", "text": block.text}] if content else []
+            return item | {"type": "reasoning", "summary": content if self._summarizes else [], "content": thoughts}
         return item | {"type": "message", "role": "assistant", "content": content}
 
     def _document(self, status: str, blocks: list[Block]) -> dict[str, Any]:

@@ -178,6 +178,7 @@ def test_every_field_of_the_client_is_known(client: Any) -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type is 'some'"),
         ({"thinking": {"type": "some"}}, "thinking.type is 'some'"),
+        ({"thread": {"type": "create"}}, "thread is not supported"),
         ({"model": "gpt-x"}, "there is no model 'gpt-x' here"),
     ],
 )

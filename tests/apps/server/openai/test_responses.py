@@ -81,6 +81,28 @@ def test_a_stream_has_all_events_and_adds_up(client: Any) -> None:
     assert final.usage.output_tokens == whole.usage.output_tokens
 
 
+@pytest.mark.parametrize("name", ["summary", "generate_summary"])
+def test_thoughts_are_their_summary_where_one_is_asked_for(client: Any, name: str) -> None:
+    """Then the item has them twice, and a stream's events are those of a summary, which clients read."""
+    asked = {"model": "says", "input": "2 + 2?", "reasoning": {name: "auto"}}
+    whole = client.responses.create(**asked).output[0]
+    with client.responses.stream(**asked) as stream:
+        events = [event for event in stream if getattr(event, "output_index", 1) == 0]
+        streamed = stream.get_final_response().output[0]
+    for item in (whole, streamed, events[-1].item):
+        assert ([(part.type, part.text) for part in item.summary], item.content[0].text) == (
+            [("summary_text", "Two and two.")],
+            "Two and two.",
+        )
+    kinds = [event.type.removeprefix("response.") for event in events]
+    part, text = "reasoning_summary_part", "reasoning_summary_text"
+    assert list(dict.fromkeys(kinds)) == [
+        *("output_item.added", f"{part}.added", f"{text}.delta", f"{text}.done", f"{part}.done", "output_item.done")
+    ]
+    assert {event.summary_index for event in events if "summary" in event.type} == {0}
+    assert "".join(event.delta for event in events if event.type.endswith("delta")) == "Two and two."
+
+
 def test_a_tool_is_called_and_its_result_is_read(client: Any, server: Running) -> None:
     """A call is an item of its own, whole and streamed; with its result as an item the model goes on."""
     asked = {"model": "says", "input": [{"role": "user", "content": "Look!"}], "tools": [TOOL]}
@@ -177,8 +199,7 @@ def test_every_field_of_the_client_is_known(client: Any) -> None:
     body |= {"tools": [{"type": "web_search"}, TOOL], "text": {"verbosity": "low"}}
     reply = client.responses.with_raw_response.create(model="says", input="", extra_body=body)
     named = set(reply.headers[IGNORED_HEADER].split(", "))
-    partly_named = {"include (reasoning.encrypted_content)", "reasoning.summary", "text.verbosity"}
-    partly_named |= {"tools[0] (web_search)"}
+    partly_named = {"include (reasoning.encrypted_content)", "text.verbosity", "tools[0] (web_search)"}
     assert named == {*ignored, *partly_named}
 
 
