@@ -1,7 +1,7 @@
 """Measure `--draft auto` against no drafts where drafts bring little: several texts at once, sampling, grammars.
 
     python benchmarks/speed/never_slower.py samples requests
-    python benchmarks/speed/never_slower.py one --model MIXTURE     # the file that moe.py writes
+    python benchmarks/speed/never_slower.py one --model MIXTURE     # a file with a mixture of experts
 
 Three engines in one process, `auto` and two without drafts, answer the same requests in turn, in another order each
 round; the third tells what the measurement is worth. Each round has another prompt and other seeds; every text must be
