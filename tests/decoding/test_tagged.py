@@ -150,7 +150,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": parameters}}
     for name, parameters in (("weather", WEATHER), ("weather_mail", MAIL))
 ]
-BEGUN = ("<tool_call>", '```json\n{\n  "name": "weather"', '{"name": "weather"', "The answer:")
+BEGUN = ("<tool_call>", '```json\n{\n  "name": "weather"', '{"name": "weather"', '{{"name": "weather"', "The answer:")
 CHAT = [{"role": "user", "content": "What is the weather in Oslo?"}]
 
 
@@ -166,6 +166,7 @@ def engines() -> "list[edgedec.Engine]":
 def call_of(text: str) -> dict[str, Any]:
     """Return the call that a text begins with, in a mark, a fence or alone."""
     bare = text.removeprefix("<tool_call>").removeprefix("```json").lstrip()
+    bare = bare[1:-1] if bare.startswith("{{") else bare
     call = json.JSONDecoder().raw_decode(bare)[0]
     return {"arguments": call.get("parameters"), **call}
 
