@@ -198,15 +198,21 @@ def tool_call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def json_values(text: str) -> list[Any]:
-    """Return the JSON values of a text, with semicolons or white space between; an empty list for any other text."""
+    """Return the JSON values of a text, with semicolons or white space between; an empty list for any other text.
+
+    An object may have doubled braces, as Qwen2.5's chat template shows calls.
+    """
     values, at = [], _matched(_SPACES, text, 0).end()
     while at < len(text):
+        doubled = text.startswith("{{", at)
         try:
-            value, at = _DECODER.raw_decode(text, at)
+            value, at = _DECODER.raw_decode(text, at + doubled)
         except (ValueError, RecursionError):
             return []
+        if doubled and not text.startswith("}", at):
+            return []
         values.append(value)
-        at = _matched(_SPACES, text, at).end()
+        at = _matched(_SPACES, text, at + doubled).end()
     return values
 
 

@@ -21,7 +21,7 @@ from edgedec_apps.reply_marks import call_form
 from edgedec_runtimes.grammar.compiler import json_in_lark
 
 _GAP = r"/[ \n]{0,20}/"
-_BINDS = r"\s*(?:```(?:json)?\s*)?\{\s*\"name\":\s*\"(?:%s)\""  # an object that names a tool
+_BINDS = r"\s*(?:```(?:json)?\s*)?\{{1,2}\s*\"name\":\s*\"(?:%s)\""  # an object that names a tool
 
 
 def bound_calls(engine: Engine, tools: Sequence[Mapping[str, Any]], answer: JsonSchema | None = None) -> Grammar | None:
@@ -115,7 +115,8 @@ def _plain(functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> Gram
         rules[f"arguments_{i}"] = json_in_lark(dumps(arguments_schema(function)), flexible=True)
         rules[f"call_{i}"] = f'{dumps(function["name"] + chr(34), ensure_ascii=False)} "," gap key gap arguments_{i}'
     calls = " | ".join(f"call_{i}" for i in range(len(functions)))
-    rules["object"] = rf'"{{" gap "\"name\":" gap "\"" ({calls}) gap "}}"'
+    rules["object"] = 'once | "{" once "}"'  # doubled braces: see json_values
+    rules["once"] = rf'"{{" gap "\"name\":" gap "\"" ({calls}) gap "}}"'
     fenced = r'"```" "json"? /[ \n]{1,20}/ object "\n```"'
     return _lark(rules, f"({_literal('<|python_tag|>', tokenizer)})? object (/ *; */ object)* | {fenced}")
 

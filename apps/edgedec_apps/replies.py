@@ -20,7 +20,7 @@ _PYTHON_TAG = "<|python_tag|>"  # Llama 3 begins calls so; where it is a control
 _FENCE = re.compile(r"```(?:json|python)?\s*\n(.*?)\n?```", re.DOTALL)
 _BEGINNING = re.compile(r"\s*(?:<\|python_tag\|>|```(?:json|python)?)?\s*")
 _FIRST_CALL = re.compile(r"\[\s*([A-Za-z_][\w.-]*)(\s*\()?")
-_FIRST_KEY = re.compile(r'[\s\[]*\{\s*"([^"\\]*)"')
+_FIRST_KEY = re.compile(r'[\s\[]*\{{1,2}\s*"([^"\\]*)"')
 _CALL_KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters"})
 
 

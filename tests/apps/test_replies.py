@@ -90,6 +90,9 @@ PLAIN: dict[str, Case] = {
     "no number of JSON": ('<tool_call>{"name": "list", "arguments": {"n": NaN}}</tool_call>',) * 2 + ([],),
     "a mark in words": ("Write <tool_call> first.",) * 2 + ([],),
     "code": ("```python\nprint(1)\n```", "```python\nprint(1)\n```", []),
+    "doubled braces": called('{{"name": "list", "arguments": {}}}', LIST),
+    "doubled braces in a mark": called('<tool_call>\n{{"name": "list", "arguments": {}}}\n</tool_call>', LIST),
+    "half doubled braces": ('{{"name": "list", "arguments": {}}', '{{"name": "list", "arguments": {}}', []),
     "json and words": ('{"name": "list", "arguments": {}} is it', '{"name": "list", "arguments": {}} is it', []),
     "a broken call, and a call": (
         '<tool_call>{"name": "list", "arguments": {"a": "b}}</tool_call> so <tool_call>{"name": "list"}</tool_call>',

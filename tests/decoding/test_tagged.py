@@ -153,7 +153,7 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": parameters}}
     for name, parameters in (("weather", WEATHER), ("weather_mail", MAIL))
 ]
-BEGUN = ("<tool_call>", '```json\n{\n  "name": "weather"', '{"name": "weather"', "The answer:")
+BEGUN = ("<tool_call>", '```json\n{\n  "name": "weather"', '{"name": "weather"', '{{"name": "weather"', "The answer:")
 CHAT = [{"role": "user", "content": "What is the weather in Oslo?"}]
 
 
@@ -169,6 +169,7 @@ def engines() -> "list[edgedec.Engine]":
 def call_of(text: str) -> dict[str, Any]:
     """Return the call that a text begins with, in a mark, a fence or alone."""
     bare = text.removeprefix("<tool_call>").removeprefix("```json").lstrip()
+    bare = bare[1:-1] if bare.startswith("{{") else bare
     call = json.JSONDecoder().raw_decode(bare)[0]
     return {"arguments": call.get("parameters"), **call}
 
