@@ -89,6 +89,7 @@ def test_wheel_costs_the_header(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_model_on_this_machine_needs_no_request(server: StubServer, model: Path, tmp_path: Path) -> None:
     """A path is returned as it is; nothing is asked."""
     assert model_or_stand_in(str(model), OPTIONS, tmp_path) == model

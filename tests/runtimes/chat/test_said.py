@@ -277,6 +277,7 @@ FORMS: list[dict[str, Any]] = [{}, *({"parameters": form} for form in (None, {},
 FORMS += [{"parameters": {"type": "object", "properties": None, "required": None}}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 @pytest.mark.parametrize("form", FORMS)
 def test_tools_without_parameters(name: str, form: dict[str, Any]) -> None:

@@ -126,6 +126,7 @@ def takes(grammars: Grammars, schema: Any, text: str) -> bool:
     return constraint.may_end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_kept(grammars: Grammars, name: str) -> None:
     """At the root, and as the arguments of a call; no text of another value is taken."""
