@@ -91,7 +91,6 @@ PLAIN: dict[str, Case] = {
     "a mark in words": ("Write <tool_call> first.",) * 2 + ([],),
     "code": ("```python\nprint(1)\n```", "```python\nprint(1)\n```", []),
     "doubled braces": called('{{"name": "list", "arguments": {}}}', LIST),
-    "doubled braces in a mark": called('<tool_call>\n{{"name": "list", "arguments": {}}}\n</tool_call>', LIST),
     "half doubled braces": ('{{"name": "list", "arguments": {}}', '{{"name": "list", "arguments": {}}', []),
     "json and words": ('{"name": "list", "arguments": {}} is it', '{"name": "list", "arguments": {}} is it', []),
     "a broken call, and a call": (

@@ -90,15 +90,11 @@ def test_thoughts_are_their_summary_where_one_is_asked_for(client: Any, name: st
         events = [event for event in stream if getattr(event, "output_index", 1) == 0]
         streamed = stream.get_final_response().output[0]
     for item in (whole, streamed, events[-1].item):
-        assert ([(part.type, part.text) for part in item.summary], item.content[0].text) == (
-            [("summary_text", "Two and two.")],
-            "Two and two.",
-        )
-    kinds = [event.type.removeprefix("response.") for event in events]
+        assert [(part.type, part.text) for part in item.summary] == [("summary_text", "Two and two.")]
+        assert item.content[0].text == "Two and two."
     part, text = "reasoning_summary_part", "reasoning_summary_text"
-    assert list(dict.fromkeys(kinds)) == [
-        *("output_item.added", f"{part}.added", f"{text}.delta", f"{text}.done", f"{part}.done", "output_item.done")
-    ]
+    kinds = ["output_item.added", f"{part}.added", f"{text}.delta", f"{text}.done", f"{part}.done", "output_item.done"]
+    assert list(dict.fromkeys(event.type.removeprefix("response.") for event in events)) == kinds
     assert {event.summary_index for event in events if "summary" in event.type} == {0}
     assert "".join(event.delta for event in events if event.type.endswith("delta")) == "Two and two."
 
