@@ -3,7 +3,7 @@
     python benchmarks/speed/mapped_rows.py smollm2-135m --task fields --json-out mapped.json
 
 The texts are tickets of a seeded generator. The task `labels` asks for a category and urgency, `fields` for a summary,
-too. Both ways run in turn, in new processes; the time is that of the rows, without loading. Answers must be equal.
+too, `words` for a text alone. Both ways run in turn, in new processes; the time is that of the rows, without loading. Answers must be equal.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def main() -> None:
     """Run both ways in turn and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--task", choices=["labels", "fields"], default="labels")
+    parser.add_argument("--task", choices=["labels", "fields", "words"], default="labels")
     for option, default in (("--rows", 200), ("--rounds", 3), ("--parallel", 16)):
         parser.add_argument(option, type=int, default=default)
     parser.add_argument("--json-out", type=Path)
@@ -73,6 +73,7 @@ def main() -> None:
     texts = random.Random(20).sample([f"{a} {b}. {c}" for a in _WHO for b in _WHAT for c in _END], args.rows)
     fields = _SCHEMA | ({"summary": {"type": "string", "maxLength": 80}} if args.task == "fields" else {})
     schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    schema = {"type": "string", "minLength": 60, "maxLength": 90} if args.task == "words" else schema
     with TemporaryDirectory() as name:
         (folder := Path(name)).joinpath("texts.txt").write_text("\n".join(texts), encoding="utf-8")
         folder.joinpath("schema.json").write_text(json.dumps(schema), encoding="utf-8")
