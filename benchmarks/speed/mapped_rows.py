@@ -3,7 +3,8 @@
     python benchmarks/speed/mapped_rows.py smollm2-135m --task fields --json-out mapped.json
 
 The texts are tickets of a seeded generator. The task `labels` asks for a category and urgency, `fields` for a summary,
-too, `words` for a text alone. Both ways run in turn, in new processes; the time is that of the rows, without loading. Answers must be equal.
+too, `words` for a text alone. Both ways run in turn, in new processes; the time is that of the rows, without loading.
+Answers must be equal.
 """
 
 import argparse
