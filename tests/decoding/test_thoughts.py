@@ -215,6 +215,24 @@ def test_thoughts_leave_room_for_the_answer(engines: "list[edgedec.Engine]") -> 
 
 
 @pytest.mark.slow
+def test_a_kept_prompt_thinks_and_answers_the_same(engines: "list[edgedec.Engine]") -> None:
+    """A prompt of which the KV cache holds the most gives the text of the first time."""
+    for engine in engines:
+        chat = [{"role": "user", "content": "Name a city, then say it as JSON. " * 12}]
+        options = {
+            "json_schema": SCHEMA,
+            "think": 6,
+            "max_tokens": 120,
+            "seed": 8,
+            "temperature": 0.8,
+            "reuse": "exact",
+        }
+        first, again = (engine.chat(chat, **options) for _ in range(2))  # type: ignore[arg-type]
+        assert again.token_ids == first.token_ids
+        assert again.stats.n_reused_tokens > 64
+
+
+@pytest.mark.slow
 def test_wrong_budgets(engines: "list[edgedec.Engine]") -> None:
     """A negative number is none, and a model that never thinks has no budget."""
     with pytest.raises(OptionError, match="think"):

@@ -11,7 +11,7 @@ from support.processes.running_server import Running, messages, started
 
 pytestmark = pytest.mark.slow
 
-TEMPLATE = "{# <tool_call> tools #}{{ messages[-1].content }}"
+TEMPLATE = "{# <think> <tool_call> tools #}{{ messages[-1].content }}"
 PARAMETERS = {
     "type": "object",
     "properties": {"n": {"const": 7}, "unit": {"enum": ["C"]}},
@@ -25,6 +25,7 @@ SAYS = {
     "=": ['```json\n{"name": "look"'],
     "%": ["{"],
     "<": ["<tool_call>"],
+    "@": ["<think>", "hm", "<tool_call>", "{bad"],
     "!": ['{"name": "loo"}', "."],
     "": [],  # so that a text ends behind its call
 }
@@ -76,6 +77,15 @@ def test_an_answer_of_a_schema_beside_calls(server: Running) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER}}
     assert openai(server, "%", response_format=form) == ('{"x": 1}', [])
     assert openai(server, "<", response_format=form)[1] == CALL
+
+
+def test_the_budget_of_thoughts_ends_within_a_call(server: Running) -> None:
+    """What the thoughts' end cuts is thought, and no call; what stands in thoughts is free."""
+    body = {"model": "caller", "messages": messages("@"), "tools": [TOOL], "thinking_token_budget": 3}
+    choice = server.client.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert choice["message"]["reasoning_content"] == "hm<tool_call>{bad"
+    assert not choice["message"].get("tool_calls")
+    assert (choice["message"]["content"] or "", choice["finish_reason"]) == ("", "stop")
 
 
 def test_many_tools_of_any_schemas(server: Running) -> None:
