@@ -48,6 +48,11 @@ class ServeFlags:
         "--image-hosts A.B,C.D",
         "Hosts from which pictures of requests may be fetched, by https (default: none).",
     )
+    keep_billing_header: bool = server_flag(
+        "--keep-billing-header",
+        "Leave the line x-anthropic-billing-header in Claude Code's prompts, which no kept prompt fits then.",
+        False,
+    )
     check: list[str] | None = server_flag(
         "--check NAME=COMMAND",
         "A check that requests may name in `refine`, and the command that it runs. Repeatable.",
@@ -197,6 +202,7 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
         keep_s=keep_seconds(flags.keep_alive, "--keep-alive"),
         tls=server_context(flags.tls_cert, flags.tls_key),
         checks=_checks(flags.check or ()),
+        keeps_billing=flags.keep_billing_header,
         image_hosts=tuple(name.strip() for name in flags.image_hosts.split(",")) if flags.image_hosts else (),
     )
 

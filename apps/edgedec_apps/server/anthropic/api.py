@@ -1,6 +1,7 @@
 """Anthropic's interface: /v1/messages and /v1/messages/count_tokens."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from secrets import token_hex
 from typing import Any
@@ -38,12 +39,24 @@ _ROLES = ("user", "assistant", "system")
 Message = dict[str, Any]
 
 
-def read_system(fields: Fields) -> list[Message]:
-    """Return the message of the field `system`: a text or a list of text blocks; an empty list where it is absent."""
+_BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*(?:\n|\Z)")
+
+
+def read_system(fields: Fields, *, keeps_billing: bool = False) -> list[Message]:
+    """Return the message of the field `system`: a text or a list of text blocks; an empty list where it is absent.
+
+    The line for Anthropic's bills with which Claude Code begins it has another value in each request, so that no kept
+    prompt would fit. It is left out, and named as ignored, unless `keeps_billing`.
+    """
     content = fields.take("system")
     blocks = [] if isinstance(content, str | None) else fields.parts("system", content)
-    texts = [block.text_of_kind(block.take("type"), "text") for block in blocks]
-    text = content if isinstance(content, str) else "\n".join(each for each in texts if each is not None)
+    of_blocks = [block.text_of_kind(block.take("type"), "text") for block in blocks]
+    texts = [content] if isinstance(content, str) else [text for text in of_blocks if text is not None]
+    if texts and not keeps_billing and (line := _BILLING.match(texts[0])) is not None:
+        fields.note_ignored("system", line[0].partition(":")[0])
+        rest = texts[0][line.end() :]
+        texts[:1] = [rest] if rest else []
+    text = "\n".join(texts)
     return [{"role": "system", "content": text}] if text else []
 
 
@@ -125,8 +138,8 @@ _OTHERS: Mapping[str, Callable[[Fields], Part | None]] = {"image": _picture, "do
 """What reads the blocks of a user or of a tool's result that are no texts."""
 
 
-def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]:
-    """Read the fields of /v1/messages except `model`.
+def read_message(fields: Fields, engine: Engine, *, keeps_billing: bool = False) -> tuple[TextRequest, Delivery]:
+    """Read the fields of /v1/messages except `model`; `keeps_billing` as of read_system.
 
     Raises:
         RequestError: A field is malformed, or asks for what can't be done; the message names it.
@@ -137,7 +150,7 @@ def read_message(fields: Fields, engine: Engine) -> tuple[TextRequest, Delivery]
             param="thread",
             code="thread_unsupported_request",
         )
-    messages = [*read_system(fields), *read_messages(fields)]
+    messages = [*read_system(fields, keeps_billing=keeps_billing), *read_messages(fields)]
     fields.rename("stop_sequences", "stop")
     options = read_sampling(fields, engine) | read_max_tokens(fields, "max_tokens")
     config = fields.object("output_config")
@@ -286,7 +299,10 @@ async def create(request: Request, service: Service) -> Answer:
     """Answer a chat."""
     fields, model = await read_named(request, service)
 
-    return written(service, model, fields, lambda job: MessageForm(job, *read_message(fields, job.engine)))
+    keeps = service.settings.keeps_billing
+    return written(
+        service, model, fields, lambda job: MessageForm(job, *read_message(fields, job.engine, keeps_billing=keeps))
+    )
 
 
 async def count_tokens(request: Request, service: Service) -> Answer:
@@ -294,7 +310,7 @@ async def count_tokens(request: Request, service: Service) -> Answer:
     fields, model = await read_named(request, service)
 
     async def compute(job: Job) -> dict[str, Any]:
-        texts, _ = read_message(fields, job.engine)
+        texts, _ = read_message(fields, job.engine, keeps_billing=service.settings.keeps_billing)
         with job.queue.preparing():
             (prompt,) = await read_prompts(job, model.completed(texts))
         return {"input_tokens": len(prompt.token_ids)}

@@ -44,6 +44,7 @@ class Settings:
         tls: The certificate and the key with which the server speaks TLS; None for plain HTTP.
         keep_s: Seconds for which a model that a request loaded stays loaded without requests; infinite for ever.
         checks: By its name, the command of a check that requests may name in `refine`.
+        keeps_billing: Whether the line for bills in Claude Code's prompts stays, which is another one in each request.
         image_hosts: Hosts from which pictures may be fetched by https; from others, and by http, none are.
     """
 
@@ -68,6 +69,7 @@ class Settings:
     offline: bool = False
     keep_s: float = 300.0
     tls: "ssl.SSLContext | None" = None
+    keeps_billing: bool = False
     image_hosts: tuple[str, ...] = ()
     checks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 

@@ -1,6 +1,7 @@
 """/v1/messages with Anthropic's own client: texts, thoughts, tools, streams, counting, and errors in its form."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,3 +204,41 @@ def test_a_wrong_key(running: Running) -> None:
         pytest.raises(anthropic.AuthenticationError, match="API key is wrong"),
     ):
         wrong.messages.create(model="says", max_tokens=1, messages=messages("x"))
+
+
+def billed(number: int, *, as_text: bool) -> Any:
+    """Return a system prompt that begins as Claude Code's does."""
+    line, rest = f"x-anthropic-billing-header: cc_version=2.1; cch={number:05x};", "You write code. " * 20
+    return f"{line}\n{rest}" if as_text else [{"type": "text", "text": text} for text in (line, rest)]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_line_for_bills_hides_no_kept_prompt(client: Any, running: Running, as_text: bool) -> None:
+    """The line, another one in each request, is left out and named; elsewhere it is text, and an option keeps it."""
+    for number in (1, 2):
+        raw = client.messages.with_raw_response.create(
+            model="says", max_tokens=9, messages=messages("Hi."), system=billed(number, as_text=as_text)
+        )
+        usage = raw.parse().usage
+    assert raw.headers[IGNORED_HEADER] == "system (x-anthropic-billing-header)"
+    assert usage.input_tokens <= 2
+    assert usage.cache_read_input_tokens > 300
+    told = [{"role": "system", "content": "You write code. " * 20}, *messages("Hi.")]
+    assert usage.input_tokens + usage.cache_read_input_tokens == len(running.engine.chat_ids(told))
+    later = [{"type": "text", "text": "You."}, *billed(3, as_text=False)]
+    assert (
+        IGNORED_HEADER
+        not in client.messages.with_raw_response.create(
+            model="says", max_tokens=9, messages=messages("Hi."), system=later
+        ).headers
+    )
+
+
+def test_an_option_keeps_the_line_for_bills(tmp_path: Path) -> None:
+    """With --keep-billing-header it is a part of the prompt."""
+    with started(saying_model(tmp_path / "says.gguf", SAYS, chat_template=TEMPLATE), keeps_billing=True) as running:
+        body = {"model": "says", "max_tokens": 9, "messages": messages("Hi."), "system": billed(1, as_text=True)}
+        reply = running.client.post("/v1/messages", json=body)
+        told = [{"role": "system", "content": body["system"]}, *messages("Hi.")]
+        assert reply.json()["usage"]["input_tokens"] == len(running.engine.chat_ids(told))
+        assert IGNORED_HEADER not in reply.headers
