@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from edgedec.api.engine import Engine
-from edgedec.chat import arguments_schema
+from edgedec.chat import NO_ARGUMENTS, arguments_schema
 from edgedec.errors import RequestError
 from edgedec.exact_json import dumps
 from edgedec.grammar import Grammar, JsonSchema
@@ -19,9 +19,21 @@ from edgedec_apps.call_bodies import types_of
 from edgedec_apps.call_forms import CallForm
 from edgedec_apps.reply_marks import call_form
 from edgedec_runtimes.grammar.compiler import json_in_lark
+from edgedec_runtimes.grammar.keywords import is_well_formed
+from edgedec_runtimes.grammar.references import moved
 
 _GAP = r"/[ \n]{0,20}/"
 _BINDS = r"\s*(?:```(?:json)?\s*)?\{{1,2}\s*\"name\":\s*\"(?:%s)\""  # an object that names a tool
+
+_Function = tuple[str, Mapping[str, Any]]  # a tool's name, and the JSON schema of its arguments
+_ANY_OBJECT = {"type": "object", "additionalProperties": True}
+_ANY_NAME = r"/[^<>\s\"]+/"
+
+
+def may_bind(options: Mapping[str, Any]) -> bool:
+    """Return whether calls can be bound beside a text's options: not where they say how it ends, or have a grammar."""
+    says_end = any(options.get(name) for name in ("grammar", "ignore_end", "stop_unsure"))
+    return not says_end and "min_tokens" not in (options.get("methods") or {})
 
 
 def bound_calls(engine: Engine, tools: Sequence[Mapping[str, Any]], answer: JsonSchema | None = None) -> Grammar | None:
@@ -41,11 +53,12 @@ def bound_calls(engine: Engine, tools: Sequence[Mapping[str, Any]], answer: Json
         has no mark for calls.
     """
     form = None if engine.template is None else call_form(engine.template.source, engine.tokenizer)
-    functions = [tool["function"] for tool in tools]
-    objects = [{"name": function["name"], "parameters": {"type": "object"}} for function in functions]
+    schemas = [(tool["function"]["name"], arguments_schema(tool["function"])) for tool in tools]
+    sound = [(name, schema if is_well_formed(schema) else _ANY_OBJECT) for name, schema in schemas]
+    objects = [(name, _ANY_OBJECT) for name, _ in schemas]
     if answer is not None and form is None:
         return None
-    for each in (functions, objects):
+    for each in (sound, objects):
         with suppress(RequestError):
             grammar = _of_functions(form, each, engine.tokenizer, answer)
             constraint = engine.requests.constraint_opener(grammar=grammar)()
@@ -56,31 +69,32 @@ def bound_calls(engine: Engine, tools: Sequence[Mapping[str, Any]], answer: Json
 
 
 def _of_functions(
-    form: CallForm | None, functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, answer: JsonSchema | None
+    form: CallForm | None, functions: Sequence[_Function], tokenizer: Tokenizer, answer: JsonSchema | None
 ) -> Grammar:
     """Return the grammar of answers that may call some functions (RequestError where it is too large)."""
     if form is not None and answer is not None:
-        rules = _marked(form, functions, tokenizer) | {"answer": json_in_lark(Grammar.json_schema(answer).source)}
+        said = json_in_lark(Grammar.json_schema(answer).source, exactly=True)
+        rules = _marked(form, functions, tokenizer) | {"answer": said}
         return _lark(rules, f"{_literal(form.opens, tokenizer)} body | answer")
     bodies = {} if form is None else {form.opens: _lark(_marked(form, functions, tokenizer), "body")}
-    names = "|".join(re.escape(function["name"]) for function in functions)
+    names = "|".join(re.escape(_said(name)) for name, _ in functions)
     return Grammar.tagged(bodies, start=_plain(functions, tokenizer), binds=_BINDS % names)
 
 
-def _marked(form: CallForm, functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> dict[str, str]:
+def _marked(form: CallForm, functions: Sequence[_Function], tokenizer: Tokenizer) -> dict[str, str]:
     """Return the rules of what stands behind the mark of a call, in the rule "body"."""
     texts = {f"text_{i}": text for i, text in enumerate((form.before_arguments, form.closes, form.again, form.ends))}
     head = form.before_name.lstrip()
     space = form.before_name[: len(form.before_name) - len(head)]
     rules = {name: _literal(text, tokenizer) for name, text in texts.items() if text}
     before, closes, again, ends = (name if name in rules else "" for name in texts)
-    for i, function in enumerate(functions):
-        schema = arguments_schema(function)
+    for i, (function, schema) in enumerate(functions):
         if form.keyed:
             rules |= _keyed(form.keyed, schema, f"arguments_{i}")
         else:
             rules[f"arguments_{i}"] = json_in_lark(dumps(schema))
-        rules[f"call_{i}"] = f"{_literal(function['name'], tokenizer)} {before} arguments_{i} {closes}"
+        called = _said(function) if form.before_name.endswith('"') else function
+        rules[f"call_{i}"] = f"{_literal(called, tokenizer)} {before} arguments_{i} {closes}"
     rules["call"] = " | ".join(f"call_{i}" for i in range(len(functions)))
     more = f"({again} call)* {ends}" if ends else ""
     # A token may hold the white space together with the mark before it.
@@ -91,29 +105,48 @@ def _marked(form: CallForm, functions: Sequence[Mapping[str, Any]], tokenizer: T
 def _keyed(around: tuple[str, str, str], schema: Mapping[str, Any], name: str) -> dict[str, str]:
     """Return the rules of keys and values in the order of a schema, in the rule `name`; texts have any length."""
     before, between, behind = around
+    end = "".join("\\n" if each == "\n" else re.escape(each).replace("/", r"\/") for each in behind)
+    rest = rf"/(.|\n)*{end}/"
     rules, parts = {name: '""'}, list[str]()
+    if not schema.get("properties") and schema != NO_ARGUMENTS:
+        some = f"({dumps(before)} {_ANY_NAME} {dumps(between)} {name}_text)*"
+        return {name: some, f"{name}_text[lazy]": rest}
     for i, (key, part) in enumerate((schema.get("properties") or {}).items()):
         value = f"{name}_{i}"
         texts = part.get("enum", [part.get("const")]) if isinstance(part, dict) else []
         if texts and all(isinstance(text, str) for text in texts):
             rules[value] = " | ".join(dumps(text + behind, ensure_ascii=False) for text in texts)
-        elif (types := types_of(schema, key)) and "string" not in types:
-            shared = {each: schema[each] for each in ("$defs", "definitions") if each in schema}
-            rules[value] = f"{json_in_lark(dumps({**part, **shared}))} {dumps(behind)}"
         else:
-            end = "".join("\\n" if each == "\n" else re.escape(each).replace("/", r"\/") for each in behind)
-            rules[f"{value}[lazy]"] = rf"/(.|\n)*{end}/"
+            rules[f"{value}[lazy]"] = rest
+            if (types := types_of(schema, key)) and "string" not in types:
+                with suppress(RequestError):
+                    rules[value] = f"{json_in_lark(_standing_alone(schema, key), exactly=True)} {dumps(behind)}"
+                    del rules[f"{value}[lazy]"]
         whole = f"{dumps(before + key + between, ensure_ascii=False)} {value}"
         parts.append(whole if key in schema.get("required", ()) else f"({whole})?")
     return rules | ({name: " ".join(parts)} if parts else {})
 
 
-def _plain(functions: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> Grammar:
+def _standing_alone(schema: Mapping[str, Any], key: str) -> str:
+    """Return the JSON schema of a property of a schema, with what it refers to, as JSON."""
+    part = dumps(schema["properties"][key])
+    if '"$ref"' not in part:
+        return part
+    place = key.replace("~", "~0").replace("/", "~1")
+    return dumps({"$ref": f"#/$defs/all/properties/{place}", "$defs": {"all": moved(schema, "/$defs/all")}})
+
+
+def _said(name: str) -> str:
+    """Return a name as it stands within quotes in JSON."""
+    return dumps(name, ensure_ascii=False)[1:-1]
+
+
+def _plain(functions: Sequence[_Function], tokenizer: Tokenizer) -> Grammar:
     """Return the grammar of an answer that is an object that calls a function, or several, or one in a fence."""
     rules = {"gap": _GAP, "key": r'"\"arguments\":" | "\"parameters\":"'}
-    for i, function in enumerate(functions):
-        rules[f"arguments_{i}"] = json_in_lark(dumps(arguments_schema(function)), flexible=True)
-        rules[f"call_{i}"] = f'{dumps(function["name"] + chr(34), ensure_ascii=False)} "," gap key gap arguments_{i}'
+    for i, (function, schema) in enumerate(functions):
+        rules[f"arguments_{i}"] = json_in_lark(dumps(schema), flexible=True)
+        rules[f"call_{i}"] = f'{dumps(_said(function) + chr(34), ensure_ascii=False)} "," gap key gap arguments_{i}'
     calls = " | ".join(f"call_{i}" for i in range(len(functions)))
     rules["object"] = 'once | "{" once "}"'  # doubled braces: see json_values
     rules["once"] = rf'"{{" gap "\"name\":" gap "\"" ({calls}) gap "}}"'

@@ -147,7 +147,7 @@ TOOLS: Mapping[str, Tool] = {
 def with_models(before: str, entries: str) -> str:
     """Return Continue's settings with more models before the others (RequestError where the list is in one line)."""
     before = before if before.strip() else "name: edgedec\nversion: 0.0.1\nschema: v1\n"
-    if not re.search("^models:", before, re.MULTILINE):
+    if not re.search("^models:", before, re.MULTILINE) and not before.lstrip().startswith("{"):
         return f"{before.rstrip()}\nmodels:\n{entries}"
     item = re.search(r"^models:[ \t]*(?:#.*)?\r?\n((?:[ \t]*(?:#.*)?\r?\n)*)( *)- ", before, re.MULTILINE)
     if item is None:

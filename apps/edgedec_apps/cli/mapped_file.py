@@ -51,11 +51,11 @@ def _output(result: Generation | RequestError, *, is_json: bool) -> object:
         raise RequestError(f"the answer's JSON can't be read: {error}") from error
 
 
-def n_answered(path: Path, keys: Sequence[str]) -> tuple[int, int]:
-    """Return how many rows are in a file, and how many of these have errors; half a line at the end is cut off.
+def n_answered(path: Path, keys: Sequence[str]) -> tuple[int, int, int]:
+    """Return how many rows are in a file, how many of these have errors, and its bytes; half a last line is cut off.
 
     Args:
-        path: The file; there may be none yet.
+        path: The file; there may be none yet. Of a device or a pipe nothing is read.
         keys: The key of each row.
 
     Raises:
@@ -64,7 +64,8 @@ def n_answered(path: Path, keys: Sequence[str]) -> tuple[int, int]:
     """
     n_failed = 0
     try:
-        *lines, half = (path.read_bytes() if path.exists() else b"").split(b"\n")
+        content = path.read_bytes() if path.is_file() else b""
+        *lines, half = content.split(b"\n")
         if len(lines) > len(keys):
             raise RequestError(f"{path} has {len(lines)} answers for {len(keys)} rows; name another --out")
         for number, (line, key) in enumerate(zip(lines, keys, strict=False), 1):
@@ -75,7 +76,24 @@ def n_answered(path: Path, keys: Sequence[str]) -> tuple[int, int]:
             os.truncate(path, path.stat().st_size - len(half))
     except OSError as error:
         raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
-    return len(lines), n_failed
+    return len(lines), n_failed, len(content) - len(half)
+
+
+def add_line(path: Path, line: str, n_bytes: int) -> int:
+    """Add a line to a file of `n_bytes`, and return its bytes then.
+
+    Raises:
+        StorageError: The file can't be written, or has other bytes: another process writes it.
+    """
+    try:
+        with path.open("a", encoding="ascii") as file:
+            if path.is_file() and file.tell() != n_bytes:
+                raise StorageError(
+                    f"{path} was changed by another process, perhaps the same command; let one end first"
+                )
+            return n_bytes + file.write(line)
+    except OSError as error:
+        raise StorageError(f"{path} could not be written: {error.strerror or error}") from error
 
 
 def _has_error(line: bytes, key: str, where: str) -> bool:

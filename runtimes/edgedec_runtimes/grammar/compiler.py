@@ -224,21 +224,24 @@ def _bare(schema: Any) -> Any:
 
 
 @lru_cache(64)
-def json_in_lark(schema: str, *, flexible: bool = False) -> str:
+def json_in_lark(schema: str, *, flexible: bool = False, exactly: bool = False) -> str:
     """Return the texts of a JSON schema as an expression within a grammar in the notation of Lark.
 
     Up to 20 spaces and line ends may be wherever JSON allows white space where it is `flexible`. A schema that
-    llguidance does not take is said in other words, and else as that of any object; what only a predicate can check is
-    left out.
+    llguidance does not take is said in other words, and else as that of any object (`exactly`: RequestError); what only
+    a predicate can check is left out.
     """
     words = other_words(Grammar.json_schema(schema), GRAMMAR_BYTES // _PART_BYTES)
     for source in (schema, *([words[0].source] if words is not None else [])):
         said = _bare(json.loads(source, parse_float=exact_float))
-        style = {"whitespace_pattern": r"[ \n]{0,20}"} if flexible else _JSON_STYLE
-        expression = f"%json {dumps({**said, 'x-guidance': {**style, **said.get('x-guidance', {})}})}"
+        style: dict[str, Any] = {"whitespace_pattern": r"[ \n]{0,20}"} if flexible else {**_JSON_STYLE}
+        style |= said["x-guidance"] if isinstance(said.get("x-guidance"), dict) else {}
+        expression = f"%json {dumps({**said, 'x-guidance': style})}"
         with suppress(RequestError):
             if not _refusal(Grammar.lark(f"start: {expression}")):
                 return expression
+    if exactly:
+        raise RequestError("the JSON schema can't be used within a grammar; simplify it")
     return json_in_lark('{"type": "object"}', flexible=flexible)
 
 

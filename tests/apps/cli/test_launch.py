@@ -240,5 +240,6 @@ def test_models_go_before_those_that_are_there() -> None:
     for text in ("", "name: a", "models: # mine\n- name: old\n", OTHERS.decode()):
         models = yaml.safe_load(with_models(text, entries))["models"]
         assert (models[0], len(models)) == ({"name": "new", "roles": ["chat"]}, 1 + ("- name" in text))
-    with pytest.raises(Exception, match="put these there by hand"):
-        with_models("models: [{name: old}]\n", entries)
+    for text in ("models: [{name: old}]\n", '{"models": []}'):
+        with pytest.raises(Exception, match="put these there by hand"):
+            with_models(text, entries)

@@ -12,6 +12,8 @@ import pytest
 from support.processes.command_line import Result, interrupt_when, run_here
 
 import edgedec
+from edgedec.errors import StorageError
+from edgedec_apps.cli.mapped_file import add_line
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +105,16 @@ def test_an_output_of_something_else_is_left_alone(place: Place) -> None:
         place.out.write_bytes(content)
         place.run().failed(40, "o.jsonl, line 1, is no answer of edgedec map; name another --out")
         assert place.out.read_bytes() == content
+
+
+def test_another_process_writes_the_same_file(place: Place) -> None:
+    """A line is added to what the earlier ones left, else the file stays as it is; a device is written, not read."""
+    assert add_line(place.out, "a\n", 0) == 2
+    with pytest.raises(StorageError, match="another process"):
+        add_line(place.out, "b\n", 0)
+    assert add_line(place.out, "b\n", 2) == 4 == len(place.out.read_text())
+    place.out = Path("/dev/full")
+    place.run().failed(60, "/dev/full could not be written: No space left")
 
 
 def test_errors_of_rows_have_lines(place: Place) -> None:

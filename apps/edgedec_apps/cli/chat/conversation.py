@@ -181,10 +181,11 @@ def _reply(conversation: Conversation) -> "Sequence[ToolCall]":
 
     def work(cancel: CancelToken) -> "Generation":
         options = conversation.options
-        if tools is not None and not options.keys() & {"grammar", "json_schema"}:
-            from edgedec_apps.call_grammar import bound_calls
+        if tools is not None and "json_schema" not in options:
+            from edgedec_apps.call_grammar import bound_calls, may_bind
 
-            options = {**options, "grammar": bound_calls(engine, tools)}
+            if may_bind(options):
+                options = {**options, "grammar": bound_calls(engine, tools)}
         with progress as on_progress:
             stream = engine.chat_stream(
                 conversation.messages, tools=tools, cancel=cancel, on_progress=on_progress, **options

@@ -59,7 +59,7 @@ def command(
         return
     runs = listens(server) or server.url != DEFAULT_URL
     if runs and memory is not None:
-        raise RequestError(f"--memory is for a server that is started; one runs at {url_of(server)}: leave it out")
+        raise RequestError(f"--memory is for a server that is started, not that at {url_of(server)}: leave it out")
     if config or not (chosen.executable or chosen.file):
         target = _target(server, model, context) if runs else Target(url_of(server), _named(model), context or _N_CTX)
         for line in _lines(chosen, target, typed):

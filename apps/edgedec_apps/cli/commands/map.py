@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
-from edgedec.errors import CancelledError, RequestError, StorageError, counted
+from edgedec.errors import CancelledError, RequestError, counted
 from edgedec.exact_json import dumps
 from edgedec.progress import CancelToken, report_progress
 from edgedec_apps.cli.declared import argument, model_flag, output_flag, prompt_flag
@@ -46,7 +46,7 @@ def command(
     answer gets a line with its error, and the exit code is 40 then.
     """
     from edgedec.sequence import Generation
-    from edgedec_apps.cli.mapped_file import answer_of, keys_of, n_answered
+    from edgedec_apps.cli.mapped_file import add_line, answer_of, keys_of, n_answered
     from edgedec_apps.cli.methods import require_stages, without_stages
     from edgedec_apps.cli.opening import open_model, text_options_of
     from edgedec_apps.mapping import map_prompts, prompts_of
@@ -74,13 +74,17 @@ def command(
             template = None if engine.template is None else engine.template.source
             settings = options | {"system": system, "template": template, "lora": engine.lora}
             keys = keys_of(engine.card.fingerprint, settings, prompts.values())
-            n_done, n_failed = (0, 0) if out is None else n_answered(out, keys)
+            n_done, n_failed, n_bytes = (0, 0, 0) if out is None else n_answered(out, keys)
             report_progress(on_progress, "map", n_done, n_rows, "rows")
             numbers, begun = [*prompts][n_done:], perf_counter()
             results = map_prompts(engine, map(prompts.__getitem__, numbers), system=system, cancel=cancel, **options)
             for number, key, result in zip(numbers, keys[n_done:], results, strict=True):
                 answer = answer_of(number, key, result, is_json=grammar is not None and grammar.kind == "json_schema")
-                _write(out, dumps(answer) + "\n")
+                line = dumps(answer) + "\n"
+                if out is None:
+                    write_text(line)
+                else:
+                    n_bytes = add_line(out, line, n_bytes)
                 n_done, n_failed = n_done + 1, n_failed + ("error" in answer)
                 if isinstance(result, Generation):
                     n_read, n_reused = n_read + result.stats.n_prompt_tokens, n_reused + result.stats.n_reused_tokens
@@ -97,15 +101,3 @@ def command(
         say(f"{counted(n_rows, 'row')} in {where} · {tokens} · {seconds:.1f} s")
     if n_failed:
         raise RequestError(f"{n_failed} of {counted(n_rows, 'row')} have no answer; their lines in {where} say why")
-
-
-def _write(out: Path | None, line: str) -> None:
-    """Add a line to the output (StorageError where it can't be written)."""
-    if out is None:
-        write_text(line)
-        return
-    try:
-        with out.open("a", encoding="ascii") as file:
-            file.write(line)
-    except OSError as error:
-        raise StorageError(f"{out} could not be written: {error.strerror or error}") from error

@@ -25,7 +25,7 @@ from edgedec.sampling import SEED_LIMIT, SamplingParams
 from edgedec.sequence import COUPLED, Generation, TokenOutput
 from edgedec.stats import DecodeStats
 from edgedec.thought_marks import Thoughts
-from edgedec_apps.call_grammar import bound_calls
+from edgedec_apps.call_grammar import bound_calls, may_bind
 from edgedec_apps.choices import weigh
 from edgedec_apps.infill import Gap
 from edgedec_apps.reading_pace import ReadingPace
@@ -185,7 +185,7 @@ def events(
         EdgedecError: As Engine.stream.
     """
     bound: dict[str, Any] = {}
-    if request.binds_calls:
+    if request.binds_calls and may_bind(request.options):
         grammar = bound_calls(engine, request.tools, request.options.get("json_schema"))
         bound = {} if grammar is None else {"grammar": grammar, "json_schema": None}
     for index, prompt in enumerate(prompts):

@@ -9,6 +9,9 @@ import pytest
 from support.models.saying_model import saying_model
 from support.processes.running_server import Running, messages, started
 
+import edgedec
+from edgedec_apps.call_grammar import bound_calls
+
 pytestmark = pytest.mark.slow
 
 TEMPLATE = "{# <think> <tool_call> tools #}{{ messages[-1].content }}"
@@ -96,3 +99,55 @@ def test_many_tools_of_any_schemas(server: Running) -> None:
     tools += [{"type": "function", "function": {"name": "look", "parameters": ahead}}]
     text, _ = openai(server, "?", tools=tools, max_tokens=20)
     assert text.startswith("See")
+
+
+JSON_CALL, XML_CALL = '{"name": "%s", "arguments": %s}\n</tool_call>', "\n<function=%s>\n%s</function>\n</tool_call>"
+DEEP = {"type": "object", "properties": {"n": {"$ref": "#/properties/m"}, "m": {"type": "integer"}}}
+LOOP = {"type": "object", "properties": {"a": {"$ref": "#"}}}
+AHEAD = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "string", "pattern": "(?!x)y"}}}}
+LARGE = {"type": "object", "properties": {f"key{i}": {"enum": [f"value{k}" for k in range(9)]} for i in range(1000)}}
+N, A, B = "<parameter=n>\n7\n</parameter>\n", "<parameter=a>\n%s\n</parameter>\n", "<parameter=b>\nx\n</parameter>\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "arguments", "keyed"),
+    [
+        ('a"b\\', PARAMETERS, '{"n": 7, "unit": "C"}', ""),
+        ("look", LARGE, '{"any": 1}', B),
+        ("look", {"type": "object", "additionalProperties": {"type": "string"}}, '{"b": "x"}', B),
+        ("look", {"$ref": "#/$defs/x", "$defs": {"x": DEEP}}, '{"n": 7}', N),
+        ("look", DEEP, '{"n": 7}', N),
+        ("look", LOOP, '{"a": {"a": {}}}', A % '{"a": {}}'),
+        ("look", AHEAD, '{"a": ["y"]}', A % '["y"]'),
+        ("look", {"type": "object", "properties": {"b": {"enum": 5}}}, '{"b": "x"}', B),
+        ("look", {"type": "object", "properties": ["b"], "required": True}, '{"b": "x"}', B),
+        ("look", {"type": "object", "properties": {"n": {}}, "required": ["n"], "x-guidance": 5}, '{"n": 7}', N),
+    ],
+)
+def test_what_schemas_allow_may_be_called(
+    tmp_path: Path, name: str, parameters: Any, arguments: str, keyed: str
+) -> None:
+    """Calls that a schema allows are taken, in JSON and in XML, whatever the schema is."""
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}}]
+    said = {TEMPLATE: JSON_CALL % (json.dumps(name)[1:-1], arguments)}
+    said |= {TEMPLATE.replace("#}", "<parameter= #}"): XML_CALL % (name, keyed)} if keyed else {}
+    for template, body in said.items():
+        with edgedec.load(saying_model(tmp_path / "m.gguf", SAYS, chat_template=template), runtime="cpu") as engine:
+            grammar = bound_calls(engine, tools)
+            assert grammar is not None
+            for text in (f"<tool_call>{body}", *([f'{{"name": "look", "arguments": {arguments}'] if keyed else [])):
+                constraint = engine.requests.constraint_opener(grammar=grammar)()
+                assert constraint is not None
+                ids = engine.tokenizer.encode(text, add_special=False)
+                assert [constraint.allows(ids[:i], ids[i]) for i in range(len(ids))] == [True] * len(ids)
+                constraint.close()
+
+
+@pytest.mark.parametrize("option", [{"ignore_end": True}, {"min_tokens": 3}])
+def test_what_says_how_a_text_ends_binds_no_calls(server: Running, option: dict[str, Any]) -> None:
+    """The request is answered as without tools; a schema that can't be compiled is refused beside tools, too."""
+    more: dict[str, Any] = {**option, "max_tokens": 3, "temperature": 0}
+    assert openai(server, "!", **more) == openai(server, "!", **more, tools=[])
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"items": {"pattern": "(?!x)y"}}}}
+    body = {"model": "caller", "messages": messages("%"), "response_format": form, "tools": [TOOL]}
+    assert server.client.post("/v1/chat/completions", json=body).status_code == 400
