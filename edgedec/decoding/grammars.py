@@ -93,7 +93,7 @@ class Grammars:
             return self._thinking[marks]
 
     def _compiled(self, grammar: Grammar) -> GrammarState:
-        """Return a grammar's state before the first token; what stands behind marks is compiled when a mark comes."""
+        """Return a grammar's state before the first token."""
         if grammar.kind == "tagged":
             tags = Tags.of(grammar)
             marks = tuple(tags.bodies)
