@@ -327,6 +327,7 @@ def test_cancelling_while_the_template_is_rendered(
     monkeypatch.setattr(chat_budget, "LIMIT_BYTES", 1 << 50)
     monkeypatch.setattr(chat_budget, "LIMIT_S", 60.0)
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    endless = f"{{% if messages[0].content == 'x' %}}{endless}{{% endif %}}"  # not at the trial when it is loaded
     cancel = CancelToken()
     timer = threading.Timer(0.1, cancel.cancel)
     with edgedec.load(tiny_path, runtime=runtime, n_ctx=256, chat_template=endless) as engine:

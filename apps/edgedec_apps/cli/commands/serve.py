@@ -50,7 +50,7 @@ class ServeFlags:
     )
     keep_billing_header: bool = server_flag(
         "--keep-billing-header",
-        "Leave the line x-anthropic-billing-header in Claude Code's prompts, which no kept prompt fits then.",
+        "Leave the line for bills in the prompts of Claude Code, which no kept prompt fits then.",
         False,
     )
     check: list[str] | None = server_flag(
