@@ -96,6 +96,7 @@ def test_model_on_this_machine_needs_no_request(server: StubServer, model: Path,
     assert server.seen == []
 
 
+@pytest.mark.slow
 def test_offline_is_said(server: StubServer, data: bytes, tmp_path: Path) -> None:
     """With the option offline nothing is asked, and the error is the usual one."""
     server.add("/tiny.gguf", data)
