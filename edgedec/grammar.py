@@ -115,7 +115,7 @@ class Grammar:
     def tagged(
         cls, bodies: Mapping[str, "Grammar"], *, start: "Grammar | None" = None, binds: str = "(?!)"
     ) -> "Grammar":
-        """Return the grammar of free text in which what stands behind a mark keeps to a grammar of its own.
+        """Return a grammar of free text with marks: behind each mark the text keeps to that mark's grammar.
 
         Where a text of that grammar is whole and nothing may follow it, the free text goes on.
 

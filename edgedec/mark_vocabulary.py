@@ -83,7 +83,7 @@ class MarkVocabulary:
 
 
 def without(mask: Mask, token_ids: Sequence[int]) -> Mask:
-    """Return a mask without some tokens; the mask itself where there are none."""
+    """Return a copy of a mask in which these tokens are ruled out; the mask itself where there are no tokens."""
     if not token_ids:
         return mask
     rest = mask.copy()

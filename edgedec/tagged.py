@@ -20,7 +20,7 @@ class Tags:
     """What Grammar.tagged() says.
 
     Attributes:
-        bodies: By mark, the grammar of what stands behind it.
+        bodies: The grammar of the text behind each mark, by mark.
         start: The grammar of what a text may be in place of free text; None for none.
         binds: What the beginning of a text matches where it must go on by `start`.
     """
@@ -51,7 +51,7 @@ class _Place:
     Attributes:
         phase: "start" where the text so far keeps to the grammar of a text's beginning but is not bound yet, "within"
             where the next token belongs to a grammar's text, "over" behind an end token.
-        said: The end of the free text, as long as it may be the beginning of a mark; at the start all of the text.
+        said: In the phase "start" all of the text; in free text its last bytes, with which a mark may begin.
         by_grammar: Whether a grammar took the token that led here.
     """
 

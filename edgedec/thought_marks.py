@@ -10,7 +10,7 @@ class Thoughts:
     Attributes:
         opens: The mark before the thoughts.
         closes: The mark behind them.
-        written: The text that ends thoughts whose budget is used up: `closes`, and what stands before an answer.
+        written: What is written for the model once the budget is used up: `closes`, then what begins an answer.
         then: What follows `closes` before an answer; where it is empty, white space may.
         alone: The mark with which an answer without thoughts begins; empty for none.
         gap: White space between `opens` and a thought that is written for the model.

@@ -69,7 +69,7 @@ class OpenCall:
         self._ends[False] = finder([*self._quotes, *mark.closes, *aborts, *brackets])
 
     def read(self, body: str, tools: Tools, *, cut: bool) -> list[ToolCall]:
-        """Return the calls of a body; an empty list for one that is no call, or that is empty or XML and `cut`."""
+        """Return the calls of a body; none where it is no call, or where it was `cut` and is empty or XML."""
         if self._mark.read is None or (cut and _TAGS.match(body) and not body.rstrip().endswith(_TAG_ENDS)):
             return []
         return self._mark.read(self._head, body, tools)

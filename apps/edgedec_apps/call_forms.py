@@ -112,7 +112,7 @@ def derived_form(source: str) -> CallForm | Literal[False] | None:
 
 
 def _rendered(template: ChatTemplate, n_calls: int) -> str:
-    """Return what a template makes of an answer with some calls behind the question."""
+    """Return what a template writes behind the question: an answer of `n_calls` calls, or one in words for 0."""
     schema = {"type": "object", "properties": {name: {"type": "string", "description": "x"} for name in _ARGUMENTS}}
     tool = {"type": "function", "function": {"name": "zqtool", "description": "x", "parameters": schema}}
     function = {"name": _NAME, "arguments": _ARGUMENTS}

@@ -61,9 +61,7 @@ def bound_calls(engine: Engine, tools: Sequence[Mapping[str, Any]], answer: Json
     for each in (sound, objects):
         with suppress(RequestError):
             grammar = _of_functions(form, each, engine.tokenizer, answer)
-            constraint = engine.requests.constraint_opener(grammar=grammar)()
-            if constraint is not None:
-                constraint.close()
+            engine.requests.require_grammar(grammar)
             return grammar
     return None
 
@@ -116,15 +114,22 @@ def _keyed(around: tuple[str, str, str], schema: Mapping[str, Any], name: str) -
         texts = part.get("enum", [part.get("const")]) if isinstance(part, dict) else []
         if texts and all(isinstance(text, str) for text in texts):
             rules[value] = " | ".join(dumps(text + behind, ensure_ascii=False) for text in texts)
+        elif (said := _json_of(schema, key)) is not None:
+            rules[value] = f"{said} {dumps(behind)}"
         else:
             rules[f"{value}[lazy]"] = rest
-            if (types := types_of(schema, key)) and "string" not in types:
-                with suppress(RequestError):
-                    rules[value] = f"{json_in_lark(_standing_alone(schema, key), exactly=True)} {dumps(behind)}"
-                    del rules[f"{value}[lazy]"]
         whole = f"{dumps(before + key + between, ensure_ascii=False)} {value}"
         parts.append(whole if key in schema.get("required", ()) else f"({whole})?")
     return rules | ({name: " ".join(parts)} if parts else {})
+
+
+def _json_of(schema: Mapping[str, Any], key: str) -> str | None:
+    """Return the JSON of a property as an expression of Lark; None where it may be a text, or can't be compiled."""
+    types = types_of(schema, key)
+    with suppress(RequestError):
+        if types and "string" not in types:
+            return json_in_lark(_standing_alone(schema, key), exactly=True)
+    return None
 
 
 def _standing_alone(schema: Mapping[str, Any], key: str) -> str:
@@ -146,7 +151,8 @@ def _plain(functions: Sequence[_Function], tokenizer: Tokenizer) -> Grammar:
     rules = {"gap": _GAP, "key": r'"\"arguments\":" | "\"parameters\":"'}
     for i, (function, schema) in enumerate(functions):
         rules[f"arguments_{i}"] = json_in_lark(dumps(schema), flexible=True)
-        rules[f"call_{i}"] = f'{dumps(_said(function) + chr(34), ensure_ascii=False)} "," gap key gap arguments_{i}'
+        quoted = dumps(_said(function) + '"', ensure_ascii=False)
+        rules[f"call_{i}"] = f'{quoted} "," gap key gap arguments_{i}'
     calls = " | ".join(f"call_{i}" for i in range(len(functions)))
     rules["object"] = 'once | "{" once "}"'  # doubled braces: see json_values
     rules["once"] = rf'"{{" gap "\"name\":" gap "\"" ({calls}) gap "}}"'

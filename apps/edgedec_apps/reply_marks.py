@@ -201,7 +201,7 @@ MARKS: Mapping[str, tuple[Mark, ...]] = {
         _array("functools", ""),
         Mark(("<|/tool_call|>",), "text", read=read_tagged),
     ),
-    # Granite 3 that thinks puts its answer between tags.
+    # When Granite 3 thinks, its answer stands between these tags.
     "granite3": (Mark(("<response>", "</response>"), "text"),),
 }
 _MOST_CHARACTERS = 200  # of a prompt's end, with white space

@@ -223,6 +223,10 @@ class Requests:
         request = Request((), SamplingParams(), 0, methods=methods)
         return lambda: self._grammars.open(chosen, request)
 
+    def require_grammar(self, grammar: Grammar) -> None:
+        """Raise RequestError for a grammar that can't be compiled; the latest few stay compiled."""
+        self._grammars.open(grammar).close()
+
     def plain(self, prompt: Prompt, options: SamplingOptions) -> Request:
         """Return the plain request for a prompt, with a seed drawn where none is given."""
         self.require_writer()

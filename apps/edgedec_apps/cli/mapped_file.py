@@ -1,4 +1,4 @@
-"""The file of the answers of `edgedec map`: a line for each row, whole and in order, with which a later run goes on."""
+"""The file of the answers of `edgedec map`: one line a row, in the rows' order. A later run goes on behind them."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def _output(result: Generation | RequestError, *, is_json: bool) -> object:
 
 
 def n_answered(path: Path, keys: Sequence[str]) -> tuple[int, int, int]:
-    """Return how many rows are in a file, how many of these have errors, and its bytes; half a last line is cut off.
+    """Return a file's number of rows, how many of these are errors, and its bytes; a last line in part is cut off.
 
     Args:
         path: The file; there may be none yet. Of a device or a pipe nothing is read.

@@ -70,7 +70,7 @@ def command(
             suppress(CancelledError),  # the rows so far are written
         ):
             if grammar is not None:  # an error of the schema is none of a row
-                engine.requests.constraint_opener(grammar=grammar)()
+                engine.requests.require_grammar(grammar)
             template = None if engine.template is None else engine.template.source
             settings = options | {"system": system, "template": template, "lora": engine.lora}
             keys = keys_of(engine.card.fingerprint, settings, prompts.values())
