@@ -127,7 +127,7 @@ def test_a_program_runs_to_its_end(tmp_path: Path) -> None:
     """Its exit status is returned, and its output is appended to the log."""
     log = tmp_path / "log"
     log.write_text("before\n")
-    code = "import sys; print('out'); print('last', file=sys.stderr); print(); sys.exit(3)"
+    code = "import sys; print('out', flush=True); print('last', file=sys.stderr); print(); sys.exit(3)"
     assert run_child([sys.executable, "-c", code], log, what="it") == 3
     assert log.read_text().startswith("before\n")
     assert last_line(log) == "last"
