@@ -121,11 +121,14 @@ def test_a_model_that_knows_no_tools_gets_none(model: Path, servers: Path) -> No
 def test_a_person_is_asked_before_a_call(tmp_path: Path, servers: Path) -> None:
     """What was typed before the question is no answer; the arguments are shown, "a" is for the rest of the chat."""
     pytest.importorskip("termios", reason="no terminals of POSIX here")
-    path = caller(tmp_path / "m.gguf", "Well", OPEN, call("echo", text="a\u202eb" + "x" * 450 + "end"), CLOSE)
+    text = "a\u202eb" + "".join(map(chr, range(0x4E00, 0x4E00 + 450))) + "end"
+    words = call("echo", text="TEXT").replace("TEXT", text)  # characters as they are: a grammar allows no others
+    parts = [words[at : at + 80] for at in range(0, len(words), 80)]  # nor tokens of over 255 bytes
+    path = caller(tmp_path / "m.gguf", "Well", OPEN, *parts, CLOSE)
     with Terminal("chat", path, "--mcp", servers, "--no-history", "--runtime", "cpu") as person:
         person.expect(">>>")
         person.send("hi\r", "echo of the tool server plain wants to run:\r\n")
-        assert b'text: "a\\u202ebxxx' in person.expect("characters left out")
+        assert 'text: "a\\u202eb\u4e00'.encode() in person.expect("characters left out")
         person.expect('end"\r\nRun it? ')
         person.send("maybe\n", "Run it? ")
         person.send("s\n")
