@@ -181,8 +181,7 @@ class OtherMachines(Protocol):
 
 def own_options(runtime: object) -> type[Any]:
     """Return the dataclass of the options that only this runtime has."""
-    options_type: type[Any] = getattr(runtime, "own_options", NoOptions)  # other packages' runtimes need not have it
-    return options_type
+    return getattr(runtime, "own_options", NoOptions)  # other packages' runtimes need not have it
 
 
 def known_to(runtime: object, options: Mapping[str, object]) -> dict[str, object]:
