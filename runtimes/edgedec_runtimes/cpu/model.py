@@ -76,6 +76,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
     """
 
     adapters = NO_ADAPTERS
+    batch_invariant: Literal[True] = True  # by construction: see native/kernels/kernels.h
     keeping: tuple[Path, str, int] | None = None
     kept_prompts: "KeptPrompts | None" = None
 
@@ -114,11 +115,6 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         self._logits_address = address(self._logits)
         self._best = (ctypes.c_int32 * n_rows)()
         self._flag_address = ctypes.addressof(self.stop.flag)
-
-    @property
-    def batch_invariant(self) -> Literal[True]:
-        """True by construction: see native/kernels/kernels.h."""
-        return True
 
     @property
     def instruction_set(self) -> str:

@@ -207,6 +207,8 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
         facts: Sizes and quantization of the graph.
     """
 
+    batch_invariant = _EXACT_ROWS
+
     def __init__(
         self,
         graphs: Graphs,
@@ -234,11 +236,6 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
         super().__init__(graphs, card, _CAPABILITIES, tokenizer, terms, free)
         self.facts: Facts = graphs.facts
         self._embedding, self._files = embedding, files
-
-    @property
-    def batch_invariant(self) -> int:
-        """The number of rows that `blocks` never puts into a block of a prefill; a constant by construction."""
-        return _EXACT_ROWS
 
     def session(self, n_ctx: int) -> NpuSession:
         """Open an empty session; its buffers grow from context to context."""
