@@ -92,16 +92,12 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         logit_rows: int,
         n_rows: int = KERNEL_ROWS,
     ) -> None:
-        """Take over the native model.
+        """Take over the native model; what is not told here is as in LibraryModel.
 
         Args:
-            handle: The native model.
             tiles: Its weights.
-            tokenizer: The vocabulary.
-            card: The facts of the model.
             capabilities: What it can do: CAPABILITIES, or fewer.
             kv_type: Element type of the sessions' KV cache, as the library numbers it.
-            terms: Makes the memory plan for a context and a number of rows.
             logit_rows: Rows of logits whose memory is kept between forwards; a forward that returns more allocates it.
             n_rows: Most rows of a native forward.
         """

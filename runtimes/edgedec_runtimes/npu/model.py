@@ -218,15 +218,11 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
         card: ModelCard,
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
     ) -> None:
-        """Take over graphs.
+        """Take over the graphs of an export; what is not told here is as in LibraryModel.
 
         Args:
-            graphs: The graphs of the export.
             embedding: f16[n_vocab, n_embd], mapped.
             files: The file that the embedding is mapped from.
-            tokenizer: The vocabulary.
-            card: The facts of the model.
-            terms: Makes the memory plan for a context and a number of rows.
         """
 
         def free() -> None:

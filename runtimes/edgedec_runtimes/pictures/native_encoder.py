@@ -79,14 +79,11 @@ class NativeEncoder:
         isa = forced_instruction_set()
         native()
         self._gguf, self._file, self._n_threads = gguf, file, n_threads
-        self._isa = isa.decode() if isa is not None else instruction_sets()[0]
+        name = isa.decode() if isa is not None else instruction_sets()[0]
+        # What a bit of a row depends on, beside the pixels and the projector file.
+        self.identity = f"edgedec {VERSION} {name} {file.cutting.max_tokens}"
         self._lock = threading.Lock()
         self._weights: _Weights | None = None
-
-    @property
-    def identity(self) -> str:
-        """What a bit of a row depends on, beside the pixels and the projector file."""
-        return f"edgedec {VERSION} {self._isa} {self._file.cutting.max_tokens}"
 
     def layout(self, width: int, height: int) -> PictureLayout:
         """Return what a picture of that size becomes; see edgedec_runtimes.pictures.contract.PictureEncoder."""

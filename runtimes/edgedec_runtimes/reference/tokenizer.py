@@ -37,7 +37,8 @@ class ReferenceTokenizer:
         self._ends = frozenset(i for i in ids.values() if i is not None)
         self._bos = get_int(gguf, "tokenizer.ggml.bos_token_id", at_most=n_vocab - 1)
         self._add_bos = bool(get_bool(gguf, "tokenizer.ggml.add_bos_token"))
-        self.bos_token, self.eos_token = ("" if i is None else self._texts[i] for i in (self._bos, ids["eos"]))
+        by_id: dict[int | None, str] = dict(enumerate(self._texts))  # an id may be beyond the list
+        self.bos_token, self.eos_token = by_id.get(self._bos, ""), by_id.get(ids["eos"], "")
 
     def least_tokens(self, text: str) -> int:
         """Return how many tokens `text` takes at the least, without tokenizing it."""
