@@ -145,7 +145,6 @@ def extract(
     model would answer in other words.
 
     Args:
-        engine: The loaded model.
         question: What to look for.
         passage: The text to quote from. Of several, no quotation goes from one to the next, and places count in
             these texts with two line ends between them.

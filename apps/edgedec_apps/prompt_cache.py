@@ -139,7 +139,6 @@ def read_prompt_cache(path: Path, fingerprint: str) -> PromptCache:
     """Return what a prompt cache file holds, checked.
 
     Args:
-        path: The file.
         fingerprint: That of the model that will go on from it (ModelCard.fingerprint).
 
     Raises:

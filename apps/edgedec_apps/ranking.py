@@ -217,7 +217,6 @@ def rank(
     """Return how well each document matches a query; a document's score depends on the query and on it alone.
 
     Args:
-        engine: The loaded model.
         query: The question or the words to look for.
         documents: The texts.
         max_document_tokens: Cut documents to so many tokens, and to what fits the context; None for no cut.

@@ -160,7 +160,6 @@ def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnPro
     """Evaluate an item of a text by itself; where that fails, n_cached of the text counts what was evaluated.
 
     Args:
-        text: The text.
         item: Its rows.
         n_most: Most tokens of the text that count as cached after a failure; drafted rows never do.
         on_progress: Called with the tokens of the prompt that are read: at the beginning, in between, and at the end.

@@ -67,7 +67,6 @@ class OwnLayersDrafter:
     """What drafters have in common that draft with the target's own session; a subclass says with which layers.
 
     Args:
-        context: The generation's.
         label: Sets the drawn numbers apart from those of the generation's other drafters.
 
     Attributes:

@@ -78,7 +78,6 @@ def search(
     """Return as many of the best passages as fit, for one question; the same ones for the same arguments.
 
     Args:
-        documents: The documents.
         question: What is asked about them.
         n_room: Tokens that the message may have, roughly; it decides how long a passage is.
         fits: Whether a message with this content fits the context.

@@ -79,7 +79,6 @@ class DraftForward:
     Args:
         model: The draft model.
         lock: Held while a session of the draft model evaluates.
-        text: The text.
         item: Makes the item of the forward, with the lock held.
         cached: The tokens that the text's session holds afterwards.
 

@@ -258,7 +258,6 @@ class ModelDrafter:
 
     Args:
         source: The draft model.
-        context: The generation's.
         ahead: `(tokens drafted so far, most tokens)` -> tokens that may follow them. They are evaluated in the same
             forward, so that the rows are there if they do follow. That changes the time of a draft, not the draft.
         label: Sets the drawn numbers apart from those of the generation's other drafters.

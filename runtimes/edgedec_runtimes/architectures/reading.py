@@ -37,7 +37,6 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
     """Return what the header of a GGUF says of its network.
 
     Args:
-        gguf: The model's header.
         runtime: The runtime's name, for messages.
 
     Raises:

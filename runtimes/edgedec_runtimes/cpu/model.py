@@ -307,7 +307,6 @@ def explain(code: int, reason: str, tiles: Tiles | StreamedTiles) -> EdgedecErro
     Args:
         code: The code of the forward, UNREADABLE or NOT_FINITE.
         reason: The native library's message.
-        tiles: The tiles of the model.
     """
     damage = _delete_if_damaged(tiles)
     if code == NOT_FINITE:

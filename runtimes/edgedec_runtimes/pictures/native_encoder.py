@@ -58,7 +58,6 @@ def open_native(
     """Return our encoder for a projector file; None where the file has anything that our encoder does not run.
 
     Args:
-        path: The file.
         header: What its header says.
         n_threads: Threads that encode; None for a thread on each core.
         max_tokens: Most rows of a picture, where the kind has such a limit; None for the kind's own.

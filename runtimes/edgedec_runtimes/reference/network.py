@@ -107,7 +107,6 @@ def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row, per_laye
     """Run the layers on one row, and write its keys and values to its slot of the cache.
 
     Args:
-        weights: The model's weights.
         cache: The session's keys and values.
         state: f32[n_embd], what enters the first layer (`embeddings`), or the hidden state to go on from; behind it may
             stand what is added to the states behind the layers from 0 on.
@@ -181,8 +180,6 @@ def per_layer_inputs(weights: Weights, token_id: int, state: Floats) -> Floats |
     """Return f32[n_layer, n_per_layer], what each layer gets of a token (Gemma 3n); None where they get nothing.
 
     Args:
-        weights: The model's weights.
-        token_id: The token.
         state: f32[n_embd], what enters the first layer.
     """
     of = weights.per_layer

@@ -161,7 +161,6 @@ def fit(head: Head, gguf: GGUF) -> Fitted:
     """Return the head as it is used with a model: taps filled in where the file names none.
 
     Args:
-        head: The head.
         gguf: The target's file, or the vocabulary of an exported folder, which has hashes instead of tensors.
 
     Raises:

@@ -69,7 +69,6 @@ class ShownThoughts:
 
     Args:
         show: Shows what comes of it.
-        marks: The model's marks.
         tools: The tools whose calls are left out; None where calls are text.
         opened: The mark with which the prompt ends; empty for none.
     """

@@ -132,7 +132,6 @@ class ModelRegistry:
         """Return a reference to a model, which is loaded where it has to be; the caller releases the reference.
 
         Args:
-            recipe: The model.
             n_ctx: The least tokens of its context. A model that is loaded with fewer is loaded again.
             keep_s: Seconds for which it stays loaded after the request.
 

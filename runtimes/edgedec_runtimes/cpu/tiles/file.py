@@ -61,7 +61,6 @@ def read_tiles(
     """Read all tiles of a file to memory and compare them with their CRCs.
 
     Args:
-        file: The file.
         header: The file's header.
         label: The model's name, for messages and progress.
         place: Called with a tensor's name, a byte of its tiles and a number of bytes; returns memory (uint8) for these.

@@ -111,7 +111,6 @@ def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1, cache_d
     The rate is infinite where most of the file is a hole: it stands in for a model that is not on this machine.
 
     Args:
-        path: The file.
         piece_bytes: Pieces of so many bytes are read at random places (scattered_rate); 0: all in order (read_rate).
         n_pieces: How many of them at a time.
         cache_dir: The cache's root; None for no cache.
