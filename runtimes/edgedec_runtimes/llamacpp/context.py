@@ -3,7 +3,6 @@
 import ctypes
 import ctypes.util
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from edgedec.gguf.file import GGUF
 from edgedec_runtimes.llamacpp.library import captured_log, last_complaint, llama
 from edgedec_runtimes.shared.library_model import Stop
 from edgedec_runtimes.shared.mapped_files import MappedFiles
+from edgedec_runtimes.shared.native import c_library
 from edgedec_runtimes.weights.adapters import load_adapters
 
 N_BATCH = 2048
@@ -358,7 +358,7 @@ def _string_length() -> Any:
     llama.cpp asks between any two operations of a graph whether to stop. A Python callback would take the interpreter's
     lock a thousand times a token; strlen of Stop.flag returns 0 or 1 without the lock.
     """
-    return ctypes.CDLL("msvcrt" if sys.platform == "win32" else None).strlen
+    return c_library().strlen
 
 
 def open_adapters(model: Any, gguf: GGUF, paths: Sequence[Path]) -> tuple[Any, ...]:

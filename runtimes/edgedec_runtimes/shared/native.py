@@ -22,6 +22,11 @@ def library_name(name: str) -> str:
     return f"lib{name}.dylib" if sys.platform == "darwin" else f"lib{name}.so"
 
 
+def c_library() -> ctypes.CDLL:
+    """Return the library of C."""
+    return ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
+
+
 def open_libraries(paths: Sequence[Path]) -> list[ctypes.CDLL]:
     """Open libraries, and let Windows find what they need of CUDA and ROCm (OSError where one does not load)."""
     if sys.platform == "win32":
