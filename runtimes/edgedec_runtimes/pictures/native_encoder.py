@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError, RuntimeUnavailableError, StorageError
+from edgedec.errors import ModelFormatError, RuntimeUnavailableError, StorageError, as_storage_error
 from edgedec.gguf.file import GGUF, FileState, floats, read_gguf
 from edgedec.gguf.header import TensorInfo
 from edgedec.memory.system import return_free_memory
@@ -242,10 +242,8 @@ def _create(file: SiglipFile, n_threads: int) -> c_void_p:
 def _opened(gguf: GGUF) -> BinaryIO:
     """Return a file, opened, that has not changed since its header was read."""
     path = gguf.paths[0]
-    try:
+    with as_storage_error(f"{path}", "check the disk"):
         file = path.open("rb")
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
     if FileState.of(path, os.fstat(file.fileno())) != gguf.states[0]:
         file.close()
         raise ModelFormatError(f"{path}: another file stands there since it was opened; load the model again")

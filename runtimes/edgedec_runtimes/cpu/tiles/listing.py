@@ -9,13 +9,13 @@ Below the cache's root:
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from edgedec.errors import ModelFormatError, StorageError
+from edgedec.errors import ModelFormatError, as_storage_error
 from edgedec.gguf.tile_header import read_tile_header
 from edgedec.storage.cache_files import is_ours
 from edgedec_runtimes.cpu.tiles.sources import Source, exists, is_current, read_sources, sources_path, write_sources
@@ -250,11 +250,5 @@ def _real(path: Path) -> str:
     return os.path.join(os.path.realpath(path.parent), path.name)
 
 
-@contextmanager
-def _storage_errors(doing: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"cannot {doing} {path}: {error.strerror or error}; check its permissions and the disk"
-        ) from error
+def _storage_errors(doing: str, path: Path) -> AbstractContextManager[None]:
+    return as_storage_error(f"cannot {doing} {path}", "check its permissions and the disk")
