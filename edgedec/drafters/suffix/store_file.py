@@ -93,9 +93,8 @@ class DraftStore:
         held = parse(_read(self.path), self._vocabulary, self._n_vocab, self.path) or []
         texts = {text.tobytes(): text for text in reversed([*([] if forgotten else held), *added])}  # each once
         newest_texts = newest(list(reversed(texts.values())), MOST_TOKENS)
-        with as_storage_error(
-            f"the draft store {self.path} could not be written"
-        ):  # whole or not at all, and for its owner alone
+        with as_storage_error(f"the draft store {self.path} could not be written"):
+            # Whole or not at all, and for its owner alone.
             write_atomically(self.path, serialize(newest_texts, self._vocabulary), private=True, sync=True)
 
     def forget(self) -> None:

@@ -242,7 +242,7 @@ def _create(file: SiglipFile, n_threads: int) -> c_void_p:
 def _opened(gguf: GGUF) -> BinaryIO:
     """Return a file, opened, that has not changed since its header was read."""
     path = gguf.paths[0]
-    with as_storage_error(f"{path}", "check the disk"):
+    with as_storage_error(str(path), "check the disk"):
         file = path.open("rb")
     if FileState.of(path, os.fstat(file.fileno())) != gguf.states[0]:
         file.close()

@@ -24,7 +24,7 @@ class MappedFiles:
         """
         self._paths, self._watched = paths, list[Mapping]()
         with ExitStack() as opened:
-            with as_storage_error(f"{paths[0]}", "check the disk"):
+            with as_storage_error(str(paths[0]), "check the disk"):
                 self._files = [opened.enter_context(path.open("rb")) for path in paths]
             self._states = [_state(file.fileno()) for file in self._files]
             try:

@@ -171,7 +171,7 @@ def copying_seconds(path: Path, n_bytes: int) -> float:
     Raises:
         StorageError: The file can't be read, or is empty.
     """
-    with as_storage_error(f"{path}", "check the disk"):
+    with as_storage_error(str(path), "check the disk"):
         status = os.stat(path)
         return n_bytes / _rate(path, status.st_size, status.st_mtime_ns)
 

@@ -32,7 +32,7 @@ class PagedFile(Closeable):
     def __init__(self, path: Path) -> None:
         """Open a file (StorageError where that fails)."""
         self.path = path
-        with as_storage_error(f"{path}", "check the disk and the file's permissions"):
+        with as_storage_error(str(path), "check the disk and the file's permissions"):
             self._fd = open_around_cache(path)
             self.n_bytes = os.fstat(self._fd).st_size
 

@@ -118,7 +118,7 @@ def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1, cache_d
     Raises:
         StorageError: The file can't be read, or is empty.
     """
-    with as_storage_error(f"{path}", "check the disk"):
+    with as_storage_error(str(path), "check the disk"):
         status = os.stat(path)
     if is_mostly_hole(status):
         return math.inf
