@@ -40,11 +40,9 @@ class Span:
     """A stretch of a passage: a quotation that answers a question.
 
     Attributes:
-        text: Its text.
         start, end: The positions in the passage of its first character and of the character behind its last one. Where
             the same text stands several times, these are those of its first place.
         logprob: The log-probability that the model answers with this and ends.
-        token_ids: Its tokens.
     """
 
     text: str

@@ -83,7 +83,6 @@ class Prepared:
     """What the next forward of a text evaluates.
 
     Attributes:
-        text: The text.
         decoder: What it is decoded with.
         pending: The tokens that the KV cache does not hold yet.
         draft: The draft behind them; empty in a plain step.

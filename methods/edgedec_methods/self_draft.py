@@ -70,7 +70,6 @@ class OwnLayersDrafter:
         label: Sets the drawn numbers apart from those of the generation's other drafters.
 
     Attributes:
-        context: The generation's.
         ids: The text's tokens.
         parts: What forwards through some of the layers take.
     """

@@ -23,7 +23,6 @@ class Asking:
     """How a model is asked about documents.
 
     Attributes:
-        engine: The model.
         content: Makes the content of a message of its text.
         before: The messages before it.
         tools: The tools that the model may call, in OpenAI's form.

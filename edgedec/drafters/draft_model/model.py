@@ -235,7 +235,6 @@ class DraftModelUser:
     """What ModelFactories have in common that draft with a loaded DraftModel by ways of their own.
 
     Attributes:
-        source: The draft model.
         cascades: Whether a cascade may draft in its place.
     """
 

@@ -41,9 +41,6 @@ class DraftStore:
         model: The model whose outputs it holds.
         variant: Which layers the model leaves out; models with other layers share no file, though they have one
             vocabulary.
-
-    Attributes:
-        path: The file.
     """
 
     def __init__(self, path: Path, model: Model, variant: str = "") -> None:

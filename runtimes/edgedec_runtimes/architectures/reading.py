@@ -23,7 +23,6 @@ class Described:
     Attributes:
         gguf: The header, with its tensors as `usual_tensors` returns them.
         architecture: The family of the network.
-        hyper: Its shape.
         switches: How it differs from others of that shape.
     """
 

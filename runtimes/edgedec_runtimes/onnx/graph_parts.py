@@ -32,7 +32,6 @@ class Tensor:
     """A tensor of a graph.
 
     Attributes:
-        name: Its name.
         shape: Its sizes.
         dtype: Type of its elements, little endian.
         offset: Where it begins in the data file, in bytes.

@@ -39,7 +39,6 @@ class Conversation:
     """The messages of a chat so far, and how it is answered.
 
     Attributes:
-        engine: The loaded model.
         model: The model's name, as it was given.
         open: Loads a model by its name, for this chat.
         check: Raises an error where a model of this name can't answer in a chat, as far as its header tells.

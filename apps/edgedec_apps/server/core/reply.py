@@ -126,7 +126,6 @@ class _Writing:
     """The texts of a request, from their prompts to the answer, in a dialect.
 
     Attributes:
-        job: The request.
         texts: The texts that it wants.
         dialect: The form of the answer.
         queued_s: Seconds that the request has waited in the queue.

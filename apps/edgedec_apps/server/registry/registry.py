@@ -73,7 +73,6 @@ class Reference:
     """The use of a model by a request; the model stays loaded until the reference is released.
 
     Attributes:
-        loaded: The model.
         load_s: Seconds that the request waited until the model was loaded; 0 where it was loaded before.
     """
 

@@ -33,7 +33,6 @@ class TileEntry:
     """A tile file.
 
     Attributes:
-        path: The file.
         models: The first file of each model that the tiles were made from or found to be of.
         layout: Version of the arrangement; "" where the header can't be read.
         n_bytes: The size of the tile file.
