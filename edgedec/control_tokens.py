@@ -86,7 +86,6 @@ class SaidTemplate:
 
     Args:
         source: The template's text.
-        tokenizer: The model's.
         file: The name of the model's file, for messages; empty for a source that a caller gave.
 
     Attributes:
@@ -171,7 +170,6 @@ def encode_with_controls(
     """Return the token ids of a prompt: control tokens where they are spelled, but not where MARK is inside.
 
     Args:
-        tokenizer: The model's.
         text: The prompt.
         add_special: Whether to add what the model expects around a text, unless the text begins with BOS itself.
         most: As of Tokenizer.encode.

@@ -33,7 +33,8 @@ which is the shells' own for Ctrl-C.
 
 import copyreg
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 _MARK = "\ufdd0"  # no character: texts don't hold it
@@ -281,3 +282,12 @@ class StorageError(EdgedecError):
     """No space, no permission, or another failure of the disk."""
 
     exit_code = 60
+
+
+@contextmanager
+def as_storage_error(what: str, remedy: str = "") -> Iterator[None]:
+    """Turn an OSError of the block into a StorageError: what failed, what the system says, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{what}: {error.strerror or error}" + (f"; {remedy}" if remedy else "")) from error

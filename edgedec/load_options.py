@@ -20,7 +20,7 @@ value, a number, a text or a Literal of texts, each perhaps or None; numbers and
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
@@ -87,10 +87,6 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-    def with_own(self, **values: object) -> "LoadOptions":
-        """Return the options with other values of options that only the runtime has."""
-        return replace(self, runtime_options={**self.runtime_options, **values})
 
 
 def default_n_ctx(n_ctx_train: int) -> int:
@@ -181,8 +177,7 @@ class OtherMachines(Protocol):
 
 def own_options(runtime: object) -> type[Any]:
     """Return the dataclass of the options that only this runtime has."""
-    options_type: type[Any] = getattr(runtime, "own_options", NoOptions)  # other packages' runtimes need not have it
-    return options_type
+    return getattr(runtime, "own_options", NoOptions)  # other packages' runtimes need not have it
 
 
 def known_to(runtime: object, options: Mapping[str, object]) -> dict[str, object]:

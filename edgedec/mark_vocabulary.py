@@ -17,7 +17,6 @@ class MarkVocabulary:
     Behind a mark the next token begins anew: a token that completes a mark and says more than white space is ruled out.
 
     Args:
-        tokenizer: The model's.
         marks: The texts that are looked for.
         controls: A text with all control tokens that are read as what they are spelled, those of the marks among them.
 

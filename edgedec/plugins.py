@@ -214,6 +214,14 @@ def _plugin(entry: metadata.EntryPoint, package: str) -> Plugin:
     return Plugin(kind, name, entry.value, package, entry.group if entry.group in _FORMER else "")
 
 
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def install_command(what: str) -> str:
     """Return the pip command that installs a package which edgedec needs, or those of an extra (such as "export").
 

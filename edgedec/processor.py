@@ -20,11 +20,6 @@ def machine_name() -> str:
     return f"{platform.machine()} {cpu_name()}"
 
 
-def is_arm() -> bool:
-    """Return whether the processor is a 64-bit Arm."""
-    return platform.machine().lower() in ("aarch64", "arm64")
-
-
 def named_cpu(lines: Iterable[str]) -> str:
     """Return the name of a CPU from the lines of /proc/cpuinfo: that of its model or, on Arm, of its cores' designs.
 

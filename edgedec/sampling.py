@@ -278,8 +278,7 @@ def log_probs(
 ) -> NDArray[np.float64]:
     """Return f64[n], the model's own log-probabilities of these tokens."""
     total = ops.total(logits)
-    result: NDArray[np.float64] = logits[token_ids].astype(np.float64) - (total.most + math.log(total.weight))
-    return result
+    return logits[token_ids].astype(np.float64) - (total.most + math.log(total.weight))
 
 
 def _most_probable(scores: NDArray[np.float32], ops: LogitOps) -> int:

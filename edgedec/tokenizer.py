@@ -42,7 +42,6 @@ class Tokenizer(Protocol):
         """Return the token ids of `text`.
 
         Args:
-            text: The text.
             add_special: Whether to add the tokens that the model expects around a text, such as BOS.
             parse_special: Whether to read spelled-out control tokens ("<|im_end|>") as such: for chat templates, never
                 for users' text.

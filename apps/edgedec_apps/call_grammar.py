@@ -44,7 +44,6 @@ def bound_calls(engine: Engine, tools: Sequence[Mapping[str, Any]], answer: Json
     tool's arguments as that of any object; `uniqueItems` binds nothing, nor does the length of a text beside JSON.
 
     Args:
-        engine: The model.
         tools: The tools, in OpenAI's form.
         answer: The JSON schema of an answer without calls; None for free text around calls.
 

@@ -90,7 +90,6 @@ def choose(
     """Return the exact probability of each choice as the model's answer, at temperature 1 and without thoughts.
 
     Args:
-        engine: The loaded model.
         prompt: A text or token ids to continue, or the messages of a chat.
         choices: The answers to choose from, at most 1000.
         cancel: Stops the work, from any thread.

@@ -43,7 +43,6 @@ def embed(
     is lost.
 
     Args:
-        engine: The loaded model.
         texts: Texts, or their token ids.
         pooling: "mean", "cls" or "last"; None for what the model was trained for. A model that was not trained to
             embed needs it: its hidden states say something of a text, but less than an embedding model's.

@@ -40,11 +40,9 @@ class Span:
     """A stretch of a passage: a quotation that answers a question.
 
     Attributes:
-        text: Its text.
         start, end: The positions in the passage of its first character and of the character behind its last one. Where
             the same text stands several times, these are those of its first place.
         logprob: The log-probability that the model answers with this and ends.
-        token_ids: Its tokens.
     """
 
     text: str
@@ -145,7 +143,6 @@ def extract(
     model would answer in other words.
 
     Args:
-        engine: The loaded model.
         question: What to look for.
         passage: The text to quote from. Of several, no quotation goes from one to the next, and places count in
             these texts with two line ends between them.

@@ -83,7 +83,6 @@ def infill_ids(engine: Engine, before: str, after: str, *, files: Sequence[tuple
     """Return a prompt, as token ids, that makes the model write what belongs between two texts.
 
     Args:
-        engine: The loaded model.
         before: The text before the gap.
         after: The text after the gap.
         files: Names and texts of other files that the model may look at.

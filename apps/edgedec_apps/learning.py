@@ -112,7 +112,6 @@ def learn_files(
     Args:
         root: The cache folder.
         model: The model's name, for `edgedec learn --list`.
-        tokenizer: The model's.
         paths: Files, and folders whose files are read.
         most_bytes: Most bytes of tokens and their order for the vocabulary.
         on_progress: Told of each file.

@@ -18,7 +18,7 @@ import numpy as np
 from edgedec.api.engine import Engine
 from edgedec.callers import checks_arguments
 from edgedec.decoding.session_pool import SessionSlot
-from edgedec.errors import ModelFormatError, SessionError, StorageError
+from edgedec.errors import ModelFormatError, SessionError, StorageError, as_storage_error
 from edgedec.storage.whole_file import write_atomically
 
 _MAGIC = b"edgedec prompt cache\n"
@@ -128,18 +128,15 @@ def write_prompt_cache(path: Path, cache: PromptCache) -> None:
             "sha256": hashlib.sha256(cache.payload).hexdigest(),
         }
     ).encode()
-    try:
+    with as_storage_error(f"the prompt cache {path} could not be written"):
         require_prompt_cache(path)
         write_atomically(path, _MAGIC + _LENGTHS.pack(_VERSION, len(header)) + header, cache.payload, private=True)
-    except OSError as error:
-        raise StorageError(f"the prompt cache {path} could not be written: {error.strerror or error}") from error
 
 
 def read_prompt_cache(path: Path, fingerprint: str) -> PromptCache:
     """Return what a prompt cache file holds, checked.
 
     Args:
-        path: The file.
         fingerprint: That of the model that will go on from it (ModelCard.fingerprint).
 
     Raises:
@@ -147,10 +144,8 @@ def read_prompt_cache(path: Path, fingerprint: str) -> PromptCache:
             release or options.
         StorageError: The file can't be read.
     """
-    try:
+    with as_storage_error(f"the prompt cache {path} could not be read"):
         data = path.read_bytes()
-    except OSError as error:
-        raise StorageError(f"the prompt cache {path} could not be read: {error.strerror or error}") from error
     start = len(_MAGIC) + _LENGTHS.size
     if not data.startswith(_MAGIC) or len(data) < start:
         raise ModelFormatError(f"{path} is no prompt cache; name another file")
@@ -182,7 +177,7 @@ def read_prompt_cache(path: Path, fingerprint: str) -> PromptCache:
 
 def require_prompt_cache(path: Path) -> None:
     """Raise StorageError unless the path names no file, or a prompt cache; nothing else is overwritten."""
-    try:
+    with as_storage_error(f"the prompt cache {path} could not be read"):
         if not path.parent.is_dir():
             raise StorageError(f"the prompt cache {path} can't be written: there is no directory {path.parent}")
         if not path.exists():
@@ -192,5 +187,3 @@ def require_prompt_cache(path: Path) -> None:
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) not in (_MAGIC, b""):
                 raise StorageError(f"{path} exists and is no prompt cache; name another file")
-    except OSError as error:
-        raise StorageError(f"the prompt cache {path} could not be read: {error.strerror or error}") from error

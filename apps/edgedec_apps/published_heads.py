@@ -15,7 +15,6 @@ def make_head(entry: Entry, reference: str, model: Path, options: ResolveOptions
     The GGUF has a quarter of a checkpoint's bytes. A checkpoint that was fetched for it is deleted.
 
     Args:
-        entry: The model's entry.
         reference: The hf: name of its head.
         model: The model's file.
 

@@ -49,7 +49,6 @@ def pair_form(tokenizer: Tokenizer, gguf: GGUF, query: str, n_most: int, n_train
     Both texts stand between the tokens that the model has around a text.
 
     Args:
-        tokenizer: The model's.
         gguf: Its header, which says whether there are two tokens between the texts, as RoBERTa has them.
         query: The first text.
         n_most: Most tokens of both.

@@ -77,11 +77,6 @@ class RankHead:
         return x
 
 
-def lacks_pooler(gguf: GGUF, architecture: str) -> bool:
-    """Return whether the layer before a BERT's head is missing, as llama.cpp's converter leaves it out."""
-    return architecture == "bert" and f"{_DENSE}.weight" not in gguf.tensors
-
-
 def read_rank_head(gguf: GGUF, architecture: str, n_embd: int, *, causal: bool = False) -> RankHead:
     """Return the head of a file; `causal` for a model that writes, which reads the state of a text's last token.
 
@@ -222,7 +217,6 @@ def rank(
     """Return how well each document matches a query; a document's score depends on the query and on it alone.
 
     Args:
-        engine: The loaded model.
         query: The question or the words to look for.
         documents: The texts.
         max_document_tokens: Cut documents to so many tokens, and to what fits the context; None for no cut.
@@ -280,7 +274,7 @@ def _check(query: str, documents: Sequence[str], max_document_tokens: int | None
 
 def _notes(engine: Engine, gguf: GGUF, *, is_encoder: bool) -> tuple[str, ...]:
     """Return what a person should know of the scores."""
-    if is_encoder and lacks_pooler(gguf, engine.card.architecture):
+    if is_encoder and engine.card.architecture == "bert" and f"{_DENSE}.weight" not in gguf.tensors:
         return (
             "the file lacks the layer before the model's head (the pooler), as llama.cpp's converter leaves it out: "
             "the order is roughly right, the scores are not",

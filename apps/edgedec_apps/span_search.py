@@ -49,8 +49,6 @@ def starts_of(tokenizer: Tokenizer, passage: str, lead: str, most: int, base: in
     tokens that a model writes. Places are left out where the tokenizer changes the text.
 
     Args:
-        tokenizer: The model's.
-        passage: The text.
         lead: What stands before a span in the model's text: a space, or nothing.
         most: Most tokens of a span.
         base: Bytes before the passage, where the places count from an earlier one.

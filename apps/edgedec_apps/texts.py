@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from edgedec.errors import RequestError, StorageError
+from edgedec.errors import RequestError, as_storage_error
 
 MOST_BYTES = 64_000_000
 """The most bytes of a text: more than any context holds, and a limit for devices and pipes without an end."""
@@ -15,11 +15,8 @@ def read_text(path: Path, most_bytes: int | None = None) -> str:
         StorageError: The file can't be read.
         RequestError: The file is not UTF-8, or too long.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read((most_bytes or MOST_BYTES) + 1)
-    except OSError as error:
-        raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
+    with as_storage_error(f"{path} can't be read"), path.open("rb") as file:
+        data = file.read((most_bytes or MOST_BYTES) + 1)
     return decoded(data, str(path), most_bytes)
 
 

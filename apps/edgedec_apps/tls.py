@@ -3,7 +3,7 @@
 import ssl
 from pathlib import Path
 
-from edgedec.errors import RequestError, StorageError
+from edgedec.errors import RequestError, as_storage_error
 
 
 def server_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
@@ -53,11 +53,8 @@ def client_context(ca: Path | None) -> ssl.SSLContext:
 
 
 def _require_readable(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            file.read(1)
-    except OSError as error:
-        raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
+    with as_storage_error(f"{path} can't be read"), path.open("rb") as file:
+        file.read(1)
 
 
 class _PassphraseError(Exception):

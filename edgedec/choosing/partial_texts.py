@@ -55,7 +55,6 @@ class PartialTexts(Closeable):
     """The texts of one prompt that a search holds; a context manager, which drops them all at its end.
 
     Attributes:
-        prompt_ids: The prompt's tokens.
         decode: `(token_ids)` -> text.
         cancel: Ends the search with CancelledError before its next forward; None where nobody can cancel.
         forwards: How many forwards were made so far, by their rows; look-aheads and judgements are among them.

@@ -50,7 +50,6 @@ class TextRun:
     """A text while it is written.
 
     Attributes:
-        text: The text's state.
         decoder: What the text is decoded with.
         drafting: What opened its drafters, or None.
         number: The number of the text among those of its prompt.

@@ -29,7 +29,6 @@ class PrefixHolder(Protocol):
     """A session and what is known of its KV cache (edgedec.decoding.session_pool.SessionSlot).
 
     Attributes:
-        session: The session.
         cached_ids: Tokens that its KV cache begins with. A forward that drops some of them is begun only after they
             were taken out, by another list in place of this one; so a list that is still here is still true.
         n_exact: How many of these, from the start, a cold start would compute to the same bits.

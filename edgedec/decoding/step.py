@@ -83,7 +83,6 @@ class Prepared:
     """What the next forward of a text evaluates.
 
     Attributes:
-        text: The text.
         decoder: What it is decoded with.
         pending: The tokens that the KV cache does not hold yet.
         draft: The draft behind them; empty in a plain step.
@@ -160,7 +159,6 @@ def evaluate(text: TextState, item: ForwardItem, n_most: int, on_progress: OnPro
     """Evaluate an item of a text by itself; where that fails, n_cached of the text counts what was evaluated.
 
     Args:
-        text: The text.
         item: Its rows.
         n_most: Most tokens of the text that count as cached after a failure; drafted rows never do.
         on_progress: Called with the tokens of the prompt that are read: at the beginning, in between, and at the end.

@@ -21,7 +21,6 @@ class LevelMaker:
     arXiv:2408.07978). Where the context has a drawing that draws, it is one token drawn from q, and comes with its q.
 
     Args:
-        context: The generation's.
         n_vocab: Tokens from this one on are left out, as the target does not have them.
         label: Sets the drawn numbers apart from those of the generation's other drafters; no position of a text is as
             large as a label.

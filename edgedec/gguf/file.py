@@ -318,21 +318,18 @@ def _open(path: Path) -> BinaryIO:
 
 def _read_part(path: Path, shard: int) -> tuple[Header, TiledForm | None, FileState]:
     """Return the header of one file, its form where that is no GGUF's, and the state of the file that was read."""
-    try:
-        with _open(path) as file:
-            state = FileState.of(path, os.fstat(file.fileno()))
-            head = file.read(len(_MAGIC))
-            if not head:
-                raise ModelFormatError(f"{path}: an empty file, expected a GGUF model; download it again")
-            file.seek(0)
-            if head == _MAGIC[: len(head)]:
-                return read_header(file, state.n_bytes, str(path), shard=shard), None, state
-            if (file_form := read_form(file, path)) is None:
-                raise _not_a_gguf(file, path)
-            form, raw = file_form
-            return read_header(io.BytesIO(raw), form.n_model_bytes, str(path), shard=shard), form, state
-    except OSError as error:
-        raise storage_error(path, error) from error
+    with reading(path), _open(path) as file:
+        state = FileState.of(path, os.fstat(file.fileno()))
+        head = file.read(len(_MAGIC))
+        if not head:
+            raise ModelFormatError(f"{path}: an empty file, expected a GGUF model; download it again")
+        file.seek(0)
+        if head == _MAGIC[: len(head)]:
+            return read_header(file, state.n_bytes, str(path), shard=shard), None, state
+        if (file_form := read_form(file, path)) is None:
+            raise _not_a_gguf(file, path)
+        form, raw = file_form
+        return read_header(io.BytesIO(raw), form.n_model_bytes, str(path), shard=shard), form, state
 
 
 def _not_a_gguf(file: BinaryIO, path: Path) -> ModelFormatError:
@@ -389,6 +386,15 @@ def _shrunk(path: Path, name: str) -> ModelFormatError:
         f"{path}: tensor {name!r} reaches beyond the file's end; the file got shorter since it was opened: "
         "download or copy it again"
     )
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into the error of `storage_error`."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(path, error) from error
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

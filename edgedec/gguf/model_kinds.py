@@ -121,7 +121,6 @@ def require_text_decoder(
     """Raise an error unless the file holds a text decoder with its tokenizer.
 
     Args:
-        gguf: The file.
         may_embed: Whether it may be one that was trained to embed texts, not to write them.
         may_encode: Whether it may also be an encoder, which sees each text at once and embeds it or ranks it.
         may_denoise: Whether it may be a diffusion language model.

@@ -63,7 +63,6 @@ def read_form(file: BinaryIO, path: Path) -> tuple[TiledForm, bytes] | None:
     """Return the form of a tile file, and the header of the GGUF that it took the place of; None for any other file.
 
     Args:
-        file: The open file.
         path: Its path, for messages.
 
     Raises:

@@ -126,7 +126,6 @@ def read_tile_header(path: Path, label: str = "") -> TileHeader:
     """Return the header of a tile file, which was checked against the file's size.
 
     Args:
-        path: The file.
         label: The model's name, for messages; "" for the file's name.
 
     Raises:

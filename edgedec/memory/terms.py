@@ -133,7 +133,6 @@ def device_caps(devices: Sequence[Device], gpu_bytes: int | None, held: int = 0)
     """Return how much of each device may be held: of what is free nine tenths, and at most what the user allows.
 
     Args:
-        devices: The devices.
         gpu_bytes: The most bytes on each device, or None for no limit.
         held: Bytes of other models that count against `gpu_bytes`.
     """
@@ -155,7 +154,6 @@ def _with_split(
     """Return the plan with its layers split: all that are wished for on devices, or as many as fit.
 
     Args:
-        plan: The plan.
         caps: How much of each device may be held.
         n_layers: All layers of the model, the output matrix among them.
         runtime: Decides which device takes how many.

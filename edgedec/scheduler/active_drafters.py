@@ -23,7 +23,6 @@ class ActiveDrafter:
 
     Attributes:
         name: The drafter's name, as users write it.
-        drafter: The drafter.
         record: What is known of it.
         cost: What each of its nodes takes.
         greedy: Whether the text's tokens are drawn at temperature 0; what is known of sampled texts is kept apart.

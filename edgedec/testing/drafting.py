@@ -43,7 +43,6 @@ class Recorder:
     Attributes:
         drafter: The drafter that the calls are passed on to.
         patience_s: The time given to each propose(); None for the time that the decoder gives.
-        proposals: The proposals so far.
     """
 
     drafter: Drafter

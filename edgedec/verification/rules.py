@@ -50,5 +50,4 @@ def find_rule(name: str) -> Rule:
         PluginError: No such rule is installed, it does not import, or it is no Rule.
     """
     name = next(iter(plugins.plugins(plugins.RULES)), name) if name == COUPLED else name
-    rule: Rule = plugins.load_of_type(plugins.RULES, name, Rule)  # type: ignore[type-abstract]  # checked at run time
-    return rule
+    return plugins.load_of_type(plugins.RULES, name, Rule)  # type: ignore[type-abstract]  # checked at run time

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError, StorageError
-from edgedec.gguf.file import GGUF, ValueType, storage_error
+from edgedec.gguf.file import GGUF, ValueType, reading
 from edgedec.gguf.header import DEFAULT_ALIGNMENT
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.gguf.values import HeaderReader
@@ -135,21 +135,17 @@ def file_pieces(path: Path, offset: int, n_bytes: int) -> Iterator[bytes]:
         ModelFormatError: The file ends too early.
         StorageError: The file cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            left = n_bytes
-            while left:
-                piece = file.read(min(left, PIECE_BYTES))
-                if not piece:
-                    raise ModelFormatError(
-                        f"{path}: the file has become shorter since it was opened, {left} bytes are missing; copy it "
-                        "again"
-                    )
-                left -= len(piece)
-                yield piece
-    except OSError as error:
-        raise storage_error(path, error) from error
+    with reading(path), path.open("rb") as file:
+        file.seek(offset)
+        left = n_bytes
+        while left:
+            piece = file.read(min(left, PIECE_BYTES))
+            if not piece:
+                raise ModelFormatError(
+                    f"{path}: the file has become shorter since it was opened, {left} bytes are missing; copy it again"
+                )
+            left -= len(piece)
+            yield piece
 
 
 def write_gguf(

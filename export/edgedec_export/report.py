@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from edgedec.errors import StorageError
+from edgedec.errors import as_storage_error
 from edgedec.model import Model, Session
 from edgedec.progress import CancelToken, check_cancelled
 
@@ -58,14 +58,11 @@ def write_report(folder: Path, document: Mapping[str, Any]) -> None:
         StorageError: A file cannot be written.
     """
     text = "\n".join(["# Report of an export", "", *markdown(document), ""])
-    try:
+    with as_storage_error(
+        f"{folder}: the export is complete, its report cannot be written", "make room, or export again with --no-report"
+    ):
         (folder / "report.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         (folder / "report.md").write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"{folder}: the export is complete, its report cannot be written: {error.strerror or error}; make room, "
-            "or export again with --no-report"
-        ) from error
 
 
 def rows(document: Mapping[str, Any]) -> list[tuple[str, str]]:

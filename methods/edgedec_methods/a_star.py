@@ -37,7 +37,6 @@ class Cheapest(Generic[Node]):
 
     Attributes:
         node: The first whole node; None where the expansions were over before there was one.
-        cost: Its cost.
         n_expanded: How many nodes were expanded.
         left: The nodes that were not taken from the heap, with their costs.
     """

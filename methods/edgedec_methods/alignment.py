@@ -18,7 +18,6 @@ class Encoded:
     """A text's tokens.
 
     Attributes:
-        ids: The token ids.
         ends: The offset in the text's bytes at which each token ends.
         has_lead: Whether the first token begins with a space that is not in the text.
     """
@@ -66,7 +65,6 @@ class Aligned:
     Text before a byte that is not UTF-8 is left out.
 
     Attributes:
-        ids: The token ids.
         ends: The offset in the text at which each token ends.
         start: The offset in the text at which the first token begins.
         text: The text's bytes.

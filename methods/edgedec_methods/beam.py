@@ -28,7 +28,6 @@ class Beam:
     """A text of a beam, with the score by which it was chosen there.
 
     Attributes:
-        text: The text.
         score: The sum of its log-probabilities, less the penalties of its tokens.
     """
 

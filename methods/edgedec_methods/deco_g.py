@@ -142,7 +142,6 @@ def log_guide(hmm: Hmm, form: Format, law: Floats, place: int, left: Floats) -> 
 
     Args:
         hmm: The hidden Markov model.
-        form: The format.
         law: f64[n_states], the law of the state that emits the next token.
         place: The place of the automaton.
         left: What chances() says for the tokens after the next one.
@@ -161,7 +160,6 @@ def write(texts: PartialTexts, hmm: Hmm, form: Format, n_tokens: int, params: Sa
     Args:
         texts: Who holds it; nothing was begun there, and its texts have at most n_tokens.
         hmm: Fitted to texts of the model.
-        form: The format.
         n_tokens: The most tokens, an end token among them.
         params: How tokens are drawn.
         seed: Its seed.

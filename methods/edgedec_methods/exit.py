@@ -60,7 +60,6 @@ class Agreement:
 
     Attributes:
         exits: The layers.
-        n_layer: Layers of the model.
         n_samples: Positions that were judged.
         every: Steps from one judged position to the next.
     """

@@ -254,7 +254,7 @@ class ClosingConstraint(Constraint):
         if self._closing:
             return None
         for n in range(min(len(end), _N_REUSED), -1, -1):
-            if len(end) - n <= n_most and self._makes_whole((token_id, *end[n:])):
+            if len(end) - n <= n_most and self._move_to((token_id, *end[n:])) and self._state.may_end:
                 return end[n:]
         return self._shortest((token_id,), n_most) if self._n_tried <= _MOST_TRIED[_NARROW] else None
 
@@ -262,10 +262,6 @@ class ClosingConstraint(Constraint):
         """Return tokens that make the text whole behind `start`, found by a narrow search or else by a wide one."""
         end = self._found(_NARROW, start, n_most)
         return self._found(_WIDE, start, n_most) if end is None else end
-
-    def _makes_whole(self, path: Sequence[int]) -> bool:
-        """Return whether the text is whole with these tokens behind it."""
-        return self._move_to(path) and self._state.may_end
 
     def _found(self, width: int, start: tuple[int, ...], n_most: int) -> tuple[int, ...] | None:
         """Search for at most `n_most` tokens that make the text whole behind `start`.

@@ -54,7 +54,6 @@ def question_of(
     """Return a question as tokens.
 
     Args:
-        tokenizer: The model's.
         words: The question, as it follows the text.
         yes: The answer that says yes; its first token counts, with a space before it and without.
         no: The answer that says no.

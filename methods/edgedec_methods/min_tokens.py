@@ -18,11 +18,7 @@ from edgedec_methods.predicate import AnyText
 
 
 class MinTokens(TextMethod):
-    """The method min_tokens.
-
-    Args:
-        tokenizer: The model's.
-    """
+    """The method min_tokens."""
 
     takes = int
 

@@ -168,7 +168,6 @@ def with_padded_steps(model: Model, n_ctx: int, cache_dir: Path | None) -> tuple
     Where the model has exact rows in any number already, it is returned without a sentence.
 
     Args:
-        model: The model.
         n_ctx: Tokens of its sessions; in those that are long enough, rows are compared in a long context too.
         cache_dir: Where measured facts are kept, or None.
     """

@@ -80,7 +80,8 @@ def filtered(
     live = [root, *(texts.fork(root) for _ in range(n - 1))]
     scores, n_rounds = [0.0] * n, 0
     while any(text.ended is None for text in live) and n_rounds < most_rounds:
-        seeds = _seeds(steps.seed, n, n_rounds)
+        # One particle keeps its own seed, as nothing is drawn anew.
+        seeds = seeds_from(steps.seed, n, n_rounds if n > 1 else 0)
         live = write_steps(texts, live, steps.params, seeds, separator=steps.separator, most=steps.most)
         scores = scorer(texts, live)
         n_rounds += 1
@@ -88,11 +89,6 @@ def filtered(
             drawn = resampled(weights_of(scores, weight), rng)
             live, scores = _redrawn(texts, live, drawn), [scores[i] for i in drawn]
     return Particles(tuple(live), tuple(scores), n_rounds)
-
-
-def _seeds(seed: int, n: int, n_rounds: int) -> list[int]:
-    """Return the seeds of a round: one particle keeps its own, as nothing is drawn anew."""
-    return seeds_from(seed, n, n_rounds if n > 1 else 0)
 
 
 def weights_of(scores: Sequence[float], weight: Weight) -> NDArray[np.float64]:

@@ -34,11 +34,7 @@ _LEFT_OVER = 1e-9  # a smaller probability that is left is rounding, and not wor
 
 
 class ByPredicate(TextMethod):
-    """The request option predicate, and what a grammar's own predicate needs.
-
-    Args:
-        tokenizer: The model's.
-    """
+    """The request option predicate, and what a grammar's own predicate needs."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -69,11 +65,7 @@ class ByPredicate(TextMethod):
 
 
 class AnyText:
-    """The grammar of all texts: implements edgedec.grammar.GrammarState.
-
-    Args:
-        tokenizer: The model's.
-    """
+    """The grammar of all texts: implements edgedec.grammar.GrammarState."""
 
     is_complete = False
     may_end = True
@@ -108,7 +100,6 @@ class PredicateConstraint(Constraint):
     Args:
         state: The state of the grammar, or AnyText.
         predicate: The function.
-        tokenizer: The model's.
     """
 
     def __init__(self, state: GrammarState, predicate: Predicate, tokenizer: Tokenizer) -> None:

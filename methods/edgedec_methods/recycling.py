@@ -107,7 +107,6 @@ class NgramDrafter:
     context that was met first makes room for a new one.
 
     Args:
-        context: The generation's.
         name: The key of the table in the context's store.
         rankings: By the number of tokens of a context, how its candidates are ranked; longest contexts first.
         least_rate: The least weight of a new row in the table (see CandidateTable).

@@ -67,11 +67,9 @@ class OwnLayersDrafter:
     """What drafters have in common that draft with the target's own session; a subclass says with which layers.
 
     Args:
-        context: The generation's.
         label: Sets the drawn numbers apart from those of the generation's other drafters.
 
     Attributes:
-        context: The generation's.
         ids: The text's tokens.
         parts: What forwards through some of the layers take.
     """

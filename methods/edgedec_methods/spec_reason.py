@@ -46,7 +46,6 @@ class Reasoned:
     """What two models wrote.
 
     Attributes:
-        text: The text.
         grades: By step, its grade, 0 to 9; empty where one model wrote all of the text.
         steps_kept: For each step, whether it stayed as the small model wrote it; empty as `grades`.
     """

@@ -82,8 +82,7 @@ class Switching:
         if self.entropy > MOST_ENTROPY and not self.entropy_force:
             raise RequestError(
                 f"{argument('entropy')} is {self.entropy:g} bits; thresholds up to {MOST_ENTROPY:g} were measured "
-                "(docs/faster.md): "
-                f"give a lower one, or force it ({argument('entropy_force')})"
+                f"(docs/faster.md): give a lower one, or force it ({argument('entropy_force')})"
             )
 
     @property

@@ -32,7 +32,6 @@ class Node:
     """A text in the middle of its writing.
 
     Attributes:
-        text: The text.
         children: The nodes one step further.
         scores: The scores of the whole texts whose last node this is.
         n_visits: How many whole texts begin with this node's text.

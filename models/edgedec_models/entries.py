@@ -47,8 +47,7 @@ def _is_there(file: WantedFile, options: ResolveOptions, *, force: bool) -> bool
     if fault and not force and not is_recorded(WantedFile(file.name, file.path, file.source)):
         raise ModelFormatError(
             f"{file.path} is not the file that the catalogue describes: {fault}; replace it with `edgedec pull "
-            "--force "
-            f"{file.name}`, or, if it is a file of your own, move it to the folder EDGEDEC_MODELS"
+            f"--force {file.name}`, or, if it is a file of your own, move it to the folder EDGEDEC_MODELS"
         )
     return not fault
 

@@ -23,7 +23,6 @@ def bring_head(entry: Entry, model: Path, options: ResolveOptions, *, force: boo
     Only a head that is one file with a known checksum comes with its model. None where there is no head.
 
     Args:
-        entry: The model's entry.
         model: The model's file.
         force: Verify the catalogue's head again where it is there.
 

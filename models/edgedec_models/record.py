@@ -16,7 +16,6 @@ class WantedFile:
 
     Attributes:
         name: The user's name for it, for messages and progress.
-        path: Its place.
         source: Where it comes from, without credentials.
         size_bytes: Its size, or None where that is unknown.
         sha256: Its SHA-256 in lower case hex, or None where that is unknown.

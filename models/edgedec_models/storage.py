@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgedec.errors import StorageError
-from edgedec.storage.whole_file import publish, write_atomically
+from edgedec.storage.whole_file import write_atomically
 
 BLOCK_BYTES = 1 << 20
 MARGIN_BYTES = 16 << 20  # stays free, so that a pull does not fill the disk to the last byte
@@ -68,8 +68,7 @@ def require_space(folder: Path, n_bytes: int, what: str, note: str = "") -> None
     if free < n_bytes + MARGIN_BYTES:
         raise StorageError(
             f"{what}: {human_bytes(n_bytes)} more are needed in {folder}, but {human_bytes(free)} are free; make "
-            "room, or "
-            f"set EDGEDEC_CACHE to a folder on a larger disk{note}"
+            f"room, or set EDGEDEC_CACHE to a folder on a larger disk{note}"
         )
 
 
@@ -96,16 +95,6 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
     """
     with storage_errors("write", path):
         write_atomically(path, json.dumps(value, indent=1).encode())
-
-
-def move_into_place(source: Path, target: Path) -> None:
-    """Give a file that was written and synced its final name, and sync the name.
-
-    Raises:
-        StorageError: The file cannot be renamed.
-    """
-    with storage_errors("rename", source):
-        publish(source, target)
 
 
 def _explained(error: OSError, doing: str, path: Path) -> StorageError:

@@ -187,7 +187,6 @@ def measure(
     and the time of those that are left, as long as the longest run each, only fall.
 
     Args:
-        requests: The prompts.
         runners: The ways to run a prompt, by name.
         cancel: Ends the measurement.
         rounds: How long each task is measured.

@@ -4,11 +4,11 @@ import json
 import platform
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import edgedec
+from edgedec.plugins import installed_version
 from edgedec.processor import cpu_name
 from edgedec_runtimes.shared.cpu_count import usable_cores
 
@@ -26,11 +26,7 @@ def provenance() -> dict[str, Any]:
 def versions() -> dict[str, Any]:
     """Return the versions of edgedec, Python and installed packages, the machine and its usable cores."""
     by_name: dict[str, Any] = {"edgedec": edgedec.__version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            by_name[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    by_name |= {name: version for name in _PACKAGES if (version := installed_version(name)) is not None}
     return by_name | {"machine": platform.processor() or platform.machine(), "cores": usable_cores()}
 
 

@@ -66,7 +66,6 @@ def record_text(engine: Engine, prompt: Prompt, log: ProposalLog, **options: Unp
     """Generate plainly, and tell `log` what the drafters propose after every token.
 
     Args:
-        engine: The loaded model.
         prompt: The text or the token ids to go on from.
         log: Notes the proposals, and the forwards that drafting makes.
         **options: The fields of SamplingParams.

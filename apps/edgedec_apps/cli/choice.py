@@ -5,9 +5,11 @@ import shlex
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgedec.api.best_text import ROUND, BestOf, best
+from edgedec.api.engine import Engine
+from edgedec.chat import Message
 from edgedec.choosing.choice import ChosenText
 from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.search_by import SearchBy
@@ -21,10 +23,6 @@ from edgedec_apps.cli.exit_codes import NOT_PASSED
 from edgedec_apps.cli.methods import Method
 from edgedec_apps.cli.shown.terminal import one_line, say
 from edgedec_apps.refine import N_TOGETHER, RefineBy, Refined, refined
-
-if TYPE_CHECKING:
-    from edgedec.api.engine import Engine
-    from edgedec.chat import Message
 
 AUTO = "auto"
 _KEYS = {"refine": "n", "refine_seconds": "seconds", "refine_tokens": "tokens", "size": "n"}
@@ -130,7 +128,7 @@ def _refining(values: dict[str, Any], texts: str | None) -> RefineBy:
     )
 
 
-def chosen(engine: "Engine", prompt: "str | list[Message]", way: Way, options: dict[str, Any]) -> ChosenText:
+def chosen(engine: Engine, prompt: str | list[Message], way: Way, options: dict[str, Any]) -> ChosenText:
     """Return the text that is chosen, searched for or refined.
 
     Raises:

@@ -15,7 +15,7 @@ Complete = Callable[[str], list[str]]
 
 _SHELL = "_EDGEDEC_COMPLETE"  # which protocol: complete_bash, complete_zsh, complete_fish
 _BEGINNING = "_EDGEDEC_BEGINNING"
-_TYPES = """
+EXPORTED_TYPES = """
 F32 F16 BF16 Q8_0 Q6_K Q5_K_M Q5_K_S Q5_1 Q5_0 Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS Q3_K_L Q3_K_M Q3_K_S Q2_K
 """  # those of edgedec_export.requantize, which imports numpy
 _HUB_TYPES = "Q4_K_M Q4_0 Q8_0 Q4_K_S Q5_K_M Q5_K_S Q6_K Q3_K_M F16 BF16"
@@ -118,11 +118,6 @@ def one_of(*words: str) -> Complete:
         return [incomplete + word[at:] for word in words if word.lower().startswith(incomplete.lower())]
 
     return complete
-
-
-def exported_type(incomplete: str) -> list[str]:
-    """Return the types that weights are exported in to a GGUF, in any case."""
-    return one_of(*_TYPES.split())(incomplete)
 
 
 def _fitting(incomplete: str, choices: Callable[[], Iterable[str]]) -> list[str]:

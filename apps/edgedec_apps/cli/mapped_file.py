@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from edgedec import exact_json
-from edgedec.errors import RequestError, StorageError
+from edgedec.errors import RequestError, StorageError, as_storage_error
 from edgedec.sequence import Generation
 from edgedec_apps.cli.shown.replies import cut_text
 from edgedec_apps.cli.wording import in_options
@@ -63,7 +63,7 @@ def n_answered(path: Path, keys: Sequence[str]) -> tuple[int, int, int]:
         StorageError: The file can't be read or written.
     """
     n_failed = 0
-    try:
+    with as_storage_error(f"{path} can't be read"):
         content = path.read_bytes() if path.is_file() else b""
         *lines, half = content.split(b"\n")
         if len(lines) > len(keys):
@@ -74,8 +74,6 @@ def n_answered(path: Path, keys: Sequence[str]) -> tuple[int, int, int]:
             raise RequestError(f"{path}, line {len(lines) + 1}, is no answer of edgedec map; name another --out")
         if half:
             os.truncate(path, path.stat().st_size - len(half))
-    except OSError as error:
-        raise StorageError(f"{path} can't be read: {error.strerror or error}") from error
     return len(lines), n_failed, len(content) - len(half)
 
 
@@ -85,15 +83,10 @@ def add_line(path: Path, line: str, n_bytes: int) -> int:
     Raises:
         StorageError: The file can't be written, or has other bytes: another process writes it.
     """
-    try:
-        with path.open("a", encoding="ascii") as file:
-            if path.is_file() and file.tell() != n_bytes:
-                raise StorageError(
-                    f"{path} was changed by another process, perhaps the same command; let one end first"
-                )
-            return n_bytes + file.write(line)
-    except OSError as error:
-        raise StorageError(f"{path} could not be written: {error.strerror or error}") from error
+    with as_storage_error(f"{path} could not be written"), path.open("a", encoding="ascii") as file:
+        if path.is_file() and file.tell() != n_bytes:
+            raise StorageError(f"{path} was changed by another process, perhaps the same command; let one end first")
+        return n_bytes + file.write(line)
 
 
 def _has_error(line: bytes, key: str, where: str) -> bool:

@@ -33,7 +33,6 @@ from edgedec_apps.machine_speed import keep_speed
 from edgedec_apps.texts import adapter, read_text
 
 if TYPE_CHECKING:
-    from edgedec.api.options import EngineOptions
     from edgedec_apps.documents.passages import Passage
     from edgedec_apps.documents.search import Rank
     from edgedec_models.presets import Preset

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgedec.errors import StorageError
+from edgedec.errors import StorageError, as_storage_error
 from edgedec.storage.whole_file import write_atomically
 from edgedec_apps.cli.shown.terminal import write_json, write_line
 
@@ -49,14 +49,12 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         StorageError: The file can't be written; an earlier file is unchanged.
     """
-    try:
+    with as_storage_error(f"{path} could not be written"):
         if path.exists() and (not path.is_file() or _is_own_output(path)):
             with path.open("ab") as file:
                 file.write(data)
         else:
             write_atomically(Path(os.path.realpath(path)), data)
-    except OSError as error:
-        raise StorageError(f"{path} could not be written: {error.strerror or error}") from error
 
 
 def _is_own_output(path: Path) -> bool:

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from edgedec.api.engine import Engine
+from edgedec.chat import Message
 from edgedec.decoding.prompt_length import count_tokens, require_may_fit
 from edgedec.errors import PromptTooLongError
 from edgedec.progress import CancelToken, OnProgress
 from edgedec_apps.documents.files import Document
 from edgedec_apps.documents.passages import by_words
 from edgedec_apps.documents.search import Found, Rank, search, whole
-
-if TYPE_CHECKING:
-    from edgedec.api.engine import Engine
-    from edgedec.chat import Message
 
 ANSWER = 512
 """Tokens that are kept free for an answer whose length is not given."""
@@ -25,7 +23,6 @@ class Asking:
     """How a model is asked about documents.
 
     Attributes:
-        engine: The model.
         content: Makes the content of a message of its text.
         before: The messages before it.
         tools: The tools that the model may call, in OpenAI's form.
@@ -36,9 +33,9 @@ class Asking:
             the context has room for.
     """
 
-    engine: "Engine"
+    engine: Engine
     content: Callable[[str], Any] = str
-    before: "Sequence[Message]" = ()
+    before: Sequence[Message] = ()
     tools: Sequence[Mapping[str, object]] | None = None
     n_answer: int = ANSWER
     with_names: bool = False
@@ -102,5 +99,5 @@ class Asking:
 
         return search(documents, question, n_room, fits, rank=rank, cancel=cancel, on_progress=on_progress)
 
-    def _message(self, text: str) -> "Message":
+    def _message(self, text: str) -> Message:
         return {"role": "user", "content": self.content(text)}

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from edgedec.api.engine import Engine
 from edgedec.errors import counted
 from edgedec.progress import CancelToken, OnProgress, report_progress
 from edgedec_apps.documents.files import Document
 from edgedec_apps.documents.passages import Passage, by_words, passages_of
 from edgedec_apps.embedding import embed
-
-if TYPE_CHECKING:
-    from edgedec.api.engine import Engine
 
 _MOST, _LEAST = 1200, 80  # characters of a passage
 _AT_ONCE = 6  # passages of the most characters should fit, at three characters a token
@@ -80,7 +78,6 @@ def search(
     """Return as many of the best passages as fit, for one question; the same ones for the same arguments.
 
     Args:
-        documents: The documents.
         question: What is asked about them.
         n_room: Tokens that the message may have, roughly; it decides how long a passage is.
         fits: Whether a message with this content fits the context.
@@ -144,7 +141,7 @@ def _places(passages: Sequence[Passage]) -> list[str]:
 
 
 def by_meaning(
-    embedder: "Engine",
+    embedder: Engine,
     passages: Sequence[Passage],
     question: str,
     cancel: CancelToken | None = None,

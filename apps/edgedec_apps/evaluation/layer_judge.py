@@ -30,7 +30,6 @@ class Trace:
     """What the windows gave when they went through a set.
 
     Attributes:
-        layers: The set.
         score: How near the set is to the whole model.
         hidden: For each window f32[n_layer, n, n_embd], the hidden states after each layer (where sets are scored as
             drafts: of the rows that are compared, and 0 elsewhere); nothing where the states were not requested.

@@ -47,7 +47,6 @@ class FoundSet:
     """What a search found.
 
     Attributes:
-        layers: The set.
         score: The set's score on the text that was searched on.
         n_scored: How many sets were scored.
         ended: Whether the limit ended the search before its effort was spent.

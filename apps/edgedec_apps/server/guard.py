@@ -44,7 +44,6 @@ class Guard:
     """ASGI middleware around the whole application.
 
     Args:
-        app: The application.
         service: The service with the settings and the counters.
         paths: Addresses that are counted one by one; all others are counted together.
     """

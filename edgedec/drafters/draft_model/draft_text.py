@@ -30,7 +30,6 @@ class DraftText:
     """A session of a draft model, which holds a window of a text.
 
     Attributes:
-        session: The session.
         cached: The tokens that the session holds.
         recorder: Where each forward is logged while drafts are recorded; else None.
         target: The target's session, which joins the forwards of several texts; None before the text is lent.
@@ -79,7 +78,6 @@ class DraftForward:
     Args:
         model: The draft model.
         lock: Held while a session of the draft model evaluates.
-        text: The text.
         item: Makes the item of the forward, with the lock held.
         cached: The tokens that the text's session holds afterwards.
 

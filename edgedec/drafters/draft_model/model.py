@@ -66,7 +66,7 @@ class DraftModel:
         self.lock: AbstractContextManager[object] = RLock()
         self.texts = [DraftText(model.session(WINDOW))]
         self._users: WeakKeyDictionary[object, DraftText] = WeakKeyDictionary()
-        self._n_ctx = WINDOW
+        self.n_ctx = WINDOW
         self.token_s: float | None = None
 
     def __call__(self, context: DraftContext) -> "ModelDrafter":
@@ -108,7 +108,7 @@ class DraftModel:
                 "the model for more texts or requests"
             )
         if best is None or near is not None:
-            session = self.model.session(self._n_ctx) if near is None else near.session.fork()
+            session = self.model.session(self.n_ctx) if near is None else near.session.fork()
             cached = [] if near is None else [*near.cached]
             if best is None:
                 best = DraftText(session)
@@ -186,11 +186,6 @@ class DraftModel:
         """The model itself."""
         return self
 
-    @property
-    def n_ctx(self) -> int:
-        """Tokens of a session's KV cache."""
-        return self._n_ctx
-
     def held_bytes(self) -> tuple[int, int]:
         """Return the bytes of the draft model, KV caches included, and of the KV caches alone.
 
@@ -198,7 +193,7 @@ class DraftModel:
         """
         terms = [term for term in self.model.memory(WINDOW, ROWS) if not term.base]
         n_planned = sum(term.n_bytes for term in terms if term.name == "KV cache")
-        n_kv = n_planned * self._n_ctx // WINDOW * len(self.texts)
+        n_kv = n_planned * self.n_ctx // WINDOW * len(self.texts)
         return sum(term.n_bytes for term in terms) - n_planned + n_kv, n_kv
 
     def summary(self) -> str:
@@ -208,12 +203,12 @@ class DraftModel:
 
     def spare_bytes(self) -> int:
         """Return the bytes that shrink() would free."""
-        return max(0, self.held_bytes()[1] * (self._n_ctx - SMALL_WINDOW) // self._n_ctx)
+        return max(0, self.held_bytes()[1] * (self.n_ctx - SMALL_WINDOW) // self.n_ctx)
 
     def shrink(self) -> None:
         """Go on with smaller windows, whose KV caches take less memory (raises what Model.session raises)."""
         with self.lock:
-            self._n_ctx = SMALL_WINDOW
+            self.n_ctx = SMALL_WINDOW
             for text in self.texts:
                 text.session.close()
                 text.cached = []
@@ -240,7 +235,6 @@ class DraftModelUser:
     """What ModelFactories have in common that draft with a loaded DraftModel by ways of their own.
 
     Attributes:
-        source: The draft model.
         cascades: Whether a cascade may draft in its place.
     """
 
@@ -263,7 +257,6 @@ class ModelDrafter:
 
     Args:
         source: The draft model.
-        context: The generation's.
         ahead: `(tokens drafted so far, most tokens)` -> tokens that may follow them. They are evaluated in the same
             forward, so that the rows are there if they do follow. That changes the time of a draft, not the draft.
         label: Sets the drawn numbers apart from those of the generation's other drafters.

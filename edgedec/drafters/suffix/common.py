@@ -32,7 +32,6 @@ class CommonText:
     """The text in one tokenizer's tokens, and the factory of the drafters that share it.
 
     Attributes:
-        token_ids: The tokens.
         shedding: What is lost where memory runs short.
     """
 

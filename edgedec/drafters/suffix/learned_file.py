@@ -75,7 +75,6 @@ def read_learned(path: Path, n_vocab: int | None = None) -> tuple[Learned, Sorte
     """Return what a file holds, its arrays mapped; None where there is no file.
 
     Args:
-        path: The file.
         n_vocab: Tokens of the model's vocabulary, above which no token may be; None to leave that open.
 
     Raises:

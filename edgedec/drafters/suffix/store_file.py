@@ -19,7 +19,7 @@ import numpy as np
 from edgedec.drafter import Store
 from edgedec.drafters.suffix.automaton import STATE_BYTES
 from edgedec.drafters.suffix.suffix import MOST_TOKENS, SuffixStore, Text
-from edgedec.errors import ModelFormatError, StorageError, argument
+from edgedec.errors import ModelFormatError, StorageError, argument, as_storage_error
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
 from edgedec.progress import reported
@@ -41,9 +41,6 @@ class DraftStore:
         model: The model whose outputs it holds.
         variant: Which layers the model leaves out; models with other layers share no file, though they have one
             vocabulary.
-
-    Attributes:
-        path: The file.
     """
 
     def __init__(self, path: Path, model: Model, variant: str = "") -> None:
@@ -93,11 +90,9 @@ class DraftStore:
         held = parse(_read(self.path), self._vocabulary, self._n_vocab, self.path) or []
         texts = {text.tobytes(): text for text in reversed([*([] if forgotten else held), *added])}  # each once
         newest_texts = newest(list(reversed(texts.values())), MOST_TOKENS)
-        try:  # whole or not at all, and for its owner alone
+        with as_storage_error(f"the draft store {self.path} could not be written"):
+            # Whole or not at all, and for its owner alone.
             write_atomically(self.path, serialize(newest_texts, self._vocabulary), private=True, sync=True)
-        except OSError as error:
-            reason = error.strerror or error
-            raise StorageError(f"the draft store {self.path} could not be written: {reason}") from error
 
     def forget(self) -> None:
         """Drop the texts that the file holds when it is saved next."""

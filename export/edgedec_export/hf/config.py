@@ -31,6 +31,12 @@ _MODEL_TYPES = {
     "wedlm-qwen2": "qwen2",
     "wedlm-qwen3": "qwen3",
 }
+_SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "logit_scale": "logits_scaling",
+    "residual_scale": "residual_multiplier",
+}  # of granite: the metadata key, and the setting
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
     "qwen2": {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768},
@@ -49,14 +55,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
         "tie_word_embeddings": True,
     },
-    "granite": {
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 2048,
-        "attention_multiplier": 1.0,
-        "embedding_multiplier": 1.0,
-        "logits_scaling": 1.0,
-        "residual_multiplier": 1.0,
-    },
+    "granite": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048} | dict.fromkeys(_SCALES.values(), 1.0),
     "qwen3moe": {
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 32768,
@@ -74,12 +73,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-_SCALES = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "logit_scale": "logits_scaling",
-    "residual_scale": "residual_multiplier",
-}  # of granite: the metadata key, and the setting
 _UNROTATED_PERIOD = 4  # llama.cpp does not rotate every fourth layer of a smollm3
 _ACTIVATIONS = {"gemma3": ("gelu_pytorch_tanh",)}
 _REMEDY = (
@@ -91,13 +84,9 @@ GEMMA_PERIOD = 6  # every sixth layer sees everything (gemma 3 report, arXiv:250
 GEMMA_27B_LAYERS = 62  # by which llama.cpp recognizes the 27B; it scales that model's attention in another way
 # Settings that must have this value, or be absent.
 _EXPECTED: dict[str, Any] = {
-    "attn_logit_softcapping": None,
-    "final_logit_softcapping": None,
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "quantization_config"), None),
+    **dict.fromkeys(("rope_interleaved", "use_bidirectional_attention", "use_sliding_window"), False),
     "partial_rotary_factor": 1.0,
-    "quantization_config": None,
-    "rope_interleaved": False,
-    "use_bidirectional_attention": False,
-    "use_sliding_window": False,
 }
 
 

@@ -13,14 +13,8 @@ from edgedec_runtimes.weights.config_values import ConfigValues
 
 logger = logging.getLogger("edgedec.export")
 _SHIFTED = {
-    "Dream": True,
-    "Fast_dLLM_Qwen": True,
-    "sdar": False,
-    "a2d-qwen2": False,
-    "a2d-qwen3": False,
-    "llada": False,
-    "wedlm-qwen2": False,
-    "wedlm-qwen3": False,
+    **dict.fromkeys(("Dream", "Fast_dLLM_Qwen"), True),
+    **dict.fromkeys(("sdar", "a2d-qwen2", "a2d-qwen3", "llada", "wedlm-qwen2", "wedlm-qwen3"), False),
 }
 _WINDOW = 16  # of WeDLM, whose checkpoints don't say it
 _LLADA_SETTINGS = {
@@ -37,14 +31,9 @@ _LLADA_EXPECTED: dict[str, Any] = {
     "block_type": "llama",
     "layer_norm_type": "rms",
     "rope": True,
-    "alibi": False,
-    "include_bias": False,
-    "include_qkv_bias": False,
-    "attention_layer_norm": False,
-    "input_emb_norm": False,
-    "scale_logits": False,
-    "clip_qkv": None,
-    "multi_query_attention": None,
+    **dict.fromkeys(("alibi", "include_bias", "include_qkv_bias", "attention_layer_norm"), False),
+    **dict.fromkeys(("input_emb_norm", "scale_logits"), False),
+    **dict.fromkeys(("clip_qkv", "multi_query_attention"), None),
     "block_group_size": 1,
 }
 _LLADA_TENSORS = {

@@ -179,17 +179,12 @@ def _rows(tensor: Tensor, multiple: int) -> Iterator[NDArray[np.float32]]:
     """Yield a tensor as float32[n_rows, n_columns], some rows at a time; a vector is one row.
 
     Args:
+        tensor: It holds floats, as require_floats has found.
         multiple: The number of rows of each piece is a multiple of this, except in the last piece.
 
     Raises:
-        UnsupportedModelError: The tensor does not hold floats.
         ModelFormatError, StorageError: The file has become shorter, or cannot be read.
     """
-    if tensor.dtype not in _FLOAT_NAMES:
-        raise UnsupportedModelError(
-            f"{tensor.path}: tensor {tensor.name!r} is {tensor.dtype}, expected {', '.join(sorted(_FLOAT_NAMES))}; "
-            "take the checkpoint that is not quantized"
-        )
     n_columns = tensor.shape[-1]
     row_bytes = n_columns * ITEM_BYTES[tensor.dtype]
     n_rows = max(1, PIECE_BYTES // row_bytes // multiple) * multiple

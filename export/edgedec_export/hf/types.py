@@ -36,8 +36,7 @@ def to_f16(values: NDArray[np.float32]) -> NDArray[np.float16]:
     if not np.abs(values).max(initial=0) <= _LARGEST_F16:
         raise UnsupportedModelError(
             f"the checkpoint holds NaN or numbers beyond {_LARGEST_F16:.0f}, the largest of float16; convert it to "
-            "BF16 "
-            "or F32"
+            "BF16 or F32"
         )
     return values.astype("<f2")
 

@@ -69,8 +69,7 @@ def calibration_ids(tokenizer: Tokenizer, text: str, n_context: int) -> list[NDA
     if not whole:
         raise RequestError(
             f"the calibration text has {len(ids)} tokens, expected at least {_ROWS}, better thousands; give a longer "
-            "text, "
-            "or none for the bundled one"
+            "text, or none for the bundled one"
         )
     return whole
 

@@ -123,11 +123,7 @@ def emit(plan: Plan, weights: Weights, constants: Initializers, how: Mapping[str
 
 
 class _Writer:
-    """The nodes of a graph, added one by one.
-
-    Attributes:
-        nodes: The nodes so far.
-    """
+    """The nodes of a graph, added one by one."""
 
     def __init__(
         self, plan: Plan, weights: Weights, constants: Initializers, how: Mapping[str, Quantizer] | None

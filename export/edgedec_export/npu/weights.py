@@ -191,8 +191,7 @@ def equalize_values(network: Network, weights: Weights, layer: int, seen: F32) -
 def _factors(largest: F32) -> F32:
     """Return each channel's size divided by the largest channel's, at least _LEAST_FACTOR."""
     most = largest.max()
-    factors: F32 = np.clip(largest / most, _LEAST_FACTOR, 1) if most > 0 else np.ones_like(largest)
-    return factors
+    return np.clip(largest / most, _LEAST_FACTOR, 1) if most > 0 else np.ones_like(largest)
 
 
 def _scale_heads(weights: Weights, name: str, factors: F32 | np.float32) -> None:
@@ -226,5 +225,4 @@ def _halves(network: Network, n_out: int) -> NDArray[np.intp]:
     n_rot = network.n_rot
     head = np.concatenate((np.arange(0, n_rot, 2), np.arange(1, n_rot, 2), np.arange(n_rot, network.head_dim)))
     starts = np.arange(0, n_out, network.head_dim)
-    order: NDArray[Any] = (starts[:, None] + head).reshape(-1)
-    return order
+    return (starts[:, None] + head).reshape(-1)

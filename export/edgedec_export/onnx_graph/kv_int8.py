@@ -120,7 +120,6 @@ def _run(folder: Path, feeds: dict[str, NDArray[Any]], outputs: list[str]) -> li
     except Exception as error:  # onnxruntime's errors have no base of their own
         raise RuntimeUnavailableError(
             f"onnxruntime cannot run the graph, which is needed to find the scales of int8 keys and values: {error}; "
-            "use "
-            "--kv f32, or reinstall onnxruntime"
+            "use --kv f32, or reinstall onnxruntime"
         ) from error
     return results

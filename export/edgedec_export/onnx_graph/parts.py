@@ -19,11 +19,7 @@ _CONTRIB_OPERATORS = frozenset({"GroupQueryAttention", "QuickGelu", "RotaryEmbed
 
 
 class Scope:
-    """The nodes of a graph or of a branch, in order. A value's name is the scope's name and that of its node.
-
-    Attributes:
-        nodes: The nodes so far.
-    """
+    """The nodes of a graph or of a branch, in order. A value's name is the scope's name and that of its node."""
 
     def __init__(self, name: str) -> None:
         self.name = name

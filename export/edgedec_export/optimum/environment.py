@@ -158,8 +158,7 @@ def _make(folder: Path, on_progress: OnProgress | None, cancel: CancelToken | No
         if run_child(command, log, what=_WHAT, environment=_environment(), cancel=cancel) != 0:
             raise RuntimeUnavailableError(
                 f"the environment of optimum cannot be made: {last_line(log)}; check that Python's venv and pip work "
-                "here "
-                "and reach the package index"
+                "here and reach the package index"
             )
     report_progress(on_progress, "install", len(steps), len(steps), "%", "torch and optimum")
     with storage_errors("write", folder):

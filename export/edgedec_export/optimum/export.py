@@ -219,8 +219,7 @@ def _whole(raw: dict[str, Any], key: str, default: int | None = None) -> int:
     if type(value) is not int or not 1 <= value <= _MOST:
         raise ModelFormatError(
             f"the checkpoint's configuration has {str(value)[:40]} as {key}, expected a whole number from 1 to "
-            f"{_MOST}; "
-            "download the checkpoint again"
+            f"{_MOST}; download the checkpoint again"
         )
     return value
 

@@ -17,7 +17,7 @@ from typing import Any
 from edgedec.errors import EdgedecError, RuntimeAbsentError, RuntimeUnavailableError
 from edgedec.memory.system import available_bytes
 from edgedec.memory_plan import Device
-from edgedec.plugins import install_command
+from edgedec.plugins import install_command, installed_version
 from edgedec_runtimes.child.process import child_environment
 from edgedec_runtimes.llamacpp.trial import ending
 from edgedec_runtimes.onnx.library import load_library
@@ -211,7 +211,8 @@ def _look_here() -> Found:
     try:
         ort = load_library()
         choose_provider(ort, PROVIDER.device)
-        version = f"onnxruntime {ort.__version__}, {PROVIDER.package} {_version()}"
+        release = installed_version(PROVIDER.package) or "of an unknown version"
+        version = f"onnxruntime {ort.__version__}, {PROVIDER.package} {release}"
     except EdgedecError as error:
         is_missing = "finds no device" in str(error)
         refusal = f"onnxruntime {ort.__version__} finds none; {_LOADER}" if is_missing else str(error)
@@ -226,15 +227,6 @@ def _look_here() -> Found:
     if VULKAN_ALONE and not devices:
         return Found(version, f"Vulkan finds no GPU; {_LOADER}", absent=True)
     return Found(version, devices=devices)
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(PROVIDER.package)
-    except PackageNotFoundError:
-        return "of an unknown version"
 
 
 if __name__ == "__main__":

@@ -83,16 +83,13 @@ class Diffusion:
 class DiffusionModel(OuterModel):
     """Implements edgedec.model.Model: a model whose sessions return one row for the next token, and draft nothing."""
 
+    batch_invariant: Literal[True] = True  # each row comes from passes of its own, so nothing else changes it
+
     def __init__(self, inner: Model, options: Diffusion, facts: Facts) -> None:
         names = ("trees", "layers", "groups", "taps", "hidden_input", "vector_rows", "positions", "keeps_prompts")
         off = dict.fromkeys(names, False)
         super().__init__(inner, inner.card, replace(inner.capabilities, **off, attention_mass=0, max_rows=1))
         self._options, self._facts = options, facts
-
-    @property
-    def batch_invariant(self) -> Literal[True]:
-        """True: each row comes from passes of its own, so nothing else in a forward changes it."""
-        return True
 
     def session(self, n_ctx: int) -> "DiffusionSession":
         """Open an empty session."""

@@ -53,7 +53,6 @@ class Opened:
         ids: Their tokens, the mask where none is committed.
         is_end: Whether a token ends a text.
         rows: By committed position, the row that its token is drawn from.
-        passes: The passes so far.
         before: The row in front of the block, where that says what stands at its first position.
         ahead: The rows of later states of the block, by the tokens of the state; they were evaluated early.
         forks: The sessions that such states are evaluated on.

@@ -119,7 +119,6 @@ class Denoising:
     """What a text such as "threshold:0.8,window:64" names.
 
     Attributes:
-        rule: The rule.
         n_ahead: How many states ahead are evaluated.
         layout: What a pass evaluates; None for everything.
     """

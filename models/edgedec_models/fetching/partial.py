@@ -11,13 +11,13 @@ from typing import Self
 
 from edgedec.errors import PullError
 from edgedec.load_options import ResolveOptions
+from edgedec.storage.whole_file import publish
 from edgedec_models.fetching.verify import digest_of
 from edgedec_models.record import WantedFile
 from edgedec_models.storage import (
     human_bytes,
     is_full,
     make_folder,
-    move_into_place,
     require_space,
     storage_errors,
     write_json,
@@ -174,7 +174,8 @@ class Partial:
         with storage_errors("write", self._path):
             os.fsync(self._file.fileno())
             self._file.close()
-        move_into_place(self._path, file.path)
+        with storage_errors("rename", self._path):
+            publish(self._path, file.path)
         self.discard()
         return sha256
 

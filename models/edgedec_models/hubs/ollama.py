@@ -94,8 +94,7 @@ def _weights(name: str, manifest: Path, blobs: Path) -> Path:
     if size_bytes not in (None, path.stat().st_size):
         raise ModelFormatError(
             f"{name}: its weights {path} have {path.stat().st_size} bytes where {size_bytes} were expected; pull the "
-            "model "
-            "again with `ollama pull`"
+            "model again with `ollama pull`"
         )
     return path
 

@@ -22,7 +22,6 @@ def mixed(header: Header, start: Switches, *, normed: bool, gating: str = "softm
     """Return the switches of a network with its routers' added.
 
     Args:
-        header: The network's header.
         start: The other switches.
         normed: Whether the weights of a token's experts are divided by their sum.
         gating: How scores become weights where the file does not say, by the names of Switches.expert_gating.

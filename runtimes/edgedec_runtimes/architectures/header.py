@@ -16,9 +16,7 @@ class Header:
     """What a GGUF's header says. Keys are those below the architecture's name.
 
     Attributes:
-        gguf: The file's header.
         info: What describe said of it.
-        hyper: The network's shape.
     """
 
     gguf: GGUF

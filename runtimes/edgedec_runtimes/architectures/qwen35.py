@@ -28,7 +28,6 @@ def delta_switches(header: Header, *, tiled: bool) -> Switches:
     """Return the switches of a network with gated delta rules.
 
     Args:
-        header: The network's header.
         tiled: Which key a head has (Recurrence.tiled).
 
     Raises:

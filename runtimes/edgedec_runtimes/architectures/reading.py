@@ -23,7 +23,6 @@ class Described:
     Attributes:
         gguf: The header, with its tensors as `usual_tensors` returns them.
         architecture: The family of the network.
-        hyper: Its shape.
         switches: How it differs from others of that shape.
     """
 
@@ -37,7 +36,6 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
     """Return what the header of a GGUF says of its network.
 
     Args:
-        gguf: The model's header.
         runtime: The runtime's name, for messages.
 
     Raises:

@@ -154,7 +154,7 @@ class Calls:
         """Evaluate items."""
         made = [replace(item, session=self.sessions[number]) for number, item, _ in items]
         if len(made) == 1 and on_progress is not None:
-            forwards = [_forward_alone(made[0], on_progress)]
+            forwards = [made[0].session.evaluate(made[0], on_progress)]
         else:
             forwards = self.model.forward(made)
         exact = [_exact(item) if wants_exact else {} for item, (_, _, wants_exact) in zip(made, items, strict=True)]
@@ -204,10 +204,6 @@ def _exact(item: ForwardItem) -> dict[int, ExactRows]:
     """Return what the session says of exact rows at each n_past that may follow the item."""
     stop = item.n_past + item.n_rows
     return {n_past: item.session.exact_rows(n_past) for n_past in range(max(item.n_past + 1, stop - _AHEAD), stop + 1)}
-
-
-def _forward_alone(item: ForwardItem, on_progress: OnProgress) -> Forward:
-    return item.session.evaluate(item, on_progress)
 
 
 class Host:

@@ -62,16 +62,12 @@ class Child:
             )
         except OSError as error:
             raise RuntimeUnavailableError(f"the model's process can't be started: {error}") from error
+        self.pid = self._process.pid
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._channel = Channel(self._process.stdout, self._process.stdin)
         self._receiver = threading.Thread(target=self._receive, daemon=True, name="edgedec-child")
         self._receiver.start()
-
-    @property
-    def pid(self) -> int:
-        """The process's number."""
-        return self._process.pid
 
     def ask(
         self,

@@ -25,7 +25,6 @@ class SharedRows:
     """A file of rows, f32[n_rows, n_vocab], that two processes map.
 
     Attributes:
-        path: The file.
         rows: f32[n_rows, n_vocab], the memory.
     """
 

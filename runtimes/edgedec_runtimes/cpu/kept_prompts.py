@@ -98,11 +98,7 @@ def sum_of(data: NDArray[np.uint8]) -> int:
 
 
 class KeptPrompts:
-    """Brings the prompts that the sessions of a model read to the disk, and back.
-
-    Attributes:
-        files: The files of the blocks.
-    """
+    """Brings the prompts that the sessions of a model read to the disk, and back."""
 
     def __init__(self, files: BlockFiles, *, has_places: bool) -> None:
         self.files = files

@@ -76,6 +76,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
     """
 
     adapters = NO_ADAPTERS
+    batch_invariant: Literal[True] = True  # by construction: see native/kernels/kernels.h
     keeping: tuple[Path, str, int] | None = None
     kept_prompts: "KeptPrompts | None" = None
 
@@ -91,16 +92,12 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         logit_rows: int,
         n_rows: int = KERNEL_ROWS,
     ) -> None:
-        """Take over the native model.
+        """Take over the native model; what is not told here is as in LibraryModel.
 
         Args:
-            handle: The native model.
             tiles: Its weights.
-            tokenizer: The vocabulary.
-            card: The facts of the model.
             capabilities: What it can do: CAPABILITIES, or fewer.
             kv_type: Element type of the sessions' KV cache, as the library numbers it.
-            terms: Makes the memory plan for a context and a number of rows.
             logit_rows: Rows of logits whose memory is kept between forwards; a forward that returns more allocates it.
             n_rows: Most rows of a native forward.
         """
@@ -114,11 +111,6 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         self._logits_address = address(self._logits)
         self._best = (ctypes.c_int32 * n_rows)()
         self._flag_address = ctypes.addressof(self.stop.flag)
-
-    @property
-    def batch_invariant(self) -> Literal[True]:
-        """True by construction: see native/kernels/kernels.h."""
-        return True
 
     @property
     def instruction_set(self) -> str:
@@ -315,7 +307,6 @@ def explain(code: int, reason: str, tiles: Tiles | StreamedTiles) -> EdgedecErro
     Args:
         code: The code of the forward, UNREADABLE or NOT_FINITE.
         reason: The native library's message.
-        tiles: The tiles of the model.
     """
     damage = _delete_if_damaged(tiles)
     if code == NOT_FINITE:

@@ -220,7 +220,6 @@ def _terms(
 
     Args:
         held: The term of the weights.
-        adapters: The terms of the adapters.
         network: The sizes of the model.
         options: How the model is loaded.
         n_ctx: Tokens of a session.

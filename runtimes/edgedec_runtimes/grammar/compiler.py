@@ -279,7 +279,6 @@ class MatcherState:
     Args:
         compiler: Makes fresh matchers.
         matched: The matcher that all texts of this grammar share.
-        grammar: The grammar.
         n_vocab: Number of token ids.
         limits: The memory that the grammar may take.
         resident: Returns how many bytes the process holds; None where the system does not say it.

@@ -77,7 +77,6 @@ class ChosenSet:
     """A set of half-layers for a requested speed-up.
 
     Attributes:
-        layers: The set.
         share: The share of a whole token's bytes that a token through the set reads; at most 1 / speed-up.
     """
 

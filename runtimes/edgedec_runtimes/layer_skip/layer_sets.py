@@ -63,7 +63,6 @@ class TunedSet:
     """A set of half-layers that a search found, with what was measured of it.
 
     Attributes:
-        layers: The set.
         share: The share of a whole token's bytes that a token through the set reads.
         cost: The measured time of a token through the set, as a share of a whole token's.
         agreement: Share of held-back positions where the set's most probable token is the whole model's.

@@ -313,7 +313,6 @@ class Pool:
     """A context, and what of it no session has taken.
 
     Attributes:
-        context: The context.
         pools: All pools of the model; a pool that nobody uses leaves this list, unless it is the first.
         free_ids: Sequence ids that nobody uses.
         n_reserved: Cells that are kept for sessions.

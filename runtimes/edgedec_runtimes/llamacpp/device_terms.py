@@ -101,7 +101,6 @@ def default_split(devices: Iterable[Device], n_gpu_layers: int | None, n_layers:
     """Return the split that llama.cpp makes by itself: shares of the layers by what each device has free.
 
     Args:
-        devices: The devices.
         n_gpu_layers: Layers that are not the host's; None and -1 for all.
         n_layers: All layers, the output matrix included.
     """

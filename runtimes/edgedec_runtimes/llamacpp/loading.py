@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,9 @@ def checked_options(options: LoadOptions) -> LoadOptions:
     check_sizes(options)
     if not -1 <= (options.n_gpu_layers or 0) <= _MOST_LAYERS:
         raise OptionError("n_gpu_layers", options.n_gpu_layers, f"it must be from -1 to {_MOST_LAYERS}")
-    return options if repack_complaint() is None else options.with_own(repack=False)
+    if repack_complaint() is None:
+        return options
+    return replace(options, runtime_options={**options.runtime_options, "repack": False})
 
 
 def context_options(model: Any, options: LoadOptions, n_cells: int, *, embeds: bool = False) -> ContextOptions:

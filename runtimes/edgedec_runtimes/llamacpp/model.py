@@ -41,16 +41,12 @@ class LlamaCppModel(MeasuredModel[Any, LlamaCppSession]):
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
         cache_dir: Path | None,
     ) -> None:
-        """Take over a loaded model.
+        """Take over a loaded model; what is not told here is as in LibraryModel.
 
         Args:
-            handle: llama.cpp's model.
             files: The files that its weights are mapped from, or None.
-            card: The facts of the model.
             options: How its contexts are made.
             n_parallel: Sessions that the first context holds.
-            terms: Makes the memory plan for a context and a number of rows.
-            cache_dir: Where measured facts are kept, or None.
         """
         pools: list[Pool] = []
         super().__init__(

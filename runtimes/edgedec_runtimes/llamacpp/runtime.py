@@ -1,6 +1,7 @@
 """The llamacpp runtime: runs any GGUF that llama.cpp loads, on its CPU and GPU back ends."""
 
 import hashlib
+import platform
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import HOST, Device, IsOver, MemoryPlan, MemoryTerm, Split, format_bytes
 from edgedec.model import Model
 from edgedec.model_card import ModelCard
-from edgedec.processor import is_arm, machine_name
+from edgedec.processor import machine_name
 from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.child.model import ChildModel, Hosting
 from edgedec_runtimes.child.rows import process_term, shared_terms
@@ -354,7 +355,8 @@ def _repacked_bytes(gguf: GGUF, n_layers: int) -> int:
 
     `n_layers` are the host's layers; the output matrix counts as the last of all.
     """
-    types, n_layer = _REPACKED_ARM if is_arm() else _REPACKED_X86, describe(gguf).n_layer
+    is_arm, n_layer = platform.machine().lower() in ("aarch64", "arm64"), describe(gguf).n_layer
+    types = _REPACKED_ARM if is_arm else _REPACKED_X86
     return sum(
         tensor.n_bytes
         for tensor in gguf.tensors.values()

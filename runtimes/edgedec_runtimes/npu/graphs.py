@@ -8,12 +8,12 @@ nodes to the CPU provider.
 
 import hashlib
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from edgedec.errors import OptionError, RuntimeUnavailableError
 from edgedec.gguf.file import GRAPH
+from edgedec.plugins import installed_version
 from edgedec.processor import machine_name
 from edgedec_runtimes.npu.compiled import open_kept
 from edgedec_runtimes.npu.facts import Facts
@@ -143,10 +143,7 @@ class Graphs:
 
 def compiled_folder(cache_dir: Path, facts: Facts, ort: Any) -> Path:
     """Return the folder for the compiled graphs of an export, which differs by machine and by versions."""
-    try:
-        version = metadata.version("onnxruntime-qnn")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
+    version = installed_version("onnxruntime-qnn") or "unknown"
     key = f"{facts.sha256} {ort.__version__} {version} {machine_name()}"
     return cache_dir / "npu" / hashlib.sha256(key.encode()).hexdigest()[:32]
 

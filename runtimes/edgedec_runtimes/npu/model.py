@@ -207,6 +207,8 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
         facts: Sizes and quantization of the graph.
     """
 
+    batch_invariant = _EXACT_ROWS
+
     def __init__(
         self,
         graphs: Graphs,
@@ -216,15 +218,11 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
         card: ModelCard,
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
     ) -> None:
-        """Take over graphs.
+        """Take over the graphs of an export; what is not told here is as in LibraryModel.
 
         Args:
-            graphs: The graphs of the export.
             embedding: f16[n_vocab, n_embd], mapped.
             files: The file that the embedding is mapped from.
-            tokenizer: The vocabulary.
-            card: The facts of the model.
-            terms: Makes the memory plan for a context and a number of rows.
         """
 
         def free() -> None:
@@ -234,11 +232,6 @@ class NpuModel(LibraryModel[Graphs, NpuSession]):
         super().__init__(graphs, card, _CAPABILITIES, tokenizer, terms, free)
         self.facts: Facts = graphs.facts
         self._embedding, self._files = embedding, files
-
-    @property
-    def batch_invariant(self) -> int:
-        """The number of rows that `blocks` never puts into a block of a prefill; a constant by construction."""
-        return _EXACT_ROWS
 
     def session(self, n_ctx: int) -> NpuSession:
         """Open an empty session; its buffers grow from context to context."""

@@ -18,7 +18,7 @@ from edgedec.errors import (
     argument,
     counted,
 )
-from edgedec.gguf.file import DATA, GGUF, VOCABULARY, read_gguf, storage_error
+from edgedec.gguf.file import DATA, GGUF, VOCABULARY, read_gguf, reading
 from edgedec.gguf.metadata import get_text
 from edgedec.load_options import LoadOptions, read_options
 from edgedec.memory.system import resident_bytes
@@ -150,11 +150,8 @@ def _embedding(folder: Path, facts: Facts) -> NDArray[np.float16]:
             f"{path}: {facts.files[EMBEDDING].n_bytes} bytes, expected {facts.n_vocab} rows of {facts.n_embd} numbers; "
             "export the model again"
         )
-    try:
-        mapped: NDArray[np.float16] = np.memmap(path, "<f2", "r", shape=(facts.n_vocab, facts.n_embd))
-    except OSError as error:
-        raise storage_error(path, error) from error
-    return mapped
+    with reading(path):
+        return np.memmap(path, "<f2", "r", shape=(facts.n_vocab, facts.n_embd))
 
 
 def _card(gguf: GGUF, facts: Facts, numerics: str) -> ModelCard:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
-from edgedec.gguf.file import DATA, GGUF, GRAPH, MANIFEST, VOCABULARY, foreign_onnx, read_gguf, storage_error
+from edgedec.gguf.file import DATA, GGUF, GRAPH, MANIFEST, VOCABULARY, foreign_onnx, read_gguf, reading, storage_error
 from edgedec.gguf.model_info import describe
 from edgedec.load_options import LoadOptions
 from edgedec.progress import check_cancelled, report_progress
@@ -176,11 +176,8 @@ def _folder_of(path: Path) -> Path:
 
 
 def _read_manifest(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MOST_MANIFEST_BYTES + 1)
-    except OSError as error:
-        raise storage_error(path, error) from error
+    with reading(path), path.open("rb") as file:
+        text = file.read(_MOST_MANIFEST_BYTES + 1)
     if len(text) > _MOST_MANIFEST_BYTES:
         raise ModelFormatError(f"{path}: over {_MOST_MANIFEST_BYTES} bytes; export the model again")
     return text
@@ -282,13 +279,10 @@ def _check_graph(folder: Path, files: Mapping[str, FileFacts]) -> None:
 
 def _sha256(path: Path, options: LoadOptions, done: int, total: int) -> str:
     digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                digest.update(piece)
-                done += len(piece)
-                check_cancelled(options.cancel, f"checking {path.name}")
-                report_progress(options.on_progress, "verify", min(done, total), total, "bytes", path.name)
-    except OSError as error:
-        raise storage_error(path, error) from error
+    with reading(path), path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+            done += len(piece)
+            check_cancelled(options.cancel, f"checking {path.name}")
+            report_progress(options.on_progress, "verify", min(done, total), total, "bytes", path.name)
     return digest.hexdigest()

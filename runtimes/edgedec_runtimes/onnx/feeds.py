@@ -98,7 +98,6 @@ def feeds(piece: Piece, export: Export, zeros: Zeros, padding: Padding, taps: Co
 
     Args:
         piece: The rows.
-        export: The export.
         zeros: Memory for a bias that hides nothing.
         padding: Which part of the graph gets a padding row.
         taps: The layers whose output the graph is to return.

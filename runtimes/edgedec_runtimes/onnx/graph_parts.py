@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
-from edgedec.gguf.file import storage_error
+from edgedec.gguf.file import reading
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.protobuf import damaged, fields, signed, whole_numbers
 
@@ -32,7 +32,6 @@ class Tensor:
     """A tensor of a graph.
 
     Attributes:
-        name: Its name.
         shape: Its sizes.
         dtype: Type of its elements, little endian.
         offset: Where it begins in the data file, in bytes.
@@ -71,10 +70,8 @@ def read_parts(export: Export, prefixes: tuple[str, ...]) -> GraphParts:
         ModelFormatError: The graph is damaged, or a tensor lies beyond the data file.
         StorageError: The graph can't be read.
     """
-    try:
+    with reading(export.graph):
         graph = memoryview(export.graph.read_bytes())
-    except OSError as error:
-        raise storage_error(export.graph, error) from error
     parts = GraphParts()
     try:
         for kind, message in _outermost(graph):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf.file import DATA, storage_error
+from edgedec.gguf.file import DATA, reading
 from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.graph_parts import GraphParts, Tensor
 
@@ -94,10 +94,8 @@ class MatrixRows:
         self.n_rows = n_rows
         self._matrix = matrix
         self._path = export.folder / DATA
-        try:
+        with reading(self._path):
             self._file = self._path.open("rb", buffering=0) if DATA in export.files else None
-        except OSError as error:
-            raise storage_error(self._path, error) from error
 
     def read(self, rows: Rows) -> F32:
         """Return rows, float32[n, columns].
@@ -123,13 +121,11 @@ class MatrixRows:
             return tensor.inside.reshape(self.n_rows, row_bytes)[rows].view(tensor.dtype)
         assert self._file is not None, "a tensor outside the graph lies in the file"
         row_bytes_of = np.empty((len(rows), row_bytes), np.uint8)
-        try:
+        with reading(self._path):
             for place, row in zip(row_bytes_of, rows.tolist(), strict=True):
                 self._file.seek(tensor.offset + row * row_bytes)
                 if self._file.readinto(place.data) != row_bytes:
                     raise ModelFormatError(f"{self._path}: it has become shorter; copy the export again")
-        except OSError as error:
-            raise storage_error(self._path, error) from error
         return row_bytes_of.view(tensor.dtype)
 
 

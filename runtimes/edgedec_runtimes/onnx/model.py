@@ -38,15 +38,7 @@ class OnnxSession(MeasuredSession):
     def __init__(
         self, model: MeasuredModel[Any, Any], buffers: KVBuffers, n_ctx: int, binding: Any, text: TextBeside | None
     ) -> None:
-        """Take over buffers, and bind them as inputs and as outputs to a binding of ONNX Runtime.
-
-        Args:
-            model: The model.
-            buffers: The keys and values.
-            n_ctx: Most tokens.
-            binding: The binding.
-            text: What a draft head knows of the text; None where no head follows it.
-        """
+        """Take over buffers, and bind them as inputs and as outputs to a binding of ONNX Runtime."""
         super().__init__(model, n_ctx)
         self.text = text
         if text is not None:
@@ -110,10 +102,7 @@ class OnnxSession(MeasuredSession):
 def open_session(model: MeasuredModel[Any, Any], n_ctx: int, text: TextBeside | None) -> OnnxSession:
     """Return an empty session of a model of an Opened graph; hold the model's lock.
 
-    Args:
-        model: The model, which closes the session with itself.
-        n_ctx: Most tokens.
-        text: What a draft head knows of the text; None where no head follows it.
+    The model closes the session with itself. `text` is what a draft head knows of the text; None where none follows it.
 
     Raises:
         MemoryCapError: The system, or the device, has no memory for the keys and values.
@@ -162,15 +151,9 @@ class OnnxModel(GraphModel[OnnxSession]):
         logit_rows: int,
         cache_dir: Path | None,
     ) -> None:
-        """Take over an opened graph.
+        """Take over an opened graph, as GraphModel.
 
-        Args:
-            opened: The graph.
-            tokenizer: The vocabulary.
-            card: The facts of the model.
-            terms: Makes the memory plan for a context and a number of rows.
-            logit_rows: Rows of logits whose memory is kept between forwards; a forward that returns more allocates it.
-            cache_dir: Where measured facts are kept, or None.
+        The memory of `logit_rows` rows of logits is kept between forwards; a forward that returns more allocates it.
         """
         super().__init__(opened, card, _CAPABILITIES, tokenizer, terms, cache_dir)
         self.export = opened.export

@@ -53,7 +53,6 @@ class ChosenProvider:
     """The provider to open a graph with.
 
     Attributes:
-        provider: The provider.
         devices: ONNX Runtime's devices of a plug-in; empty for a provider that is built in.
     """
 

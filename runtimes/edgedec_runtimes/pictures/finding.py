@@ -1,6 +1,7 @@
 """The projector file that belongs to a model: the mmproj file beside it."""
 
 import re
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,8 +78,6 @@ def model_facts(model: Path) -> tuple[int | None, str]:
 
 def content_hash(path: Path) -> bytes:
     """Return a hash of a projector file: of its header, and of the beginning of each of its tensors."""
-    from hashlib import sha256
-
     gguf = read_header_of(path)
     digest = sha256(f"{gguf.header_hash} {gguf.n_bytes}".encode())
     for name, tensor in gguf.tensors.items():

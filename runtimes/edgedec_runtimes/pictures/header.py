@@ -38,7 +38,6 @@ class ProjectorHeader:
     """The facts of a projector file.
 
     Attributes:
-        path: The file.
         name: What the file calls itself.
         projector_type: The kind, as the file writes it ("idefics3").
         n_embd: The width of the text model that the rows are for.

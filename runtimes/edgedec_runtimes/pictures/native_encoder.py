@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import ModelFormatError, RuntimeUnavailableError, StorageError
+from edgedec.errors import ModelFormatError, RuntimeUnavailableError, StorageError, as_storage_error
 from edgedec.gguf.file import GGUF, FileState, floats, read_gguf
 from edgedec.gguf.header import TensorInfo
 from edgedec.memory.system import return_free_memory
@@ -58,7 +58,6 @@ def open_native(
     """Return our encoder for a projector file; None where the file has anything that our encoder does not run.
 
     Args:
-        path: The file.
         header: What its header says.
         n_threads: Threads that encode; None for a thread on each core.
         max_tokens: Most rows of a picture, where the kind has such a limit; None for the kind's own.
@@ -79,14 +78,11 @@ class NativeEncoder:
         isa = forced_instruction_set()
         native()
         self._gguf, self._file, self._n_threads = gguf, file, n_threads
-        self._isa = isa.decode() if isa is not None else instruction_sets()[0]
+        name = isa.decode() if isa is not None else instruction_sets()[0]
+        # What a bit of a row depends on, beside the pixels and the projector file.
+        self.identity = f"edgedec {VERSION} {name} {file.cutting.max_tokens}"
         self._lock = threading.Lock()
         self._weights: _Weights | None = None
-
-    @property
-    def identity(self) -> str:
-        """What a bit of a row depends on, beside the pixels and the projector file."""
-        return f"edgedec {VERSION} {self._isa} {self._file.cutting.max_tokens}"
 
     def layout(self, width: int, height: int) -> PictureLayout:
         """Return what a picture of that size becomes; see edgedec_runtimes.pictures.contract.PictureEncoder."""
@@ -246,10 +242,8 @@ def _create(file: SiglipFile, n_threads: int) -> c_void_p:
 def _opened(gguf: GGUF) -> BinaryIO:
     """Return a file, opened, that has not changed since its header was read."""
     path = gguf.paths[0]
-    try:
+    with as_storage_error(str(path), "check the disk"):
         file = path.open("rb")
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
     if FileState.of(path, os.fstat(file.fileno())) != gguf.states[0]:
         file.close()
         raise ModelFormatError(f"{path}: another file stands there since it was opened; load the model again")

@@ -112,6 +112,8 @@ class Needs:
 class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
     """Implements edgedec.model.Model."""
 
+    batch_invariant: Literal[True] = True  # by construction: see edgedec_runtimes.reference.network
+
     def __init__(self, weights: Weights, tokenizer: ReferenceTokenizer, card: ModelCard, needs: Needs) -> None:
         reads = weights.per_layer is None  # else layers also read the tokens
         can = replace(_CAPABILITIES, hidden_input=reads, vector_rows=reads, attention_mass=weights.hyper.most_heads)
@@ -120,11 +122,6 @@ class ReferenceModel(LibraryModel[Weights, ReferenceSession]):
         )
         self._needs = needs
         self.has_places = bool(weights.switches.rope.sections)
-
-    @property
-    def batch_invariant(self) -> Literal[True]:
-        """True by construction: see edgedec_runtimes.reference.network."""
-        return True
 
     def session(self, n_ctx: int) -> ReferenceSession:
         """Open an empty session of that many tokens."""

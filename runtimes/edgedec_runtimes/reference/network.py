@@ -107,7 +107,6 @@ def evaluate(weights: Weights, cache: KVCache, state: Floats, row: Row, per_laye
     """Run the layers on one row, and write its keys and values to its slot of the cache.
 
     Args:
-        weights: The model's weights.
         cache: The session's keys and values.
         state: f32[n_embd], what enters the first layer (`embeddings`), or the hidden state to go on from; behind it may
             stand what is added to the states behind the layers from 0 on.
@@ -174,16 +173,13 @@ def _mixes(row: Row, layer: int, source: int) -> bool:
 
 def embeddings(weights: Weights, token_ids: NDArray[np.int32]) -> Floats:
     """Return f32[n, n_embd], what enters the first layer for each token."""
-    result: Floats = weights.embedding[token_ids] * np.float32(weights.switches.embedding_scale)
-    return result
+    return weights.embedding[token_ids] * np.float32(weights.switches.embedding_scale)
 
 
 def per_layer_inputs(weights: Weights, token_id: int, state: Floats) -> Floats | None:
     """Return f32[n_layer, n_per_layer], what each layer gets of a token (Gemma 3n); None where they get nothing.
 
     Args:
-        weights: The model's weights.
-        token_id: The token.
         state: f32[n_embd], what enters the first layer.
     """
     of = weights.per_layer
@@ -356,13 +352,11 @@ def _gelu(x: Floats) -> Floats:
 
 
 def _relu(x: Floats) -> Floats:
-    result: Floats = np.maximum(x, np.float32(0))
-    return result
+    return np.maximum(x, np.float32(0))
 
 
 def _relu2(x: Floats) -> Floats:
-    result: Floats = np.square(_relu(x))
-    return result
+    return np.square(_relu(x))
 
 
 _ACTIVATIONS = {"silu": silu, "gelu": _gelu, "relu": _relu, "relu2": _relu2}
@@ -370,8 +364,7 @@ _ACTIVATIONS = {"silu": silu, "gelu": _gelu, "relu": _relu, "relu2": _relu2}
 
 def _capped(x: Floats, cap: float) -> Floats:
     """Return cap * tanh(x / cap); x where the cap is 0."""
-    result: Floats = np.tanh(x / np.float32(cap)) * np.float32(cap) if cap else x
-    return result
+    return np.tanh(x / np.float32(cap)) * np.float32(cap) if cap else x
 
 
 def _project(layer: Layer, name: str, x: Floats, expert: int | None = None) -> Floats:

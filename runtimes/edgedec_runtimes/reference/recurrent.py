@@ -108,18 +108,15 @@ def space_step(
 
 def silu(x: Floats) -> Floats:
     """Return x times its sigmoid."""
-    result: Floats = np.divide(x, np.float32(1) + np.exp(-np.maximum(x, np.float32(-80))))
-    return result
+    return np.divide(x, np.float32(1) + np.exp(-np.maximum(x, np.float32(-80))))
 
 
 def sigmoid(x: Floats) -> Floats:
-    result: Floats = np.divide(np.float32(1), np.float32(1) + np.exp(-np.maximum(x, np.float32(-80))))
-    return result
+    return np.divide(np.float32(1), np.float32(1) + np.exp(-np.maximum(x, np.float32(-80))))
 
 
 def _softplus(x: Floats) -> Floats:
-    result: Floats = np.logaddexp(np.float32(0), x)
-    return result
+    return np.logaddexp(np.float32(0), x)
 
 
 def _rms(x: Floats, epsilon: float) -> Floats:

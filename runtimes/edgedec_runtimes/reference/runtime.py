@@ -20,7 +20,7 @@ from edgedec.runtime import RuntimeReport
 from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.reference.model import Needs, ReferenceModel, fingerprint, memory_terms
 from edgedec_runtimes.reference.tokenizer import ReferenceTokenizer
-from edgedec_runtimes.reference.weights import n_weight_bytes, read_shape, read_weights
+from edgedec_runtimes.reference.weights import read_shape, read_weights
 from edgedec_runtimes.shared.cards import model_card
 from edgedec_runtimes.shared.load_checks import refuse_adapters, refuse_draft_head, refuse_resident_bytes
 
@@ -45,7 +45,8 @@ class Reference:
         _check_options(options)
         gguf = read_gguf(path)
         shape = read_shape(gguf)
-        sizes = (shape.hyper, shape.switches.recurrence, n_weight_bytes(gguf), _KV_DTYPES[options.kv_type])
+        n_bytes = sum(4 * tensor.n_elements for tensor in gguf.tensors.values())
+        sizes = (shape.hyper, shape.switches.recurrence, n_bytes, _KV_DTYPES[options.kv_type])
         needs = Needs(*sizes, resident_bytes() or 0, options.n_parallel)
         return memory_terms(needs, options.n_ctx or default_n_ctx(shape.hyper.n_ctx_train), options.max_rows)
 

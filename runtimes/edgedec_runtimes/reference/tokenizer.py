@@ -19,7 +19,7 @@ class ReferenceTokenizer:
         kinds = get_array(gguf, "tokenizer.ggml.token_type", WHOLE)
         self._texts: list[str] = tokens.tolist() if tokens is not None else []
         self._kinds: list[int] = kinds.tolist() if kinds is not None else [1] * len(self._texts)
-        self._n_vocab = n_vocab
+        self.n_vocab = n_vocab
         if not len(self._texts) == len(self._kinds) <= n_vocab:
             raise UnsupportedModelError(
                 f"{gguf.paths[0]}: {len(self._texts)} tokens of {len(self._kinds)} kinds for {n_vocab} embeddings: "
@@ -35,24 +35,10 @@ class ReferenceTokenizer:
         ids = {name: get_int(gguf, f"tokenizer.ggml.{name}_token_id", at_most=n_vocab - 1) for name in _END_KEYS}
         self.infill_ids: Mapping[str, int] = {}
         self._ends = frozenset(i for i in ids.values() if i is not None)
-        self._eos = ids["eos"]
         self._bos = get_int(gguf, "tokenizer.ggml.bos_token_id", at_most=n_vocab - 1)
         self._add_bos = bool(get_bool(gguf, "tokenizer.ggml.add_bos_token"))
-
-    @property
-    def n_vocab(self) -> int:
-        """Number of token ids."""
-        return self._n_vocab
-
-    @property
-    def bos_token(self) -> str:
-        """Text of the begin-of-sequence token."""
-        return "" if self._bos is None else self._texts[self._bos]
-
-    @property
-    def eos_token(self) -> str:
-        """Text of the end-of-sequence token."""
-        return "" if self._eos is None else self._texts[self._eos]
+        by_id: dict[int | None, str] = dict(enumerate(self._texts))  # an id may be beyond the list
+        self.bos_token, self.eos_token = by_id.get(self._bos, ""), by_id.get(ids["eos"], "")
 
     def least_tokens(self, text: str) -> int:
         """Return how many tokens `text` takes at the least, without tokenizing it."""
@@ -98,8 +84,8 @@ class ReferenceTokenizer:
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes a token adds to the text; control tokens add none."""
-        if not 0 <= token_id < self._n_vocab:
-            raise RequestError(f"token {token_id} is outside the vocabulary of {self._n_vocab}")
+        if not 0 <= token_id < self.n_vocab:
+            raise RequestError(f"token {token_id} is outside the vocabulary of {self.n_vocab}")
         return self._pieces[token_id] if token_id < len(self._pieces) else b""
 
     def decode(self, token_ids: Sequence[int]) -> str:

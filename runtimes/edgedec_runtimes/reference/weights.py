@@ -91,11 +91,6 @@ class Weights:
         return sum(array.nbytes for array in self.arrays())
 
 
-def n_weight_bytes(gguf: GGUF) -> int:
-    """Return how many bytes the weights of a file take as float32."""
-    return sum(4 * tensor.n_elements for tensor in gguf.tensors.values())
-
-
 def read_shape(gguf: GGUF) -> Described:
     """Return what the header of a model that the reference runs says of its network.
 

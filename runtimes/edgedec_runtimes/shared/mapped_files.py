@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from edgedec.errors import ModelFormatError, RuntimeUnavailableError, StorageError
+from edgedec.errors import ModelFormatError, RuntimeUnavailableError, StorageError, as_storage_error
 from edgedec_runtimes.cpu.mapping import Mapping
 from edgedec_runtimes.shared.pages import Mapping as Range
 
@@ -24,10 +24,8 @@ class MappedFiles:
         """
         self._paths, self._watched = paths, list[Mapping]()
         with ExitStack() as opened:
-            try:
+            with as_storage_error(str(paths[0]), "check the disk"):
                 self._files = [opened.enter_context(path.open("rb")) for path in paths]
-            except OSError as error:
-                raise StorageError(f"{paths[0]}: {error.strerror or error}; check the disk") from error
             self._states = [_state(file.fileno()) for file in self._files]
             try:
                 for address, n_bytes in ranges:

@@ -16,11 +16,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from edgedec.errors import ModelError, StorageError
+from edgedec.errors import ModelError, StorageError, as_storage_error
 from edgedec.gguf.file import GGUF, read_gguf
 from edgedec.gguf.places import standing, tiled_place
 from edgedec.gguf.tile_form import damaged_model
@@ -247,11 +247,5 @@ def _locked(path: Path, on_progress: OnProgress | None, cancel: CancelToken | No
         yield
 
 
-@contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"{path}: {error.strerror or error}; its folder must have room, and let you write"
-        ) from error
+def _storage_errors(path: Path) -> AbstractContextManager[None]:
+    return as_storage_error(str(path), "its folder must have room, and let you write")

@@ -19,7 +19,6 @@ class FileRecord:
     Attributes:
         source: Where the file came from, without credentials.
         sha256: SHA-256 (hex) of the file as it was fetched.
-        size_bytes: Its size.
         mtime_ns: Its time of modification.
         licence: Its licence, or "".
         checked: When the record was written, ISO 8601 in UTC.

@@ -9,14 +9,14 @@ import numpy as np
 from edgedec.gguf.file import GGUF
 from edgedec_runtimes.tokenizer.merging import merge
 from edgedec_runtimes.tokenizer.metadata import Vocabulary, read_merges
-from edgedec_runtimes.tokenizer.spm import SPACE, bytes_of_tokens, with_spaces
+from edgedec_runtimes.tokenizer.spm import SPACE, SpacedTokens
 from edgedec_runtimes.tokenizer.string_table import StringTable
 
 _N_REMEMBERED_PAIRS = 2**13
 _SPACE_BYTES = SPACE.encode()
 
 
-class CharacterPairs:
+class CharacterPairs(SpacedTokens):
     """Encodes the text between special tokens by byte-pair encoding over characters.
 
     Args:
@@ -52,14 +52,6 @@ class CharacterPairs:
     def _rank(self, left: bytes, right: bytes) -> int | None:
         rank = self._merges.find(left + b" " + right)
         return rank if rank >= 0 else None
-
-    def piece(self, token: bytes) -> bytes:
-        """Return the bytes of text that a normal token stands for."""
-        return with_spaces(token)
-
-    def token_bytes(self) -> Iterator[bytes]:
-        """Return the bytes that each token can stand for in a text, with spaces and with U+2581 in their place."""
-        return bytes_of_tokens(self._tokens)
 
     def dropped_bytes(self) -> bytes:
         """Return the bytes without a token, which encoding drops."""

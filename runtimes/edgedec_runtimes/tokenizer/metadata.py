@@ -214,8 +214,7 @@ def _read_kinds(gguf: GGUF, n_vocab: int) -> bytearray:
 
 def _with(kinds: bytearray, kind: int) -> list[int]:
     """Return the ids of the tokens that have a bit of `kind` in their kind."""
-    numbers: list[int] = np.flatnonzero(np.frombuffer(kinds, np.uint8) & np.uint8(kind)).tolist()
-    return numbers
+    return np.flatnonzero(np.frombuffer(kinds, np.uint8) & np.uint8(kind)).tolist()
 
 
 def _text(gguf: GGUF, tokens: StringTable, number: int) -> str:

@@ -14,7 +14,23 @@ SPACE = "\u2581"  # what SentencePiece writes for a space
 _SPACE_BYTES = SPACE.encode()
 
 
-class SentencePieces:
+class SpacedTokens:
+    """A vocabulary whose tokens have U+2581 in the place of a space."""
+
+    _tokens: StringTable
+
+    def piece(self, token: bytes) -> bytes:
+        """Return the bytes of text that a normal token stands for."""
+        return token.replace(_SPACE_BYTES, b" ")
+
+    def token_bytes(self) -> Iterator[bytes]:
+        """Yield the bytes that each token can stand for in a text, with spaces and with U+2581 in their place."""
+        for i in range(self._tokens.n):
+            yield self._tokens[i]
+            yield self.piece(self._tokens[i])
+
+
+class SentencePieces(SpacedTokens):
     """Encodes the text between special tokens by SentencePiece."""
 
     def __init__(self, gguf: GGUF, vocabulary: Vocabulary) -> None:
@@ -56,29 +72,9 @@ class SentencePieces:
         token_id = self._tokens.find(left + right)
         return self._ranks[token_id] if token_id >= 0 else None
 
-    def piece(self, token: bytes) -> bytes:
-        """Return the bytes of text that a normal token stands for."""
-        return with_spaces(token)
-
-    def token_bytes(self) -> Iterator[bytes]:
-        """Return the bytes that each token can stand for in a text, with spaces and with U+2581 in their place."""
-        return bytes_of_tokens(self._tokens)
-
     def dropped_bytes(self) -> bytes:
         """Return the bytes that encoding drops: none, as a symbol that is no token becomes byte tokens."""
         return b""
-
-
-def with_spaces(token: bytes) -> bytes:
-    """Return a token with spaces in place of U+2581."""
-    return token.replace(_SPACE_BYTES, b" ")
-
-
-def bytes_of_tokens(tokens: StringTable) -> Iterator[bytes]:
-    """Yield the bytes that each token can stand for in a text, with spaces and with U+2581 in their place."""
-    for i in range(tokens.n):
-        yield tokens[i]
-        yield with_spaces(tokens[i])
 
 
 def _before_spaces(tokens: StringTable) -> set[str]:

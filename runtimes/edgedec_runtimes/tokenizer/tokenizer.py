@@ -40,7 +40,7 @@ class VocabularyTokenizer:
     """Implements edgedec.tokenizer.Tokenizer; `open_tokenizer` makes one."""
 
     def __init__(self, gguf: GGUF, vocabulary: Vocabulary) -> None:
-        self._tokens = vocabulary.tokens
+        self._tokens, self.n_vocab = vocabulary.tokens, vocabulary.tokens.n
         self._kinds = vocabulary.kinds
         self._ends = vocabulary.ends
         self.infill_ids: Mapping[str, int] = vocabulary.infill
@@ -55,15 +55,17 @@ class VocabularyTokenizer:
         else:
             self._method = _METHODS[vocabulary.model](gguf, vocabulary)
         self._encode_word = lru_cache(_N_REMEMBERED_WORDS)(self._method.encode_word)
-        self._bos = named_token(gguf, "bos", self.n_vocab, default=defaults["bos"])
-        self._eos = named_token(gguf, "eos", self.n_vocab, default=defaults["eos"])
+        bos, eos = (named_token(gguf, role, self.n_vocab, default=defaults[role]) for role in ("bos", "eos"))
+        self.bos_token, self.eos_token = (
+            "" if i is None else self._tokens[i].decode(errors="replace") for i in (bos, eos)
+        )
         always = vocabulary.model in (CHARACTERS, BERT)  # llama.cpp does not ask the metadata there
-        self._first = _added(gguf, "bos", self._bos, default=adds_bos, asks=not always)
+        self._first = _added(gguf, "bos", bos, default=adds_bos, asks=not always)
         if vocabulary.model == BERT:
             last = named_token(gguf, "seperator", self.n_vocab, default=102)  # as GGUF spells it
             self._last = _added(gguf, "seperator", last, default=True, asks=False)
         else:
-            self._last = _added(gguf, "eos", self._eos, default=False)
+            self._last = _added(gguf, "eos", eos, default=False)
         shown = {i: text for i, text in vocabulary.special.items() if not self._kinds[i] & _HIDDEN}
         self.control_texts = tuple(
             text for i, text in vocabulary.special.items() if i not in shown or text in SHOWN_CONTROLS
@@ -72,21 +74,6 @@ class VocabularyTokenizer:
         self._spelled = SpecialTokens(vocabulary.special, vocabulary.strips)
         self._always_spelled = SpecialTokens(shown, vocabulary.strips)
         self._swallowed = WHITE_SPACE.encode() if vocabulary.strips else b""
-
-    @property
-    def n_vocab(self) -> int:
-        """Number of token ids."""
-        return self._tokens.n
-
-    @property
-    def bos_token(self) -> str:
-        """Text of the begin-of-sequence token."""
-        return "" if self._bos is None else self._tokens[self._bos].decode(errors="replace")
-
-    @property
-    def eos_token(self) -> str:
-        """Text of the end-of-sequence token."""
-        return "" if self._eos is None else self._tokens[self._eos].decode(errors="replace")
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False, most: int | None = None

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgedec.gguf.file import GGUF
 from edgedec_runtimes.tokenizer.metadata import Vocabulary, damaged, flag, named_token
-from edgedec_runtimes.tokenizer.spm import SPACE, bytes_of_tokens, with_spaces
+from edgedec_runtimes.tokenizer.spm import SPACE, SpacedTokens
 
 _MOST_CHARACTERS = 100  # of a word; a longer one is unknown
 _CHUNK = re.compile(r"[^ \t\n\r]+")
@@ -27,7 +27,7 @@ _CHINESE = re.compile(
 _ASCII_PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")
 
 
-class WordPieces:
+class WordPieces(SpacedTokens):
     """Encodes the text between special tokens by WordPiece.
 
     Args:
@@ -80,14 +80,6 @@ class WordPieces:
             ids.append(token_id)
             begin = end
         return tuple(ids)
-
-    def piece(self, token: bytes) -> bytes:
-        """Return the bytes of text that a normal token stands for."""
-        return with_spaces(token)
-
-    def token_bytes(self) -> Iterator[bytes]:
-        """Return the bytes that each token can stand for in a text."""
-        return bytes_of_tokens(self._tokens)
 
     def dropped_bytes(self) -> None:
         """Return None, as any character of a text may be dropped, or be in a word that is unknown as a whole."""

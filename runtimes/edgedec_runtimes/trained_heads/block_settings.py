@@ -53,14 +53,11 @@ _RELATIVES = {
 _WORDS = frozenset({"dflash_config", "target_layer_ids", "aux_hidden_state_layer_ids"})
 # Settings that must have one of these values, or be absent.
 _EXPECTED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish"),
-    "hidden_activation": ("silu", "swish"),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
+    **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu", "swish")),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "shift_label"), (False,)),
     "partial_rotary_factor": (1, 1.0),
     "projector_type": ("dspark",),
     "attention_value_scale": (1, 1.0),
-    "shift_label": (False,),
     "pure_draft_prefix_len": (0,),
     "speculators_model_type": ("dflash", "dspark"),
 }

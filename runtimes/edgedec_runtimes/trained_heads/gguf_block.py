@@ -107,8 +107,8 @@ class _Dialect:
     mask: str
 
 
-_DFLASH = _Dialect(ARCHITECTURE, _OUTER, _IN_LAYER, "target_layers", 0, "block_size", MASK_KEY)
-_IK = _Dialect(
+DFLASH = _Dialect(ARCHITECTURE, _OUTER, _IN_LAYER, "target_layers", 0, "block_size", MASK_KEY)
+IK = _Dialect(
     IK_ARCHITECTURE,
     _OUTER | {"fc": "dflash_fc.weight", "hidden_norm": "dflash_hidden_norm.weight"},
     _IN_LAYER | {"post_attention_norm": "post_attention_norm.weight"},
@@ -117,16 +117,6 @@ _IK = _Dialect(
     "dflash.block_size",
     f"{IK_ARCHITECTURE}.dflash.mask_token_id",
 )
-
-
-def read_dflash(gguf: GGUF) -> Head:
-    """Return the head that a GGUF of the architecture `dflash` holds (raises what read_gguf_head raises)."""
-    return _read(gguf, _DFLASH)
-
-
-def read_dflash_draft(gguf: GGUF) -> Head:
-    """Return the head that a GGUF of the architecture `dflash-draft` holds (raises what read_gguf_head raises)."""
-    return _read(gguf, _IK)
 
 
 def tensor_name(short: str) -> str:
@@ -139,7 +129,8 @@ def tensor_name(short: str) -> str:
     return f"blk.{layer.removeprefix('layers.')}.{_IN_LAYER[name]}" if layer else _OUTER[name]
 
 
-def _read(gguf: GGUF, dialect: _Dialect) -> Head:
+def read_dflash(gguf: GGUF, dialect: _Dialect) -> Head:
+    """Return the head that a GGUF of one of the two architectures holds (raises what read_gguf_head raises)."""
     file = HeadFile(gguf, dialect.architecture)
     record = file.record()
     _refuse_relatives(file)

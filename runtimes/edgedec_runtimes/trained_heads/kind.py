@@ -69,7 +69,8 @@ def _kinship(head: Path, model: Path, cache_dir: Path | None) -> Kinship:
 
 def _target(head: Path) -> "Target | None":
     """Return what a head says of its target; None for what is no head, is damaged, or says nothing."""
-    from edgedec_runtimes.trained_heads.load import gguf_record, is_head
+    from edgedec_runtimes.trained_heads.gguf_values import HeadFile
+    from edgedec_runtimes.trained_heads.load import is_head
     from edgedec_runtimes.trained_heads.record import read_record
 
     try:
@@ -78,7 +79,7 @@ def _target(head: Path) -> "Target | None":
         if head.suffix != ".gguf":
             return None
         gguf = read_gguf(head)
-        return gguf_record(gguf).target if is_head(gguf) else None
+        return HeadFile(gguf, "").record().target if is_head(gguf) else None
     except EdgedecError:
         return None
 

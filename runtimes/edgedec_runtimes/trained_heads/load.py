@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from edgedec.errors import EdgedecError, UnsupportedModelError
@@ -13,10 +14,8 @@ from edgedec_runtimes.trained_heads.block_checkpoint import read_block_checkpoin
 from edgedec_runtimes.trained_heads.block_settings import is_block_config
 from edgedec_runtimes.trained_heads.checkpoint import read_checkpoint
 from edgedec_runtimes.trained_heads.checkpoint_tensors import CONFIG
-from edgedec_runtimes.trained_heads.gguf_values import HeadFile
 from edgedec_runtimes.trained_heads.head import Head
 from edgedec_runtimes.trained_heads.nextn import read_nextn
-from edgedec_runtimes.trained_heads.record import Record
 from edgedec_runtimes.weights.safetensors import read_json
 
 _EAGLE3_WORDS = ("draft_vocab_size", "eagle_config", "speculators_model_type", "eagle_aux_hidden_state_layer_ids")
@@ -72,8 +71,8 @@ def _read_folder(folder: Path) -> Head:
 
 _READERS: Mapping[str, Callable[[GGUF], Head]] = {
     gguf_eagle3.ARCHITECTURE: gguf_eagle3.read_eagle3,
-    gguf_block.ARCHITECTURE: gguf_block.read_dflash,
-    gguf_block.IK_ARCHITECTURE: gguf_block.read_dflash_draft,
+    gguf_block.ARCHITECTURE: partial(gguf_block.read_dflash, dialect=gguf_block.DFLASH),
+    gguf_block.IK_ARCHITECTURE: partial(gguf_block.read_dflash, dialect=gguf_block.IK),
     gguf_split.ROWS: gguf_split.read_split,
     gguf_split.EXIT: gguf_split.read_split,
 }
@@ -95,8 +94,3 @@ def read_gguf_head(gguf: GGUF) -> Head:
         StorageError, MemoryCapError: The file can't be read, or there is no memory for it.
     """
     return _READERS[str(gguf.metadata["general.architecture"])](gguf)
-
-
-def gguf_record(gguf: GGUF) -> Record:
-    """Return the record in a GGUF; an empty one where there is none (raises what parse_record raises)."""
-    return HeadFile(gguf, "").record()

@@ -36,19 +36,12 @@ _DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0}
 _SIZES: dict[str, Any] = {"hidden_size": 4096, "num_attention_heads": 32}
 # Settings that must have one of these values, or be absent.
 _EXPECTED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish"),
-    "hidden_activation": ("silu", "swish"),
+    **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu", "swish")),
     "num_hidden_layers": (1,),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "bias": (False,),
-    "qkv_bias": (False,),
-    "rope_interleaved": (False,),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "bias", "qkv_bias", "rope_interleaved"), (False,)),
     "partial_rotary_factor": (1, 1.0),
     "parallel_draft_step": (0, 1),
-    "use_aux_hidden_state": (True,),
-    "use_input_layernorm_in_first_layer": (True,),
-    "use_last_layernorm": (True,),
+    **dict.fromkeys(("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"), (True,)),
     "eagle_decoder_type": ("llama",),
     "speculators_model_type": ("eagle3",),
 }

@@ -161,7 +161,6 @@ def fit(head: Head, gguf: GGUF) -> Fitted:
     """Return the head as it is used with a model: taps filled in where the file names none.
 
     Args:
-        head: The head.
         gguf: The target's file, or the vocabulary of an exported folder, which has hashes instead of tensors.
 
     Raises:
@@ -182,7 +181,8 @@ def fit_card(card: HeadCard, gguf: GGUF) -> HeadCard:
         _refuse(card, f"it borrows embeddings of {card.n_embd} numbers, but the model's have {info.n_embd}")
     if not card.own_output and card.n_embd != info.n_embd:
         _refuse(card, f"it borrows an output matrix of {card.n_embd} columns, but the model's has {info.n_embd}")
-    if not _same_vocabulary(card.n_vocab_target, info.n_vocab, _n_rows(gguf)):
+    # Matrices are often padded beyond the list of tokens.
+    if card.n_vocab_target not in (info.n_vocab, _n_rows(gguf)):
         _refuse(card, f"it was trained for {card.n_vocab_target} tokens, but the model has {info.n_vocab}")
     if card.rows is not None:
         if card.rows.layer >= info.n_layer:
@@ -207,11 +207,6 @@ def default_taps(n_layer: int) -> tuple[int, int, int]:
     (2, 14, 25)
     """
     return 2, n_layer // 2, max(n_layer - 3, 0)
-
-
-def _same_vocabulary(trained: int, n_vocab: int, n_rows: int) -> bool:
-    """Return whether two counts can be of one vocabulary: matrices are often padded beyond the list of tokens."""
-    return trained in (n_vocab, n_rows)
 
 
 def _n_rows(gguf: GGUF) -> int:

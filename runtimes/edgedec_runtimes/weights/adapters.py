@@ -55,7 +55,6 @@ def pair_of(adapter: Adapter, gguf: GGUF, part: TensorInfo) -> tuple[str, Adapte
     """Return what an adapter has for a matrix of the model, and the name of its tensor; None where it has nothing.
 
     Args:
-        adapter: The adapter.
         gguf: The header of the model as its file has it.
         part: The matrix, or a part of a matrix that the file keeps as one, at its place in the file.
     """

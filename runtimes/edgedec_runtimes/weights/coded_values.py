@@ -52,8 +52,7 @@ def _q3_k(blocks: U8) -> F32:
     scales: F32 = (np.concatenate([low & 15, low >> 4], axis=1) | high << 4).astype(np.float32) - 32
     thirds = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     q: F32 = (_two_bits(blocks[:, 32:96]) | thirds << 2).astype(np.float32) - 4
-    weights: F32 = (half(blocks, 108) * scales)[..., None] * q.reshape(-1, 16, 16)
-    return weights
+    return (half(blocks, 108) * scales)[..., None] * q.reshape(-1, 16, 16)
 
 
 def _iq4_xs(blocks: U8) -> F32:
@@ -61,8 +60,7 @@ def _iq4_xs(blocks: U8) -> F32:
     low = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(-1, 8)
     high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     scales: F32 = (low | high << 4).astype(np.float32) - 32
-    weights: F32 = (half(blocks, 0) * scales)[..., None] * _FOUR_BITS[_nibbles(blocks[:, 8:])]
-    return weights
+    return (half(blocks, 0) * scales)[..., None] * _FOUR_BITS[_nibbles(blocks[:, 8:])]
 
 
 def _mxfp4(blocks: U8) -> F32:

@@ -83,5 +83,4 @@ def llama3_divisors(rope: ConfigValues, base: float, head_dim: int) -> NDArray[n
     waves = 2 * math.pi * base ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     n_turns = rope.whole("original_max_position_embeddings") / waves
     smooth = np.clip((n_turns - low) / (high - low), 0.0, 1.0)
-    divisors: NDArray[np.float32] = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
-    return divisors
+    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)

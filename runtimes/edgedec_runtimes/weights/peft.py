@@ -123,8 +123,7 @@ def _matrix(tensor: Tensor) -> Floats:
         raise ModelFormatError(f"{tensor.path}: tensor {tensor.name[:100]!r} is {actual}, expected a matrix of floats")
     data = tensor.read()
     values: Floats = data.view("<f2") if tensor.dtype == "F16" else floats(GGMLType[tensor.dtype], data)
-    matrix: Floats = values.reshape(tensor.shape)
-    return matrix
+    return values.reshape(tensor.shape)
 
 
 def _alike(a: Floats, b: Floats) -> tuple[Floats, Floats]:

@@ -102,8 +102,7 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
         if len(files) > 1:
             raise ModelNotFoundError(
                 f"{folder}: the folder has {len(files)} .safetensors files, but no {INDEX} that says which belong "
-                "together; "
-                "download the index, or keep one file"
+                "together; download the index, or keep one file"
             )
         return read_header(files[0])
     weight_map = _weight_map(index)

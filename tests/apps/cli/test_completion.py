@@ -95,7 +95,7 @@ def test_types_of_exports_are_those_that_there_are() -> None:
     """The list of completion is the list of the export."""
     from edgedec_export.requantize import TYPES
 
-    assert set(completion.exported_type("")) == set(TYPES)
+    assert set(completion.EXPORTED_TYPES.split()) == set(TYPES)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from edgedec.api.engine import Engine
 from edgedec.chat import Message
 from edgedec.errors import CancelledError, PromptTooLongError, TemplateError
 from edgedec.gguf.file import read_header_of
@@ -12,8 +13,10 @@ from edgedec.gguf.model_info import describe
 from edgedec.load_options import ResolveOptions
 from edgedec.loading.resolve import resolve
 from edgedec.progress import CancelToken
+from edgedec.sequence import Generation
 from edgedec.storage.cache_files import cache_folder
-from edgedec_apps.cli.chat.tool_calls import MOST_ROUNDS, ChatTools
+from edgedec_apps.call_bodies import ToolCall
+from edgedec_apps.cli.chat.tool_calls import MOST_ROUNDS, ChatTools, Tools
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.opening import preset_of
 from edgedec_apps.cli.options import LoadFlags
@@ -30,19 +33,12 @@ from edgedec_apps.documents.files import Document
 from edgedec_apps.documents.search import Found
 from edgedec_apps.reply_marks import marks_of, opened_mark, schemas_of
 
-if TYPE_CHECKING:
-    from edgedec.api.engine import Engine
-    from edgedec.sequence import Generation
-    from edgedec_apps.call_bodies import ToolCall
-    from edgedec_apps.cli.chat.tool_calls import Tools
-
 
 @dataclass(slots=True)
 class Conversation:
     """The messages of a chat so far, and how it is answered.
 
     Attributes:
-        engine: The loaded model.
         model: The model's name, as it was given.
         open: Loads a model by its name, for this chat.
         check: Raises an error where a model of this name can't answer in a chat, as far as its header tells.
@@ -58,9 +54,9 @@ class Conversation:
         pictures: Pictures, as parts of a message, which come before these.
     """
 
-    engine: "Engine"
+    engine: Engine
     model: str
-    open: "Callable[[str], Engine]"
+    open: Callable[[str], Engine]
     check: Callable[[str], None]
     options: dict[str, Any]
     typed: bool
@@ -68,7 +64,7 @@ class Conversation:
     quiet: bool
     detail: Detail
     messages: list[Message] = field(default_factory=list)
-    last: "Generation | None" = None
+    last: Generation | None = None
     attached: list[str] = field(default_factory=list)
     searched: list[Document] = field(default_factory=list)
     tools: ChatTools = field(default_factory=ChatTools)
@@ -172,14 +168,14 @@ def _answer(conversation: Conversation) -> None:
             say(f"(the model called tools {MOST_ROUNDS} times in a row; write a message to let it go on)")
 
 
-def _reply(conversation: Conversation) -> "Sequence[ToolCall]":
+def _reply(conversation: Conversation) -> Sequence[ToolCall]:
     """Let the model write its next message, and append it; return the calls in it that are to be run."""
     engine, tools = conversation.engine, conversation.tools.definitions(conversation.engine)
     _make_room(conversation, tools)
     marks = _own_marks(conversation, tools)
     progress = ProgressLine(quiet=conversation.quiet)
 
-    def work(cancel: CancelToken) -> "Generation":
+    def work(cancel: CancelToken) -> Generation:
         options = conversation.options
         if tools is not None and "json_schema" not in options:
             from edgedec_apps.call_grammar import bound_calls, may_bind
@@ -213,7 +209,7 @@ def _reply(conversation: Conversation) -> "Sequence[ToolCall]":
     return calls
 
 
-def _own_marks(conversation: Conversation, tools: "Tools | None") -> OwnMarks:
+def _own_marks(conversation: Conversation, tools: Tools | None) -> OwnMarks:
     """Return the marks by which the next answer is split."""
     engine = conversation.engine
     if tools is None:
@@ -232,7 +228,7 @@ def _shown(conversation: Conversation, marks: OwnMarks) -> ShownText:
     return with_thoughts(show, marks)
 
 
-def _make_room(conversation: Conversation, tools: "Tools | None") -> None:
+def _make_room(conversation: Conversation, tools: Tools | None) -> None:
     """Drop the oldest turns where the context is full, and so many that the next turns fit too.
 
     After each drop the rest must be prefilled again, so several turns are dropped at once.

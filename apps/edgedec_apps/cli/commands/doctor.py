@@ -2,7 +2,6 @@
 
 import platform
 from collections.abc import Callable
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import edgedec
@@ -103,7 +102,7 @@ def _document() -> dict[str, Any]:
         "runtimes": {name: _summarize(answer) for name, answer in ask_runtimes(lambda one: one.report()).items()},
         "devices": _devices(),
         "plug-ins": _plugins(),
-        "packages": _packages(),
+        "packages": {name: plugins.installed_version(name) or "not installed" for name in _PACKAGES},
     }
 
 
@@ -180,13 +179,3 @@ def _plugins() -> dict[str, str]:
                 state = str(error)
             states[f"{plugins.word_for(kind)} {name}"] = state
     return states
-
-
-def _packages() -> dict[str, str]:
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions

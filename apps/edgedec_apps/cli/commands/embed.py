@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgedec.errors import RequestError
+from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.declared import argument, flag
@@ -53,8 +54,6 @@ def command(job: EmbedJob) -> None:
     MODEL is an embedding model. A model that writes texts embeds only with --pooling: its hidden states say something
     of a text, but less than an embedding model's.
     """
-    from edgedec.memory_plan import parse_size
-
     if job.texts:
         texts = [argument_text(text, "a text") or "" for text in job.texts]
     else:

@@ -64,7 +64,7 @@ class ExportJob:
     type_name: str | None = export_flag(
         "--type TYPE",
         "gguf: type of the weights, such as Q4_K_M, Q8_0, F16; of a draft head also by tensor (Q4_0,fc=Q8_0).",
-        complete=completion.exported_type,
+        complete=completion.one_of(*completion.EXPORTED_TYPES.split()),
     )
     draft_for: str | None = export_flag(
         "--for MODEL",

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgedec.errors import EdgedecError, counted
 from edgedec.gguf.places import standing
@@ -17,10 +17,8 @@ from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, wr
 from edgedec_apps.machine_speed import kept_speed, memory_bandwidth
 from edgedec_models.cache import CachedModel, list_models
 from edgedec_models.catalogue import Entry, load_catalogue
+from edgedec_models.presets import Preset, list_presets
 from edgedec_runtimes.tile_files.record import is_tiled
-
-if TYPE_CHECKING:
-    from edgedec_models.presets import Preset
 
 _HEADINGS, _LICENCE = ("NAME", "SIZE", "MEMORY", "SPEED", "LICENCE", "GOOD FOR"), 4
 _LEGEND = (
@@ -41,8 +39,6 @@ def command(
     With --fits, a model on this machine counts with the memory that edgedec plan tells for its default context. Of a
     model that is not here often only the least is known, its weights. edgedec search finds more models.
     """
-    from edgedec_models.presets import list_presets
-
     limit = None if fits is None else parse_size(fits)
     stored, bandwidth = list_models(), memory_bandwidth()
     here = {} if limit is None else _planned(stored)
@@ -77,7 +73,7 @@ def command(
         write_paragraph(_LEGEND)
 
 
-def _write_here(rows: list[tuple[str, ...]], presets: "list[Preset]") -> None:
+def _write_here(rows: list[tuple[str, ...]], presets: list[Preset]) -> None:
     """Write the models on this machine, and the presets."""
     write_line("on this machine:" if rows else "no models on this machine yet")
     further = [(one_line(each.name), "", "", "", "", f"a preset of {one_line(each.model)}") for each in presets]

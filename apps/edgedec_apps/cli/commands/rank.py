@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edgedec.errors import RequestError
+from edgedec.memory_plan import parse_size
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.declared import argument, flag
 from edgedec_apps.cli.interrupts import interruptible
@@ -60,8 +61,6 @@ def command(job: RankJob) -> None:
     line of a file that ends in .jsonl is a document, and so is one of standard input; an object with "text" stands for
     that text.
     """
-    from edgedec.memory_plan import parse_size
-
     if job.top is not None and job.top < 1:
         raise RequestError(f"--top is {job.top}; it must be 1 or more")
     query = argument_text(job.query, "the query") or ""

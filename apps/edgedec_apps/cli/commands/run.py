@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edgedec.errors import CancelledError, OptionError, RequestError, RuntimeLostError, ScorerError
+from edgedec.memory.system import peak_held_bytes
 from edgedec.progress import CancelToken
 from edgedec_apps.cli.commands.chat import ChatJob
 from edgedec_apps.cli.commands.chat import command as chat
@@ -17,7 +18,7 @@ from edgedec_apps.cli.options import LoadFlags, ModelName, OutputFlags, System, 
 from edgedec_apps.cli.output_files import require_writable, write_json_file
 from edgedec_apps.cli.pictures import picture_parts, pictures_document, pictures_lines, split_pictures, with_pictures
 from edgedec_apps.cli.prompt import argument_text, find_documents, say_found
-from edgedec_apps.cli.reports.memory_report import Held, held_by, held_document, held_line
+from edgedec_apps.cli.reports.memory_report import Held, held_document, held_line
 from edgedec_apps.cli.sampling_options import SamplingFlags
 from edgedec_apps.cli.shown.explain import sampling_line
 from edgedec_apps.cli.shown.log import telling_of_losses
@@ -226,8 +227,8 @@ def _answer_all(engine: "Engine", writing: _Writing, answers: "list[_Answer]", c
             written = _written(engine, writing, prompt, options, progress) if weighed is None else ()
         if weighed is not None and not job.output.as_json:
             write_text(weighed.ranked[0].text + "\n")
-        sampled = sampling_line(engine, writing.options)
-        answers.append(_Answer(written, job.model, held_by(engine), sampled, seen, question, read, weighed))
+        sampled, held = sampling_line(engine, writing.options), Held(engine.plan, peak_held_bytes(engine.processes))
+        answers.append(_Answer(written, job.model, held, sampled, seen, question, read, weighed))
         _say(answers[-1], job.output)
         if cancel.cancelled:
             return

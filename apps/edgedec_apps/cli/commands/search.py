@@ -1,7 +1,7 @@
 """edgedec search: models in the catalogue and on a Hugging Face hub."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from edgedec.load_options import ResolveOptions
 from edgedec.progress import CancelToken
@@ -9,12 +9,11 @@ from edgedec_apps.cli.commands.list import billions
 from edgedec_apps.cli.declared import argument, output_flag
 from edgedec_apps.cli.interrupts import interruptible
 from edgedec_apps.cli.options import AsJson, Offline, Quiet
+from edgedec_apps.cli.reports.expectations import of_found
 from edgedec_apps.cli.shown.progress import shown
 from edgedec_apps.cli.shown.terminal import one_line, write_json, write_line, write_paragraph, write_table
 from edgedec_models.catalogue import Entry, load_catalogue
-
-if TYPE_CHECKING:
-    from edgedec_models.hubs.search import FoundModel
+from edgedec_models.hubs.search import FoundModel, search_hub
 
 _HEADINGS, _DOWNLOADS = ("NAME", "PARAMETERS", "MEMORY", "DOWNLOADS", "LICENCE", "WHAT RUNS IT"), 3
 
@@ -32,14 +31,12 @@ def command(
     The most downloaded repositories come first. The memory is the least that a file of the type Q4_K_M needs: its
     weights. edgedec run, chat and pull take the names that are shown.
     """
-    from edgedec_models.hubs.search import search_hub
-
     entries = [entry for entry in load_catalogue().values() if _has(entry, words)]
     for entry in [] if as_json else entries:
         state = "of the catalogue" if entry.tried else "of the catalogue, not tried"
         write_paragraph(f"{entry.name}: {one_line(entry.note)} ({state})", hanging="    ")
 
-    def work(cancel: CancelToken) -> "list[FoundModel]":
+    def work(cancel: CancelToken) -> list[FoundModel]:
         with shown("searching the hub", quiet=quiet):
             return search_hub(words, limit, ResolveOptions(offline=offline, cancel=cancel))
 
@@ -58,9 +55,7 @@ def _has(entry: Entry, words: list[str]) -> bool:
     return all(word.lower() in text for word in words)
 
 
-def _row(model: "FoundModel") -> tuple[str, ...]:
-    from edgedec_apps.cli.reports.expectations import of_found
-
+def _row(model: FoundModel) -> tuple[str, ...]:
     expected = of_found(model)
     terms = ", after its terms were accepted on the hub" if model.gated else ""
     cells = (

@@ -59,7 +59,6 @@ def of_entry(entry: Entry, bandwidth: float | None, tokens_per_s: float | None =
     """Return what to expect of a model of the catalogue.
 
     Args:
-        entry: The model.
         bandwidth: Bytes per second that are read from memory here; None where that was not measured.
         tokens_per_s: The speed of the model that was measured here; None before it ran.
     """

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgedec.memory.system import peak_held_bytes
 from edgedec.memory_plan import DeviceCap, MemoryPlan, format_bytes
 
 if TYPE_CHECKING:
-    from edgedec.api.engine import Engine
+    pass
 
 
 def plan_document(plan: MemoryPlan) -> dict[str, Any]:
@@ -56,11 +55,6 @@ class Held:
 
     plan: MemoryPlan
     peak_bytes: int | None
-
-
-def held_by(engine: "Engine") -> Held:
-    """Return what an engine was planned to hold, and what this process and the model's further ones have held."""
-    return Held(engine.plan, peak_held_bytes(engine.processes))
 
 
 def held_document(held: Held) -> dict[str, Any]:

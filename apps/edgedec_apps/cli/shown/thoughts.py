@@ -24,7 +24,6 @@ class OwnMarks:
     """The marks that a text is split by: none where the model thinks between <think> and </think>, and has no tools.
 
     Attributes:
-        marks: The marks.
         hidden: Those that are control tokens, which add nothing to a text, by their ids.
         tools: The schemas of the tools that the model may call; None where calls are text.
         opened: The mark with which the prompt ends, so that a text begins behind it; empty for none.
@@ -69,7 +68,6 @@ class ShownThoughts:
 
     Args:
         show: Shows what comes of it.
-        marks: The model's marks.
         tools: The tools whose calls are left out; None where calls are text.
         opened: The mark with which the prompt ends; empty for none.
     """

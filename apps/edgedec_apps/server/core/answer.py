@@ -126,7 +126,6 @@ class Job:
     """What answering a request needs once its model is there.
 
     Attributes:
-        service: The server's state.
         requested: The model's name, with what it stands for.
         reference: The model; it may be released before the end.
         queue: Where requests of the model wait for a place.
@@ -165,9 +164,7 @@ class Answer:
     """The answer to a request whose body has been parsed; an ASGI application.
 
     Attributes:
-        service: The server's state.
         requested: The model that the request names.
-        fields: The request's fields.
         respond: Answers once the model is there.
     """
 

@@ -166,7 +166,6 @@ def choose_tools(
 
     Args:
         fields: The fields of the request, for the names in errors.
-        engine: The model.
         tools: The definitions.
         choice: "none", "auto", "required", a choice of one tool or of allowed tools in OpenAI's forms, or None.
         structured: The options of structured output, which bind an answer without calls; where a call must come, they

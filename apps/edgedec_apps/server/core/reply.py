@@ -58,7 +58,6 @@ class Dialect(ABC):
     """The form of the answer to one request; what most forms of server-sent events do is done here.
 
     Args:
-        job: The request.
         texts: The texts that it wants; None where it only wants the model to be loaded.
         delivery: How the answer is sent.
     """
@@ -127,7 +126,6 @@ class _Writing:
     """The texts of a request, from their prompts to the answer, in a dialect.
 
     Attributes:
-        job: The request.
         texts: The texts that it wants.
         dialect: The form of the answer.
         queued_s: Seconds that the request has waited in the queue.

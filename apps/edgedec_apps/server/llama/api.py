@@ -142,7 +142,6 @@ class InfillForm(Dialect):
     """The answers of /infill. Implements reply.Dialect.
 
     Args:
-        job: The request.
         texts: The text that it wants.
         delivery: How the answer is sent.
         warms_up: Whether only the prompt was to be read, so that there is no text.

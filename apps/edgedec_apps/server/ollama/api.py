@@ -50,7 +50,6 @@ def read_chat(fields: Fields, options: dict[str, Any], engine: Engine) -> tuple[
     Args:
         fields: The fields of the request.
         options: The options that read_options returned.
-        engine: The model.
 
     Raises:
         RequestError: A field is malformed, or asks for what can't be done; the message names it.
@@ -136,7 +135,6 @@ class OllamaForm(Dialect):
     """The answers of both addresses. Implements reply.Dialect.
 
     Args:
-        job: The request.
         texts: The text that it wants; None where it only wants the model to be loaded.
         delivery: How the answer is sent.
         kind: Which of the two.

@@ -35,7 +35,6 @@ class _Form(Dialect):
     """What both kinds of answers have in common. Implements reply.Dialect, with the methods of the kinds below.
 
     Args:
-        job: The request.
         texts: The texts that it wants.
         delivery: How the answer is sent.
     """

@@ -129,7 +129,6 @@ class ResponseForm(Dialect):
     Where a request asks for a summary of the thoughts, they are it: clients that ask for one show no other thoughts.
 
     Args:
-        job: The request.
         texts: The text that it wants.
         delivery: How the answer is sent.
         asked: What else the answer needs to know of the request.

@@ -78,7 +78,6 @@ class ModelFile:
     """A model's file.
 
     Attributes:
-        path: The path of the file.
         info: The facts in the header of a GGUF; else None.
         modified_s: Time of the last change, in seconds since 1970.
         template: Source of the chat template in use, or None.
@@ -97,7 +96,6 @@ class Loaded:
     """A loaded model.
 
     Attributes:
-        engine: The engine of the model.
         file: The model's file.
         close: Frees the model, after saving what is to be kept.
         n_bytes: The most bytes that the model may hold, without what all models of a server share.

@@ -156,7 +156,6 @@ class Opener:
         """Plan how a recipe is loaded, as if it were alone; a model of the command line is downloaded where it must be.
 
         Args:
-            recipe: The model.
             n_ctx: Tokens of its context, or None for the usual number.
             cancel: Stops planning and loading.
             at_rest: Whether no request uses a model that is loaded, so that none comes to hold more meanwhile.

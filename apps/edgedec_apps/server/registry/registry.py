@@ -73,7 +73,6 @@ class Reference:
     """The use of a model by a request; the model stays loaded until the reference is released.
 
     Attributes:
-        loaded: The model.
         load_s: Seconds that the request waited until the model was loaded; 0 where it was loaded before.
     """
 
@@ -132,7 +131,6 @@ class ModelRegistry:
         """Return a reference to a model, which is loaded where it has to be; the caller releases the reference.
 
         Args:
-            recipe: The model.
             n_ctx: The least tokens of its context. A model that is loaded with fewer is loaded again.
             keep_s: Seconds for which it stays loaded after the request.
 

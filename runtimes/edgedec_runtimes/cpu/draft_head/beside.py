@@ -49,7 +49,6 @@ class Borrowed:
     Attributes:
         n_vocab: Tokens of the target.
         n_embd: Length of its hidden states.
-        n_layer: Its layers.
         embedding_scale: What embeddings are multiplied by before the first layer.
         embeddings: Finds embeddings; what it raises is raised by whatever reads or drafts with the head.
         output_rows: Returns the rows of the output matrix that belong to some tokens.

@@ -29,7 +29,6 @@ class HeadFacts:
     """What the memory plan must know of a head.
 
     Attributes:
-        card: Its card.
         own_bytes: Bytes of its own matrices when they are loaded.
         layers: The layers of a head that joins pairs; None for other heads.
     """

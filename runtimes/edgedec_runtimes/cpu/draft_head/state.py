@@ -72,6 +72,8 @@ class CpuDraftHeadState:
     Attributes:
         head: The head that follows the session.
         using: Holds the model's lock inside its block, and refuses a closed session.
+        token_ids, ops, notes, shared: See HeadState.
+        evaluated: The forwards of the latest call; each token of a chain counts as one, a block with its first token.
     """
 
     def __init__(
@@ -84,33 +86,19 @@ class CpuDraftHeadState:
         self.head = head
         self._session = session
         self.using = using
-        self._ops = ops
+        self.ops = ops
+        self.token_ids, self.notes = head.token_ids, head.notes
         head.followers.add(self)
         self._scores = np.empty(len(head.token_ids), np.float32)
         self._place: Callable[[int], int] | None = None
         self._joined: JoinedCalls | None = None
-        self._shared = SharedForward()
-        self._evaluated: list[tuple[int, float]] = []  # by the latest call
-
-    @property
-    def token_ids(self) -> NDArray[np.int32]:
-        """The tokens that the head can draft: a score's index -> the target's token id."""
-        return self.head.token_ids
-
-    @property
-    def ops(self) -> LogitOps:
-        """Operations on a row of logits."""
-        return self._ops
+        self.shared = SharedForward()
+        self.evaluated: list[tuple[int, float]] = []
 
     @property
     def summary(self) -> str:
         """The head's name and the bytes of its weights, for a person."""
         return f"the draft head {self.head.card.name} ({format_bytes(self.head.n_bytes)})"
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know of the head and its target, in sentences."""
-        return self.head.notes
 
     @property
     def reach(self) -> tuple[float, ...]:
@@ -204,21 +192,11 @@ class CpuDraftHeadState:
             if not self.head.closed and not native().ec_draft_saved_bytes(self._session, 0):
                 self.reset()
 
-    @property
-    def shared(self) -> SharedForward:
-        """The latest call, in which other sessions may have had texts."""
-        return self._shared
-
-    @property
-    def evaluated(self) -> list[tuple[int, float]]:
-        """The forwards of the latest call; each token of a chain counts as one, a block with its first token."""
-        return self._evaluated
-
     def chain(self, n_past: int, token: int, rules: ChainRules) -> DraftedChain:
         """Draft what follows `token`; see HeadState."""
         if self._place is not None:
             n_past = self._place(n_past)
-        self._evaluated = []
+        self.evaluated = []
         if n_past < 0 or rules.n_max < 1:
             return _NO_CHAIN
         edges = (c_float * len(rules.edges))(*rules.edges)
@@ -230,7 +208,7 @@ class CpuDraftHeadState:
         chains = nodes[: self._called(_CHAINS, item, edges, factors)]
         if not chains:
             return _NO_CHAIN
-        self._evaluated = [self._begun(rules.n_max), *[(1, self.price.level)] * (len(chains) - 1)]
+        self.evaluated = [self._begun(rules.n_max), *[(1, self.price.level)] * (len(chains) - 1)]
         return DraftedChain(
             *zip(*[(node.token, node.p, node.second_token, node.second_p, node.sure) for node in chains], strict=True)
         )
@@ -239,7 +217,7 @@ class CpuDraftHeadState:
         """Return the scores of what follows `token`; see HeadState."""
         if self._place is not None:
             n_past = self._place(n_past)
-        self._evaluated = []
+        self.evaluated = []
         return None if n_past < 0 else self._scored(n_past, token, self._begun(_LONGEST))
 
     def next(self, token: int) -> F32 | None:
@@ -260,8 +238,8 @@ class CpuDraftHeadState:
         with self.using():
             arguments = (address(nodes), address(above), len(nodes), n_new, address(scores), ctypes.byref(n_found))
             self._check(native().ec_draft_branches(self._session, *arguments))
-        self._shared = SharedForward(perf_counter() - begun, 1, 1)
-        self._evaluated = [(n_new, self.price.level)] if n_found.value else []
+        self.shared = SharedForward(perf_counter() - begun, 1, 1)
+        self.evaluated = [(n_new, self.price.level)] if n_found.value else []
         return scores if n_found.value else None
 
     def _check(self, code: int) -> None:
@@ -277,7 +255,7 @@ class CpuDraftHeadState:
     def _scored(self, n_past: int, token: int, evaluated: tuple[int, float]) -> F32 | None:
         item = DraftItem(self._session, n_past, token, scores=address(self._scores))
         scores = self._called(_SCORES, item)
-        self._evaluated = [evaluated] if scores else []
+        self.evaluated = [evaluated] if scores else []
         return self._scores if scores else None
 
     def _called(self, kind: str, item: ctypes.Structure, *pointed_to: object) -> int:
@@ -287,11 +265,11 @@ class CpuDraftHeadState:
         """
         call = CpuHeadCall(self, kind, item, *pointed_to)
         if self._joined is not None:
-            self._shared = self._joined(call)
+            self.shared = self._joined(call)
         else:
             begun = perf_counter()
             call.answer(())
-            self._shared = SharedForward(perf_counter() - begun, 1, 1)
+            self.shared = SharedForward(perf_counter() - begun, 1, 1)
         return int(call.item.n_found)
 
     def seen_by(

@@ -61,7 +61,6 @@ def read_tiles(
     """Read all tiles of a file to memory and compare them with their CRCs.
 
     Args:
-        file: The file.
         header: The file's header.
         label: The model's name, for messages and progress.
         place: Called with a tensor's name, a byte of its tiles and a number of bytes; returns memory (uint8) for these.
@@ -116,6 +115,7 @@ class Tiles(Closeable):
         mapping: Watches `file` and the memory; None without it.
         held_as: How memory holds the tiles: MAPPED, MAPPED_HUGE, PRIVATE or PRIVATE_HUGE, phrases for a person.
         n_bytes: What the tiles of matrices take, header and padding included.
+        memory: The mapping or the private memory that holds the tiles at the header's offsets.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Tiles(Closeable):
         self.mapping: Mapping | None = None
         self.held_as = PRIVATE if file is None else MAPPED
         self.n_bytes = min(len(buffer), header.matrices_end)
-        self._buffer = buffer
+        self.memory = buffer
         whole: U8 = np.frombuffer(buffer, np.uint8)
         whole.flags.writeable = False
         if file is not None:
@@ -147,11 +147,6 @@ class Tiles(Closeable):
     def mapped(self) -> bool:
         """Whether the memory is the pages of the file, which processes share."""
         return self.held_as in (MAPPED, MAPPED_HUGE)
-
-    @property
-    def memory(self) -> mmap.mmap:
-        """The mapping or the private memory that holds the tiles at the header's offsets."""
-        return self._buffer
 
     def verify(self, *, on_progress: OnProgress | None = None, cancel: CancelToken | None = None) -> None:
         """Read all tiles of a mapped file and compare them with the CRCs that were written when they were made.
@@ -177,7 +172,7 @@ class Tiles(Closeable):
         if self.file is not None:
             self.file.close()
         with suppress(BufferError):  # an array is still referenced; the memory is freed with it
-            self._buffer.close()
+            self.memory.close()
 
 
 def blocks(data: U8) -> Iterator[memoryview]:

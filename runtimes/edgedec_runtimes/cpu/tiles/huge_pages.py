@@ -18,7 +18,7 @@ from time import perf_counter
 
 import numpy as np
 
-from edgedec.errors import StorageError
+from edgedec.errors import as_storage_error
 from edgedec.memory import system
 from edgedec_runtimes.shared.pages import forget
 
@@ -171,11 +171,9 @@ def copying_seconds(path: Path, n_bytes: int) -> float:
     Raises:
         StorageError: The file can't be read, or is empty.
     """
-    try:
+    with as_storage_error(str(path), "check the disk"):
         status = os.stat(path)
         return n_bytes / _rate(path, status.st_size, status.st_mtime_ns)
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
 
 
 @lru_cache(maxsize=16)

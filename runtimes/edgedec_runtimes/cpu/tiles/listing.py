@@ -10,11 +10,12 @@ Below the cache's root:
 import logging
 import os
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from edgedec.errors import ModelFormatError, StorageError
+from edgedec.errors import ModelFormatError, as_storage_error
 from edgedec.gguf.tile_header import read_tile_header
 from edgedec.storage.cache_files import is_ours
 from edgedec_runtimes.cpu.tiles.sources import Source, exists, is_current, read_sources, sources_path, write_sources
@@ -32,7 +33,6 @@ class TileEntry:
     """A tile file.
 
     Attributes:
-        path: The file.
         models: The first file of each model that the tiles were made from or found to be of.
         layout: Version of the arrangement; "" where the header can't be read.
         n_bytes: The size of the tile file.
@@ -76,10 +76,8 @@ def list_tiles(cache_dir: Path) -> list[TileEntry]:
         StorageError: The folder can't be read.
     """
     folder = tiles_folder(cache_dir)
-    try:
+    with _storage_errors("list", folder):
         entries = [*map(_entry, tile_paths(folder)), *map(_unfinished, tile_paths(folder, ".partial"))]
-    except OSError as error:
-        raise _storage_error("list", folder, error) from error
     return sorted((entry for entry in entries if entry is not None), key=lambda entry: (-entry.last_used_s, entry.path))
 
 
@@ -107,10 +105,8 @@ def prune_tiles(
         outdated = layouts is not None and entry.layout not in layouts
         if (everything or outdated or entry.state != "current") and _delete_entry(entry):
             removed.append(entry)
-    try:
+    with _storage_errors("delete from", folder):
         _sweep(folder)
-    except OSError as error:
-        raise _storage_error("delete from", folder, error) from error
     return removed
 
 
@@ -152,23 +148,24 @@ def delete_tile_file(path: Path) -> int:
     Raises:
         StorageError: It can't be deleted.
     """
-    try:
-        n_bytes = path.stat().st_size
-        path.unlink()
-        sources_path(path).unlink(missing_ok=True)
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        if is_mapped(error):
+    with _storage_errors("delete", path):
+        try:
+            n_bytes = path.stat().st_size
+            path.unlink()
+            sources_path(path).unlink(missing_ok=True)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            if not is_mapped(error):
+                raise
             logger.warning("%s is in use by another process and stays; end that one first", path)
             return 0
-        raise _storage_error("delete", path, error) from error
     return n_bytes
 
 
 def _remove_where(cache_dir: Path, unwanted: Callable[[Source], bool]) -> int:
     folder, n_freed = tiles_folder(cache_dir), 0
-    try:
+    with _storage_errors("delete from", folder):
         for path in tile_paths(folder):
             sources = read_sources(path)
             remaining = [source for source in sources if not unwanted(source)]
@@ -178,8 +175,6 @@ def _remove_where(cache_dir: Path, unwanted: Callable[[Source], bool]) -> int:
                 write_sources(path, remaining)
             else:
                 n_freed += delete_tile_file(path)
-    except OSError as error:
-        raise _storage_error("delete from", folder, error) from error
     return n_freed
 
 
@@ -228,14 +223,12 @@ def _delete_entry(entry: TileEntry) -> bool:
     """Delete a tile file unless it is being written; return whether it is gone."""
     if entry.state != "unfinished":
         return delete_tile_file(entry.path) > 0
-    try:
+    with _storage_errors("delete", entry.path):
         lock = try_lock(entry.path.with_suffix(""))
         if lock is None:
             return False
         with lock:
             entry.path.unlink(missing_ok=True)
-    except OSError as error:
-        raise _storage_error("delete", entry.path, error) from error
     return True
 
 
@@ -256,5 +249,5 @@ def _real(path: Path) -> str:
     return os.path.join(os.path.realpath(path.parent), path.name)
 
 
-def _storage_error(doing: str, path: Path, error: OSError) -> StorageError:
-    return StorageError(f"cannot {doing} {path}: {error.strerror or error}; check its permissions and the disk")
+def _storage_errors(doing: str, path: Path) -> AbstractContextManager[None]:
+    return as_storage_error(f"cannot {doing} {path}", "check its permissions and the disk")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedec.closeable import Closeable
-from edgedec.errors import MemoryCapError, StorageError
+from edgedec.errors import MemoryCapError, as_storage_error
 from edgedec.memory_plan import format_bytes
 from edgedec_runtimes.cpu.library import address, check, native
 from edgedec_runtimes.cpu.tiles.file import U8
@@ -32,13 +32,9 @@ class PagedFile(Closeable):
     def __init__(self, path: Path) -> None:
         """Open a file (StorageError where that fails)."""
         self.path = path
-        try:
+        with as_storage_error(str(path), "check the disk and the file's permissions"):
             self._fd = open_around_cache(path)
             self.n_bytes = os.fstat(self._fd).st_size
-        except OSError as error:
-            raise StorageError(
-                f"{path}: {error.strerror or error}; check the disk and the file's permissions"
-            ) from error
 
     @property
     def handle(self) -> int:

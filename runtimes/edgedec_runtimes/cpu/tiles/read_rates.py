@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
 
-from edgedec.errors import StorageError
+from edgedec.errors import as_storage_error
 from edgedec.processor import machine_name
 from edgedec.storage import probe_cache
 from edgedec_runtimes.cpu.library import read_bandwidth
@@ -111,7 +111,6 @@ def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1, cache_d
     The rate is infinite where most of the file is a hole: it stands in for a model that is not on this machine.
 
     Args:
-        path: The file.
         piece_bytes: Pieces of so many bytes are read at random places (scattered_rate); 0: all in order (read_rate).
         n_pieces: How many of them at a time.
         cache_dir: The cache's root; None for no cache.
@@ -119,10 +118,8 @@ def remembered_rate(path: Path, piece_bytes: int = 0, n_pieces: int = 1, cache_d
     Raises:
         StorageError: The file can't be read, or is empty.
     """
-    try:
+    with as_storage_error(str(path), "check the disk"):
         status = os.stat(path)
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}; check the disk") from error
     if is_mostly_hole(status):
         return math.inf
     of_disk = cache_dir, f"{status.st_dev} {piece_bytes} {n_pieces}"

@@ -29,7 +29,6 @@ class Port:
     """An input or output of a graph.
 
     Attributes:
-        name: Its name.
         type: ONNX Runtime's name of its type, such as "tensor(float)".
         shape: Its sizes; an axis whose size is no whole number may have any size.
     """

@@ -99,16 +99,7 @@ class ForeignModel(GraphModel[ForeignSession]):
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
         cache_dir: Path | None,
     ) -> None:
-        """Take over an opened graph.
-
-        Args:
-            opened: The graph.
-            contract: Its sizes.
-            tokenizer: The vocabulary.
-            card: The facts of the model.
-            terms: Makes the memory plan for a context and a number of rows.
-            cache_dir: Where measured facts are kept, or None.
-        """
+        """Take over an opened graph, as GraphModel; `contract` has its sizes."""
         super().__init__(opened, card, _CAPABILITIES, tokenizer, terms, cache_dir)
         self._contract = contract
         self._logits = np.empty((1, CHUNK, card.n_vocab), np.float32)  # all rows of a piece: the graph returns no fewer
