@@ -181,13 +181,14 @@ class KeptPrompts:
     def _write(self, session: CpuSession, reading: _Reading) -> None:
         files, n_tokens, n_whole = self.files, session.n_cached, session.state.n_whole
         n_read = min(n_whole // BLOCK_TOKENS, len(reading.names))
-        while reading.n_kept < n_read and files.takes_more:
+        n_spare = int(_state_bytes(session, n_tokens) > 0)  # blocks can wait; states are gone with the next forward
+        while reading.n_kept < n_read and files.n_free > n_spare:
             name = f"{reading.names[reading.n_kept]}.kv"
             if _page_bytes(session) and not files.has(name):
                 data = self._pages(session, reading.n_kept)
                 files.write(name, data, reading.begun_s - 0.001 * reading.n_kept)
             reading.n_kept += 1
-        while reading.n_of_head < n_read and files.takes_more and (head := _head(session)) is not None:
+        while reading.n_of_head < n_read and files.n_free > n_spare and (head := _head(session)) is not None:
             begin = reading.n_of_head * BLOCK_TOKENS
             of_head = head.saved_pages(begin, begin + BLOCK_TOKENS, _block_bytes(head))
             if of_head is None:
@@ -195,9 +196,9 @@ class KeptPrompts:
             name = f"{reading.names[reading.n_of_head]}.{reading.head}"
             files.write(name, of_head, reading.begun_s - 0.001 * reading.n_of_head)
             reading.n_of_head += 1
-        if n_whole == n_tokens and reading.wants_state(n_tokens) and _state_bytes(session, n_tokens):
+        if n_whole == n_tokens and reading.wants_state(n_tokens) and n_spare:
             name = f"{reading.names[n_tokens // BLOCK_TOKENS - 1]}.state"
-            if files.takes_more and not files.has(name):
+            if files.n_free and not files.has(name):
                 files.write(name, _state(session, n_tokens), reading.begun_s - 0.001 * n_tokens // BLOCK_TOKENS)
 
     def _load(self, session: CpuSession, reading: _Reading, n_held: int, n_blocks: int, *, has_state: bool) -> int:
