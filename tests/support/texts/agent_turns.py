@@ -12,6 +12,7 @@ TEMPLATE = (
 )
 """A chat template by which each prompt begins with the one before."""
 N_TURNS = 10
+ANSWER = "I read this file."
 N_RESULT = 100
 _TEXT = inspect.getsource(argparse)
 _PATH = {"type": "object", "properties": {"path": {"type": "string", "description": "The file."}}, "required": ["path"]}
