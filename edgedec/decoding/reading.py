@@ -1,5 +1,6 @@
 """Reads tokens of a text into a session's KV cache, and keeps account of them whatever ends a forward."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -7,6 +8,7 @@ from time import perf_counter
 
 import numpy as np
 
+from edgedec.decoding.prompt_miss import miss_of
 from edgedec.decoding.session_pool import SessionPool, SessionSlot, session_for
 from edgedec.decoding.step import evaluate
 from edgedec.errors import CancelledError, RequestError
@@ -16,6 +18,8 @@ from edgedec.progress import CancelToken, OnProgress
 from edgedec.sequence import Request, TextState, n_common
 
 _NO_ROWS = np.empty(0, np.int32)
+
+logger = logging.getLogger("edgedec.decoding.reading")
 
 
 def read(text: TextState, session: Session, n_end: int, on_progress: OnProgress | None = None) -> Forward:
@@ -96,7 +100,7 @@ def reuse_prefix(slot: SessionSlot, text: TextState) -> None:
 
     First it takes over what another slot holds, where that is more. The rest of the KV cache counts as dropped.
     """
-    prompt, capabilities = text.request.prompt_ids, slot.session.model.capabilities
+    prompt, capabilities, held = text.request.prompt_ids, slot.session.model.capabilities, slot.cached_ids
     if slot.prefixes is not None:
         slot.prefixes.take(slot, prompt, exact=text.request.reuse == "exact")
     limit = min(len(prompt) - 1, slot.session.n_cached)
@@ -114,6 +118,10 @@ def reuse_prefix(slot: SessionSlot, text: TextState) -> None:
         n = slot.session.recall(prompt, n)
     text.n_cached = text.stats.n_reused_tokens = n
     slot.cached_ids, slot.n_exact = list(prompt[:n]), n if is_exact else min(slot.n_exact, n)
+    if (miss := miss_of(held, prompt, n, slot.session.model.tokenizer.piece)) is not None:
+        text.stats.miss = f"{miss.counts}; {miss.places}"
+        logger.info("%s", miss.counts)
+        logger.debug("%s", miss.places)
 
 
 def remember_cached(slot: SessionSlot, text: TextState) -> None:

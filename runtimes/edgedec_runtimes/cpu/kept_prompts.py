@@ -2,17 +2,21 @@
 
 A block is addressed by what it holds: SHA-256 over the address of the block before it (of the model, its arithmetic, KV
 type and adapters for the first one) and its tokens. So prompts that begin alike share blocks, and a block that is found
-has the bits that reading would give. ADDRESS.kv has keys and values, in the pages of the KV cache. Where a model has
-recurrent states or short convolutions, ADDRESS.state has these behind a block: behind every fourth one, and behind the
-last one of a prompt. From there a text can go on. ADDRESS.head-MARK has what a trained draft head knows of a block. Its
-last token's part also depends on the token behind: behind another one, the head may draft otherwise.
+has the bits that reading would give. The last block of a prompt is shorter, of whole pages, unless a trained draft head
+follows: so the next turn of a conversation reads what is new. ADDRESS.kv has keys and values, in the pages of the KV
+cache. Where a model has recurrent states or short convolutions, ADDRESS.state has these behind a block: behind every
+fourth one, and behind the last ones of a prompt. From there a text can go on. ADDRESS.head-MARK has what a trained
+draft head knows of a block. Its last token's part also depends on the token behind: behind another one, the head may
+draft otherwise.
 """
 
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -39,7 +43,8 @@ class _Reading:
 
     Attributes:
         ids: int64, its tokens; negative ones are rows of pictures, by what they show.
-        names: The addresses of its whole blocks.
+        names: The addresses of its blocks.
+        bounds: Where they begin and end: the first at 0, each of the others where the one before it ends.
         begun_s: When it began.
         n_kept: How many of the first blocks are on the disk, or on their way.
         n_loaded: How many of its tokens came from the disk.
@@ -49,6 +54,7 @@ class _Reading:
 
     ids: NDArray[np.int64]
     names: list[str]
+    bounds: list[int]
     begun_s: float
     n_kept: int = 0
     n_loaded: int = 0
@@ -57,12 +63,12 @@ class _Reading:
 
     def wants_state(self, n_tokens: int) -> bool:
         """Return whether states are kept behind the first tokens."""
-        n, rest = divmod(n_tokens, BLOCK_TOKENS)
-        return rest == 0 and 0 < n <= len(self.names) and (n % _STATE_BLOCKS == 0 or n == len(self.names))
+        n = bisect_left(self.bounds, n_tokens)
+        is_end = 0 < n < len(self.bounds) and self.bounds[n] == n_tokens
+        return is_end and (n % _STATE_BLOCKS == 0 or n >= len(self.ids) // BLOCK_TOKENS)
 
-    def may_end(self, n_blocks: int) -> bool:
-        """Return whether a text may go on behind some blocks: it has a token there, and no picture on both sides."""
-        end = n_blocks * BLOCK_TOKENS
+    def may_end(self, end: int) -> bool:
+        """Return whether a text may go on behind some tokens: it has a token there, and no picture on both sides."""
         return end < len(self.ids) and (self.ids[end - 1] >= 0 or self.ids[end] >= 0)
 
     def is_read_by(self, item: CheckedItem, begin: int, end: int) -> bool:
@@ -75,13 +81,17 @@ class _Reading:
         return np.array_equal(np.maximum(ids, -1), np.concatenate([*parts, np.empty(0, np.int32)]))
 
 
-def addresses(first: bytes, ids: NDArray[np.int64]) -> list[str]:
-    """Return the addresses of the whole blocks of a text; `first` is what its bits depend on beside its tokens."""
-    hashes, previous = [], sha256(first).digest()
-    for end in range(BLOCK_TOKENS, len(ids) + 1, BLOCK_TOKENS):
-        previous = sha256(previous + ids[end - BLOCK_TOKENS : end].astype("<i8").tobytes()).digest()
-        hashes.append(previous.hex())
-    return hashes
+def addresses(first: bytes, ids: NDArray[np.int64], bounds: Sequence[int]) -> list[str]:
+    """Return the addresses of the blocks of a text; `first` is what its bits depend on beside its tokens."""
+    names = [sha256(first).hexdigest()]
+    for begin, end in pairwise(bounds):
+        names.append(_next_address(names[-1], ids[begin:end]))
+    return names[1:]
+
+
+def _next_address(previous: str, ids: NDArray[np.int64]) -> str:
+    """Return the address of a block with these tokens behind another block."""
+    return sha256(bytes.fromhex(previous) + ids.astype("<i8").tobytes()).hexdigest()
 
 
 def kept_in(cache: Path, model: str, most_bytes: int, fingerprint: str, *, has_places: bool) -> "KeptPrompts":
@@ -112,29 +122,52 @@ class KeptPrompts:
         """
         self._readings.pop(session, None)
         ids, files = np.array(token_ids, np.int64), self.files
-        reading = _Reading(ids, addresses(session.mark, ids), time.time())
-        names = reading.names
-        if not names:
+        bounds = [*range(0, len(ids) + 1, BLOCK_TOKENS)]
+        if len(bounds) < 2:
             return n_held
         with session.using():
             has_pages, has_state = _page_bytes(session) > 0, _state_bytes(session, BLOCK_TOKENS) > 0
             n_ready, head = native().ec_session_held_before(session.handle, n_held), _head(session)
-            reading.head = "" if head is None else f"head-{head.head.mark.hex()[:16]}"
+        if head is None and (end := len(ids) // PAGE_TOKENS * PAGE_TOKENS) > bounds[-1]:
+            bounds.append(end)
+        reading = _Reading(ids, addresses(session.mark, ids, bounds), bounds, time.time())
+        names = reading.names
+        reading.head = "" if head is None else f"head-{head.head.mark.hex()[:16]}"
         missing = (i for i, name in enumerate(names) if has_pages and not files.has(f"{name}.kv"))
         n = reading.n_kept = next(missing, len(names))
         unknown = (i for i, name in enumerate(names) if reading.head and not files.has(f"{name}.{reading.head}"))
         reading.n_of_head = next(unknown, len(names))
-        while n and not (reading.may_end(n) and (not has_state or files.has(f"{names[n - 1]}.state"))):
-            n -= 1
-        if n * BLOCK_TOKENS - n_ready >= _LEAST_GAIN:
-            n_before, n_held = n_held, self._load(session, reading, n_held, n, has_state=has_state)
+        kinds = ["kv"] * has_pages + ["state"] * has_state
+        blocks = self._held_blocks(reading, n, kinds)
+        end = blocks[-1][1] if blocks else 0
+        if end - n_ready >= _LEAST_GAIN:
+            n_before, n_held = n_held, self._load(session, reading, n_held, blocks, has_state=has_state)
             reading.n_loaded = max(n_held - min(n_before, n_ready), 0)
-            if n_held < n * BLOCK_TOKENS:  # a file was damaged, or is gone by now
-                reading.n_kept = n_held // BLOCK_TOKENS
-        kinds = ["kv", *["state"] * has_state, *filter(None, [reading.head])]
-        files.use([f"{name}.{kind}" for name in names[:n] for kind in kinds], time.time())
+            if n_held < end:  # a file was damaged, or is gone by now
+                reading.n_kept = bisect_right(bounds, n_held) - 1
+        kinds += filter(None, [reading.head])
+        files.use([f"{name}.{kind}" for name, _ in blocks for kind in kinds], time.time())
         self._readings[session] = reading
         return n_held
+
+    def _held_blocks(self, reading: _Reading, n: int, kinds: Sequence[str]) -> list[tuple[str, int]]:
+        """Return the names and ends of the blocks to begin with: of the first n, and the end of an earlier prompt."""
+        ids, blocks = reading.ids, [*zip(reading.names, reading.bounds[1:], strict=True)][:n]
+
+        def is_held(name: str, end: int) -> bool:
+            return reading.may_end(end) and all(self.files.has(f"{name}.{kind}") for kind in kinds)
+
+        while blocks:
+            name, begin = blocks[-1]
+            for end in range(begin + BLOCK_TOKENS - PAGE_TOKENS, begin, -PAGE_TOKENS):
+                if not reading.head and begin % BLOCK_TOKENS == 0 and end < len(ids):
+                    last = _next_address(name, ids[begin:end])
+                    if is_held(last, end):
+                        return [*blocks, (last, end)]
+            if is_held(name, begin):
+                break
+            blocks.pop()
+        return blocks
 
     def described(self, session: CpuSession) -> list[str]:
         """Return sentences on the prompt that a session read last: what came from the disk, and what ails the files."""
@@ -148,8 +181,11 @@ class KeptPrompts:
         Call it with the model's lock held.
         """
         reading, n_tokens = self._readings.get(item.session), item.n_past + begin
-        n = BLOCK_TOKENS - n_tokens % BLOCK_TOKENS
-        if reading is None or n >= most or not reading.wants_state(n_tokens + n) or item.parents is not None:
+        if reading is None or item.parents is not None:
+            return most
+        i = bisect_right(reading.bounds, n_tokens)
+        n = reading.bounds[i] - n_tokens if i < len(reading.bounds) else most
+        if n >= most or not reading.wants_state(n_tokens + n):
             return most
         block = item.groups[0].block
         is_mutual = block is not None and block.mutual
@@ -176,14 +212,15 @@ class KeptPrompts:
 
     def _write(self, session: CpuSession, reading: _Reading) -> None:
         files, n_tokens, n_whole = self.files, session.n_cached, session.state.n_whole
-        n_read = min(n_whole // BLOCK_TOKENS, len(reading.names))
-        while reading.n_kept < n_read and files.takes_more:
+        n_read = bisect_right(reading.bounds, n_whole) - 1
+        n_spare = int(_state_bytes(session, n_tokens) > 0)  # blocks can wait; states are gone with the next forward
+        while reading.n_kept < n_read and files.n_free > n_spare:
             name = f"{reading.names[reading.n_kept]}.kv"
             if _page_bytes(session) and not files.has(name):
-                data = self._pages(session, reading.n_kept)
+                data = self._pages(session, reading.bounds[reading.n_kept], reading.bounds[reading.n_kept + 1])
                 files.write(name, data, reading.begun_s - 0.001 * reading.n_kept)
             reading.n_kept += 1
-        while reading.n_of_head < n_read and files.takes_more and (head := _head(session)) is not None:
+        while reading.n_of_head < n_read and files.n_free > n_spare and (head := _head(session)) is not None:
             begin = reading.n_of_head * BLOCK_TOKENS
             of_head = head.saved_pages(begin, begin + BLOCK_TOKENS, _block_bytes(head))
             if of_head is None:
@@ -191,22 +228,26 @@ class KeptPrompts:
             name = f"{reading.names[reading.n_of_head]}.{reading.head}"
             files.write(name, of_head, reading.begun_s - 0.001 * reading.n_of_head)
             reading.n_of_head += 1
-        if n_whole == n_tokens and reading.wants_state(n_tokens) and _state_bytes(session, n_tokens):
-            name = f"{reading.names[n_tokens // BLOCK_TOKENS - 1]}.state"
-            if files.takes_more and not files.has(name):
+        if n_whole == n_tokens and reading.wants_state(n_tokens) and n_spare:
+            name = f"{reading.names[bisect_left(reading.bounds, n_tokens) - 1]}.state"
+            if files.n_free and not files.has(name):
                 files.write(name, _state(session, n_tokens), reading.begun_s - 0.001 * n_tokens // BLOCK_TOKENS)
 
-    def _load(self, session: CpuSession, reading: _Reading, n_held: int, n_blocks: int, *, has_state: bool) -> int:
-        """Load the first blocks as far as the session lacks them; return how many tokens it holds then.
+    def _load(
+        self, session: CpuSession, reading: _Reading, n_held: int, blocks: Sequence[tuple[str, int]], *, has_state: bool
+    ) -> int:
+        """Load blocks as far as the session lacks them; return how many tokens it holds then.
 
         Keys and values take effect block by block, other sessions' forwards between them; states only with all blocks.
         """
-        n, done = n_blocks * BLOCK_TOKENS, min(min(n_held, session.state.n_whole) // BLOCK_TOKENS, n_blocks)
+        names, bounds = [name for name, _ in blocks], [0, *(end for _, end in blocks)]
+        n_blocks, n = len(blocks), bounds[-1]
+        done = bisect_right(bounds, min(n_held, session.state.n_whole)) - 1
         begun, is_done = done, False
         with session.using() if has_state else nullcontext(), suppress(EdgedecError):  # closed, or no memory
-            while done < n_blocks and self._load_block(session, reading.names[done], done):
+            while done < n_blocks and self._load_block(session, names[done], bounds[done], bounds[done + 1]):
                 done += 1
-            is_done = done == n_blocks and (not has_state or self._load_state(session, reading.names[done - 1], n))
+            is_done = done == n_blocks and (not has_state or self._load_state(session, names[-1], n))
         with suppress(EdgedecError), session.using():
             if not is_done and has_state:  # keys and values may be there, and states of another place
                 session.state.restore(0, True)
@@ -237,14 +278,13 @@ class KeptPrompts:
         if not is_known:
             reading.n_of_head = len(reading.names)
 
-    def _load_block(self, session: CpuSession, name: str, index: int) -> bool:
+    def _load_block(self, session: CpuSession, name: str, begin: int, end: int) -> bool:
         """Load a block from its file, behind the blocks that the session holds; return whether that worked."""
         with session.using():
-            n_pages, n_bytes = self._sizes(session)
+            n_pages, n_bytes = self._sizes(session, end - begin)
         data = np.empty(0, np.uint8) if n_pages == 0 else self.files.read(f"{name}.kv", n_bytes, n_bytes)
         if data is None:
             return False
-        begin, end = index * BLOCK_TOKENS, (index + 1) * BLOCK_TOKENS
         with session.using():
             code = native().ec_session_load_pages(session.handle, begin, end, address(data), n_pages)
             check(code, "loading a prompt")
@@ -266,20 +306,20 @@ class KeptPrompts:
             return False
         return not native().ec_session_load_vectors(session.handle, n_tokens, address(vectors), len(vectors))
 
-    def _pages(self, session: CpuSession, index: int) -> NDArray[np.uint8]:
+    def _pages(self, session: CpuSession, begin: int, end: int) -> NDArray[np.uint8]:
         """Return the data of a block."""
-        n_pages, n_bytes = self._sizes(session)
-        data, begin, end = np.empty(n_bytes, np.uint8), index * BLOCK_TOKENS, (index + 1) * BLOCK_TOKENS
+        n_pages, n_bytes = self._sizes(session, end - begin)
+        data = np.empty(n_bytes, np.uint8)
         check(native().ec_session_save_pages(session.handle, begin, end, address(data), n_pages), "keeping a prompt")
         if n_bytes > n_pages:
             places = np.ascontiguousarray(session.state.held_places(end)[begin:], np.int32)
             data[n_pages:] = places.reshape(-1).view(np.uint8)
         return data
 
-    def _sizes(self, session: CpuSession) -> tuple[int, int]:
-        """Return the bytes of a block's pages, and of all of a block."""
-        n_pages = _page_bytes(session) * BLOCK_TOKENS // PAGE_TOKENS
-        return n_pages, n_pages + BLOCK_TOKENS * PLACE_BYTES * self._has_places
+    def _sizes(self, session: CpuSession, n_tokens: int) -> tuple[int, int]:
+        """Return the bytes of the pages of a block of some tokens, and of all of the block."""
+        n_pages = _page_bytes(session) * n_tokens // PAGE_TOKENS
+        return n_pages, n_pages + n_tokens * PLACE_BYTES * self._has_places
 
 
 def _head(session: CpuSession) -> CpuDraftHeadState | None:

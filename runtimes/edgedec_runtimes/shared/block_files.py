@@ -106,9 +106,9 @@ class BlockFiles:
                 os.utime(self._folder / name, (used_s, used_s - 0.001 * i))
 
     @property
-    def takes_more(self) -> bool:
-        """Whether write() would take a file now."""
-        return not self.note and not self._jobs.full()
+    def n_free(self) -> int:
+        """How many files write() would take now."""
+        return 0 if self.note else self._jobs.maxsize - self._jobs.qsize()
 
     def write(self, name: str, data: NDArray[np.uint8], used_s: float) -> None:
         """Write a file in the background, as one used at a time; it is dropped where too many wait to be written."""

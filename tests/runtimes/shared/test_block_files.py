@@ -129,7 +129,7 @@ def test_a_full_disk_and_a_locked_folder_end_the_writing(tmp_path: Path, monkeyp
     monkeypatch.setattr("edgedec_runtimes.shared.block_files.write_atomically", refuse)
     write(files, 2, 3)
     assert files.note == f"prompts can't be kept in {tmp_path / 'm'}: No space left on device; free or name a disk"
-    assert not files.takes_more
+    assert not files.n_free
     assert held(files, 1, 2, 3) == [1]
     monkeypatch.undo()
     (tmp_path / "file").write_bytes(b"")
@@ -149,11 +149,11 @@ def test_too_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgedec_runtimes.shared.block_files.write_atomically", slow)
     files = opened(tmp_path, n_queued=2)
     files.write("0.kv", block(0), 1e9)
-    while not files.takes_more:
+    while not files.n_free:
         time.sleep(0.001)
     for number in range(1, 9):
         files.write(f"{number}.kv", block(number), 1e9)
-    assert not files.takes_more
+    assert not files.n_free
     go.set()
     files.close()
     assert held(files, *range(9)) in ([0, 1, 2], [0, 1])  # whether 0 had left the queue

@@ -75,7 +75,7 @@ def _short_explanation(stats: DecodeStats) -> list[str]:
     if right:
         lines.append(f"right guesses: {right}")
     lines += stats.explanation[:1]  # how often drafting promised to pay; which of two models wrote
-    return [*lines, *stats.reasons, _phases(stats), *_constraint(stats)]
+    return [*lines, *stats.reasons, _phases(stats), *filter(None, [stats.miss]), *_constraint(stats)]
 
 
 def _explanation(stats: DecodeStats) -> list[str]:
@@ -101,7 +101,7 @@ def _explanation(stats: DecodeStats) -> list[str]:
             f"verified: {counted(stats.n_drafts, 'draft')} of {stats.n_draft_tokens / stats.n_drafts:.1f} tokens, "
             f"{stats.mean_accepted:.2f} accepted of each{_positions(stats)}"
         )
-    lines += [*dict.fromkeys([*stats.explanation, *stats.reasons]), *_constraint(stats)]
+    lines += [*dict.fromkeys([*stats.explanation, *filter(None, [stats.miss]), *stats.reasons]), *_constraint(stats)]
     if stats.runtime_reason:
         lines.append(f"runtime {stats.runtime}: {stats.runtime_reason}")
     return [*lines, f"seed: {stats.seed}"]
