@@ -72,7 +72,7 @@ class CancelToken:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant, as a signal handler may cancel in the thread that holds the lock
         self.cancelled = False
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: list[Callable[[], object]] = []
 
     def cancel(self) -> None:
         """Ask the work to stop at the next opportunity, from any thread, any number of times."""
@@ -87,7 +87,7 @@ class CancelToken:
             raise CancelledError(f"{what}: cancelled")
 
     @contextmanager
-    def calling(self, callback: Callable[[], None]) -> Iterator[None]:
+    def calling(self, callback: Callable[[], object]) -> Iterator[None]:
         """Call `callback` if cancel() is called inside the block; it wakes work that does not look at the flag."""
         with self._lock:
             self._callbacks.append(callback)

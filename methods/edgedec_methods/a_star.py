@@ -131,10 +131,7 @@ def a_star(
         texts.drop(*(text for text in written if not any(text is one for one in distinct)))
         return [(cost_of(score), text) for score, text in zip(scorer(texts, distinct), distinct, strict=True)]
 
-    def is_whole(text: PartialText) -> bool:
-        return text.ended is not None
-
-    best = cheapest(texts.begin(), expand, is_whole, most_expanded=most_expanded)
+    best = cheapest(texts.begin(), expand, lambda text: text.ended is not None, most_expanded=most_expanded)
     left = [text for _, text in best.left]
     if best.node is not None:
         texts.drop(*left)

@@ -83,11 +83,7 @@ def _best_trial(
         for i, grown in zip(going, texts.advance(choices), strict=True):
             trials[i] = grown
         going = [i for i in going if not _is_over(texts, trials[i], trials[i].n_scored - start, n_most)]
-
-    def mean(trial: PartialText) -> float:
-        return (trial.logprob - before) / (trial.n_scored - start)
-
-    best = max(trials, key=mean)
+    best = max(trials, key=lambda trial: (trial.logprob - before) / (trial.n_scored - start))
     texts.drop(*(trial for trial in trials if trial is not best))
     return best
 

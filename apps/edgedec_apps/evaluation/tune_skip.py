@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import floor
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -135,10 +136,7 @@ def _options(path: Path, sizes: LayerBytes, tuned: TunedSet) -> str:
 @contextmanager
 def _judging(session: Session, windows: Windows, cancel: CancelToken, *, lossy: bool) -> Iterator[Judge]:
     """Yield a judge of sets on some windows; a cancel stops it."""
-
-    def check() -> None:
-        cancel.check("searching for half-layers")
-
+    check = partial(cancel.check, "searching for half-layers")
     with closing(Judge(session, windows, check, as_drafts=not lossy)) as judge, cancel.calling(judge.cancel):
         yield judge
 

@@ -149,11 +149,7 @@ def _done(result: ToolResult) -> "Future[ToolResult]":
 
 def _result(future: "Future[T]", cancel: CancelToken) -> T:
     """Wait for a result (CancelledError where `cancel` comes first)."""
-
-    def stop() -> None:
-        future.cancel()
-
-    with cancel.calling(stop):
+    with cancel.calling(future.cancel):
         if cancel.cancelled:
             future.cancel()
         try:

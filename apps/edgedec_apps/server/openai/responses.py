@@ -290,11 +290,8 @@ def _item_id(block: Block) -> str:
 async def create(request: Request, service: Service) -> Answer:
     """Answer a conversation."""
     fields, model = await read_named(request, service)
-
-    def read(job: Job) -> ResponseForm:
-        return ResponseForm(job, *read_response(fields, job.engine, service.responses))
-
-    return written(service, model, fields, read)
+    responses = service.responses
+    return written(service, model, fields, lambda job: ResponseForm(job, *read_response(fields, job.engine, responses)))
 
 
 async def retrieve(request: Request, service: Service) -> Response:

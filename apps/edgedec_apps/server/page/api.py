@@ -161,11 +161,7 @@ async def _run(request: Request, service: Service, name: str, arguments: str) ->
     assert service.tools is not None
     cancel, loop = CancelToken(), asyncio.get_running_loop()
     call = asyncio.wrap_future(service.tools.servers.start_call(name, arguments))
-
-    def stop() -> None:
-        loop.call_soon_threadsafe(call.cancel)
-
-    with service.running(cancel), cancel.calling(stop):
+    with service.running(cancel), cancel.calling(lambda: loop.call_soon_threadsafe(call.cancel)):
         try:
             await wait_with_client(request.receive, call)
         finally:
