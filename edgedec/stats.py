@@ -46,8 +46,8 @@ class DecodeStats:
             ("switches"), mean entropy of the rows that tokens were drawn from ("entropy_bits"). Else empty.
         curve: Seconds of a forward by its number of rows, as known at the end, where drafts were possible.
         explanation: The account of drafting that `--explain` prints: the drafters' results, and the decisions.
-        miss: Why a prompt much like the kept one was read again, else empty. It shows up to 40 characters of both, so it
-            is for the one who runs the model: no server sends it.
+        miss: Why a prompt much like the kept one was read again, else empty. It shows up to 40 characters of each, so
+            it is for the one who runs the model: no server sends it.
         reasons: Why drafting was off, and what became of drafters.
         notes: What a person should be told without asking, such as why the text ended early. None of it is on drafts.
     """

@@ -20,7 +20,7 @@ PLAIN, SLIDING = ("llama", 8), [("gemma3", 512), ("gemma3", 1024), ("gemma4", 51
 RECURRENT = [(name, 8) for name in ("qwen35", "lfm2", "mamba2", "falcon-h1")]
 CASES = [(*kind, 8000) for kind in (PLAIN, *SLIDING, *RECURRENT)] + [(*kind, 16000) for kind in (*SLIDING, *RECURRENT)]
 SMALL: dict[str, Any] = {"n_embd": 64, "n_head": 2, "n_head_kv": 1, "head_dim": 32, "n_ff": 64, "n_ctx_train": 32768}
-TITLE = {"model": "m", "max_tokens": 8, "temperature": 0, "messages": messages("A title for this, please: " + 300 * "x")}
+TITLE = {"model": "m", "max_tokens": 8, "temperature": 0, "messages": messages("A title, please: " + 300 * "x")}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A made conversation of a coding agent: tools, their results, and Claude Code's line for bills, different each time."""
+"""A made conversation of a coding agent: tools, their results, and Claude Code's line for bills, another each time."""
 
 import argparse
 import inspect
@@ -16,7 +16,7 @@ ANSWER = "I read this file."
 N_RESULT = 100
 _TEXT = inspect.getsource(argparse)
 _PATH = {"type": "object", "properties": {"path": {"type": "string", "description": "The file."}}, "required": ["path"]}
-_TOOLS = [{"name": f"{verb}_file", "description": f"{verb} a file.", "input_schema": _PATH} for verb in ("read", "mend")]
+_TOOLS = [{"name": f"{verb}_file", "description": verb, "input_schema": _PATH} for verb in ("read", "edit")]
 
 
 def request(answers: Sequence[str], n_system: int, n_result: int = N_RESULT) -> dict[str, Any]:
