@@ -6,6 +6,8 @@
 Every part goes on where an earlier run stopped, whatever stopped that.
 """
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,9 +32,11 @@ from edgedec_export.training.lessons.collecting_processes import AnswerModel, co
 from edgedec_export.training.lessons.lesson_files import HELD_BACK_EVERY, LessonFile, first_files
 from edgedec_export.training.lessons.openings import Opening
 from edgedec_export.training.report import DrafterReport, drafter_report
-from edgedec_export.training.short_list import count_tokens, coverage, short_list
+from edgedec_export.training.short_list import count_tokens, coverage, renewed, short_list
 from edgedec_export.training.target_parts import TargetParts
+from edgedec_models.draft_heads import remember_head
 from edgedec_runtimes.shared.file_lock import try_lock
+from edgedec_runtimes.trained_heads.load import load_head
 from edgedec_runtimes.trained_heads.target import target_of
 
 _MOST_TEXT = 1 << 20
@@ -49,6 +53,8 @@ class TrainOptions(AskedShape):
         work: The folder of answers and checkpoints; None for `NAME.training` beside the drafter. Drafters of one
             target may share it, one after the other.
         prompts: The user's own prompts.
+        head: A head that goes on learning; None for a new drafter.
+        texts: What it learns from, as of Collecting, in place of answers to prompts; `n_tokens` are those of them all.
         n_tokens: Tokens of the target's answers to learn from and to measure with.
         n_answer: Most tokens of an answer.
         n_vocabulary: Tokens that the head can draft, or the draft model learns to tell apart; None for as many as make
@@ -67,6 +73,8 @@ class TrainOptions(AskedShape):
     kind: Literal["head", "block", "model", "transfer", "prompts", "exit"] = "head"
     work: Path | None = None
     prompts: tuple[Opening, ...] = ()
+    head: Path | None = None
+    texts: tuple[Sequence[int], ...] = ()
     n_tokens: int = 500_000
     n_answer: int = 256
     n_vocabulary: int | None = None
@@ -97,7 +105,7 @@ class TrainOptions(AskedShape):
             if value is not None and not least <= value <= most:
                 raise OptionError(name, value, f"it must be from {least:g} to {most:g}")
         least_tokens = self.least_tokens
-        if self.n_tokens < least_tokens:
+        if self.n_tokens < least_tokens and not self.texts:
             raise OptionError(
                 "n_tokens",
                 self.n_tokens,
@@ -144,10 +152,13 @@ def train_drafter(model: Path, out: Path, options: TrainOptions) -> Trained:
     require_torch()
     gguf = read_gguf(model)
     parts = TargetParts.of(gguf)
-    kind = kind_of(options.kind, parts, options, options.cache_dir)
+    kind = kind_of(options.kind, parts, options)
     work = options.work or out.with_name(f"{out.name}.training")
     n_ctx = min(max(1024, 2 * options.n_answer), parts.network.n_ctx_train)
-    texts = [opening.text for opening in options.prompts]
+    texts = [opening.text for opening in options.prompts] + list(map(str, options.texts))
+    if options.head is not None:
+        tensors = load_head(options.head).tensors.values()
+        texts.append(hashlib.sha256(b"".join(tensor.data.tobytes() for tensor in tensors)).hexdigest())
     sizes = {"n_answer": options.n_answer, "n_ctx": n_ctx, "seed": options.seed}
     made = recipe.Recipe.of(target_of(gguf), parts.taps, texts, **sizes)
     recipe.keep(work, made)
@@ -180,6 +191,7 @@ def _collected(model: Path, parts: TargetParts, folder: Path, n_ctx: int, option
         n_ctx=n_ctx,
         n_at_once=options.n_parallel,
         prompts=options.prompts,
+        texts=options.texts,
     )
     target = AnswerModel(model, n_ctx, options.n_threads, options.cache_dir)
     if options.n_processes == 1:
@@ -205,15 +217,20 @@ def _taught(kind: Kind, out: Path, work: Path, key: str, files: list[LessonFile]
     from edgedec_export.training.teaching import Teaching, set_threads, teach
 
     set_threads(options.n_threads)
+    first = None if options.head is None else load_head(options.head)
+    files = files if first is None else [file for file in files if not file.is_judge]
     job = Teaching(
         work / kind.checkpoint,
         key + kind.key,
         options.n_passes,
         seed=options.seed,
         save_every_s=options.save_every_s,
+        first=first,
     )
     counts = _counts(files, kind.parts.network.n_vocab, options)
     chosen = partial(short_list, counts, options.n_vocabulary, kind.coverage)
+    if first is not None:
+        chosen = partial(renewed, first.d2t, counts)
     taught = teach(kind, files, chosen, job, options.on_progress, options.cancel)
     n = len(taught.token_ids)
     curve = _curve(kind.parts.gguf.paths[0], options)
@@ -231,6 +248,8 @@ def _taught(kind: Kind, out: Path, work: Path, key: str, files: list[LessonFile]
         "report": report.as_json(),
     }
     kind.write(out, taught.weights, taught.token_ids, report.promise, about)
+    if options.kind != "model" and first is None:
+        remember_head(out, cache_folder(options.cache_dir))
     return Trained(out, n, report, covered, taught.history)
 
 
