@@ -38,7 +38,8 @@ def read_answers(path: Path, model: Path) -> list[Text]:
     gguf = read_header_of(model)
     try:
         data = path.read_bytes() if path.exists() else b""
-        texts = parse(data, target_of(gguf).tokenizer_hash.encode(), describe(gguf).n_vocab, path)
+        n_most = max(describe(gguf).n_vocab, _MOST_PROMPT + 1)  # as each begins with a number
+        texts = parse(data, target_of(gguf).tokenizer_hash.encode(), n_most, path)
     except OSError as error:
         raise storage_error(path, error) from error
     except EdgedecError:

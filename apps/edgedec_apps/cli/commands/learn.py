@@ -110,7 +110,7 @@ def _learn_head(name: str, *, back: bool, forget: bool, offline: bool, quiet: bo
     from edgedec_export.training.train_drafter import TrainOptions
 
     def work(cancel: CancelToken) -> tuple[dict[str, Any], str]:
-        with ProgressLine(f"the head of {name} learns", quiet=quiet) as on_progress:
+        with ProgressLine(quiet=quiet) as on_progress:
             model = resolve(name, ResolveOptions(cache_folder(), offline, on_progress, cancel))
             path = answers_file(cache_folder(), model)
             if back:

@@ -234,5 +234,5 @@ class _Writing:
                 self.job.service.metrics.count_generation(event.generation)
                 if self.job.service.settings.keeps_answers and self.texts.refine is None:
                     prompt, model = prompts[event.index // self.texts.n], self.job.reference.loaded.file.path
-                    keep_answer(model, cache_folder(), prompt.token_ids, event.generation.token_ids)
+                    keep_answer(cache_folder(), model, prompt.token_ids, event.generation.token_ids)
             yield event
