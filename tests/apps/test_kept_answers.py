@@ -13,7 +13,8 @@ from support.processes.running_server import CHAT, messages, started
 from edgedec.errors import ModelFormatError, RequestError
 from edgedec_apps import kept_answers
 from edgedec_apps.kept_answers import answers_file, keep_answer, read_answers, snapshot
-from edgedec_export.training.learn_head import LearnedHead, go_back, take
+from edgedec_export.training.train_drafter import LearnedHead
+from edgedec_models.model_heads import go_back, take_head
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def model(tmp_path: Path) -> Path:
 
 def kept(cache: Path, model: Path) -> list[list[int]]:
     """Return the texts that are kept."""
-    return [text.tolist() for text in read_answers(answers_file(cache, model), model)]
+    return [text.tolist() for text in read_answers(answers_file(cache, model))]
 
 
 def test_answers_come_back(cache: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,14 +52,17 @@ def test_answers_come_back(cache: Path, model: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_no_file_of_the_model_is_refused(cache: Path, model: Path, tmp_path: Path) -> None:
-    """A file that was cut, or is of another vocabulary, by name; adding to it changes nothing."""
+    """A file that was cut, or is of a model of another vocabulary, by name; adding to it changes nothing."""
     path, other = answers_file(cache, model), tiny_llama(tmp_path / "other.gguf", n_vocab=300)
     keep_answer(cache, other, (1, 2), [299])
     whole = answers_file(cache, other).read_bytes()
     for data in (whole, whole[:-1], whole[:9]):
         path.write_bytes(data)
-        with pytest.raises(ModelFormatError, match=f"{path.name} is damaged, or holds answers of a model with other"):
-            read_answers(path, model)
+        with pytest.raises(
+            ModelFormatError,
+            match=f"{path.name} is damaged, or of another model; delete it: edgedec learn --head MODEL --forget",
+        ):
+            read_answers(path)
         keep_answer(cache, model, (1,), [2])
         assert path.read_bytes() == data
 
@@ -66,9 +70,9 @@ def test_what_is_no_file_of_the_model_is_refused(cache: Path, model: Path, tmp_p
 def test_a_head_learns_from_the_answers_of_its_beginning(cache: Path, model: Path) -> None:
     """What a server adds meanwhile is for the next time."""
     keep_answer(cache, model, (1,), [2, 3])
-    first = snapshot(answers_file(cache, model), model)
+    first = snapshot(answers_file(cache, model))
     keep_answer(cache, model, (4,), [5, 6])
-    assert snapshot(answers_file(cache, model), model) == first == ([array("i", [1, 1, 2, 3])], first[1])
+    assert snapshot(answers_file(cache, model)) == first == ([array("i", [1, 1, 2, 3])], first[1])
 
 
 @pytest.mark.slow
@@ -92,7 +96,7 @@ def test_answers_are_forgotten(cache: Path, model: Path, tmp_path: Path) -> None
     other = tiny_llama(tmp_path / "other.gguf", seed=1)
     for each in (model, other):
         keep_answer(cache, each, (1,), [2])
-    work = snapshot(answers_file(cache, model), model)[1]
+    work = snapshot(answers_file(cache, model))[1]
     assert run_here("learn", "--head", model, "--forget").err == "1 file of answers forgotten\n"
     assert (work.exists(), kept(cache, model), kept(cache, other)) == (False, [], [[1, 1, 2]])
     assert json.loads(run_here("learn", "--forget", "--json").out) == {"forgotten": 1}
@@ -107,7 +111,7 @@ def test_one_command_goes_back(cache: Path, model: Path, was_there: bytes) -> No
         place.write_bytes(was_there)
     for data in (b"first", b"second"):
         new.write_bytes(data)
-        take(new, model)
+        take_head(new, model)
         assert place.read_bytes() == data
     assert run_here("learn", "--head", model, "--back").err == f"the head of {model} is the one before all learning\n"
     assert (place.read_bytes() if place.exists() else b"") == was_there
@@ -127,10 +131,10 @@ def test_a_head_is_taken_that_is_no_worse(
         (work / "new").write_bytes(b"new")
         return LearnedHead(work / "new", 1.5, after, 1234)
 
-    monkeypatch.setattr("edgedec_export.training.learn_head.learn_head", learned)
+    monkeypatch.setattr("edgedec_export.training.train_drafter.learn_head", learned)
     keep_answer(cache, model, (1,), [2])
     document = json.loads(run_here("learn", "--head", model, "--json", "-q").out)
-    assert document == {"model": str(model), "taken": taken, "before": 1.5, "after": after, "tokens": 1234}
+    assert document == {"taken": taken, "before": 1.5, "after": after, "tokens": 1234}
     assert model.with_name("tiny.head.gguf").exists() == taken
     assert not answers_file(cache, model).with_suffix(".learning").exists()
 

@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
@@ -65,14 +65,8 @@ class AskedShape:
     rank: int | None = None
 
 
-_TAKES = {
-    "head": (),
-    "block": ("n_layers", "block", "rank"),
-    "model": ("n_layers", "width"),
-    "transfer": (),
-    "prompts": (),
-    "exit": (),
-}
+_TAKES: dict[str, tuple[str, ...]] = dict.fromkeys(("head", "block", "model", "transfer", "prompts", "exit"), ())
+_TAKES |= {"block": ("n_layers", "block", "rank"), "model": ("n_layers", "width")}
 N_ROWS = 3
 """Rows behind a token's, of the kinds that draft with rows in the target's own layers."""
 
@@ -251,14 +245,10 @@ class SplitKind(Kind):
         for name, values in self.finished(weights).items():
             kind = GGMLType.Q8_0 if values.ndim == 2 and values.shape[1] % 32 == 0 else GGMLType.F32
             file_name = (OF_EXIT if card.exits else OF_ROWS)[name]
-            tensors.append(OutTensor(file_name, values.shape[::-1], kind, partial(_encoded, values, kind)))
+            data = BLOCK_ENCODERS[kind](values)
+            tensors.append(OutTensor(file_name, values.shape[::-1], kind, partial(iter, [data])))
         with new_file(out, sources=self.parts.gguf.paths, force=True) as part:
             write_gguf(part, split_metadata(card, token_ids, record), tensors)
-
-
-def _encoded(values: NDArray[np.float32], kind: GGMLType) -> Iterator[bytes]:
-    """Yield the bytes of a tensor of that type, all at once."""
-    yield BLOCK_ENCODERS[kind](values)
 
 
 @dataclass(kw_only=True)

@@ -39,9 +39,7 @@ def short_list(counts: NDArray[np.int64], n_tokens: int | None = None, covering:
 
 
 def renewed(token_ids: NDArray[np.int32], counts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return a list of tokens with those that answers often have and it lacks, in place of its last that they lack.
-
-    At most a quarter of the list is replaced.
+    """Return a list with tokens that answers often have and it lacks, a quarter at most, for its last that they lack.
 
     >>> renewed(np.array([4, 2, 0, 1], np.int32), np.array([0, 0, 9, 5, 7, 1])).tolist()
     [4, 2, 0, 3]

@@ -55,11 +55,7 @@ def command(
     if head is not None:
         if paths or listing or for_model is not None or (back and forget):
             raise RequestError("--head takes --back or --forget, and no files, --for or --list")
-        document, sentence = _learn_head(head, back=back, forget=forget, offline=offline, quiet=quiet)
-        if as_json:
-            write_json({"model": head} | document)
-        elif not quiet:
-            say(sentence)
+        _tell(*_learn_head(head, back=back, forget=forget, quiet=quiet), as_json=as_json, quiet=quiet)
         return
     if back:
         raise RequestError("--back needs --head MODEL")
@@ -101,39 +97,38 @@ def _learn(model: str, paths: list[Path], most_bytes: int, *, offline: bool, qui
     return interruptible(work)
 
 
-def _learn_head(name: str, *, back: bool, forget: bool, offline: bool, quiet: bool) -> tuple[dict[str, Any], str]:
+def _learn_head(name: str, *, back: bool, forget: bool, quiet: bool) -> tuple[dict[str, Any], str]:
     """Do what --head asks for; return the report, for programs and for a person."""
     from edgedec.load_options import ResolveOptions
     from edgedec.loading.resolve import resolve
     from edgedec_apps.kept_answers import answers_file, forget_answers, snapshot
-    from edgedec_export.training.learn_head import go_back, learn_head, take
-    from edgedec_export.training.train_drafter import TrainOptions
+    from edgedec_export.training.train_drafter import LearnedHead, TrainOptions, learn_head
+    from edgedec_models.model_heads import go_back, take_head
 
-    def work(cancel: CancelToken) -> tuple[dict[str, Any], str]:
+    model = resolve(name, ResolveOptions(cache_folder(), offline=True))
+    if back:
+        go_back(model)
+        return {"back": True}, f"the head of {name} is the one before all learning"
+    path = answers_file(cache_folder(), model)
+    if forget:
+        n_files = forget_answers(cache_folder(), path)
+        return {"forgotten": n_files}, f"{counted(n_files, 'file')} of answers forgotten"
+
+    def work(cancel: CancelToken) -> LearnedHead:
+        if sys.platform != "win32":
+            os.nice(19)  # on Linux of this thread, and of those that it starts
         with ProgressLine(quiet=quiet) as on_progress:
-            model = resolve(name, ResolveOptions(cache_folder(), offline, on_progress, cancel))
-            path = answers_file(cache_folder(), model)
-            if back:
-                go_back(model)
-                return {"back": True}, f"the head of {name} is the one before all learning"
-            if forget:
-                n_files = forget_answers(cache_folder(), path)
-                return {"forgotten": n_files}, f"{counted(n_files, 'file')} of answers forgotten"
-            if sys.platform != "win32":
-                os.nice(19)  # on Linux of this thread, and of those that it starts
-            texts, work = snapshot(path, model)
-            learned = learn_head(model, texts, work, TrainOptions(on_progress=on_progress, cancel=cancel))
-            if learned.taken:
-                take(learned.path, model)
-            rmtree(work)
-        figures = (
-            f"{learned.before:.2f} tokens a step before, {learned.after:.2f} after, on {learned.n_judged:,} tokens"
-        )
-        use = f"taken; edgedec learn --head {name} --back goes back" if learned.taken else "not taken"
-        gains = {"taken": learned.taken, "before": learned.before, "after": learned.after, "tokens": learned.n_judged}
-        return gains, f"the head of {name}: {figures} that it did not learn from; {use}"
+            texts, folder = snapshot(path)
+            learned = learn_head(model, texts, folder, TrainOptions(on_progress=on_progress, cancel=cancel))
+            if learned.after >= learned.before:
+                take_head(learned.path, model)
+            rmtree(folder, ignore_errors=True)
+            return learned
 
-    return interruptible(work)
+    _, before, after, n = interruptible(work)
+    end = f"it is taken; edgedec learn --head {name} --back goes back" if after >= before else "it is not taken"
+    sentence = f"{after:.2f} tokens a step with the new head, {before:.2f} with the old one, on {n:,} held-back tokens"
+    return {"before": before, "after": after, "tokens": n, "taken": after >= before}, f"{sentence}: {end}"
 
 
 def _write_report(model: str, report: "LearnReport", *, as_json: bool, quiet: bool) -> None:
@@ -194,7 +189,11 @@ def _forget(paths: list[Path] | None, *, as_json: bool, quiet: bool) -> None:
     from edgedec_apps.learning import forget_files
 
     n_forgotten = forget_files(cache_folder(), paths) + (0 if paths else forget_answers(cache_folder()))
+    _tell({"forgotten": n_forgotten}, f"{counted(n_forgotten, 'file')} forgotten", as_json=as_json, quiet=quiet)
+
+
+def _tell(document: dict[str, Any], sentence: str, *, as_json: bool, quiet: bool) -> None:
     if as_json:
-        write_json({"forgotten": n_forgotten})
+        write_json(document)
     elif not quiet:
-        say(f"{counted(n_forgotten, 'file')} forgotten")
+        say(sentence)
