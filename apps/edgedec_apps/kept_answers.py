@@ -43,7 +43,7 @@ def read_answers(path: Path) -> list[Text]:
         texts = None
     if texts is None or not all(0 < text[0] < len(text) - 1 for text in texts):
         raise ModelFormatError(
-            f"{path} is damaged, or of another model; delete it: edgedec learn --head MODEL --forget"
+            f"{path} is damaged, or of another model; edgedec learn --head MODEL --forget deletes it"
         )
     return texts
 
@@ -75,9 +75,9 @@ def snapshot(path: Path) -> tuple[list[Text], Path]:
 
 def forget_answers(root: Path, path: Path | None = None) -> int:
     """Delete a file, or all of them, with what learns of it; return how many (StorageError where one can't be)."""
-    files = [each for each in (root / "answers").glob("*.answers") if path in (None, each)]
+    names = ("*.answers", "*.learning") if path is None else (path.name, path.with_suffix(".learning").name)
+    files = [each for name in names for each in (root / "answers").glob(name)]
     for each in files:
         with storage_errors("delete", each):
-            rmtree(each.with_suffix(".learning"), ignore_errors=True)
-            each.unlink()
-    return len(files)
+            rmtree(each) if each.is_dir() else each.unlink()
+    return sum(each.suffix == ".answers" for each in files)

@@ -60,7 +60,7 @@ def test_what_is_no_file_of_the_model_is_refused(cache: Path, model: Path, tmp_p
         path.write_bytes(data)
         with pytest.raises(
             ModelFormatError,
-            match=f"{path.name} is damaged, or of another model; delete it: edgedec learn --head MODEL --forget",
+            match=f"{path.name} is damaged, or of another model; edgedec learn --head",
         ):
             read_answers(path)
         keep_answer(cache, model, (1,), [2])
@@ -97,6 +97,7 @@ def test_answers_are_forgotten(cache: Path, model: Path, tmp_path: Path) -> None
     for each in (model, other):
         keep_answer(cache, each, (1,), [2])
     work = snapshot(answers_file(cache, model))[1]
+    snapshot(answers_file(cache, other))
     assert run_here("learn", "--head", model, "--forget").err == "1 file of answers forgotten\n"
     assert (work.exists(), kept(cache, model), kept(cache, other)) == (False, [], [[1, 1, 2]])
     assert json.loads(run_here("learn", "--forget", "--json").out) == {"forgotten": 1}

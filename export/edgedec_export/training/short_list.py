@@ -39,11 +39,7 @@ def short_list(counts: NDArray[np.int64], n_tokens: int | None = None, covering:
 
 
 def renewed(token_ids: NDArray[np.int32], counts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Return a list with tokens that answers often have and it lacks, a quarter at most, for its last that they lack.
-
-    >>> renewed(np.array([4, 2, 0, 1], np.int32), np.array([0, 0, 9, 5, 7, 1])).tolist()
-    [4, 2, 0, 3]
-    """
+    """Return a list with tokens that answers often have and it lacks, a quarter at most, for the last they lack."""
     strange = counts.copy()
     strange[token_ids] = 0
     new = short_list(strange, len(token_ids) // 4)

@@ -37,9 +37,7 @@ def command(
     back: bool = flag("--back", "With --head: go back to the head before all learning.", False, panel="Learning"),
     most: str = flag("--most SIZE", "Most bytes for a vocabulary, 8 a token.", "16MB", panel="Learning"),
     listing: bool = flag("--list", "List what was learned.", False, panel="Learning"),
-    forget: bool = flag(
-        "--forget", "Forget the files at PATH, the answers of --head, or everything.", False, panel="Learning"
-    ),
+    forget: bool = flag("--forget", "Forget the files at PATH, --head's answers, or all.", False, panel="Learning"),
     offline: Offline = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -82,16 +80,12 @@ def _learn(model: str, paths: list[Path], most_bytes: int, *, offline: bool, qui
 
         files_of(paths)  # a wrong path is refused before the model is loaded
         with ProgressLine(quiet=quiet) as on_progress:
-            keywords = {"draft": "off", "n_ctx": 64, "offline": offline}
-            with edgedec.load(model, on_progress=on_progress, cancel=cancel, **keywords) as engine:  # type: ignore[arg-type]
+            root = cache_folder()
+            with edgedec.load(
+                model, draft="off", n_ctx=64, offline=offline, on_progress=on_progress, cancel=cancel
+            ) as engine:
                 return learn_files(
-                    cache_folder(),
-                    model,
-                    engine.tokenizer,
-                    paths,
-                    most_bytes=most_bytes,
-                    on_progress=on_progress,
-                    cancel=cancel,
+                    root, model, engine.tokenizer, paths, most_bytes=most_bytes, on_progress=on_progress, cancel=cancel
                 )
 
     return interruptible(work)

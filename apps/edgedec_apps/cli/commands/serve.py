@@ -53,11 +53,7 @@ class ServeFlags:
         "Leave the line for bills in the prompts of Claude Code, which no kept prompt fits then.",
         False,
     )
-    keep_answers: bool = server_flag(
-        "--keep-answers",
-        "Keep prompts and answers in the cache, from which `edgedec learn --head` learns.",
-        False,
-    )
+    keep_answers: bool = server_flag("--keep-answers", "Keep answers in the cache, for `edgedec learn --head`.", False)
     check: list[str] | None = server_flag(
         "--check NAME=COMMAND",
         "A check that requests may name in `refine`, and the command that it runs. Repeatable.",

@@ -232,7 +232,7 @@ class _Writing:
                 begun = None
             if isinstance(event, Finished):
                 self.job.service.metrics.count_generation(event.generation)
-                if self.job.service.settings.keeps_answers and self.texts.refine is None:
-                    prompt, model = prompts[event.index // self.texts.n], self.job.reference.loaded.file.path
-                    keep_answer(cache_folder(), model, prompt.token_ids, event.generation.token_ids)
             yield event
+            if isinstance(event, Finished) and self.job.service.settings.keeps_answers and self.texts.refine is None:
+                prompt, model = prompts[event.index // self.texts.n], self.job.reference.loaded.file.path
+                keep_answer(cache_folder(), model, prompt.token_ids, event.generation.token_ids)
