@@ -21,6 +21,7 @@ _IN_CACHE = {
     "prompts": "prompts that were read",
     "heads": HEADS,
     "learned": "what was learned from your files",
+    "answers": "answers that serve --keep-answers kept",
     "probes": "measurements of this machine",
     "npu": "compiled graphs of NPUs",
     "graphs": "graphs for GPUs",

@@ -26,6 +26,7 @@ _FORMS: dict[str, dict[str, tuple[bytes, ...]]] = {
     "prompts": {r"[^/]+/[A-Za-z0-9_-]+\.[a-z]+(-[0-9a-f]{16})?": (b"edgedec block 1\n",)},
     "heads": {r"[0-9a-f]{16}\.path": (b"/", b"\\\\", *(bytes([drive, 58]) for drive in range(65, 91)))},
     "learned": {r"[0-9a-f]{32}\.learned": (b"edgedec learned files 1\n",)},
+    "answers": {r"[0-9a-f]{32}\.answers": (b"edgedec draft store 1\n",), r"[0-9a-f]{32}\.learning/.+": _ANY},
     "probes": {r"([a-z0-9-]+|read rate)-[0-9a-f]{32}\.json": _JSON},
     "npu": {r"(\.[0-9a-f]{32}-[0-9a-f]{8}\.part|[0-9a-f]{32})/graph[^/]*": _ANY},
     "graphs": {

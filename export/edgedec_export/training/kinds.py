@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
@@ -17,7 +17,6 @@ from edgedec.errors import OptionError, RuntimeUnavailableError
 from edgedec.gguf.layer_bytes import layer_bytes
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.plugins import install_command
-from edgedec.storage.cache_files import cache_folder
 from edgedec_export.block_types import BLOCK_ENCODERS
 from edgedec_export.gguf_writer import OutTensor, new_file, write_gguf
 from edgedec_export.target_rows import output_name
@@ -30,7 +29,6 @@ from edgedec_export.training.narrow.shape import NarrowShape, shape_of
 from edgedec_export.training.report import drafted_token_share
 from edgedec_export.training.simulation import Drafted, reach
 from edgedec_export.training.target_parts import TargetParts, card_of
-from edgedec_models.draft_heads import remember_head
 from edgedec_runtimes.trained_heads.card import BlockShape, HeadCard, Promise, RowShape
 from edgedec_runtimes.trained_heads.gguf_split import OF_EXIT, OF_ROWS, split_metadata
 from edgedec_runtimes.trained_heads.record import record_text
@@ -39,7 +37,6 @@ from edgedec_runtimes.trained_heads.target import target_of
 
 Files = Sequence[LessonFile]
 TokenIds = NDArray[np.int32]
-State = dict[str, Any] | None
 Weights = dict[str, Any]  # torch's tensors by name
 
 if TYPE_CHECKING:
@@ -68,14 +65,8 @@ class AskedShape:
     rank: int | None = None
 
 
-_TAKES = {
-    "head": (),
-    "block": ("n_layers", "block", "rank"),
-    "model": ("n_layers", "width"),
-    "transfer": (),
-    "prompts": (),
-    "exit": (),
-}
+_TAKES: dict[str, tuple[str, ...]] = dict.fromkeys(("head", "block", "model", "transfer", "prompts", "exit"), ())
+_TAKES |= {"block": ("n_layers", "block", "rank"), "model": ("n_layers", "width")}
 N_ROWS = 3
 """Rows behind a token's, of the kinds that draft with rows in the target's own layers."""
 
@@ -109,8 +100,8 @@ class Kind(ABC):
         return ""
 
     @abstractmethod
-    def new_student(self, token_ids: TokenIds, files: Files, state: State, *, seed: int, device: str) -> "Student":
-        """Return a drafter with its tokens, which goes on from a state; None for one that has learned nothing."""
+    def new_student(self, token_ids: TokenIds, files: Files, *, seed: int, device: str) -> "Student":
+        """Return a drafter with its tokens that has learned nothing."""
 
     @abstractmethod
     def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
@@ -129,17 +120,13 @@ class Kind(ABC):
 
 @dataclass(kw_only=True)
 class HeadKind(Kind):
-    """Heads.
+    """Heads."""
 
-    Attributes:
-        cache_dir: The cache's root, which notes where heads are; None for this installation's default.
-    """
-
-    cache_dir: Path | None
     called = "the head"
     checkpoint = "checkpoint.pt"
 
-    def _card(self, n_tokens: int) -> HeadCard:
+    def card(self, n_tokens: int) -> HeadCard:
+        """Return the card of a head that can draft so many tokens."""
         return card_of(self.parts, "", n_tokens, target_of(self.parts.gguf))
 
     def _student(self) -> "type[HeadStudent | BlockStudent]":
@@ -147,17 +134,14 @@ class HeadKind(Kind):
 
         return HeadStudent
 
-    def new_student(self, token_ids: TokenIds, files: Files, state: State, *, seed: int, device: str) -> "Student":
+    def new_student(self, token_ids: TokenIds, files: Files, *, seed: int, device: str) -> "Student":
         """Return a head; see Kind."""
-        card, lessons = self._card(len(token_ids)), [lesson for lesson in files[0].read() if lesson.n_answer > 1]
-        student = self._student()(self.parts, card, token_ids, lessons, seed=seed, device=device)
-        if state is not None:
-            student.restore(state)
-        return student
+        card, lessons = self.card(len(token_ids)), [lesson for lesson in files[0].read() if lesson.n_answer > 1]
+        return self._student()(self.parts, card, token_ids, lessons, seed=seed, device=device)
 
     def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
         """Return what a draft costs; see Kind."""
-        return DraftPrice(drafted_token_share(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts)))
+        return DraftPrice(drafted_token_share(self.card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts)))
 
     def _finished(self, weights: Weights, token_ids: TokenIds) -> dict[str, NDArray[np.float32]]:
         from edgedec_export.training.network import folded
@@ -165,10 +149,9 @@ class HeadKind(Kind):
         return folded(weights)
 
     def write(self, out: Path, weights: Weights, token_ids: TokenIds, promise: Promise, about: dict[str, Any]) -> None:
-        """Write the head's folder, and note in the cache where it is."""
-        card = replace(self._card(len(token_ids)), name=out.name, promise=promise)
+        """Write the head's folder."""
+        card = replace(self.card(len(token_ids)), name=out.name, promise=promise)
         write_head(out, card, self._finished(weights, token_ids), token_ids, about)
-        remember_head(out, cache_folder(self.cache_dir))
 
 
 @dataclass(kw_only=True)
@@ -185,7 +168,8 @@ class BlockKind(HeadKind):
         """The shape."""
         return f" {self.shape}"
 
-    def _card(self, n_tokens: int) -> HeadCard:
+    def card(self, n_tokens: int) -> HeadCard:
+        """Return the card; see HeadKind."""
         return block_card(self.parts, self.shape, n_tokens, target_of(self.parts.gguf))
 
     def _student(self) -> "type[HeadStudent | BlockStudent]":
@@ -195,12 +179,12 @@ class BlockKind(HeadKind):
 
     def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
         """Return what a draft costs, in plain steps: most of it once."""
-        return price_of(self._card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts))
+        return price_of(self.card(n_tokens), bytes_per_step(self.parts), row_bytes(self.parts))
 
     def _finished(self, weights: Weights, token_ids: TokenIds) -> dict[str, NDArray[np.float32]]:
         from edgedec_export.training.block.network import finished
 
-        return finished(self._card(len(token_ids)), weights, token_ids)
+        return finished(self.card(len(token_ids)), weights, token_ids)
 
 
 @dataclass(kw_only=True)
@@ -220,7 +204,7 @@ class NarrowKind(Kind):
         """The shape."""
         return f" {self.shape}"
 
-    def new_student(self, token_ids: TokenIds, files: Files, state: State, *, seed: int, device: str) -> "Student":
+    def new_student(self, token_ids: TokenIds, files: Files, *, seed: int, device: str) -> "Student":
         """Return a draft model, which begins with layers of the target and an output that is fitted to lessons."""
         from edgedec_export.training.narrow.initial import initial_weights
         from edgedec_export.training.narrow.student import NarrowStudent
@@ -228,10 +212,7 @@ class NarrowKind(Kind):
         lessons = [lesson for file in files[:_FITTED_FILES] for lesson in file.read()]
         weights = initial_weights(self.parts, self.shape, lessons, seed)
         student = NarrowStudent(self.parts, self.shape, weights, token_ids, device)
-        if state is None:
-            student.fit_output(lessons)
-        else:
-            student.restore(state)
+        student.fit_output(lessons)
         return student
 
     def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
@@ -247,13 +228,7 @@ class NarrowKind(Kind):
 
 @dataclass(kw_only=True)
 class SplitKind(Kind):
-    """Heads that split the target's forwards, in a GGUF.
-
-    Attributes:
-        cache_dir: As in HeadKind.
-    """
-
-    cache_dir: Path | None
+    """Heads that split the target's forwards, in a GGUF."""
 
     @abstractmethod
     def card(self, n_tokens: int) -> HeadCard:
@@ -264,21 +239,16 @@ class SplitKind(Kind):
         return {name: values.detach().cpu().float().numpy() for name, values in weights.items()}
 
     def write(self, out: Path, weights: Weights, token_ids: TokenIds, promise: Promise, about: dict[str, Any]) -> None:
-        """Write the GGUF with matrices of Q8_0, and note in the cache where it is."""
+        """Write the GGUF with matrices of Q8_0."""
         record = record_text(out.stem, target_of(self.parts.gguf), promise, about=about)
         card, tensors = self.card(len(token_ids)), []
         for name, values in self.finished(weights).items():
             kind = GGMLType.Q8_0 if values.ndim == 2 and values.shape[1] % 32 == 0 else GGMLType.F32
             file_name = (OF_EXIT if card.exits else OF_ROWS)[name]
-            tensors.append(OutTensor(file_name, values.shape[::-1], kind, partial(_encoded, values, kind)))
+            data = BLOCK_ENCODERS[kind](values)
+            tensors.append(OutTensor(file_name, values.shape[::-1], kind, partial(iter, [data])))
         with new_file(out, sources=self.parts.gguf.paths, force=True) as part:
             write_gguf(part, split_metadata(card, token_ids, record), tensors)
-        remember_head(out, cache_folder(self.cache_dir))
-
-
-def _encoded(values: NDArray[np.float32], kind: GGMLType) -> Iterator[bytes]:
-    """Yield the bytes of a tensor of that type, all at once."""
-    yield BLOCK_ENCODERS[kind](values)
 
 
 @dataclass(kw_only=True)
@@ -311,15 +281,12 @@ class RowKind(SplitKind):
         sizes = (n.n_embd, n.n_embd, 0, 0, 0, 0, n.rms_epsilon, 1.0, (), n_tokens, n.n_vocab)
         return HeadCard("", *sizes, target=target, rows=self.shape)
 
-    def new_student(self, token_ids: TokenIds, files: Files, state: State, *, seed: int, device: str) -> "Student":
+    def new_student(self, token_ids: TokenIds, files: Files, *, seed: int, device: str) -> "Student":
         """Return rows that begin as states, or as embeddings; nothing of them is random."""
         from edgedec_export.training.rows.student import RowStudent
 
         lessons = [lesson for lesson in files[0].read() if lesson.n_answer > 1]
-        student = RowStudent(self.parts, self.shape, token_ids, lessons, device=device)
-        if state is not None:
-            student.restore(state)
-        return student
+        return RowStudent(self.parts, self.shape, token_ids, lessons, device=device)
 
     def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
         """Return what a draft costs: the rows where they promise most, and reading the output rows once."""
@@ -347,14 +314,11 @@ class ExitKind(SplitKind):
         card = card_of(self.parts, "", n_tokens, target_of(self.parts.gguf))
         return replace(card, n_ff=0, taps=self.parts.taps[:1], exits=True)
 
-    def new_student(self, token_ids: TokenIds, files: Files, state: State, *, seed: int, device: str) -> "Student":
+    def new_student(self, token_ids: TokenIds, files: Files, *, seed: int, device: str) -> "Student":
         """Return an exit head, which begins as the attention block of the target's next layer."""
         from edgedec_export.training.exits.student import ExitStudent
 
-        student = ExitStudent(self.parts, self.card(len(token_ids)), token_ids, device=device)
-        if state is not None:
-            student.restore(state)
-        return student
+        return ExitStudent(self.parts, self.card(len(token_ids)), token_ids, device=device)
 
     def price(self, n_tokens: int, drafted: Sequence[Drafted], curve: CostCurve) -> DraftPrice:
         """Return a draft's cost: a token reads the layers below, the attention block and the output rows."""
@@ -364,14 +328,13 @@ class ExitKind(SplitKind):
         return DraftPrice(n_bytes / bytes_per_step(self.parts))
 
 
-def kind_of(name: str, parts: TargetParts, asked: AskedShape, cache_dir: Path | None) -> Kind:
+def kind_of(name: str, parts: TargetParts, asked: AskedShape) -> Kind:
     """Return a kind by its name.
 
     Args:
         name: "head", "block", "model", "transfer", "prompts" or "exit".
         parts: The target.
         asked: What is asked of the drafter's shape.
-        cache_dir: As in HeadKind.
 
     Raises:
         OptionError: There is no such kind, it does not take what is asked, or it can't have this shape.
@@ -387,13 +350,13 @@ def kind_of(name: str, parts: TargetParts, asked: AskedShape, cache_dir: Path | 
         return NarrowKind(parts=parts, shape=shape_of(parts.network, asked.n_layers, asked.width))
     if name == "block":
         shape = block_shape(parts.network.n_embd, asked.n_layers, asked.block, asked.rank)
-        return BlockKind(parts=parts, shape=shape, cache_dir=cache_dir)
+        return BlockKind(parts=parts, shape=shape)
     if name == "exit":
-        return ExitKind(parts=parts, cache_dir=cache_dir)
+        return ExitKind(parts=parts)
     if name in ("transfer", "prompts"):
         rows = RowShape(N_ROWS, parts.taps[1] if name == "transfer" else 0)
-        return RowKind(parts=parts, shape=rows, cache_dir=cache_dir)
-    return HeadKind(parts=parts, cache_dir=cache_dir)
+        return RowKind(parts=parts, shape=rows)
+    return HeadKind(parts=parts)
 
 
 def row_bytes(parts: TargetParts) -> float:

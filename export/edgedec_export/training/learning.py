@@ -16,6 +16,7 @@ from edgedec_export.training.network import TAP_SCALE, Tensor, Weights, target_s
 from edgedec_export.training.optimizing import Optimizers
 from edgedec_export.training.simulation import Drafted
 from edgedec_export.training.target_parts import TargetParts
+from edgedec_runtimes.trained_heads.head import Head
 
 Drafting = Callable[[Sequence[Lesson]], list[Drafted]]
 """Returns what is drafted on a few lessons."""
@@ -99,6 +100,14 @@ class Student(ABC):
             loss, handle = self._loss(lessons, part)
         self._optimizers.descend(handle, part)
         return float(loss)
+
+    def begin(self, head: Head) -> None:
+        """Begin as a head that has learned."""
+        with torch.no_grad():
+            for name in self.weights.keys() - {TAP_SCALE}:
+                self.weights[name].copy_(self._on(head.tensors[name].floats()))
+            if "fc" in self.weights:
+                self.weights["fc"].mul_(self.weights[TAP_SCALE])
 
     def drafted(self, weights: Weights, lessons: Sequence[Lesson]) -> list[Drafted]:
         """Return what the drafter drafts with these tensors after each token of each lesson's answer but the last one.

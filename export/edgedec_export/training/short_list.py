@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_TOKENS, MOST_TOKENS = 1024, 32768
+_OFTEN = 3
 COVERAGE = 0.9
 """The share of the answers' tokens that a head can draft, unless the number of tokens is given.
 
@@ -35,6 +36,16 @@ def short_list(counts: NDArray[np.int64], n_tokens: int | None = None, covering:
         n_covering = int(np.searchsorted(np.cumsum(counts[order]), covering * counts.sum())) + 1
         n_tokens = min(MOST_TOKENS, -(-n_covering // LEAST_TOKENS) * LEAST_TOKENS)
     return order[: min(n_tokens, len(counts))].astype(np.int32)
+
+
+def renewed(token_ids: NDArray[np.int32], counts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return a list with tokens that answers often have and it lacks, a quarter at most, for the last they lack."""
+    strange = counts.copy()
+    strange[token_ids] = 0
+    new = short_list(strange, len(token_ids) // 4)
+    spare = np.flatnonzero(counts[token_ids] < _OFTEN)[::-1]
+    n = min(len(spare), int((strange[new] >= _OFTEN).sum()))
+    return np.concatenate([np.delete(token_ids, spare[:n]), new[:n]])
 
 
 def coverage(counts: NDArray[np.int64], token_ids: NDArray[np.int32]) -> float:

@@ -21,9 +21,11 @@ from edgedec_export.training.lessons.lesson_files import Lesson, LessonFile
 from edgedec_export.training.network import Weights
 from edgedec_export.training.report import MOST_DRAFTED
 from edgedec_export.training.simulation import Drafted, replay
+from edgedec_runtimes.trained_heads.head import Head
 
 _PATIENCE = 5  # measurements without a rise after which the training ends
 _MOST_HELD_BACK = 48_000_000  # numbers of taps: lessons held back beyond that are left out
+_GOES_ON = 0.7  # of a training: from there on, with its low rates, a head that has learned goes on
 _PHASE = "training"
 
 
@@ -37,6 +39,7 @@ class Teaching:
         n_passes: How often the drafter learns from every answer.
         seed: Of random numbers.
         save_every_s: Seconds between two checkpoints.
+        first: The head that goes on learning; None for a new drafter.
     """
 
     checkpoint: Path
@@ -44,6 +47,7 @@ class Teaching:
     n_passes: float = 3.0
     seed: int = 0
     save_every_s: float = 60.0
+    first: Head | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +98,11 @@ def teach(
             f"there are too few answers to train on and to measure with; collect more ({argument('n_tokens')})"
         )
     state = checkpoints.restore(job.checkpoint, job.key) or Progressed(short_list(), LessonPlace(), 0, [])
-    student = kind.new_student(state.token_ids, train, state.learner, seed=job.seed, device=default_device())
+    student = kind.new_student(state.token_ids, train, seed=job.seed, device=default_device())
+    if state.learner is not None:
+        student.restore(state.learner)
+    elif job.first is not None:
+        student.begin(job.first)
     _Trainer(kind, student, state, train, held, job).run(on_progress, cancel)
     assert state.best is not None, "a training that is over has measured the drafter"
     return Taught(state.best, state.token_ids, state.history, student.drafted(state.best, held))
@@ -120,12 +128,15 @@ class _Trainer:
         """Learn until all passes are done, or the drafter no longer gets better."""
         state, saved_at = self._state, monotonic()
         groups = endless_groups(self._train, self._kind.n_rows, self._job.seed, state.place)
+        begin = 0.0 if self._job.first is None else _GOES_ON
         try:
+            if begin and not state.history:
+                self._measure()
             while not self._is_over():
                 if cancel is not None:
                     cancel.check(_PHASE)
                 place, lessons = next(groups)
-                self._student.learn(lessons, state.n_seen / self._n_in_all)
+                self._student.learn(lessons, begin + (1 - begin) * state.n_seen / self._n_in_all)
                 state.place, state.n_seen = place, state.n_seen + sum(lesson.n_answer for lesson in lessons)
                 report_progress(on_progress, _PHASE, min(state.n_seen, self._n_in_all - 1), self._n_in_all, "tokens")
                 if self._is_measured_now():

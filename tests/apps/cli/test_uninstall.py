@@ -23,6 +23,7 @@ STARTS = {
     "head": b"/a",
     "prompt": b"edgedec block 1\n",
     "learned": b"edgedec learned files 1\n",
+    "answers": b"edgedec draft store 1\n",
     "probe": b"{}",
     "optimum": b"home = /usr",
     "history": b'"hi"',
@@ -41,6 +42,7 @@ def kept(cache: Path, model: Path, tmp_path: Path) -> dict[str, Path]:
         "head": cache / f"heads/{KEY}.path",
         "prompt": cache / "prompts/tiny-01234567/a1.kv",
         "learned": cache / f"learned/{KEY}{KEY}.learned",
+        "answers": cache / f"answers/{KEY}{KEY}.answers",
         "probe": cache / f"probes/curve-{KEY}{KEY}.json",
         "npu": cache / f"npu/{KEY}{KEY}/graph.bin",
         "graph": cache / f"graphs/m-{KEY[:12]}-{KEY[:12]}/model.onnx",
@@ -82,9 +84,9 @@ def test_delete_leaves_nothing(kept: dict[str, Path], cache: Path) -> None:
     """--delete --yes deletes all of it, and the folders that are empty then; a second time there is nothing."""
     model_bytes = kept["model"].stat().st_size
     listed = json.loads(run_here("uninstall", "--json").text)["kept"]
-    assert sum(entry["size_bytes"] for entry in listed) == model_bytes + 13 * 1000
+    assert sum(entry["size_bytes"] for entry in listed) == model_bytes + 14 * 1000
     result = run_here("uninstall", "--delete", "--yes")
-    assert (result.code, result.err) == (0, f"{format_bytes(model_bytes + 13 * 1000 + len('{}'))} freed\n")
+    assert (result.code, result.err) == (0, f"{format_bytes(model_bytes + 14 * 1000 + len('{}'))} freed\n")
     assert not cache.exists()
     assert not kept["preset"].parent.parent.exists()
     again = run_here("uninstall", "--delete", "--yes")

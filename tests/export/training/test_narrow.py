@@ -124,16 +124,16 @@ def test_layers_of_other_architectures_begin_at_random(target: Path, lessons: li
 def test_shapes_that_cannot_be(target: Path, n_layers: int | None, width: int | None, message: str) -> None:
     """Each is refused by name."""
     with pytest.raises(OptionError, match=message):
-        kind_of("model", parts_of(target), AskedShape(n_layers=n_layers, width=width), None)
+        kind_of("model", parts_of(target), AskedShape(n_layers=n_layers, width=width))
 
 
 def test_a_head_has_no_layers_to_choose(target: Path) -> None:
     """Nor is there a third kind."""
     parts = parts_of(target)
     with pytest.raises(OptionError, match="the kind head has no such choice, only the kinds block and model"):
-        kind_of("head", parts, AskedShape(n_layers=2), None)
+        kind_of("head", parts, AskedShape(n_layers=2))
     with pytest.raises(OptionError, match="one of head, block, model"):
-        kind_of("tail", parts, AskedShape(), None)
+        kind_of("tail", parts, AskedShape())
 
 
 def test_a_drafted_tokens_share_is_that_of_the_bytes(target: Path) -> None:

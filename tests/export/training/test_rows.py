@@ -112,7 +112,7 @@ def test_the_runtime_drafts_what_learned(name: str, make_lessons: Any, tmp_path:
     """
     target = tiny_llama(tmp_path / "t.gguf", seed=3, n_layer=7, n_embd=48, n_head=3, n_head_kv=1)
     parts = TargetParts.of(read_gguf(target))
-    kind = kind_of(name, parts, AskedShape(), tmp_path)
+    kind = kind_of(name, parts, AskedShape())
     assert isinstance(kind, RowKind)
     lesson = lesson_of(make_lessons, parts)
     student = student_of(parts, kind.shape.layer, lesson)
@@ -156,11 +156,11 @@ def test_the_runtime_drafts_what_an_exit_learned(
     )
     parts = TargetParts.of(read_gguf(target))
     kind, lesson, tap = (
-        kind_of("exit", parts, AskedShape(), tmp_path),
+        kind_of("exit", parts, AskedShape()),
         lesson_of(make_lessons, parts),
         parts.taps[0] - 1,
     )
-    student = kind.new_student(TOKEN_IDS, [], None, seed=0, device="cpu")
+    student = kind.new_student(TOKEN_IDS, [], seed=0, device="cpu")
     losses = [student.learn([lesson], 0.1) for _ in range(8)]
     assert losses[-1] < losses[0]
     kind.write(tmp_path / "exit.gguf", student.weights, TOKEN_IDS, Promise((0.4, 0.1)), {})

@@ -1,8 +1,10 @@
 """edgedec learn: let drafts come from the user's own files."""
 
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from shutil import rmtree
+from typing import TYPE_CHECKING, Annotated, Any
 
 from edgedec.errors import RequestError, StorageError, counted
 from edgedec.memory_plan import format_bytes, parse_size
@@ -27,9 +29,15 @@ def command(
         "The model that will write; models of the same vocabulary share what was learned.",
         complete=completion.any_model,
     ),
+    head: str | None = model_flag(
+        "--head MODEL",
+        "Let MODEL's draft head go on learning from the answers that serve --keep-answers kept.",
+        complete=completion.any_model,
+    ),
+    back: bool = flag("--back", "With --head: go back to the head before all learning.", False, panel="Learning"),
     most: str = flag("--most SIZE", "Most bytes for a vocabulary, 8 a token.", "16MB", panel="Learning"),
     listing: bool = flag("--list", "List what was learned.", False, panel="Learning"),
-    forget: bool = flag("--forget", "Forget the files at PATH, or everything.", False, panel="Learning"),
+    forget: bool = flag("--forget", "Forget the files at PATH, --head's answers, or all.", False, panel="Learning"),
     offline: Offline = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -38,7 +46,17 @@ def command(
 
     Drafts change the speed of a text, never the text. The files' tokens are kept in the cache, in a file that only you
     may read, and nowhere else. --draft auto uses them from the next load on; --draft learned uses nothing else.
+
+    With --head a trained draft head learns, at low priority: a part of the answers is held back, and the new head is
+    taken where it drafts them at least as well as the old one. Needs torch; the same command goes on after Ctrl-C.
     """
+    if head is not None:
+        if paths or listing or for_model is not None or (back and forget):
+            raise RequestError("--head takes --back or --forget, and no files, --for or --list")
+        _tell(*_learn_head(head, back=back, forget=forget, quiet=quiet), as_json=as_json, quiet=quiet)
+        return
+    if back:
+        raise RequestError("--back needs --head MODEL")
     if listing + forget + (for_model is not None) != 1:
         raise RequestError("give one of --for MODEL (with files or folders), --list and --forget")
     if listing and paths:
@@ -62,19 +80,49 @@ def _learn(model: str, paths: list[Path], most_bytes: int, *, offline: bool, qui
 
         files_of(paths)  # a wrong path is refused before the model is loaded
         with ProgressLine(quiet=quiet) as on_progress:
-            keywords = {"draft": "off", "n_ctx": 64, "offline": offline}
-            with edgedec.load(model, on_progress=on_progress, cancel=cancel, **keywords) as engine:  # type: ignore[arg-type]
+            root = cache_folder()
+            with edgedec.load(
+                model, draft="off", n_ctx=64, offline=offline, on_progress=on_progress, cancel=cancel
+            ) as engine:
                 return learn_files(
-                    cache_folder(),
-                    model,
-                    engine.tokenizer,
-                    paths,
-                    most_bytes=most_bytes,
-                    on_progress=on_progress,
-                    cancel=cancel,
+                    root, model, engine.tokenizer, paths, most_bytes=most_bytes, on_progress=on_progress, cancel=cancel
                 )
 
     return interruptible(work)
+
+
+def _learn_head(name: str, *, back: bool, forget: bool, quiet: bool) -> tuple[dict[str, Any], str]:
+    """Do what --head asks for; return the report, for programs and for a person."""
+    from edgedec.load_options import ResolveOptions
+    from edgedec.loading.resolve import resolve
+    from edgedec_apps.kept_answers import answers_file, forget_answers, snapshot
+    from edgedec_export.training.train_drafter import LearnedHead, TrainOptions, learn_head
+    from edgedec_models.model_heads import go_back, take_head
+
+    model = resolve(name, ResolveOptions(cache_folder(), offline=True))
+    if back:
+        go_back(model)
+        return {"back": True}, f"the head of {name} is the one before all learning"
+    path = answers_file(cache_folder(), model)
+    if forget:
+        n_files = forget_answers(cache_folder(), path)
+        return {"forgotten": n_files}, f"{counted(n_files, 'file')} of answers forgotten"
+
+    def work(cancel: CancelToken) -> LearnedHead:
+        if sys.platform != "win32":
+            os.nice(19)  # on Linux of this thread, and of those that it starts
+        with ProgressLine(quiet=quiet) as on_progress:
+            texts, folder = snapshot(path)
+            learned = learn_head(model, texts, folder, TrainOptions(on_progress=on_progress, cancel=cancel))
+            if learned.after >= learned.before:
+                take_head(learned.path, model)
+            rmtree(folder, ignore_errors=True)
+            return learned
+
+    _, before, after, n = interruptible(work)
+    end = f"it is taken; edgedec learn --head {name} --back goes back" if after >= before else "it is not taken"
+    sentence = f"{after:.2f} tokens a step with the new head, {before:.2f} with the old one, on {n:,} held-back tokens"
+    return {"before": before, "after": after, "tokens": n, "taken": after >= before}, f"{sentence}: {end}"
 
 
 def _write_report(model: str, report: "LearnReport", *, as_json: bool, quiet: bool) -> None:
@@ -131,10 +179,15 @@ def _list(*, as_json: bool) -> None:
 
 
 def _forget(paths: list[Path] | None, *, as_json: bool, quiet: bool) -> None:
+    from edgedec_apps.kept_answers import forget_answers
     from edgedec_apps.learning import forget_files
 
-    n_forgotten = forget_files(cache_folder(), paths)
+    n_forgotten = forget_files(cache_folder(), paths) + (0 if paths else forget_answers(cache_folder()))
+    _tell({"forgotten": n_forgotten}, f"{counted(n_forgotten, 'file')} forgotten", as_json=as_json, quiet=quiet)
+
+
+def _tell(document: dict[str, Any], sentence: str, *, as_json: bool, quiet: bool) -> None:
     if as_json:
-        write_json({"forgotten": n_forgotten})
+        write_json(document)
     elif not quiet:
-        say(f"{counted(n_forgotten, 'file')} forgotten")
+        say(sentence)

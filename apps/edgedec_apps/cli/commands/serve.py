@@ -53,6 +53,7 @@ class ServeFlags:
         "Leave the line for bills in the prompts of Claude Code, which no kept prompt fits then.",
         False,
     )
+    keep_answers: bool = server_flag("--keep-answers", "Keep answers in the cache, for `edgedec learn --head`.", False)
     check: list[str] | None = server_flag(
         "--check NAME=COMMAND",
         "A check that requests may name in `refine`, and the command that it runs. Repeatable.",
@@ -203,6 +204,7 @@ def _settings(models: tuple[str, ...], load: LoadFlags, flags: ServeFlags) -> "S
         tls=server_context(flags.tls_cert, flags.tls_key),
         checks=_checks(flags.check or ()),
         keeps_billing=flags.keep_billing_header,
+        keeps_answers=flags.keep_answers,
         image_hosts=tuple(name.strip() for name in flags.image_hosts.split(",")) if flags.image_hosts else (),
     )
 

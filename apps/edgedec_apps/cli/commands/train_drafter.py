@@ -146,10 +146,11 @@ def _lines(document: dict[str, Any]) -> list[str]:
         gained, speed = f"{figures['tokens_per_step']:.2f}", f"{figures['expected_speed']:.2f}"
         rows.append([kind, str(figures["tokens"]), gained, chances, speed])
     tokens = f"{document['vocabulary']} tokens, {document['coverage']:.1%} of what the model writes"
-    is_model = document["kind"] == "model"
-    use = (
-        f"--draft model --draft-option model={document['out']}"
-        if is_model
-        else f"--draft-option head={document['out']}"
-    )
-    return [*columns(rows), "", f"{document['out']}: learned {tokens}", document["sentence"], f"use it with {use}"]
+    use = "--draft model --draft-option model" if document["kind"] == "model" else "--draft-option head"
+    return [
+        *columns(rows),
+        "",
+        f"{document['out']}: learned {tokens}",
+        document["sentence"],
+        f"use it with {use}={document['out']}",
+    ]

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 from edgedec.sequence import Generation
+from edgedec.storage.cache_files import cache_folder
+from edgedec_apps.kept_answers import keep_answer
 from edgedec_apps.server.core.answer import Answer, Job, sse
 from edgedec_apps.server.core.errors import closing_error, problem_of
 from edgedec_apps.server.core.fields import Fields
@@ -229,3 +231,6 @@ class _Writing:
             if isinstance(event, Finished):
                 self.job.service.metrics.count_generation(event.generation)
             yield event
+            if isinstance(event, Finished) and self.job.service.settings.keeps_answers and self.texts.refine is None:
+                prompt, model = prompts[event.index // self.texts.n], self.job.reference.loaded.file.path
+                keep_answer(cache_folder(), model, prompt.token_ids, event.generation.token_ids)

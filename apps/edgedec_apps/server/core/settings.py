@@ -45,6 +45,7 @@ class Settings:
         keep_s: Seconds for which a model that a request loaded stays loaded without requests; infinite for ever.
         checks: By its name, the command of a check that requests may name in `refine`.
         keeps_billing: Whether the line for bills in Claude Code's prompts stays, which is another one in each request.
+        keeps_answers: Whether prompts and answers are kept in the cache, for `edgedec learn --head`.
         image_hosts: Hosts from which pictures may be fetched by https; from others, and by http, none are.
     """
 
@@ -70,6 +71,7 @@ class Settings:
     keep_s: float = 300.0
     tls: "ssl.SSLContext | None" = None
     keeps_billing: bool = False
+    keeps_answers: bool = False
     image_hosts: tuple[str, ...] = ()
     checks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 

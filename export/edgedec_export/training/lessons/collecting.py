@@ -1,6 +1,7 @@
 """Lets a target write prompts and answers, and keeps them as lessons."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -9,8 +10,9 @@ import numpy as np
 
 from edgedec.api.engine import Engine
 from edgedec.errors import PromptTooLongError, RequestError, argument
-from edgedec.progress import CancelToken, OnProgress, Progress
-from edgedec_export.training.lessons.decode_many import Task, Text, decode_many
+from edgedec.model import Session
+from edgedec.progress import CancelToken, OnProgress, Progress, check_cancelled, report_progress
+from edgedec_export.training.lessons.decode_many import Task, Text, decode_many, halves
 from edgedec_export.training.lessons.lesson_files import Lesson, lesson_files, prompt_hash, write_lessons
 from edgedec_export.training.lessons.openings import Opening, opening_of
 
@@ -37,6 +39,8 @@ class Collecting:
         n_ctx: Tokens of a prompt with its answer.
         n_at_once: Texts that are written in one forward.
         prompts: The user's own prompts.
+        texts: Texts that become the lessons, where the target is to write none: each is the number of the prompt's
+            tokens, the prompt, and the answer.
         share: Which files to write: the number of the first one, and the distance to the next.
     """
 
@@ -49,6 +53,7 @@ class Collecting:
     n_ctx: int = 1024
     n_at_once: int = 16
     prompts: tuple[Opening, ...] = ()
+    texts: tuple[Sequence[int], ...] = ()
     share: tuple[int, int] = (0, 1)
 
 
@@ -81,6 +86,9 @@ def collect(
         CancelledError: `cancel` was cancelled; the files that are complete stay.
         OSError: A file can't be written.
     """
+    if job.texts:
+        _read_texts(engine, job, on_progress, cancel)
+        return
     collector = _Collector(engine, job)
     if on_progress is not None:
         on_progress(collector.progress())
@@ -191,6 +199,28 @@ class _Collector:
             lessons = [lesson for _, _, lesson in sorted(file.lessons, key=lambda entry: entry[:2])]
             self._files[number] = write_lessons(self._job.folder, number, lessons)
             del self._open[number]
+
+
+def _read_texts(engine: Engine, job: Collecting, on_progress: OnProgress | None, cancel: CancelToken | None) -> None:
+    """Let the target read the job's texts; a file of lessons that exists stays."""
+    files, session = lesson_files(job.folder), engine.session()
+    for number in range(-(-len(job.texts) // PROMPTS_PER_FILE)):
+        check_cancelled(cancel, "reading answers")
+        report_progress(on_progress, "answers", number * PROMPTS_PER_FILE, len(job.texts), "texts")
+        if number not in files:
+            texts = job.texts[number * PROMPTS_PER_FILE : (number + 1) * PROMPTS_PER_FILE]
+            write_lessons(job.folder, number, [_read(session, job.layers, text) for text in texts])
+    session.close()
+
+
+def _read(session: Session, layers: tuple[int, ...], text: Sequence[int]) -> Lesson:
+    """Return a text as a lesson; as a draft has to foresee what was drawn, that counts as the most probable."""
+    n_prompt, token_ids = text[0], np.array(text[1:], np.int32)
+    hidden = session.forward(token_ids[:-1], n_past=0, taps=layers).hidden
+    *taps, last = (halves(hidden[layer]) for layer in layers)
+    digest = prompt_hash(" ".join(map(str, text[1 : 1 + n_prompt])))
+    states, answer = np.concatenate(taps, axis=1), token_ids[n_prompt:]
+    return Lesson("answers", digest, 0.0, n_prompt, token_ids, answer, states, last[n_prompt - 1 :])
 
 
 def _lesson(text: Text[_Key]) -> Lesson:

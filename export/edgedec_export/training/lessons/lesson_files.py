@@ -76,6 +76,11 @@ class LessonFile:
         """Whether a head is measured on its lessons instead of learning from them."""
         return self.number % HELD_BACK_EVERY == HELD_BACK_EVERY - 1
 
+    @property
+    def is_judge(self) -> bool:
+        """Whether a head that goes on learning is judged by it, and sees it no other way."""
+        return self.number % HELD_BACK_EVERY == HELD_BACK_EVERY // 2
+
     def prompt_hashes(self) -> set[str]:
         """Return the hashes of its prompts, without reading the rest; raises what read() raises."""
         try:
