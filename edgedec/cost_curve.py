@@ -87,8 +87,8 @@ class _Bucket:
             Real steps replace an entry as soon as recent single-row steps tell the pace; the entry of one row stays.
         points: Median seconds of real steps, by number of rows.
         most: The most rows that were measured, 0 without any.
-        growth: The most that attention makes one row longer than `base`, which is of shorter contexts, in times of it;
-            further rows grow by more. 0 where `base` is not of shorter contexts.
+        growth: The most that attention makes one row longer than `base`, which is of much shorter contexts, in times of
+            it; further rows grow by more. 0 where `base` is of other contexts.
         pace: How many times as long as `base` says real steps take now, because of the machine or the context.
     """
 
@@ -339,12 +339,13 @@ class CostCurve:
         if (bucket := self._buckets.get(key)) is None:
             nearest = min(self._buckets, key=lambda other: abs(other - key), default=None)
             table = dict(self._base) if nearest is None else self._buckets[nearest].table()
-            growth = (BUCKET << key - 1) / AS_LONG if nearest is not None and nearest < key else 0.0
+            is_far = nearest is not None and nearest < key - 1  # a text that grows meets each bucket in turn
+            growth = (BUCKET << key - 1) / AS_LONG if is_far else 0.0
             bucket = self._buckets[key] = _Bucket(table, max(table, default=0), growth)
         return bucket
 
     def is_new(self, n_past: int) -> bool:
-        """Tell whether contexts of `n_past` tokens are longer than those timed: a plain step tells more."""
+        """Tell whether contexts of `n_past` tokens are much longer than those timed: a plain step tells more."""
         bucket = self._bucket(n_past)
         return bucket.growth > 0 and 1 not in bucket.points
 

@@ -119,7 +119,7 @@ def test_long_contexts_have_a_curve_of_their_own() -> None:
         curve.observe(8, 0.050, n_past=1500)  # dearer than that, and no reason to think that one row is
         curve.observe(4, 0.030, n_past=1500)
     assert (curve.seconds(1, 1500), curve.seconds(8, 1500)) == (0.016, 0.050)
-    assert (curve.is_new(1500), curve.is_new(2048)) == (False, True)
+    assert (curve.is_new(1500), curve.is_new(2048), curve.is_new(9000)) == (False, False, True)
     assert curve.table() == MEASURED
 
 
