@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from edgedec.draft_constants import (
+    AS_LONG,
+    ATTENDED,
     BUCKET,
     FIRST,
     LOSS_SHARE,
@@ -85,16 +87,20 @@ class _Bucket:
             Real steps replace an entry as soon as recent single-row steps tell the pace; the entry of one row stays.
         points: Median seconds of real steps, by number of rows.
         most: The most rows that were measured, 0 without any.
+        growth: The most that attention makes one row longer than `base`, which is of much shorter contexts, in times of
+            it; further rows grow by more. 0 where `base` is of other contexts.
         pace: How many times as long as `base` says real steps take now, because of the machine or the context.
     """
 
     base: dict[int, float]
     most: int
+    growth: float = 0.0
     points: dict[int, float] = field(default_factory=dict)
     pace: float = 1.0
     _samples: dict[int, deque[float]] = field(default_factory=dict)
     _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     _n_observed: int = 0
+    _from_steps: set[int] = field(default_factory=set)  # rows whose base is from real steps
     _recent: dict[int, int] = field(default_factory=dict)  # rows of recent steps -> their latest one, oldest first
     _measured: dict[int, float] = field(default_factory=dict)  # table() since the last change; empty before it is asked
     _seconds: dict[int, float] = field(default_factory=dict)  # of the numbers of rows that were asked since then
@@ -151,11 +157,12 @@ class _Bucket:
             del self._recent[oldest]
             changed = True
         base = self.base.get(n_rows)
-        if base is not None:
+        if base is not None and not self._is_guess(n_rows):
             self._ratios.append(sample / base)
             self.pace = median(self._ratios)
         if n_rows > 1 and len(samples) >= SURE and 1 in self._recent and 1 in self.base:
             self.base[n_rows] = middle_s * self.base[1] / self.points[1]
+            self._from_steps.add(n_rows)
         if changed or before != (middle_s, self.pace):  # the median of many samples mostly stays what it was
             self._measured, self._seconds = {}, {}
         return sample
@@ -166,7 +173,15 @@ class _Bucket:
         for n in sorted(self.base.keys() | self.points.keys()):
             base = self.base.get(n)
             result[n] = self.points[n] if base is None or n in self._recent else base * self.pace
+            if base is not None and n not in self._recent and self._is_guess(n):
+                growth = min(max(0.0, self.pace - 1), self.growth)
+                attention_s = growth * self.base.get(1, 0.0) * (1 + ATTENDED * (n - 1))
+                result[n] = max(result[n], (base + attention_s) * self.pace / (1 + growth))
         return result
+
+    def _is_guess(self, n_rows: int) -> bool:
+        """Tell whether the base of some rows is what shorter contexts take."""
+        return self.growth > 0 and n_rows > 1 and n_rows not in self._from_steps
 
 
 @dataclass(slots=True)
@@ -324,8 +339,15 @@ class CostCurve:
         if (bucket := self._buckets.get(key)) is None:
             nearest = min(self._buckets, key=lambda other: abs(other - key), default=None)
             table = dict(self._base) if nearest is None else self._buckets[nearest].table()
-            bucket = self._buckets[key] = _Bucket(table, max(table, default=0))
+            is_far = nearest is not None and nearest < key - 1  # a text that grows meets each bucket in turn
+            growth = (BUCKET << key - 1) / AS_LONG if is_far else 0.0
+            bucket = self._buckets[key] = _Bucket(table, max(table, default=0), growth)
         return bucket
+
+    def is_new(self, n_past: int) -> bool:
+        """Tell whether contexts of `n_past` tokens are much longer than those timed: a plain step tells more."""
+        bucket = self._bucket(n_past)
+        return bucket.growth > 0 and 1 not in bucket.points
 
     def seconds(self, n_rows: int, n_past: int = 0) -> float | None:
         """Return the expected seconds of a forward over `n_rows` rows, or None where nothing was measured.

@@ -105,7 +105,8 @@ class Policy:
         begun, drafters = perf_counter(), self.drafters
         choice = Choice(self._curve, self._options, self._curve.cost(n_past), n_max, room)
         plain_s = self._plain_s = choice.cost(0)
-        plain = drafters.drawn is not None and self._trials.plain_is_due(self._log.tokens_per_s * plain_s)
+        plain = not self._asks_all and self._curve.is_new(n_past)
+        plain = plain or (drafters.drawn is not None and self._trials.plain_is_due(self._log.tokens_per_s * plain_s))
         drafters.drawn = None
         drafters.patience_s = DEADLINE_S if self._options.always else max(NOTICED * DEADLINE_S, plain_s / 2)
         self._ask_cheap(stats, choice, begun)

@@ -100,14 +100,26 @@ def test_which_rows_were_ever_timed() -> None:
 
 
 def test_long_contexts_have_a_curve_of_their_own() -> None:
-    """Buckets end at 512, 1024, 2048, ...; a new one begins with what the nearest says, unseen n follow those seen."""
+    """Buckets end at 512, 1024, 2048, ...; a new one begins with what the nearest says, unseen n follow those seen.
+
+    What one row takes more is attention, behind 1,024 tokens at most a quarter; each further row takes two fifths of
+    that more. The rest is the machine's doing.
+    """
     curve = CostCurve(MEASURED)
+    assert (curve.is_new(511), curve.is_new(1500)) == (False, True)
     for _ in range(3):
         curve.observe(1, 0.016, n_past=1500)
     assert curve.seconds(1, 0) == curve.seconds(1, 511) == 0.010
     assert curve.seconds(1, 1024) == curve.seconds(1, 2047) == 0.016
     assert curve.seconds(1, 2048) == 0.016
-    assert curve.seconds(8, 1500) == curve.seconds(8, 2048) == pytest.approx(0.032)
+    assert (
+        curve.seconds(8, 1500) == curve.seconds(8, 2048) == pytest.approx((0.020 + 0.0025 * (1 + 7 * 0.4)) * 1.6 / 1.25)
+    )
+    for _ in range(3):
+        curve.observe(8, 0.050, n_past=1500)  # dearer than that, and no reason to think that one row is
+        curve.observe(4, 0.030, n_past=1500)
+    assert (curve.seconds(1, 1500), curve.seconds(8, 1500)) == (0.016, 0.050)
+    assert (curve.is_new(1500), curve.is_new(2048), curve.is_new(9000)) == (False, False, True)
     assert curve.table() == MEASURED
 
 

@@ -155,6 +155,21 @@ def test_long_contexts_where_rows_cost_more_than_at_load_do_not_mislead(p: float
     assert run.rate >= 0.98 / now(1)
 
 
+@pytest.mark.parametrize("n_before", [16_000, 32_000])
+@pytest.mark.parametrize("p", [0.05, 0.2, 0.4, 0.9])
+def test_a_short_text_behind_a_long_prompt_is_never_slow(p: float, n_before: int, clock: Clock) -> None:
+    """The curve was measured behind few tokens; there, attention takes as long as the weights, and grows by rows."""
+
+    def now(n: int) -> float:
+        return flat(n) + flat(1) * n_before / 16_000 * (0.6 + 0.4 * n)
+
+    text = a_text(64)
+    for seed in range(4):
+        oracle, curve = Oracle(text, p, min(0.98, p + 0.3), rng=np.random.default_rng(seed)), curve_of("flat")
+        run = decode(policy_of([member(oracle)], curve), text, curve, now, clock, n_before=n_before)
+        assert run.rate >= (0.97 if p < 0.9 else 1.3) / now(1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "level_s"), [(0.05, 0.001), (0.05, 0.006), (0.3, 0.003), (0.6, 0.001), (0.6, 0.006), (0.9, 0.003)]

@@ -147,17 +147,18 @@ def decode(
     *,
     observe: bool = True,
     stats: DecodeStats | None = None,
+    n_before: int = 0,
 ) -> Run:
-    """Decode a known text to its end under a policy; a forward over n rows takes `seconds(n)`."""
+    """Decode a known text to its end, behind a prompt, under a policy; a forward over n rows takes `seconds(n)`."""
     clock, stats = clock or Clock(), stats or DecodeStats()
     begun, token_ids = clock.now, list[int]()
     drafted: list[int] = []
     while len(token_ids) < len(text):
-        draft = policy.propose(stats, len(token_ids), len(text) - len(token_ids) - 1)
+        draft = policy.propose(stats, n_before + len(token_ids), len(text) - len(token_ids) - 1)
         spent = seconds(1 + len(draft))
         clock.now += spent
         if observe:
-            curve.observe(1 + len(draft), spent, len(token_ids))
+            curve.observe(1 + len(draft), spent, n_before + len(token_ids))
         start = len(token_ids)
         verification = verify_coupled(draft, lambda row, accepted, start=start: text[start + len(accepted)])  # type: ignore[misc]
         token_ids.extend(verification.token_ids)

@@ -182,8 +182,9 @@ Run::AttentionCut Run::cut(const Layer &layer, const AttentionGroup &group, size
   const int64_t per_row = layer.shape.n_head / layer.shape.n_head_kv, n_threads = m_.pool.size();
   const int64_t n_queries = (int64_t)group.rows.size() * per_row;
   const int64_t n_heads = (int64_t)n_groups * layer.shape.n_head_kv, wanted = CHUNKS_PER_THREAD * n_threads;
-  // With `together`, spans are cut in place of queries, so that each is read once.
-  const bool together = n_kept_ > 0 && group.unfinished;
+  // With `together`, spans are cut in place of queries, so that each is read once; one thread has nothing to cut.
+  const bool is_long = group.end - group.begin >= PIECES_PER_THREAD * n_threads;
+  const bool together = n_threads == 1 || (n_kept_ > 0 && (group.unfinished || is_long));
   const int64_t least = together ? n_queries : divided(n_queries, divided(wanted, n_heads));
   const int64_t chunk = std::min<int64_t>(divided(least, QUERY_GROUP) * QUERY_GROUP, MAX_QUERIES);
   const int64_t n_chunks = divided(n_queries, chunk), n_pieces = n_heads * n_chunks;

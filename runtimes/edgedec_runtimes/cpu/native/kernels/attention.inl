@@ -36,7 +36,7 @@ void score_page(const AttentionWork &w, const float *queries, const uint8_t *key
       Floats k[V];
       UNROLL for (int v = 0; v < V; ++v) k[v] = load_element<PACKED>(from[v], d * edgedec::KEY_BLOCK);
       if (ahead != nullptr)
-        for (int b = 0; b < 2 * V * LANES; b += 64) prefetch(ahead + 2 * (i * w.head_dim + d * V * LANES) + b);
+        for (int b = 0; b < 2 * V * LANES; b += 64) prefetch_to_l2(ahead + 2 * (i * w.head_dim + d * V * LANES) + b);
       UNROLL for (int q = 0; q < N; ++q) {
         const Floats x = set(queries[d * N + q]);
         UNROLL for (int v = 0; v < V; ++v) sums[q][v] = fma(k[v], x, sums[q][v]);
@@ -65,7 +65,7 @@ void sum_columns(const AttentionWork &w, const Values *pages, const float *weigh
       Floats x[V];
       UNROLL for (int v = 0; v < V; ++v) x[v] = load_element<PACKED>(pages[page].rows, i * w.head_dim + d + v * LANES);
       if (pages[page].ahead != nullptr)
-        for (int b = 0; b < 2 * V * LANES; b += 64) prefetch(pages[page].ahead + 2 * (i * w.head_dim + d) + b);
+        for (int b = 0; b < 2 * V * LANES; b += 64) prefetch_to_l2(pages[page].ahead + 2 * (i * w.head_dim + d) + b);
       UNROLL for (int q = 0; q < N; ++q) {
         const Floats weight = set(weights[q * SPAN + i]);
         UNROLL for (int v = 0; v < V; ++v) sums[q][v] = fma(x[v], weight, sums[q][v]);
