@@ -1,0 +1,51 @@
+"""Recycled Attention: heads see the slots that a row attended to, for so many tokens; then they are chosen again.
+
+As `dropped-slots`, but what is written joins all slots each `every` tokens. The last WINDOW rows are then evaluated
+once more with all of them, and their attention says what the next rows see. (The paper takes the attention of one row,
+each 50 tokens.)
+
+Lossy: from one choice to the next, what was left out is not seen.
+
+Paper: Recycled Attention, Xu et al. 2024, arXiv:2411.05787
+Option: `--method recycled-attention:0.1,every=64`
+For: texts behind long prompts that come to speak of other parts of them
+Measured: nothing yet
+Status: opt-in
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from edgedec.errors import OptionError
+from edgedec.model import Session
+from edgedec_methods.dropped_slots import WINDOW, DroppedSlots
+
+
+@dataclass(frozen=True, slots=True)
+class RecycledAttention:
+    """Implements edgedec.companion.Companion: the options of slots that are chosen again and again.
+
+    Attributes:
+        share: The share of the slots that each head sees.
+        every: Tokens from one choice to the next.
+
+    Raises:
+        OptionError: The share is not above 0 and at most 1, or not given; or slots are chosen more often than each
+            WINDOW tokens.
+    """
+
+    share: float | None = None
+    every: int = 64
+
+    role: ClassVar[str] = ""
+    what: ClassVar[str] = "slots that are chosen again"
+    model: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.every, int) or self.every < WINDOW:
+            raise OptionError("every", self.every, f"it is a number of tokens, at least {WINDOW}")
+        DroppedSlots(self.share)
+
+    def session(self, target: Session, companion: Session | None) -> Session:
+        """Return a session whose heads see a part of the slots (raises what SparseSession raises)."""
+        return DroppedSlots(self.share).session_of(target, self.every)

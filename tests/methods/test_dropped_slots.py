@@ -1,0 +1,131 @@
+"""Slots that are dropped or chosen again: the text is that of a slow form, which rebuilds a KV cache from its bytes."""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.decoding.stopped import Stopped
+from support.models.tiny_models import tiny_llama
+from support.models.tiny_quantized import ARCHITECTURES, write_tiny
+
+import edgedec
+from edgedec.api.options import Lossy
+from edgedec.errors import CapabilityError, ContextFullError, OptionError, RequestError, SessionError
+from edgedec.load_options import LoadOptions
+from edgedec.model import ForwardItem, Model, RowGroup
+from edgedec_methods.dropped_slots import AHEAD, LEAST, POOL, SINKS, WINDOW, SparseSession
+from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.cpu.session import CpuSession
+
+pytestmark = pytest.mark.slow
+
+N_CTX, N_HEAD, N_HEAD_KV, EVERY = 768, 4, 2, 32
+RNG = np.random.default_rng(5)
+PROMPT = [1, *RNG.integers(5, 260, 399).tolist()]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 90, "ignore_end": True}
+DRAWN: dict[str, Any] = {"temperature": 0.9, "seed": 3, "max_tokens": 90, "ignore_end": True}
+NO_ROWS = np.empty(0, np.int32)
+Halves = NDArray[np.float16]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a tiny model."""
+    return tiny_llama(tmp_path_factory.mktemp("drop") / "tiny.gguf", seed=1, n_layer=3, n_ctx_train=N_CTX)
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Iterator[Model]:
+    """It on the cpu runtime."""
+    with Cpu().load(path, LoadOptions(n_threads=1, n_ctx=N_CTX)) as loaded:
+        yield loaded
+
+
+def slots_of(session: CpuSession, n_layer: int) -> Halves:
+    """Return what a session holds, as f16[n, n_layer, n_head_kv, keys and values, head_dim]."""
+    _, halves = session._arrays(session.n_cached)
+    return halves.view(np.float16).reshape(session.n_cached, n_layer, N_HEAD_KV, 2, -1)
+
+
+def refill(session: CpuSession, slots: Halves) -> None:
+    """Let a session hold these slots and nothing else."""
+    n, n_layer = slots.shape[:2]
+    head = session.mark.ljust(64, b"\0") + struct.pack("<I", n) + b"\1" * (n * n_layer)
+    session.load(head + slots.tobytes(), n)
+
+
+def slow_text(model: Model, prompt: list[int], share: float, every: int, n: int) -> list[int]:
+    """Return a greedy text, by a loop over single rows that holds all keys and values as an array."""
+    n_layer, ids = model.card.n_layer, list(prompt)
+    session = model.session(N_CTX)
+    assert isinstance(session, CpuSession), "it is the cpu runtime"
+    logits = session.forward(np.array(ids, np.int32), n_past=0).logits[0].copy()
+    place, n_kept, whole = 0, 0, slots_of(session, n_layer)
+    first = len(prompt) + AHEAD
+    for _ in range(n):
+        ids.append(int(logits.argmax()))
+        at = len(ids) - 1
+        if at >= first and (at == first or (every and (at - first) % every == 0)):
+            if place:
+                whole = np.concatenate([whole, slots_of(session, n_layer)[n_kept:]])
+            else:
+                whole = slots_of(session, n_layer)
+            refill(session, whole[: at - WINDOW])
+            rows, ones = np.array(ids[at - WINDOW : at], np.int32), np.ones(WINDOW, np.float32)
+            item = ForwardItem(session, at - WINDOW, (RowGroup(rows),), NO_ROWS, mass=dict.fromkeys(range(n_layer), ones))
+            mass = session.evaluate(item).mass
+            assert mass is not None, "it was asked for"
+            whole, place, n_kept = slots_of(session, n_layer), at, max(-int(-share * at // 1), LEAST)
+            part = np.empty((n_kept, *whole.shape[1:]), np.float16)
+            for layer in range(n_layer):
+                for head in range(N_HEAD_KV):
+                    worth = sum(mass[layer, q] for q in range(N_HEAD) if q // (N_HEAD // N_HEAD_KV) == head)
+                    best = [max(worth[max(i - POOL // 2, 0) : i + POOL // 2 + 1]) for i in range(at)]
+                    stays = [i < SINKS or i >= at - WINDOW for i in range(at)]
+                    chosen = sorted(range(at), key=lambda i: (not stays[i], -best[i], i))[:n_kept]
+                    for to, slot in enumerate(sorted(chosen)):
+                        part[to, layer, head] = whole[slot, layer, head]
+            refill(session, part)
+        n_past = n_kept + at - place if place else at
+        group = RowGroup(np.array(ids[-1:], np.int32), positions=np.array([at], np.int32) if place else None)
+        logits = session.evaluate(ForwardItem(session, n_past, (group,))).logits[0].copy()
+    session.close()
+    return ids[len(prompt) :]
+
+
+def loaded(path: Path, method: str, share: float = 0.1, **options: Any) -> edgedec.Engine:
+    """Load the model with a method."""
+    of_method = {"share": share} | ({"every": EVERY} if method == "recycled_attention" else {})
+    given: dict[str, Any] = {"runtime": "cpu", "n_ctx": N_CTX, "n_threads": 1, "offline": True} | options
+    return edgedec.load(path, lossy=Lossy(methods={method: of_method}), **given)
+
+
+@pytest.mark.parametrize(("method", "every"), [("dropped_slots", 0), ("recycled_attention", EVERY)])
+def test_the_text_is_that_of_the_slow_form(path: Path, model: Model, method: str, every: int) -> None:
+    """Cold, again, as the next turn, with drafts, and where a stop string takes the text back over a place."""
+    second = [*PROMPT, *RNG.integers(5, 260, 60).tolist()]
+    repeated = [*PROMPT[:60] * 7, *PROMPT[:20]]
+    texts = [slow_text(model, prompt, 0.1, every, 90) for prompt in (PROMPT, second, repeated)]
+    with loaded(path, method, draft="off") as engine:
+        found = engine.generate(PROMPT, **GREEDY)
+        assert found.token_ids == tuple(texts[0])
+        assert "each head saw 256 slots of these" in found.stats.notes[0]
+        again = engine.generate(PROMPT, **GREEDY)
+        assert (again.token_ids, again.stats.n_reused_tokens) == (found.token_ids, len(PROMPT) - 1)
+        assert engine.generate(second, **GREEDY).token_ids == tuple(texts[1])
+        drawn = engine.generate(repeated, **DRAWN).token_ids
+        turn = [*PROMPT, *texts[0], *second[:9]]
+        expected = engine.generate(turn, **GREEDY).token_ids
+        engine.generate(PROMPT, **GREEDY)
+        assert engine.generate(turn, **GREEDY).token_ids == expected
+    with loaded(path, method, draft="suffix") as engine:
+        found = engine.generate(repeated, **GREEDY)
+        assert found.token_ids == tuple(texts[2])
+        drafted = engine.generate(repeated, **DRAWN)
+        assert drafted.token_ids == drawn
+        assert found.stats.n_draft_tokens + drafted.stats.n_draft_tokens > 0
+    assert slow_text(model, PROMPT, 1.0, 0, 90) != texts[0]
