@@ -1,8 +1,8 @@
 """Recycled Attention: heads see the slots that a row attended to, for so many tokens; then they are chosen again.
 
-As `dropped-slots`, but what is written joins all slots each `every` tokens. The last WINDOW rows are then evaluated
-once more with all of them, and their attention says what the next rows see. (The paper takes the attention of one row,
-each 50 tokens.)
+As `dropped-slots`, but what is written joins all slots each `every` tokens. The last RECENT rows are then evaluated once
+more with all of them, and their attention says what the next rows see. (The paper takes the attention of one row, each
+50 tokens.)
 
 Lossy: from one choice to the next, what was left out is not seen.
 
@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from edgedec.errors import OptionError
 from edgedec.model import Session
-from edgedec_methods.dropped_slots import WINDOW, DroppedSlots
+from edgedec_methods.dropped_slots import RECENT, DroppedSlots, SparseSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,7 @@ class RecycledAttention:
         every: Tokens from one choice to the next.
 
     Raises:
-        OptionError: The share is not above 0 and at most 1, or not given; or slots are chosen more often than each
-            WINDOW tokens.
+        OptionError: The share is not above 0 and at most 1, or not given; or `every` is below RECENT.
     """
 
     share: float | None = None
@@ -42,10 +41,11 @@ class RecycledAttention:
     model: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.every, int) or self.every < WINDOW:
-            raise OptionError("every", self.every, f"it is a number of tokens, at least {WINDOW}")
         DroppedSlots(self.share)
+        if not isinstance(self.every, int) or self.every < RECENT:
+            raise OptionError("every", self.every, f"it is a number of tokens, at least {RECENT}")
 
     def session(self, target: Session, companion: Session | None) -> Session:
         """Return a session whose heads see a part of the slots (raises what SparseSession raises)."""
-        return DroppedSlots(self.share).session_of(target, self.every)
+        assert self.share is not None, "it is checked"
+        return SparseSession(target, self.share, 8, self.every)

@@ -17,13 +17,13 @@ from edgedec.api.options import Lossy
 from edgedec.errors import CapabilityError, ContextFullError, OptionError, RequestError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, Model, RowGroup
-from edgedec_methods.dropped_slots import AHEAD, LEAST, POOL, SINKS, WINDOW, SparseSession
+from edgedec_methods.dropped_slots import LEAST, POOL, RECENT, SINKS, WINDOW, DroppedSlots, SparseSession
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.session import CpuSession
 
 pytestmark = pytest.mark.slow
 
-N_CTX, N_HEAD, N_HEAD_KV, EVERY = 768, 4, 2, 32
+N_CTX, N_HEAD, N_HEAD_KV, AHEAD, EVERY = 768, 4, 2, 8, 32
 RNG = np.random.default_rng(5)
 PROMPT = [1, *RNG.integers(5, 260, 399).tolist()]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 90, "ignore_end": True}
@@ -74,9 +74,10 @@ def slow_text(model: Model, prompt: list[int], share: float, every: int, n: int)
                 whole = np.concatenate([whole, slots_of(session, n_layer)[n_kept:]])
             else:
                 whole = slots_of(session, n_layer)
-            refill(session, whole[: at - WINDOW])
-            rows, ones = np.array(ids[at - WINDOW : at], np.int32), np.ones(WINDOW, np.float32)
-            item = ForwardItem(session, at - WINDOW, (RowGroup(rows),), NO_ROWS, mass=dict.fromkeys(range(n_layer), ones))
+            begin = at - (RECENT if place else WINDOW)
+            refill(session, whole[:begin])
+            rows, mass_of = RowGroup(np.array(ids[begin:at], np.int32)), np.ones(at - begin, np.float32)
+            item = ForwardItem(session, begin, (rows,), NO_ROWS, mass=dict.fromkeys(range(n_layer), mass_of))
             mass = session.evaluate(item).mass
             assert mass is not None, "it was asked for"
             whole, place, n_kept = slots_of(session, n_layer), at, max(-int(-share * at // 1), LEAST)
@@ -113,7 +114,7 @@ def test_the_text_is_that_of_the_slow_form(path: Path, model: Model, method: str
     with loaded(path, method, draft="off") as engine:
         found = engine.generate(PROMPT, **GREEDY)
         assert found.token_ids == tuple(texts[0])
-        assert "each head saw 256 slots of these" in found.stats.notes[0]
+        assert "lossy: each head saw 256 of the first " in found.stats.notes[0]
         again = engine.generate(PROMPT, **GREEDY)
         assert (again.token_ids, again.stats.n_reused_tokens) == (found.token_ids, len(PROMPT) - 1)
         assert engine.generate(second, **GREEDY).token_ids == tuple(texts[1])
