@@ -1,8 +1,8 @@
 """Recycled Attention: heads see the slots that a row attended to, for so many tokens; then they are chosen again.
 
-As `dropped-slots`, but what is written joins all slots each `every` tokens. The last RECENT rows are then evaluated once
-more with all of them, and their attention says what the next rows see. (The paper takes the attention of one row, each
-50 tokens.)
+As `dropped-slots`, but what is written joins all slots each `every` tokens. The last RECENT rows are then evaluated
+once more with all of them, and their attention says what the next rows see. (The paper takes that of one row, each 50
+tokens.)
 
 Lossy: from one choice to the next, what was left out is not seen.
 

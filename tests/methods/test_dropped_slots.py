@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.decoding.stopped import Stopped
 from support.models.tiny_models import tiny_llama
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
 
@@ -17,7 +16,8 @@ from edgedec.api.options import Lossy
 from edgedec.errors import CapabilityError, ContextFullError, OptionError, RequestError, SessionError
 from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, Model, RowGroup
-from edgedec_methods.dropped_slots import LEAST, POOL, RECENT, SINKS, WINDOW, DroppedSlots, SparseSession
+from edgedec_methods.dropped_slots import LEAST, POOL, RECENT, SINKS, WINDOW, SparseSession
+from edgedec_methods.recycled_attention import RecycledAttention
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.session import CpuSession
 
@@ -129,4 +129,73 @@ def test_the_text_is_that_of_the_slow_form(path: Path, model: Model, method: str
         drafted = engine.generate(repeated, **DRAWN)
         assert drafted.token_ids == drawn
         assert found.stats.n_draft_tokens + drafted.stats.n_draft_tokens > 0
-    assert slow_text(model, PROMPT, 1.0, 0, 90) != texts[0]
+
+
+def test_going_back_over_places_keeps_the_bits(model: Model) -> None:
+    """Rows in any pieces, behind any cut of the text, have the logits of single rows in their order."""
+    ids = np.array([*PROMPT, *RNG.integers(5, 260, 120).tolist()], np.int32)
+    session = SparseSession(model.session(N_CTX), 0.1, AHEAD, EVERY)
+    with session.generating(len(PROMPT)):
+        session.forward(ids[: len(PROMPT)], n_past=0)
+        rows = [session.forward(ids[i : i + 1], n_past=i).logits[0].copy() for i in range(len(PROMPT), len(ids))]
+        for n_past, n in ((515, 5), (402, 60), (450, 70), (409, 111), (405, 4), (408, 112), (440, 33), (441, 79)):
+            found = session.forward(ids[n_past : n_past + n], n_past=n_past, rows="all").logits
+            np.testing.assert_array_equal(found, rows[n_past - len(PROMPT) :][:n])
+        session.forward(ids[409:410], n_past=409)
+        with pytest.raises(SessionError):
+            session.forward(ids[440:441], n_past=440)
+        session.forward(ids[410:], n_past=410)
+        parents = np.array([-1, 0, 0], np.int32)
+        tree = session.forward(ids[[468, 400, 469]], n_past=468, parents=parents, rows="all").logits.copy()
+        session.keep(np.array([0, 2], np.int32))
+        np.testing.assert_array_equal(tree[[0, 2]], rows[68:70])
+        assert (session.n_cached, session.room(471)) == (470, 1)
+        with pytest.raises(ContextFullError, match="within this tree"):
+            session.forward(ids[470:473], n_past=470, parents=parents)
+        np.testing.assert_array_equal(session.forward(ids[470:520], n_past=470, rows="all").logits, rows[70:])
+    assert session.n_cached == len(PROMPT) + AHEAD
+    exact = model.session(N_CTX)
+    expected = exact.forward(ids[:450], n_past=0, rows="last").logits.copy()
+    np.testing.assert_array_equal(session.forward(ids[408:450], n_past=408).logits, expected)
+    session.cancel()
+    session.close()
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0", "gear"])
+def test_gathered_slots_are_those_of_the_text(tmp_path: Path, kv_type: str) -> None:
+    """All slots in order, in two pieces, are a fork; a text of other slots is one of these tokens' keys and values."""
+    path = write_tiny(tmp_path / "m.gguf", ARCHITECTURES["llama"])
+    ids = RNG.integers(5, 260, 200).astype(np.int32)
+    with Cpu().load(path, LoadOptions(n_ctx=256, n_threads=1, kv_type=kv_type)) as loaded_model:
+        session, other = loaded_model.session(256), loaded_model.session(256)
+        assert isinstance(session, CpuSession), "it is the cpu runtime"
+        assert isinstance(other, CpuSession), "it is the cpu runtime"
+        session.forward(ids[:190], n_past=0)
+        shape = loaded_model.card.n_layer, session.gathered_heads
+        places = np.arange(190, dtype=np.int32)
+        for begin, end in ((0, 70), (70, 190)):
+            other.gather(session, np.broadcast_to(places[begin:end], (*shape, end - begin)), begin)
+        expected = session.fork().forward(ids[190:], n_past=190, rows="all").logits.copy()
+        np.testing.assert_array_equal(other.forward(ids[190:], n_past=190, rows="all").logits, expected)
+        for slots, error in ((places[None, None], RequestError), (np.full((*shape, 1), 190, np.int32), SessionError)):
+            with pytest.raises(error):
+                other.gather(session, slots, 0)
+        with pytest.raises(SessionError):
+            other.gather(session, np.zeros((*shape, 1), np.int32), 201)
+
+
+def test_what_can_t_be_read_in_part(path: Path, tmp_path: Path) -> None:
+    """Options out of range, layers that see windows or lie without their bias, and requests that share forwards."""
+    for share, every in ((0.0, 64), (1.5, 64), (None, 64), (0.5, 7)):
+        with pytest.raises(OptionError):
+            RecycledAttention(share, every)
+    for name, kv_type in (("gemma3", "f16"), ("qwen2", "q8_0"), ("mamba2", "f16")):
+        small = write_tiny(tmp_path / f"{name}.gguf", ARCHITECTURES[name])
+        with pytest.raises(CapabilityError), loaded(small, "dropped_slots", n_ctx=64, kv_type=kv_type):
+            raise AssertionError("it was loaded")
+    with pytest.raises(CapabilityError), loaded(path, "dropped_slots", n_parallel=2):
+        raise AssertionError("it was loaded")
+    with loaded(path, "dropped_slots", share=1.0, draft="off") as engine:
+        found = engine.generate(PROMPT, **GREEDY)
+    with edgedec.load(path, runtime="cpu", n_ctx=N_CTX, n_threads=1, draft="off", offline=True) as plain:
+        assert (plain.generate(PROMPT, **GREEDY).token_ids, found.stats.notes) == (found.token_ids, [])
