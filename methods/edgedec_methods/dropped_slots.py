@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +93,8 @@ class SparseSession(UnsavedSession, OuterSession):
             what = "slots are read in part on the cpu runtime, a request at a time, by layers that see all of a text"
             raise CapabilityError(f"{what}; leave {argument('method')} or {argument('n_parallel')} out")
         self._exact = self._whole = inner  # the latter also has what is written behind places: a fork
-        self._small, self._share, self._ahead, self._every = inner.model.session(inner.n_ctx), share, ahead, every
+        self._small = cast(CpuSession, inner.model.session(inner.n_ctx))
+        self._share, self._ahead, self._every = share, ahead, every
         self._first = self._place = self._n_kept = 0  # the first place, the latest one, and the slots chosen there
         self._ids, self._branched = list[int](), np.empty(0, np.int32)  # tokens of the text, and of the last rows
 
@@ -154,10 +155,8 @@ class SparseSession(UnsavedSession, OuterSession):
         if place != self._place:
             self._go_to(place, n_past)
         self._ids[n_past:], self._branched = tokens.tolist(), tokens
-        if not place:
-            return super().evaluate(item, on_progress)
-        item = replace(item, session=self._small, n_past=self._n_kept + n_past - place)
-        return self._small.evaluate(item, on_progress)
+        inner, n_past = (self._small, self._n_kept + n_past - place) if place else (self._exact, n_past)
+        return inner.evaluate(replace(item, session=inner, n_past=n_past), on_progress)
 
     def _go_to(self, place: int, n_past: int) -> None:
         """Let the next rows, behind the first `n_past` tokens, see what is chosen at a place; 0 for all."""
@@ -169,7 +168,7 @@ class SparseSession(UnsavedSession, OuterSession):
             return
         n_layer, n_heads = self.model.card.n_layer, self._exact.gathered_heads
         if 0 < before < place:  # what was written since the place before lies behind what was chosen there
-            self._whole = self._exact.fork() if self._whole is self._exact else self._whole
+            self._whole = cast(CpuSession, self._exact.fork()) if self._whole is self._exact else self._whole
             written = np.arange(self._n_kept, self._n_kept + place - before, dtype=np.int32)
             self._whole.gather(self._small, np.broadcast_to(written, (n_layer, n_heads, len(written))), before)
         ids = np.array(self._ids[place - (WINDOW if place == self._first else RECENT) : place], np.int32)
