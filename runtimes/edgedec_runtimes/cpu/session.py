@@ -195,6 +195,7 @@ class CpuSession(OwnSession):
             check(code, "gathering keys and values")
             places = source.state.held_places(source.n_cached)[slots.max(axis=(0, 1))]
             self.state.restore(n_past + n, True, np.concatenate([self.state.held_places(n_past), places]))
+            super()._take_beside(b"", n_past + n)
 
     def _fork(self) -> "CpuSession":
         """Return a second session; the pages of the cached prefix are shared until one of the two writes there.

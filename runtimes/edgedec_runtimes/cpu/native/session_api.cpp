@@ -105,7 +105,8 @@ int32_t ec_session_gather(ec_session *session, const ec_session *source, const i
                           int32_t start) {
   return guarded([&] {
     const KVShape &shape = session->cache.shape();
-    require(session != source && source->model == session->model && source->cache.shape().bits == shape.bits,
+    const int64_t page_bytes = source->cache.shape().page_bytes();  // each type has its own
+    require(session != source && source->model == session->model && page_bytes == shape.page_bytes(),
             "keys and values are those of another session of the same model");
     const int64_t n_heads = ec_session_gathered_heads(session);
     require(n_heads > 0, "the heads of this model can't see slots of their own");
