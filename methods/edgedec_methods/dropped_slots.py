@@ -85,13 +85,13 @@ class SparseSession(UnsavedSession, OuterSession):
     """
 
     what = "a session that reads slots in part"
-    option = "method"
+    option = "methods"
 
     def __init__(self, inner: Session, share: float, ahead: int, every: int = 1 << 24) -> None:
         super().__init__(inner)
         if not isinstance(inner, CpuSession) or not inner.gathered_heads:
             what = "slots are read in part on the cpu runtime, a request at a time, by layers that see all of a text"
-            raise CapabilityError(f"{what}; leave {argument('method')} or {argument('n_parallel')} out")
+            raise CapabilityError(f"{what}; leave the method or {argument('n_parallel')} out")
         self._exact = self._whole = inner  # the latter also has what is written behind places: a fork
         self._small = cast(CpuSession, inner.model.session(inner.n_ctx))
         self._share, self._ahead, self._every = share, ahead, every

@@ -41,7 +41,6 @@ n_gpu_layers > --gpu-layers
 length > --method diffusion:length
 max_document_tokens > --document-tokens
 min_tokens > --method min-tokens
-methods > --method
 n_ctx > --context
 n_draft > --method reflective:n-draft
 n_draft_max > --draft-option max
