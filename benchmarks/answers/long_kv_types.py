@@ -59,7 +59,7 @@ def answers(args: argparse.Namespace, way: str, done: set[tuple[Any, ...]]) -> I
     missing = [each for each in asked_of(args) if (args.model, args.tokens, way, *each) not in done]
     if not missing:
         return
-    slides, n_ctx = way == "slide", args.tokens + 1024
+    slides, n_ctx = way == "slide", args.tokens + 1024 + (args.tokens // 3 if way in METHODS else 0)
     options = {"runtime": "cpu", "offline": True, "draft": "off", "n_threads": args.threads}
     kept = args.work.with_suffix(".logits")
     kept.mkdir(exist_ok=True)

@@ -63,8 +63,7 @@ class DroppedSlots:
 
     def session(self, target: Session, companion: Session | None) -> Session:
         """Return a session that goes on with a part of the slots (raises what SparseSession raises)."""
-        assert self.share is not None, "it is checked"
-        return SparseSession(target, self.share, self.ahead)
+        return SparseSession(target, self.share or 1.0, self.ahead)
 
 
 def chosen_slots(mass: NDArray[np.float32], n_heads: int, n_kept: int) -> NDArray[np.int32]:
@@ -97,6 +96,11 @@ class SparseSession(UnsavedSession, OuterSession):
         self._share, self._ahead, self._every = share, ahead, every
         self._first = self._place = self._n_kept = 0  # the first place, the latest one, and the slots chosen there
         self._ids, self._branched = list[int](), np.empty(0, np.int32)  # tokens of the text, and of the last rows
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens of a text, of which both sessions are within the memory that is planned for one."""
+        return min(self.inner.n_ctx, max(LEAST, int((self.inner.n_ctx - LEAST) / (1 + self._share))))
 
     @property
     def n_cached(self) -> int:
@@ -140,13 +144,13 @@ class SparseSession(UnsavedSession, OuterSession):
         return min(super().room(n_tokens), self._places(n_tokens - 1)[1] - n_tokens)
 
     def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
-        """Evaluate an item; see Session.evaluate (ContextFullError: a place is within a tree, too)."""
+        """Evaluate an item; see Session.evaluate (ContextFullError: also where a place is within a tree)."""
         tokens, n_past = tokens_of(item, self.what, self.option), item.n_past
-        place, end = self._places(n_past)
-        if (cut := end - n_past) < len(tokens) and n_past + len(tokens) <= self.n_ctx:
-            if item.is_tree:
-                raise ContextFullError("other slots are seen within this tree; ask for no more nodes than room() says")
-            rows = item.logit_rows
+        (place, end), n_all = self._places(n_past), n_past + len(tokens)
+        if n_all > self.n_ctx or (item.is_tree and n_all > end):
+            raise ContextFullError(f"{n_all} tokens do not fit; ask for no more rows than room({n_past}) says")
+        if end < n_all:
+            rows, cut = item.logit_rows, end - n_past
             first = owned(self.evaluate(replace(with_tokens(item, tokens[:cut]), rows=rows[rows < cut]), on_progress))
             behind = replace(with_tokens(item, tokens[cut:]), n_past=end, rows=rows[rows >= cut] - np.int32(cut))
             last = owned(self.evaluate(behind, on_progress))
@@ -188,11 +192,9 @@ class SparseSession(UnsavedSession, OuterSession):
         (self._small if self._place else self.inner).keep(rows)
 
     def cancel(self) -> None:
-        """Stop the forward that is running, from any thread; without one, nothing happens."""
         for session in (self.inner, self._small, self._whole):
             session.cancel()
 
     def close(self) -> None:
-        """Free the KV caches; calling it again does nothing."""
         for session in (self.inner, self._small, self._whole):
             session.close()

@@ -47,5 +47,4 @@ class RecycledAttention:
 
     def session(self, target: Session, companion: Session | None) -> Session:
         """Return a session whose heads see a part of the slots (raises what SparseSession raises)."""
-        assert self.share is not None, "it is checked"
-        return SparseSession(target, self.share, 8, self.every)
+        return SparseSession(target, self.share or 1.0, 8, self.every)
