@@ -9,7 +9,7 @@ Lossy: from one choice to the next, what was left out is not seen.
 Paper: Recycled Attention, Xu et al. 2024, arXiv:2411.05787
 Option: `--method recycled-attention:0.1,every=64`
 For: texts behind long prompts that come to speak of other parts of them
-Measured: nothing yet
+Measured: 1.5B, 16,000 tokens: a step in 0.67 of the time, by what steps and choices take (studied at 65d8b3a6)
 Status: opt-in
 """
 
