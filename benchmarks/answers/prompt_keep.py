@@ -102,13 +102,15 @@ def task(i: int) -> tuple[str, int]:
     return KINDS[document % len(KINDS)], document // len(KINDS) * N_QUESTIONS + question
 
 
-def prompt_of(engine: edgedec.Engine, kind: str, number: int, n_tokens: int) -> tuple[tuple[int, ...], Asked]:
-    """Return the prompt of a question whose document has about so many tokens, and the question."""
+def prompt_of(
+    engine: edgedec.Engine, kind: str, number: int, n_tokens: int, ask: str = ""
+) -> tuple[tuple[int, ...], Asked]:
+    """Return the prompt of a question whose document has about so many tokens (or of what is asked), and it."""
     sample = made(kind, number, 100)
     per_line = len(engine.tokenizer.encode("\n".join(sample.lines), add_special=False)) / 100
     asked = made(kind, number, max(N_QUESTIONS, int(n_tokens / per_line)))
     head = "| number | what | pieces | where |\n" if kind == "table" else ""
-    text = f"{head}{chr(10).join(asked.lines)}\n\nAnswer with one word or number. {asked.question}"
+    text = f"{head}{chr(10).join(asked.lines)}\n\n{ask or f'Answer with one word or number. {asked.question}'}"
     if engine.template is not None:
         return tuple(engine.chat_ids([{"role": "user", "content": text}])), asked
     return engine.prompt_ids(f"{text}\nAnswer:"), asked

@@ -328,6 +328,10 @@ void use(Input &in, Model &m) {
   const uint64_t n_vectors = ec_session_vector_bytes(first.session, n);
   if (slots && n_vectors != 0) reload(in, first.session, other.session, n, n_vectors, save_vectors, ec_session_load_vectors);
   if (slots) forward(in, m, other.session, n, n_ctx);
+  std::vector<int32_t> taken((size_t)(m.c.n_layer * ec_session_gathered_heads(first.session)) * 3);
+  for (int32_t &slot : taken) slot = in.one_in(50) ? in.word() : in.below(n + 1);
+  if (!taken.empty() && ec_session_gather(other.session, first.session, taken.data(), 3, in.below(2)) == EC_OK)
+    forward(in, m, other.session, 3, n_ctx);
   if (ec_session_fork(first.session, in.one_in(10) ? in.word() : n, &fork.session) == EC_OK)
     forward(in, m, fork.session, n, n_ctx);
   forward(in, m, first.session, in.below(n + 1), n_ctx);

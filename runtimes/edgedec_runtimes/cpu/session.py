@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import EdgedecError, ModelFormatError
+from edgedec.errors import EdgedecError, ModelFormatError, RequestError, SessionError
 from edgedec.logit_ops import LogitOps
 from edgedec.sampling import SamplingParams
 from edgedec.stats import DecodeStats
@@ -161,6 +161,41 @@ class CpuSession(OwnSession):
         if slots[-1] == self.n_cached + len(slots) - 1:  # they ascend, so each is in its place already
             return
         check(native().ec_session_move(self.handle, address(slots), len(slots), self.n_cached), "keeping a path")
+
+    @property
+    def gathered_heads(self) -> int:
+        """The key-value heads of each layer, where they can see slots of their own (gather()); else 0."""
+        with self.using():
+            return int(native().ec_session_gathered_heads(self.handle))
+
+    def gather(self, source: "CpuSession", slots: NDArray[np.int32], n_past: int) -> None:
+        """Hold behind the first `n_past` tokens what each head has in slots of its own of another session of the model.
+
+        Args:
+            source: That session.
+            slots: int32[n_layer, gathered_heads, n], those of a head ascending. Rows behind them stand behind the
+                place of the last one, which is the same for all heads.
+            n_past: Tokens of this session that stay.
+
+        Raises:
+            SessionError: One of the two sessions is closed or branched, or does not hold these slots.
+            RequestError: The slots have another shape.
+        """
+        with self._model.lock:
+            self.state.check_settled("filled")
+            source.state.check_settled("read")
+            n = slots.shape[-1]
+            self.state.check_past(n_past, n)
+            if slots.shape != (self._model.card.n_layer, self.gathered_heads, n) or not n:
+                raise RequestError(f"slots have the shape {slots.shape}; it must be (layers, their heads, at least 1)")
+            if not 0 <= slots.min() <= slots.max() < source.state.n_whole:
+                raise SessionError(f"slots up to {slots.max()} are read; the session holds {source.state.n_whole}")
+            of_heads = np.ascontiguousarray(slots, np.int32)
+            code = native().ec_session_gather(self.handle, source.handle, address(of_heads), n, n_past)
+            check(code, "gathering keys and values")
+            places = source.state.held_places(source.n_cached)[slots.max(axis=(0, 1))]
+            self.state.restore(n_past + n, True, np.concatenate([self.state.held_places(n_past), places]))
+            super()._take_beside(b"", n_past + n)
 
     def _fork(self) -> "CpuSession":
         """Return a second session; the pages of the cached prefix are shared until one of the two writes there.

@@ -146,6 +146,12 @@ EC_API int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session
 /* Move the slots source[0], ..., source[n - 1] to start, start + 1, ...; they are ascending, and none is before its
  * target. */
 EC_API int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, int32_t start);
+/* Return how many key-value heads each layer has, where heads can see slots of their own: all layers have as many, store
+ * keys with their bias, see all of a text and have no states. Else 0. */
+EC_API int32_t ec_session_gathered_heads(const ec_session *session);
+/* Put into the slots from `start` on what the heads have in slots [layers][heads][n] of another session of the model. */
+EC_API int32_t ec_session_gather(ec_session *session, const ec_session *source, const int32_t *slots, int32_t n,
+                                 int32_t start);
 EC_API uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens);
 /* `places` are those of ec_item, of the first n_tokens slots. */
 EC_API int32_t ec_session_save(ec_session *session, int32_t n_tokens, const int32_t *places, void *target,

@@ -90,6 +90,35 @@ int32_t ec_session_move(ec_session *session, const int32_t *source, int32_t n, i
   });
 }
 
+int32_t ec_session_gathered_heads(const ec_session *session) {
+  const KVShape &shape = session->cache.shape();
+  if (session->model->remembers() || shape.n_rot != 0 || shape.layers.size() != session->model->layers.size()) return 0;
+  for (const Layer &layer : session->model->layers)
+    if (layer.window != 0) return 0;
+  const int32_t n_heads = shape.layers.front().n_head_kv;
+  for (const KVLayer &layer : shape.layers)
+    if (layer.n_head_kv != n_heads) return 0;
+  return n_heads;
+}
+
+int32_t ec_session_gather(ec_session *session, const ec_session *source, const int32_t *slots, int32_t n,
+                          int32_t start) {
+  return guarded([&] {
+    const KVShape &shape = session->cache.shape();
+    const int64_t page_bytes = source->cache.shape().page_bytes();  // each type has its own
+    require(session != source && source->model == session->model && page_bytes == shape.page_bytes(),
+            "keys and values are those of another session of the same model");
+    const int64_t n_heads = ec_session_gathered_heads(session);
+    require(n_heads > 0, "the heads of this model can't see slots of their own");
+    require(n >= 1 && start >= 0 && n <= session->cache.n_ctx() - start, "the slots are out of range");
+    const auto [least, most] = std::minmax_element(slots, slots + (int64_t)shape.layers.size() * n_heads * n);
+    require(*least >= 0 && *most < source->cache.n_ctx(), "the slots are out of range");
+    check_tokens(session, start);
+    check_tokens(source, *most + 1);
+    session->cache.gather(source->cache, slots, n, start);
+  });
+}
+
 uint64_t ec_session_saved_bytes(const ec_session *session, int32_t n_tokens) {
   if (n_tokens < 0) return 0;
   return kv_bytes(session, n_tokens) + state_bytes(session, n_tokens, true);

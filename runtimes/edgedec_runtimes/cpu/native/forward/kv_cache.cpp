@@ -192,31 +192,39 @@ void KVCache::write_rotation(int32_t slot, const float *cos_sin) {
   for (int32_t i = 0; i < shape_.n_rot; ++i) to[key_place(slot % PAGE_TOKENS, shape_.n_rot, i)] = cos_sin[i];
 }
 
-// Call visitor(address, bytes) for every piece of one token, always in the same order.
+// Call visitor(address, bytes) for every piece of n numbers of one token.
 template <class Visit>
-void KVCache::visit(int32_t slot, Visit visitor) const {
+static void visit_keys(uint8_t *piece, int32_t in_page, int64_t n, int64_t size, Visit visitor) {
+  for (int64_t i = 0; i < n; ++i) visitor(piece + key_place(in_page, n, i) * size, size);
+}
+
+// Call visitor(address, bytes) for every piece of one token's keys and values of a head, always in the same order.
+template <class Visit>
+void KVCache::visit_head(const KVLayer &of, int32_t head, int32_t slot, Visit visitor) const {
   const int32_t in_page = slot % PAGE_TOKENS;
-  const auto of_keys = [&](uint8_t *piece, int64_t n, int64_t size) {
-    for (int64_t i = 0; i < n; ++i) visitor(piece + key_place(in_page, n, i) * size, size);
-  };
+  const auto of_keys = [&](uint8_t *piece, int64_t n, int64_t size) { visit_keys(piece, in_page, n, size, visitor); };
   const auto of_values = [&](uint8_t *piece, int64_t n, int64_t size) {
     visitor(piece + value_place(in_page, n, 0) * size, n * size);
   };
+  const KVLayout &l = of.layout;
+  const int64_t size = l.bits == 16 ? 2 : 1, n = l.bits == 4 ? of.head_dim / 2 : of.head_dim;
+  uint8_t *base = at(slot, of.offset(head));
+  of_keys(base, n, size);
+  of_values(base + l.values, n, size);
+  of_keys(base + l.key_scales, l.n_groups, 2);
+  of_values(base + l.value_scales, l.n_groups, 2);
+  of_keys(base + l.key_outliers, l.n_outliers, 2);
+  of_values(base + l.value_outliers, l.n_outliers, 2);
+  of_keys(base + l.key_places, l.n_outliers, 1);
+  of_values(base + l.value_places, l.n_outliers, 1);
+}
+
+// Do so for all heads of all layers, and for the rotations.
+template <class Visit>
+void KVCache::visit(int32_t slot, Visit visitor) const {
   for (const KVLayer &of : shape_.layers)
-    for (int32_t head = 0; head < of.n_head_kv; ++head) {
-      const KVLayout &l = of.layout;
-      const int64_t size = l.bits == 16 ? 2 : 1, n = l.bits == 4 ? of.head_dim / 2 : of.head_dim;
-      uint8_t *base = at(slot, of.offset(head));
-      of_keys(base, n, size);
-      of_values(base + l.values, n, size);
-      of_keys(base + l.key_scales, l.n_groups, 2);
-      of_values(base + l.value_scales, l.n_groups, 2);
-      of_keys(base + l.key_outliers, l.n_outliers, 2);
-      of_values(base + l.value_outliers, l.n_outliers, 2);
-      of_keys(base + l.key_places, l.n_outliers, 1);
-      of_values(base + l.value_places, l.n_outliers, 1);
-    }
-  of_keys(at(slot, shape_.rotations), shape_.n_rot, sizeof(float));
+    for (int32_t head = 0; head < of.n_head_kv; ++head) visit_head(of, head, slot, visitor);
+  visit_keys(at(slot, shape_.rotations), slot % PAGE_TOKENS, shape_.n_rot, sizeof(float), visitor);
 }
 
 int64_t KVCache::token_bytes() const {
@@ -235,6 +243,19 @@ void KVCache::move(const int32_t *source, int32_t n, int32_t start) {
   if (n > 0) prepare(start, start + n);
   for (int32_t i = 0; i < n; ++i)
     if (source[i] != start + i) copy_token(source[i], start + i);
+}
+
+void KVCache::gather(const KVCache &other, const int32_t *slots, int32_t n, int32_t start) {
+  std::vector<uint8_t> bytes((size_t)token_bytes());
+  prepare(start, start + n);
+  for (const KVLayer &of : shape_.layers)
+    for (int32_t head = 0; head < of.n_head_kv; ++head)
+      for (int32_t i = 0; i < n; ++i) {
+        uint8_t *at = bytes.data();
+        other.visit_head(of, head, *slots++, [&](uint8_t *p, int64_t size) { memcpy(at, p, (size_t)size), at += size; });
+        at = bytes.data();
+        visit_head(of, head, start + i, [&](uint8_t *p, int64_t size) { memcpy(p, at, (size_t)size), at += size; });
+      }
 }
 
 void KVCache::save(int32_t n_tokens, uint8_t *target) const {

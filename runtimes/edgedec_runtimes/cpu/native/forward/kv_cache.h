@@ -56,6 +56,9 @@ class KVCache {
   // Store the cosines and sines of a token's position, [n_rot]; do nothing where the shape has none.
   void write_rotation(int32_t slot, const float *cos_sin);
   void move(const int32_t *source, int32_t n, int32_t start);
+  // Put into the slots from `start` on what each head of each layer has in slots of its own of another cache of the same
+  // shape, without rotations: slots [heads of all layers][n].
+  void gather(const KVCache &other, const int32_t *slots, int32_t n, int32_t start);
 
   int64_t token_bytes() const;
   void save(int32_t n_tokens, uint8_t *target) const;
@@ -69,6 +72,8 @@ class KVCache {
  private:
   template <class Visit>
   void visit(int32_t slot, Visit visitor) const;
+  template <class Visit>
+  void visit_head(const KVLayer &of, int32_t head, int32_t slot, Visit visitor) const;
   uint8_t *at(int32_t slot, int64_t offset) const { return pages_[slot / PAGE_TOKENS].get() + offset; }
   void copy_token(int32_t from, int32_t to);
 
