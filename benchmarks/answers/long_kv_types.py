@@ -5,9 +5,9 @@
 
 The documents and questions are those of benchmarks/answers/prompt_keep.py. Each way reads a document once for its five
 questions, answers them greedily, and evaluates the answer of f16 keys and values. Reported are the right answers, and
-over the tokens of f16's answers the KL divergence from f16 in nats and how often the best token is the same. "slide" is
-a context of a quarter of the document's length that slides. Beside these stands what `edgedec plan` gives up at this
-length, step by step, and what is held then.
+over the tokens of f16's answers the KL divergence from f16 in nats and how often the best token is the same, and how
+many questions only f16, or only the other way, gets right. "slide" is a context of a quarter of the document's length
+that slides. Beside these stands what `edgedec plan` gives up at this length, step by step, and what is held then.
 
 The script adds a line a question to --work and skips what that has, so it can be interrupted. It keeps f16's logits
 beside that file. It ends with one line of JSON.
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from made_pairs import compared
 from made_runs import add_line, lines_of
 from made_table import interval
 from prompt_keep import logits_of, prompt_of, task
@@ -31,7 +32,7 @@ from edgedec.api.options import Lossy
 from edgedec.choosing.partial_texts import row_log_probs
 from edgedec_apps.bench.provenance import report
 
-WAYS = ("f16", "q8_0", "gear", "q4_0", "slide")
+WAYS = ("f16", "q8_0", "q8_0/q4_0", "gear", "q4_0", "slide")
 
 
 def answers(args: argparse.Namespace, way: str, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
@@ -99,8 +100,11 @@ def table(rows: list[dict[str, Any]]) -> dict[str, Any]:
         low, high = interval(n_right, len(of))
         found[way] = {"n": len(of), "right": n_right, "interval": [low, high], "n_tokens": len(kl)}
         found[way] |= {"kl": float(kl.mean()), "most_kl": float(kl.max()), "same": float(same.mean())}
+        rights = [{(r["kind"], r["number"]): r["right"] for r in rows if r["way"] == each} for each in (way, "f16")]
+        found[way]["against"] = against = compared(*rights)
         share = f"{n_right}/{len(of)} ({low:.2f} to {high:.2f})"
-        print(f"{way:>6}: {share}, KL {kl.mean():.4f}, at most {kl.max():.3f}, same best token {same.mean():.3f}")
+        share += f", {against['only ours']} right alone, f16 {against['only theirs']}"
+        print(f"{way:>9}: {share}, KL {kl.mean():.4f}, at most {kl.max():.3f}, same best token {same.mean():.3f}")
     return found
 
 
