@@ -100,7 +100,7 @@ def table(rows: list[dict[str, Any]]) -> dict[str, Any]:
         low, high = interval(n_right, len(of))
         found[way] = {"n": len(of), "right": n_right, "interval": [low, high], "n_tokens": len(kl)}
         found[way] |= {"kl": float(kl.mean()), "most_kl": float(kl.max()), "same": float(same.mean())}
-        rights = [{(r["kind"], r["number"]): r["right"] for r in rows if r["way"] == each} for each in (way, "f16")]
+        rights = [{f"{r['kind']}{r['number']}": r["right"] for r in rows if r["way"] == each} for each in (way, "f16")]
         found[way]["against"] = against = compared(*rights)
         share = f"{n_right}/{len(of)} ({low:.2f} to {high:.2f})"
         share += f", {against['only ours']} right alone, f16 {against['only theirs']}"
