@@ -5,11 +5,12 @@
 
 The documents and questions are those of benchmarks/answers/prompt_keep.py. Each way reads a document once for its five
 questions, answers them greedily, and evaluates the answer of f16 keys and values. Reported are the right answers, and
-over the tokens of f16's answers the KL divergence from f16 in nats and how often the best token is the same. "slide" is
-a context of a quarter of the document's length that slides; "drop10" and "drop20" let each head go on with a tenth or
-a fifth of the slots right behind the prompt, "recycle10" chooses them again each 64 tokens. Behind the questions about
-a document comes a text of --text-tokens about it, of which KL, same token and the processor's seconds a step are
-reported. Beside these stands what `edgedec plan` gives up at this length, step by step, and what is held then.
+over the tokens of f16's answers the KL divergence from f16 in nats and how often the best token is the same, and how
+many questions only f16, or only the other way, gets right. "slide" is a context of a quarter of the document's length
+that slides; "drop10" and "drop20" let each head go on with a tenth or a fifth of the slots right behind the prompt,
+"recycle10" chooses them again each 64 tokens. Behind the questions about a document comes a text of --text-tokens about
+it, of which KL, same token and the processor's seconds a step are reported. Beside these stands what `edgedec plan`
+gives up at this length, step by step, and what is held then.
 
 The script adds a line a question to --work and skips what that has, so it can be interrupted. It keeps f16's logits
 beside that file. It ends with one line of JSON.
@@ -27,6 +28,7 @@ from time import process_time
 from typing import Any
 
 import numpy as np
+from made_pairs import compared
 from made_runs import add_line, lines_of
 from made_table import interval
 from prompt_keep import KINDS, N_QUESTIONS, logits_of, prompt_of, task
@@ -41,7 +43,7 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "drop20": {"dropped_slots": {"share": 0.2, "ahead": 0}},
     "recycle10": {"recycled_attention": {"share": 0.1}},
 }
-WAYS = ("f16", "q8_0", "gear", "q4_0", "slide", *METHODS)
+WAYS = ("f16", "q8_0", "q8_0/q4_0", "gear", "q4_0", "slide", *METHODS)
 ASK = "Retell what the document says, in its order and in your words."
 
 
@@ -131,9 +133,14 @@ def table(rows: list[dict[str, Any]]) -> dict[str, Any]:
         low, high = interval(n_right, len(of))
         name = f"{way} texts" if texts else way
         found[name] = {"n": len(of), "n_tokens": len(kl), "step_s": median(row.get("step_s", 0.0) for row in of)}
-        found[name] |= {} if texts else {"right": n_right, "interval": [low, high]}
         found[name] |= {"kl": float(kl.mean()), "most_kl": float(kl.max()), "same": float(same.mean())}
-        share = f"{found[name]['step_s']:.3f} s a step" if texts else f"{n_right}/{len(of)} ({low:.2f} to {high:.2f})"
+        share = f"{found[name]['step_s']:.3f} s a step"
+        if not texts:
+            found[name] |= {"right": n_right, "interval": [low, high]}
+            rights = [{f"{r['kind']}{r['number']}": r["right"] for r in rows if r["way"] == each} for each in (way, "f16")]
+            found[name]["against"] = against = compared(*rights)
+            share = f"{n_right}/{len(of)} ({low:.2f} to {high:.2f})"
+            share += f", {against['only ours']} right alone, f16 {against['only theirs']}"
         print(f"{name:>15}: {share}, KL {kl.mean():.4f}, at most {kl.max():.3f}, same best token {same.mean():.3f}")
     return found
 

@@ -35,6 +35,7 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import ForwardItem, RowGroup
 from edgedec.plugins import ARCHITECTURES as RUN
 from edgedec.plugins import is_own
+from edgedec_runtimes.cpu.library import KV_TYPES
 from edgedec_runtimes.cpu.network import read_network
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.cpu.weights import tile_job
@@ -66,7 +67,7 @@ def mutant(models: list[tuple[Source, Built]], rng: random.Random) -> bytes:
 
 def evaluate(path: Path, seed: int) -> None:
     """Load a model and use it a little; in a worker."""
-    options = LoadOptions(n_ctx=64, n_threads=1 + seed % 2, kv_type=("f16", "q8_0", "q4_0", "gear")[seed // 2 % 4])
+    options = LoadOptions(n_ctx=64, n_threads=1 + seed % 2, kv_type=tuple(KV_TYPES)[seed // 2 % len(KV_TYPES)])
     Cpu().plan(path, options)
     with Cpu().load(path, options) as model, np.errstate(all="ignore"):
         n_vocab = model.card.n_vocab

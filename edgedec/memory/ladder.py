@@ -25,7 +25,7 @@ _REQUEST_BYTES = (4_000_000, 2_000_000)
 CONTEXTS = (4096, 2048, 1024, 512)  # the first is given up before anything else
 _SHORT_CONTEXTS = (256, 128)  # of models that embed or rank, whose texts are short and never grow
 _ROWS = (16, 8, 4)
-_KV_TYPES = ("q8_0", "gear", "q4_0")
+_KV_TYPES = ("q8_0", "q8_0/q4_0", "gear", "q4_0")
 
 
 Rung = Callable[[LoadPlan], LoadPlan]

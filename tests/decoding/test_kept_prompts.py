@@ -193,7 +193,7 @@ def test_joint_requests_and_several_texts(path: Path, plain: dict[Any, Any], tmp
         assert (found[0].token_ids, found[0].stats.n_reused_tokens) == (plain[SECOND], HELD)
 
 
-@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0", "gear"])
+@pytest.mark.parametrize("kv_type", ["q8_0", "q8_0/q4_0", "q4_0", "gear"])
 def test_kv_types_are_apart(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, kv_type: str) -> None:
     """Each finds its own blocks alone."""
     model = write_tiny(tmp_path / "m.gguf", ARCHITECTURES["qwen2"])

@@ -324,7 +324,7 @@ def test_a_value_that_no_runtime_takes_is_refused_with_what_each_takes(model: Pa
     for options, words in (
         (
             {"kv_type": "q9"},
-            "kv_type is 'q9'; the cpu runtime takes f16, q8_0, q4_0, gear; llamacpp: kv_type is 'q9'; the llamacpp ",
+            "kv_type is 'q9'; the cpu runtime takes f16, q8_0, q8_0/q4_0, q4_0, gear; llamacpp: kv_type is 'q9'; the ",
         ),
         ({"n_threads": 999}, "n_threads is 999; it must be from 1 to 256$"),
     ):
@@ -339,7 +339,7 @@ def test_a_value_that_no_runtime_takes_is_refused_with_what_each_takes(model: Pa
 def test_a_value_that_the_only_runtime_does_not_take(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the other one installed, the value is what is wrong, not the model; why it is out is said, too."""
     monkeypatch.setattr(LlamaCpp, "accepts", _absent)
-    words = "kv_type is 'q9'; the cpu runtime takes f16, q8_0, q4_0, gear; llamacpp: not installed"
+    words = "kv_type is 'q9'; the cpu runtime takes f16, q8_0, q8_0/q4_0, q4_0, gear; llamacpp: not installed"
     with pytest.raises(RequestError, match=f"^{words}"):
         edgedec.load(model, kv_type="q9")
 

@@ -24,7 +24,7 @@ from edgedec.scheduler.drafter_factories import drafter_factories, drafter_facto
 from edgedec_apps.base_memory import base_bytes
 
 MB = 1_000_000
-_KV = {"f16": 40_000, "q8_0": 22_500, "gear": 16_000, "q4_0": 12_500}  # bytes a token
+_KV = {"f16": 40_000, "q8_0": 22_500, "q8_0/q4_0": 17_500, "gear": 16_000, "q4_0": 12_500}  # bytes a token
 
 
 class Sized:
@@ -451,6 +451,7 @@ def test_each_change_reads_as_what_was_done(choice: LoadPlan) -> None:
     assert last == [
         *("draft stores cut to 8.0 MB", "draft stores cut to 2.0 MB", "drafts cut to 15 tokens"),
         *("drafts cut to 7 tokens", "KV cache kept as q8_0", "context cut to 2048 tokens"),
-        *("context cut to 1024 tokens", "context cut to 512 tokens", "KV cache kept as gear"),
-        *("KV cache kept as q4_0", "common text left out", "drafts cut to 3 tokens", "drafting turned off"),
+        *("context cut to 1024 tokens", "context cut to 512 tokens", "KV cache kept as q8_0/q4_0"),
+        *("KV cache kept as gear", "KV cache kept as q4_0"),
+        *("common text left out", "drafts cut to 3 tokens", "drafting turned off"),
     ]

@@ -104,7 +104,7 @@ def test_a_set_of_all_layers_is_always_right(target: Path, plain: list[tuple[int
     recorded.assert_all_accepted()
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "gear", "q4_0"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q8_0/q4_0", "gear", "q4_0"])
 def test_after_a_draft_the_session_gives_the_bits_of_one_that_never_drafted(folder: Path, kv_type: str) -> None:
     """On the cpu runtime, for every KV type, across a page of the cache."""
     path = tiny_llama(folder / "heads.gguf", n_layer=4, n_head=2, n_head_kv=1, n_ctx_train=512)

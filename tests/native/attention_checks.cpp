@@ -23,7 +23,7 @@ struct Kind {
   bool has_sinks = false;
 
   std::string name() const {
-    const char *types[] = {"f16", "int8", "int4", "gear"};
+    const char *types[] = {"f16", "int8", "int4", "gear", "int8 and int4"};
     return std::string(types[type]) + (biased ? ", biased" : "") + (interleaved ? ", interleaved" : "") +
            (softcap != 0.0f ? ", capped" : "") + (has_sinks ? ", with sinks" : "") + ", heads of " +
            std::to_string(head_dim);
@@ -306,17 +306,20 @@ void check_round_trip(std::mt19937 &random, int32_t type, int32_t head_dim) {
     c.put(t, t);
   }
   bool close = true, exact = true;
+  const bool rotated = type == EC_KV_INT4 || type == EC_KV_INT8_INT4;  // then values are rounded after that
   for (int32_t t = 0; t < 40; ++t) {
-    const Floats found = kept_value(c, t);
+    Floats found = kept_value(c, t), values = c.values[(size_t)t];
+    for (Floats *x : {&found, &values})
+      if (rotated) hadamard(x->data(), head_dim, 1);
     for (size_t i = 0; i < found.size(); ++i) {
       const bool is_outlier = type == EC_KV_GEAR && (int32_t)i % 16 == t % 16;
       float peak = 0.0f;
       for (size_t j = i / 32 * 32; j < i / 32 * 32 + 32; ++j)
-        if (type != EC_KV_GEAR || (int32_t)j % 16 != t % 16) peak = std::max(peak, fabsf(c.values[(size_t)t][j]));
+        if (type != EC_KV_GEAR || (int32_t)j % 16 != t % 16) peak = std::max(peak, fabsf(values[j]));
       const float step = type == EC_KV_INT8 ? peak / 127.0f : peak / 7.4f;
-      if (is_outlier) exact = exact && found[i] == c.kept(c.values[(size_t)t][i]);
+      if (is_outlier) exact = exact && found[i] == c.kept(values[i]);
       else  // the largest of the wrong sign: 7.4 to 7
-        close = close && fabsf(found[i] - c.values[(size_t)t][i]) <= 1.41f * step;
+        close = close && fabsf(found[i] - values[i]) <= 1.41f * step;
     }
   }
   const std::string what = c.kind.name() + " values";
@@ -354,7 +357,7 @@ void check_attention(const Kernels &kernels) {
   for (int32_t head_dim : {64, 80}) kinds.push_back({EC_KV_F16, head_dim, false, false, 1.5f});
   for (int32_t head_dim : {64, 80}) kinds.push_back({EC_KV_F16, head_dim, false, false, 0.0f, true});
   kinds.push_back({EC_KV_INT8, 64, false, false, 1.5f, true});
-  for (int32_t type : {EC_KV_INT8, EC_KV_INT4, EC_KV_GEAR}) {
+  for (int32_t type : {EC_KV_INT8, EC_KV_INT4, EC_KV_GEAR, EC_KV_INT8_INT4}) {
     for (int32_t head_dim : {32, 64, 96, 128, 256, 320, 512}) kinds.push_back({type, head_dim});
     kinds.push_back({type, 64, false, false, 1.5f});
     for (bool interleaved : {false, true}) kinds.push_back({type, 64, true, interleaved});

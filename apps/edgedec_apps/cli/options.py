@@ -80,9 +80,9 @@ class LoadFlags:
     lora: Adapters = None
     kv_type: str = model_flag(
         "--kv-type TYPE",
-        "Element type of the KV cache, such as q8_0; the cpu runtime has f16, q8_0, gear and q4_0.",
+        "Element type of the KV cache; the cpu runtime has f16, q8_0, q8_0/q4_0 (keys/values), gear and q4_0.",
         "f16",
-        complete=completion.one_of("f16", "q8_0", "gear", "q4_0"),
+        complete=completion.one_of("f16", "q8_0", "q8_0/q4_0", "gear", "q4_0"),
         further=True,
     )
     gpu_layers: str | None = model_flag(

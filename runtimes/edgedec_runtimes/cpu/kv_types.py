@@ -1,8 +1,9 @@
 """The element types of keys and values: the models that can use them, and the bytes of a token.
 
-`q8_0` and `q4_0` are integers of 8 and 4 bits with a float16 scale for every 32 elements. `gear` also has 4 bits, and
-keeps one element of 16, the largest ones of a token's head, as float16 beside them: the sparse part of GEAR (Kang et
-al. 2024, arXiv:2403.05527). native/kernels/kernels.h defines the layouts.
+`q8_0` and `q4_0` are integers of 8 and 4 bits with a float16 scale for every 32 elements. `q8_0/q4_0` has the first for
+keys and the second for values, which take fewer bits well. `gear` also has 4 bits, and keeps one element of 16, the
+largest ones of a token's head, as float16 beside them: the sparse part of GEAR (Kang et al. 2024, arXiv:2403.05527).
+native/kernels/kernels.h defines the layouts.
 """
 
 from edgedec.errors import argument
@@ -14,7 +15,7 @@ WHOLE_PAGES = 6  # those of the longest forward (256 rows) and two before them
 BLOCK = 32
 LONGEST_HEAD = 512
 OUTLIERS_OF = 16  # one of so many elements is kept as float16
-_BITS = {"f16": 16, "q8_0": 8, "q4_0": 4, "gear": 4}
+_BITS = {"f16": (16, 16), "q8_0": (8, 8), "q8_0/q4_0": (8, 4), "q4_0": (4, 4), "gear": (4, 4)}  # of keys, of values
 
 
 def refusal(network: Network, kv_type: str) -> str | None:
@@ -32,16 +33,16 @@ def token_bytes(network: Network, kv_type: str) -> int:
     """Return the bytes of a token's keys and values in all layers."""
     stored = [layer for number, layer in enumerate(network.layers) if network.stores_kv(number)]
     rotation = 4 * network.n_rot if kv_type != "f16" and _bias_lies_apart(network) else 0
-    return sum(layer.n_head_kv * 2 * _vector_bytes(layer.head_dim, kv_type) for layer in stored) + rotation
+    return sum(layer.n_head_kv * _pair_bytes(layer.head_dim, kv_type) for layer in stored) + rotation
 
 
-def _vector_bytes(head_dim: int, kv_type: str) -> int:
-    """Return the bytes of the keys, or of the values, of one head."""
-    n_bytes = head_dim * _BITS[kv_type] // 8
+def _pair_bytes(head_dim: int, kv_type: str) -> int:
+    """Return the bytes of the key and the value of one head."""
+    n_bytes = head_dim * sum(_BITS[kv_type]) // 8
     if kv_type != "f16":
-        n_bytes += head_dim // BLOCK * 2
+        n_bytes += head_dim // BLOCK * 4
     if kv_type == "gear":
-        n_bytes += head_dim // OUTLIERS_OF * 3
+        n_bytes += head_dim // OUTLIERS_OF * 6
     return n_bytes
 
 

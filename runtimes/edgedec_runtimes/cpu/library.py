@@ -16,13 +16,14 @@ from edgedec.plugins import DISTRIBUTION
 from edgedec_runtimes.cpu.native_tables import NAMES, NUMBERS, VERSION, structures, type_of
 from edgedec_runtimes.shared.native import library_name
 
-ARITHMETIC = "2"
+ARITHMETIC = "3"
 """The version of what the kernels compute, raised when a sum changes its order: KV caches and measurements that were
 stored under another version belong to other bits, and are not used."""
 OK, INVALID, NO_MEMORY, CANCELLED, UNREADABLE, NOT_FINITE = (NUMBERS[name] for name in NAMES["results"])
 KV_TYPES = {
     "f16": NUMBERS["EC_KV_F16"],
     "q8_0": NUMBERS["EC_KV_INT8"],
+    "q8_0/q4_0": NUMBERS["EC_KV_INT8_INT4"],
     "q4_0": NUMBERS["EC_KV_INT4"],
     "gear": NUMBERS["EC_KV_GEAR"],
 }

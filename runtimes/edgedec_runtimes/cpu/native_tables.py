@@ -79,9 +79,9 @@ _NAMES = {
         EC_N_VECTORS
     """,
     # How keys and values are stored: as halves; or in groups of 32 with a half as scale, as int8, as 4 bits, or as 4
-    # bits with the largest elements (one of 16) as halves beside them. The last three take a head_dim that is a
-    # multiple of 32 and at most 512.
-    "KV types": "EC_KV_F16 EC_KV_INT8 EC_KV_INT4 EC_KV_GEAR",
+    # bits with the largest elements (one of 16) as halves beside them; or keys as int8, and values as 4 bits. All but
+    # halves take a head_dim that is a multiple of 32 and at most 512.
+    "KV types": "EC_KV_F16 EC_KV_INT8 EC_KV_INT4 EC_KV_GEAR EC_KV_INT8_INT4",
     # How the gates of experts come from their scores: a softmax over all experts, the sigmoid of each, or a softmax
     # over those that were chosen.
     "gatings": "EC_GATING_SOFTMAX EC_GATING_SIGMOID EC_GATING_CHOSEN",

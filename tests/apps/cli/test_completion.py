@@ -72,7 +72,7 @@ def completed(*words: str) -> list[str]:
         (("run", "x", "--draft", "=", "a"), ["auto"]),
         (("run", "x", "--draft", "="), ["auto", "off", *plugins(DRAFTERS)]),
         (("run", "x", "--runtime", ""), ["auto", *plugins(RUNTIMES)]),
-        (("run", "x", "--kv-type", "q"), ["q8_0", "q4_0"]),
+        (("run", "x", "--kv-type", "q"), ["q8_0", "q8_0/q4_0", "q4_0"]),
         (("run", "x", "--kv-t"), ["--kv-type"]),
         (("run", "x", "--draft-option", "rule="), rule_names()),
         (("export", "x", "--type", "q4_k"), ["q4_k_M", "q4_k_S"]),

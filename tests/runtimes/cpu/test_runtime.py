@@ -257,7 +257,7 @@ _Q = "blk.0.attn_q.weight"
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kv_type": "q5_1"}, "kv_type is 'q5_1'; the cpu runtime takes f16, q8_0, q4_0, gear"),
+        ({"kv_type": "q5_1"}, "kv_type is 'q5_1'; the cpu runtime takes f16, q8_0, q8_0/q4_0, q4_0, gear"),
         ({"n_threads": 0}, "n_threads is 0"),
         ({"n_threads": 257}, "n_threads is 257"),
         ({"n_ctx": 0}, "n_ctx is 0"),
@@ -278,7 +278,7 @@ def test_narrow_types_want_heads_of_whole_blocks(tmp_path: Path) -> None:
     """Heads of 48 elements are kept as float16, and refused as anything narrower."""
     path = write_tiny(tmp_path / "m.gguf", Tiny(n_embd=48, n_head=1, n_head_kv=1, head_dim=48))
     Cpu().load(path, LoadOptions()).close()
-    for act, kv_type in itertools.product((Cpu().load, Cpu().plan), ("q8_0", "q4_0", "gear")):
+    for act, kv_type in itertools.product((Cpu().load, Cpu().plan), ("q8_0", "q8_0/q4_0", "q4_0", "gear")):
         with pytest.raises(RequestError, match="heads have 48 elements"):
             act(path, LoadOptions(kv_type=kv_type))
 

@@ -56,7 +56,7 @@ void load_state(ec_session *session, int32_t n_tokens, const uint8_t *source, bo
 int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_session **session) {
   return guarded([&] {
     require(model->finished && n_ctx >= 1 && n_ctx <= 1 << 24, "a session's length is out of range");
-    require(kv_type >= EC_KV_F16 && kv_type <= EC_KV_GEAR, "no such KV type");
+    require(kv_type >= EC_KV_F16 && kv_type <= EC_KV_INT8_INT4, "no such KV type");
     *session = new ec_session(model, n_ctx, kv_type);
   });
 }

@@ -79,15 +79,21 @@ void largest(const float *x, int32_t d, int32_t n, uint8_t *places) {
   }
 }
 
+int32_t key_bits(int32_t type) {
+  return type == EC_KV_F16 ? 16 : type == EC_KV_INT8 || type == EC_KV_INT8_INT4 ? 8 : 4;
+}
+
 KVLayout layout_of(int32_t head_dim, int32_t type) {
   const int64_t tokens = PAGE_TOKENS;
   KVLayout layout{};
-  layout.bits = type == EC_KV_F16 ? 16 : type == EC_KV_INT8 ? 8 : 4;
+  layout.bits = key_bits(type);
+  layout.value_bits = type == EC_KV_INT8_INT4 ? 4 : layout.bits;
   layout.n_groups = type == EC_KV_F16 ? 0 : head_dim / 32;
   layout.n_outliers = type == EC_KV_GEAR ? head_dim / OUTLIERS_OF : 0;
   layout.rotated = type == EC_KV_INT4;
+  layout.values_rotated = type == EC_KV_INT4 || type == EC_KV_INT8_INT4;
   layout.values = tokens * head_dim * layout.bits / 8;
-  layout.key_scales = 2 * layout.values;
+  layout.key_scales = layout.values + tokens * head_dim * layout.value_bits / 8;
   layout.value_scales = layout.key_scales + 2 * tokens * layout.n_groups;
   layout.key_outliers = layout.value_scales + 2 * tokens * layout.n_groups;
   layout.value_outliers = layout.key_outliers + 2 * tokens * layout.n_outliers;
@@ -100,7 +106,7 @@ KVLayout layout_of(int32_t head_dim, int32_t type) {
 }  // namespace
 
 KVShape::KVShape(const std::vector<Heads> &of_layers, int32_t type, int32_t n_rot)
-    : bits(type == EC_KV_F16 ? 16 : type == EC_KV_INT8 ? 8 : 4), n_rot(n_rot) {
+    : bits(key_bits(type)), n_rot(n_rot) {
   for (const Heads &heads : of_layers) {
     layers.push_back({heads.n_head_kv, heads.head_dim, layout_of(heads.head_dim, type), rotations});
     rotations = layers.back().offset(heads.n_head_kv);
@@ -129,6 +135,7 @@ namespace {
 
 // The pieces of a head's keys or values in a page, and the places of a token's numbers in them.
 struct Side {
+  int32_t bits;
   uint8_t *data, *scales, *outliers, *places;
   int64_t (*place)(int32_t in_page, int64_t n, int64_t i);
 };
@@ -149,8 +156,8 @@ void write_packed(const KVLayout &layout, const Side &to, int32_t in_page, int32
   for (int32_t g = 0; g < layout.n_groups; ++g) {
     int32_t q[32];
     uint16_t *scale = (uint16_t *)to.scales + to.place(in_page, layout.n_groups, g);
-    *scale = layout.bits == 8 ? to_int8(x + 32 * g, q) : to_int4(x + 32 * g, q);
-    if (layout.bits == 8)
+    *scale = to.bits == 8 ? to_int8(x + 32 * g, q) : to_int4(x + 32 * g, q);
+    if (to.bits == 8)
       for (int i = 0; i < 32; ++i) to.data[to.place(in_page, d, 32 * g + i)] = (uint8_t)q[i];
     else
       for (int i = 0; i < 16; ++i)
@@ -181,9 +188,13 @@ void KVCache::write(const Kernels &kernels, int32_t layer, int32_t head, int32_t
   float x[MAX_PACKED_HEAD];
   memcpy(x, keys, (size_t)d * sizeof(float));
   if (l.rotated) hadamard(x, d, 1);
-  write_packed(l, {base, base + l.key_scales, base + l.key_outliers, base + l.key_places, key_place}, in_page, d, x);
+  write_packed(l, {l.bits, base, base + l.key_scales, base + l.key_outliers, base + l.key_places, key_place}, in_page,
+               d, x);
   memcpy(x, values, (size_t)d * sizeof(float));
-  write_packed(l, {base + l.values, base + l.value_scales, base + l.value_outliers, base + l.value_places, value_place},
+  if (l.values_rotated) hadamard(x, d, 1);
+  write_packed(l,
+               {l.value_bits, base + l.values, base + l.value_scales, base + l.value_outliers, base + l.value_places,
+                value_place},
                in_page, d, x);
 }
 
@@ -207,10 +218,10 @@ void KVCache::visit_head(const KVLayer &of, int32_t head, int32_t slot, Visit vi
     visitor(piece + value_place(in_page, n, 0) * size, n * size);
   };
   const KVLayout &l = of.layout;
-  const int64_t size = l.bits == 16 ? 2 : 1, n = l.bits == 4 ? of.head_dim / 2 : of.head_dim;
+  const int64_t size = l.bits == 16 ? 2 : 1, d = of.head_dim;
   uint8_t *base = at(slot, of.offset(head));
-  of_keys(base, n, size);
-  of_values(base + l.values, n, size);
+  of_keys(base, l.bits == 4 ? d / 2 : d, size);
+  of_values(base + l.values, l.value_bits == 4 ? d / 2 : d, size);
   of_keys(base + l.key_scales, l.n_groups, 2);
   of_values(base + l.value_scales, l.n_groups, 2);
   of_keys(base + l.key_outliers, l.n_outliers, 2);

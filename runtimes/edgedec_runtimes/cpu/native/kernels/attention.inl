@@ -150,6 +150,7 @@ float share_of(const AttentionWork &w, int query, const Part &part) {
 void divide(const AttentionWork &w, int query, const Part &part) {
   const Floats factor = set(share_of(w, query, part));
   for (int32_t d = 0; d < w.head_dim; d += LANES) store(part.sums + d, mul(load(part.sums + d), factor));
+  if (w.layout.values_rotated) edgedec::hadamard(part.sums, w.head_dim, 1);
 }
 
 // Write a query's result, or what later calls go on from.

@@ -55,9 +55,9 @@ struct Matrix {
 //   4 bit    n = head_dim / 2 bytes, 16 to a group of 32 elements: element i in the low half of byte i, element 16 + i
 //            in the high one, plus 8; half scales as above; then n_outliers exact elements as halves, and their places
 //            as bytes, counted from the last multiple of 256 elements (each 256 elements have 16 of them)
-// Rotated keys are multiplied by a Hadamard matrix. Where keys are stored without their bias, a page ends with the
-// cosines and sines of its tokens' positions, [64 / 16][n_rot][16] floats: the bias is rotated and added when the keys
-// are read.
+// Rotated keys and values are multiplied by a Hadamard matrix; of values, attention's result is rotated back. Where keys
+// are stored without their bias, a page ends with the cosines and sines of its tokens' positions, [64 / 16][n_rot][16]
+// floats: the bias is rotated and added when the keys are read.
 constexpr int PAGE_TOKENS = 64;
 constexpr int KEY_BLOCK = 16;
 constexpr int UNPACKED_TOKENS = 32;  // most values that are unpacked at a time
@@ -67,9 +67,9 @@ constexpr int OUTLIER_ELEMENTS = 256;  // elements of which the places of those 
 constexpr int MAX_OUTLIERS = MAX_PACKED_HEAD / OUTLIERS_OF;
 
 struct KVLayout {
-  int32_t bits;  // 16, 8 or 4
+  int32_t bits, value_bits;  // 16, 8 or 4, of keys and of values; 16 of both or of none
   int32_t n_groups, n_outliers;
-  bool rotated;
+  bool rotated, values_rotated;
   // Offsets from the keys on, and the size of all.
   int64_t values, key_scales, value_scales, key_outliers, value_outliers, key_places, value_places, bytes;
 };

@@ -110,14 +110,14 @@ void unpack_keys(const AttentionWork &w, const uint8_t *page, int64_t block, flo
 // Unpack the values of the tokens [begin, end) of a page to floats [end - begin][head_dim].
 void unpack_values(const AttentionWork &w, const uint8_t *page, int64_t begin, int64_t end, float *out) {
   const edgedec::KVLayout &at = w.layout;
-  const uint8_t *base = page + w.offset, *values = base + at.values + begin * w.head_dim * at.bits / 8;
+  const uint8_t *base = page + w.offset, *values = base + at.values + begin * w.head_dim * at.value_bits / 8;
   const uint8_t *scales = base + at.value_scales + 2 * begin * at.n_groups;
   const int64_t n_groups = (end - begin) * at.n_groups;
   for (int64_t g = 0; g < n_groups; ++g) {
     uint16_t half;
     memcpy(&half, scales + 2 * g, 2);
     const Floats scale = set(edgedec::half_to_float(half));
-    if (at.bits == 8) {
+    if (at.value_bits == 8) {
       for (int i = 0; i < 32; i += LANES) store(out + 32 * g + i, mul(load_s8(values + 32 * g + i), scale));
       continue;
     }
