@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.models.tiny_quantized import Tiny, write_tiny
 from support.texts.agent_turns import ANSWER, N_TURNS, TEMPLATE, request
 
-_SIZES = {"n_layer": 8, "n_embd": 1024, "n_head": 8, "n_head_kv": 2, "head_dim": 256, "n_rot": 64, "n_ff": 3584}
-_STATES = {"recurrent": (0, 1, 2, 4, 5, 6), "n_state_head": 16, "n_state_key_head": 16, "n_state": 128}
+_SIZES: dict[str, Any] = {"n_layer": 8, "n_embd": 1024, "n_head": 8, "n_head_kv": 2, "head_dim": 256, "n_ff": 3584}
+_STATES: dict[str, Any] = {"recurrent": (0, 1, 2, 4, 5, 6), "n_state_head": 16, "n_state_key_head": 16, "n_state": 128}
 _KEYS = (("rope.dimension_sections", [11, 11, 10, 0]),)
-_RECURRENT = Tiny("qwen35", ("Q4_K",), tied=True, n_ctx_train=8192, keys=_KEYS, **_SIZES, **_STATES)
+_RECURRENT = Tiny("qwen35", ("Q4_K",), tied=True, n_rot=64, n_ctx_train=8192, keys=_KEYS, **_SIZES, **_STATES)
 
 
 def first_token(client: httpx.Client, pid: int, body: dict[str, Any]) -> dict[str, Any]:
