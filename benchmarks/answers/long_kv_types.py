@@ -137,7 +137,9 @@ def table(rows: list[dict[str, Any]]) -> dict[str, Any]:
         share = f"{found[name]['step_s']:.3f} s a step"
         if not texts:
             found[name] |= {"right": n_right, "interval": [low, high]}
-            rights = [{f"{r['kind']}{r['number']}": r["right"] for r in rows if r["way"] == each} for each in (way, "f16")]
+            rights = [
+                {f"{r['kind']}{r['number']}": r["right"] for r in rows if r["way"] == each} for each in (way, "f16")
+            ]
             found[name]["against"] = against = compared(*rights)
             share = f"{n_right}/{len(of)} ({low:.2f} to {high:.2f})"
             share += f", {against['only ours']} right alone, f16 {against['only theirs']}"

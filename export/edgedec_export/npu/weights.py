@@ -11,7 +11,6 @@ keys, the queries' scales compensate; for values, a factor behind the attention.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
