@@ -12,6 +12,7 @@ PRODUCT = (*PACKAGES, "apps/edgedec_apps", "methods/edgedec_methods")
 RUNTIMES, APPS = "runtimes/edgedec_runtimes", "apps/edgedec_apps"
 EDGES = {
     f"{APPS}/cli/chat/echo.py": "terminals: what they show of what is typed",
+    f"{APPS}/cli/commands/learn.py": "the priority of a process",
     f"{APPS}/cli/interrupts.py": "signals that end the program",
     f"{APPS}/limits.py": "limits that a process sets itself",
     f"{RUNTIMES}/cpu/native/edgedec_cpu.h": "how a library exports its functions",

@@ -36,10 +36,10 @@ from prompt_keep import made
 
 def opened(args: argparse.Namespace, length: int, kv: str, draft: str, runtime: str = "cpu") -> Any:
     """Load the model; return it and the first tokens of the document."""
-    kept: dict[str, Any] = {"memory": "1TB", "prompt_cache": "40GB", "cache_dir": args.work.with_suffix(".kept")}
+    storing: dict[str, Any] = {"memory": "1TB", "prompt_cache": "40GB", "cache_dir": args.work.with_suffix(".kept")}
     options = {"runtime": runtime, "draft": draft, "n_ctx": length + 256, "kv_type": kv, "n_threads": args.threads}
     path = resolve(args.model, EngineOptions(offline=True).resolving)
-    engine = edgedec.load(path, **options, **(kept if runtime == "cpu" else {}))
+    engine = edgedec.load(path, **options, **(storing if runtime == "cpu" else {}))
     return engine, [*map(int, engine.tokenizer.encode("\n".join(made("question", 0, 4000).lines))[:length])]
 
 
@@ -64,10 +64,10 @@ def cell(args: argparse.Namespace, length: int, kv: str) -> dict[str, Any]:
     ms = {name: median(each) for name, each in ms.items()}
     terms = {term.name.split(" (")[0]: term.n_bytes for term in plan.terms}
     read = terms["weights"] + terms["KV cache"] * length // (length + 256)
-    found = {"model": args.model, "length": length, "kv": kv, "ms": ms, "terms": terms, "bytes": read}
-    found |= {"planned": plan.total_bytes, "held": held, "share": read / n_bytes * ms["plain read"] / ms["cpu T(1)"]}
-    found |= {way: drafts(args, length, kv, way) for way in args.drafts if args.texts}
-    return found | {"cell_s": perf_counter() - begun}
+    measured = {"model": args.model, "length": length, "kv": kv, "ms": ms, "terms": terms, "bytes": read}
+    measured |= {"planned": plan.total_bytes, "held": held, "share": read / n_bytes * ms["plain read"] / ms["cpu T(1)"]}
+    measured |= {way: drafts(args, length, kv, way) for way in args.drafts if args.texts}
+    return measured | {"cell_s": perf_counter() - begun}
 
 
 def drafts(args: argparse.Namespace, length: int, kv: str, draft: str) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def main() -> None:
             if each not in [(row["model"], row["length"], row["kv"]) for row in lines_of(args.work)]:
                 add_line(args.work, pool.submit(cell, args, *each[1:]).result())
                 print(f"{each}: {lines_of(args.work)[-1]}", flush=True)
-    found = [row for row in lines_of(args.work) if (row["model"], row["length"], row["kv"]) in cells]
-    report({"benchmark": "long_contexts", "model": args.model, "cells": found}, args.json_out)
+    measured = [row for row in lines_of(args.work) if (row["model"], row["length"], row["kv"]) in cells]
+    report({"benchmark": "long_contexts", "model": args.model, "cells": measured}, args.json_out)
 
 
 if __name__ == "__main__":

@@ -178,10 +178,10 @@ class SparseSession(UnsavedSession, OuterSession):
         ids = np.array(self._ids[place - (WINDOW if place == self._first else RECENT) : place], np.int32)
         mass, none = dict.fromkeys(range(n_layer), np.ones(len(ids), np.float32)), np.empty(0, np.int32)
         item = ForwardItem(self._whole, place - len(ids), (RowGroup(ids),), none, mass=mass)
-        found, self._n_kept = self._whole.evaluate(item).mass, max(math.ceil(self._share * place), LEAST)
-        assert found is not None, "it was asked for"
+        seen, self._n_kept = self._whole.evaluate(item).mass, max(math.ceil(self._share * place), LEAST)
+        assert seen is not None, "it was asked for"
         self._small.scales = self._exact.scales
-        self._small.gather(self._whole, chosen_slots(found, n_heads, self._n_kept), 0)
+        self._small.gather(self._whole, chosen_slots(seen, n_heads, self._n_kept), 0)
         if place < n_past:  # the text went back over a place
             self._small.forward(np.array(self._ids[place:n_past], np.int32), n_past=self._n_kept, rows=none)
         self._place = place

@@ -91,6 +91,7 @@ def test_only_a_server_that_was_asked_to_keeps_answers(cache: Path, model: Path,
     assert (cache / "answers").exists() == keeps
 
 
+@pytest.mark.slow
 def test_answers_are_forgotten(cache: Path, model: Path, tmp_path: Path) -> None:
     """Those of one model with what learns of them, or all."""
     other = tiny_llama(tmp_path / "other.gguf", seed=1)

@@ -111,6 +111,9 @@ def slot_of(n_held: int, n_exact: int, *, chunk: int = 1, rollback: bool = True)
         class model:
             capabilities = Capabilities(prefill_chunk=chunk, rollback=rollback)
 
+            class tokenizer:
+                piece = staticmethod(lambda token_id: b"x")
+
     session: Any = Held()
     return SessionSlot(session, list(HELD[:n_held]), n_exact)
 

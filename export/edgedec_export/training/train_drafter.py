@@ -302,7 +302,7 @@ def learn_head(model: Path, texts: Sequence[Sequence[int]], work: Path, options:
     name: Literal["head", "exit"] = "exit" if old.card.exits else "head"
     kind = kind_of(name, TargetParts.of(gguf), options)
     assert isinstance(kind, HeadKind | SplitKind), "by the name"
-    made, own = kind.card(len(old.d2t)), old.card.own_output
+    made, has_output = kind.card(len(old.d2t)), old.card.own_output
     said = replace(old.card, name=made.name, target=made.target, promise=None, notes=(), own_output=False)
     if said != made:
         raise UnsupportedModelError(f"{head}: only heads and exits that edgedec train-drafter made can go on learning")
@@ -311,7 +311,7 @@ def learn_head(model: Path, texts: Sequence[Sequence[int]], work: Path, options:
     out = train_drafter(model, path if name == "exit" else path.with_suffix(""), asked).path
     if out != path:
         types = f"{DEFAULT_TYPES},output=Q4_0"
-        write_head_gguf(load_head(out), gguf, path, types=types, own_output=own, force=True)
+        write_head_gguf(load_head(out), gguf, path, types=types, own_output=has_output, force=True)
     files = first_files(work / "lessons", n_tokens)
     before, after = (_judged(kind, each, files) for each in (old, load_head(path)))
     return LearnedHead(path, before, after, sum(file.n_tokens for file in files if file.is_judge))

@@ -74,7 +74,7 @@ def test_prompts_are_kept_listed_and_deleted(model: Path) -> None:
         return document["stats"]["n_reused_tokens"], document["text"]
 
     (n_first, text), second = n_reused_and_text(), n_reused_and_text()
-    assert (n_first, second) == (0, (512, text))
+    assert (n_first, second) == (0, (576, text))
     assert n_reused_and_text("--prompt-cache", "off") == (0, text)
     (kept,) = json.loads(run_here("cache", "list", "--json").out)["prompts"]
     assert f"prompts that {kept['name'].rpartition('-')[0]} has read\n" in run_here("cache", "list").text

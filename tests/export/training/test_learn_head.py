@@ -115,6 +115,7 @@ def test_a_head_learns_and_kills_change_nothing(
     assert again.path.read_bytes() == learned.path.read_bytes()
 
 
+@pytest.mark.slow
 def test_what_can_not_learn_is_refused(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No head, too few prompts, and a head of another make; nothing is written."""
     monkeypatch.setattr("edgedec_export.training.kinds.find_spec", lambda name: object())
