@@ -23,7 +23,8 @@ from edgedec_apps.cli.wording import OPTIONS, TRAINING, in_options
 from edgedec_export.training.train_drafter import TrainOptions
 
 GUIDE = Path(__file__).parents[3] / "docs" / "embedding.md"
-ONLY_PYTHON = set("model lossy methods drafting draft_max_rows grammars cache_dir on_progress cancel head texts".split())
+ONLY_PYTHON = set("model lossy methods drafting draft_max_rows grammars cache_dir on_progress cancel".split())
+ONLY_PYTHON |= {"head", "texts"}
 CUTS = {CUT_TEXT, CUT_DOCUMENT}
 ONLY_ELSEWHERE = {"allow_requantize", "pooling", "passages", "max_document_tokens", *CUTS}
 BY_ANOTHER_NAME = {"n_ctx", "n_draft_max", "n_gpu_layers", "n_parallel", "n_texts", "n_threads", "projector"}
