@@ -28,6 +28,7 @@ from edgedec.pictures import Block, PictureRows
 from edgedec.progress import CancelToken
 from edgedec.storage.whole_file import write_atomically
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.shared.block_files import BlockFiles, _Job
 
 pytestmark = pytest.mark.slow
 BLOCK, HELD = 256, 576  # of the prompts below: two blocks, and one of a page
@@ -111,8 +112,15 @@ def test_another_process_begins_with_what_was_read(path: Path, plain: dict[Any, 
         assert "576 tokens of the prompt came from the prompt cache on the disk" in result.stats.explanation
 
 
-def test_going_back_begins_at_the_states_on_the_disk(path: Path, plain: dict[Any, Any], tmp_path: Path) -> None:
-    """In the engine that has read a longer text, whose own states of that place are gone."""
+def test_going_back_begins_at_the_states_on_the_disk(
+    path: Path, plain: dict[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the engine that has read a longer text, whose own states of that place are gone; files are written at once."""
+
+    def write(files: BlockFiles, name: str, data: Any, used_s: float) -> None:
+        files._write(_Job(files._folder / name, data, used_s))
+
+    monkeypatch.setattr(BlockFiles, "write", write)
     shorter = (*DOCUMENT[:520], 90, 91)
     with load(path, tmp_path / "none", prompt_cache=None) as engine:
         (text,) = texts(engine, shorter)

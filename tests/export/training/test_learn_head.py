@@ -119,17 +119,17 @@ def test_a_head_learns_and_kills_change_nothing(
 def test_what_can_not_learn_is_refused(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No head, too few prompts, and a head of another make; nothing is written."""
     monkeypatch.setattr("edgedec_export.training.kinds.find_spec", lambda name: object())
-    model, work = linked(target, tmp_path), tmp_path / "work"
+    model, work, options = linked(target, tmp_path), tmp_path / "work", replace(OPTIONS, cache_dir=tmp_path / "cache")
     many = [[1, i, 5] for i in range(LEAST_TEXTS)]
     with pytest.raises(EdgedecError, match="m has no draft head that fits"):
-        learn_head(model, many, work, OPTIONS)
+        learn_head(model, many, work, options)
     n_vocab = TargetParts.of(read_gguf(model)).network.n_vocab
     tiny = TinyHead(n_embd=64, n_embd_target=64, taps=(2, 3, 4), n_vocab_target=n_vocab)
     write_head(tmp_path / "m.head", tiny)  # with fewer rows of gate than one from here
     with pytest.raises(EdgedecError, match=r"answers to 1 prompts are kept .*, and 192 are needed"):
-        learn_head(model, [[1, 3, 5]] * 500, work, OPTIONS)
+        learn_head(model, [[1, 3, 5]] * 500, work, options)
     with pytest.raises(EdgedecError, match=r"m\.head: only heads and exits that edgedec train-drafter made can"):
-        learn_head(model, many, work, OPTIONS)
+        learn_head(model, many, work, options)
     assert not work.exists()
 
 
