@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
