@@ -87,8 +87,8 @@ class _Bucket:
             Real steps replace an entry as soon as recent single-row steps tell the pace; the entry of one row stays.
         points: Median seconds of real steps, by number of rows.
         most: The most rows that were measured, 0 without any.
-        growth: The most that attention makes one row longer than `base`, which is of much shorter contexts, in times of
-            it; further rows grow by more. 0 where `base` is of other contexts.
+        growth: Where `base` was measured in much shorter contexts: the most that attention may add to a forward of one
+            row, in times of its base. Else 0.
         pace: How many times as long as `base` says real steps take now, because of the machine or the context.
     """
 
@@ -180,7 +180,7 @@ class _Bucket:
         return result
 
     def _is_guess(self, n_rows: int) -> bool:
-        """Tell whether the base of some rows is what shorter contexts take."""
+        """Return whether the base of so many rows was measured in much shorter contexts."""
         return self.growth > 0 and n_rows > 1 and n_rows not in self._from_steps
 
 
@@ -345,7 +345,7 @@ class CostCurve:
         return bucket
 
     def is_new(self, n_past: int) -> bool:
-        """Tell whether contexts of `n_past` tokens are much longer than those timed: a plain step tells more."""
+        """Return whether contexts of `n_past` tokens are much longer than those timed, so a plain step is due."""
         bucket = self._bucket(n_past)
         return bucket.growth > 0 and 1 not in bucket.points
 

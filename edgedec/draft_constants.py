@@ -47,11 +47,11 @@ so many plain steps beyond their share, as a text that has just begun may draft,
 HOPED = 1 / 16
 """Of a plain step: what a row more costs where rows are cheap."""
 ATTENDED = 0.4
-"""What attention to a context takes for each row behind the first one, in times of the first one: rows share what is
-read, and each of them computes (measured on AVX-512 behind 8,000 tokens: 0.38 to 0.41)."""
+"""Attention of each row behind the first one, in times of the first row's: all rows share what is read, and each row
+computes for itself (measured on AVX-512 behind 8,000 tokens: 0.38 to 0.41)."""
 AS_LONG = 4096
-"""Tokens of context from which attention may take as long as all else of a plain step, as with small models; what a
-step takes beyond that share is the machine's doing."""
+"""Behind so many tokens attention may take as long as all other work of a plain step, as with small models. What a step
+takes beyond that is put down to a slower machine."""
 
 # What may be lost, to find out
 

@@ -1,4 +1,4 @@
-"""Why a prompt that is much like the kept one is read again: where the two differ, and how much is common behind that.
+"""Why a prompt is read again though most of its text was kept: where it differs, and how much is equal behind that.
 
 Nothing behind a difference is exact: keys and values depend on all text before them, and on their positions. Reading
 a share of the rows again (CacheBlend, Yao et al. 2025, arXiv:2405.16444) would be another text, so it is not done.
@@ -20,7 +20,7 @@ class PromptMiss:
     """Where a prompt leaves the kept one, of which it has much behind that, too.
 
     Attributes:
-        counts: A sentence that shows nothing of the texts.
+        counts: A sentence with numbers of tokens alone, which a log may show.
         places: Both texts where they differ, at most 40 characters of each.
     """
 
@@ -35,7 +35,7 @@ def miss_of(
 
     Args:
         held: The tokens that were kept.
-        prompt: The prompt. Negative numbers are rows of pictures.
+        prompt: The prompt's tokens. A negative number stands for a row of a picture.
         n_reused: How many of its tokens are not read again.
         piece: Returns the bytes of a token.
     """

@@ -99,7 +99,7 @@ class SparseSession(UnsavedSession, OuterSession):
 
     @property
     def n_ctx(self) -> int:
-        """Most tokens of a text, of which both sessions are within the memory that is planned for one."""
+        """Tokens of the longest text for which both sessions together keep to the memory that was planned for one."""
         return min(self.inner.n_ctx, max(LEAST, int((self.inner.n_ctx - LEAST) / (1 + self._share))))
 
     @property

@@ -1,4 +1,4 @@
-"""The draft head beside a model: the one that the catalogue has, and one that has learned here."""
+"""Draft heads beside a model's file: the catalogue's, and one that went on learning on this machine."""
 
 import os
 from pathlib import Path

@@ -61,8 +61,8 @@ class TrainOptions(AskedShape):
         work: The folder of answers and checkpoints; None for `NAME.training` beside the drafter. Drafters of one
             target may share it, one after the other.
         prompts: The user's own prompts.
-        head: A head that goes on learning; None for a new drafter.
-        texts: What it learns from, as of Collecting, in place of answers to prompts; `n_tokens` are those of them all.
+        head: A trained head, which learns further; None trains a new drafter.
+        texts: Learned in place of answers to prompts, in Collecting's form; `n_tokens` counts their answers' tokens.
         n_tokens: Tokens of the target's answers to learn from and to measure with.
         n_answer: Most tokens of an answer.
         n_vocabulary: Tokens that the head can draft, or the draft model learns to tell apart; None for as many as make

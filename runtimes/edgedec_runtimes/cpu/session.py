@@ -169,12 +169,12 @@ class CpuSession(OwnSession):
             return int(native().ec_session_gathered_heads(self.handle))
 
     def gather(self, source: "CpuSession", slots: NDArray[np.int32], n_past: int) -> None:
-        """Hold behind the first `n_past` tokens what each head has in slots of its own of another session of the model.
+        """Copy keys and values from slots of another session, which are chosen for each head, behind `n_past` tokens.
 
         Args:
             source: That session.
-            slots: int32[n_layer, gathered_heads, n], those of a head ascending. Rows behind them stand behind the
-                place of the last one, which is the same for all heads.
+            slots: int32[n_layer, gathered_heads, n], those of a head ascending. All heads have the same last slot;
+                further rows stand at the positions behind it.
             n_past: Tokens of this session that stay.
 
         Raises:
