@@ -52,6 +52,7 @@ def asked(
 
     try:
         while socket.socket().connect_ex(("127.0.0.1", port)) or not answer(texts[0]):  # until the model is loaded
+            assert server.poll() is None, f"{command[0]} ended with {server.returncode}"
             time.sleep(0.1)
         with ThreadPoolExecutor(n_clients) as clients:
             begun = time.perf_counter()
