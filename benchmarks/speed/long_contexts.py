@@ -52,6 +52,7 @@ def cell(args: argparse.Namespace, length: int, kv: str) -> dict[str, Any]:
             request = stack.enter_context(engine).requests.plain(tuple(ids), {})
             sessions[runtime] = stack.enter_context(prompt_read(engine.pool, request, CancelToken())).slot.session
             ms[f"{runtime} loaded and read"] = [1e3 * (perf_counter() - begun)]
+            print(f"{runtime} has read {length} tokens", flush=True)
             if runtime == "cpu":
                 plan, held = engine.plan, resident_bytes()
         for turn in range(args.rounds):
