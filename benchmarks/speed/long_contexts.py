@@ -73,15 +73,15 @@ def cell(args: argparse.Namespace, length: int, kv: str) -> dict[str, Any]:
 
 def drafts(args: argparse.Namespace, length: int, kv: str, draft: str) -> dict[str, Any]:
     """Return how fast questions are answered with drafts, in times of plain decoding, and what drafts did."""
-    (engine, ids), ratios, counts = opened(args, length, kv, draft), [], dict[str, float]()
-    with engine:
+    (engine, ids), (plain, _) = opened(args, length, kv, draft), opened(args, length, kv, "off")
+    ratios, counts = list[float](), dict[str, float]()
+    with engine, plain:  # apart, so that no text is copied from its twin, and drafters go on with what they learned
         for turn in range(args.texts):
             what, answers = ("What happened on", "Copy the line of", "Tell a story about")[turn % 3], {}
             ask = [*ids, *map(int, engine.tokenizer.encode(f"\n\n{what} day {17 * turn + 3}:", add_special=False))]
             for drafted in (turn % 2 == 0, turn % 2 == 1):
-                engine.forget()
-                asked = {"max_tokens": args.tokens, "temperature": 0.0, "ignore_end": True, "draft": drafted}
-                answers[drafted] = engine.generate(tuple(ask), **asked)
+                asked = {"max_tokens": args.tokens, "temperature": 0.0, "ignore_end": True}
+                answers[drafted] = (engine if drafted else plain).generate(tuple(ask), **asked)
             assert answers[True].token_ids == answers[False].token_ids, "drafts have changed a text"
             stats = answers[True].stats
             ratios.append(stats.tokens_per_s / answers[False].stats.tokens_per_s)

@@ -64,7 +64,7 @@ int32_t ec_session_open(ec_model *model, int32_t n_ctx, int32_t kv_type, ec_sess
 int32_t ec_session_fork(ec_session *session, int32_t n_tokens, ec_session **fork) {
   return guarded([&] {
     check_tokens(session, n_tokens);
-    session->cache = KVCache(session->cache, n_tokens);  // pages behind them, of a longer text before, are freed
+    session->cache.trim(n_tokens);  // pages behind them, of a longer text before, are freed
     std::unique_ptr<ec_session> twin(new ec_session(*session, n_tokens));
     if (session->draft_head) {
       twin->draft_head = session->draft_head->fork(n_tokens);

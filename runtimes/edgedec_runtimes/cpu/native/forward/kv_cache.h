@@ -38,11 +38,13 @@ struct KVShape {
 class KVCache {
  public:
   KVCache(const KVShape &shape, int32_t n_ctx)
-      : shape_(shape), n_ctx_(n_ctx), pages_((n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS) {
+      : shape_(shape), n_ctx_(n_ctx), pages_((n_ctx + PAGE_TOKENS - 1) / PAGE_TOKENS), in_memory_(pages_.size()) {
     addresses_.resize(pages_.size());
   }
   // Share the pages that hold the first n_tokens.
   KVCache(const KVCache &other, int32_t n_tokens);
+  // Free the pages behind those of the first n_tokens.
+  void trim(int32_t n_tokens);
 
   const KVShape &shape() const { return shape_; }
   int32_t n_ctx() const { return n_ctx_; }
@@ -70,6 +72,7 @@ class KVCache {
   void load_pages(int32_t begin, int32_t end, const uint8_t *source);  // std::bad_alloc: some may be loaded
 
  private:
+  std::shared_ptr<uint8_t> new_page(size_t i);  // std::bad_alloc
   template <class Visit>
   void visit(int32_t slot, Visit visitor) const;
   template <class Visit>
@@ -81,6 +84,10 @@ class KVCache {
   int32_t n_ctx_;
   std::vector<std::shared_ptr<uint8_t>> pages_;
   std::vector<const uint8_t *> addresses_;
+  // Memory for all pages, each at its place in it unless another cache has the page that was there; empty until needed.
+  std::shared_ptr<uint8_t> memory_;
+  std::vector<std::weak_ptr<uint8_t>> in_memory_;
+  size_t first_in_memory_ = 0;
 };
 
 }  // namespace edgedec
