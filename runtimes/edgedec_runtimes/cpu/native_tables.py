@@ -389,7 +389,7 @@ def numbers(table: str, prefix: str) -> dict[str, int]:
     """Return the numbers of a table by their names without a prefix, in small letters.
 
     >>> numbers("gatings", "EC_GATING_")
-    {'softmax': 0, 'sigmoid': 1, 'chosen': 2}
+    {'softmax': 0, 'sigmoid': 1, 'chosen': 2, 'relu': 3}
     """
     return {name.removeprefix(prefix).lower(): i for i, name in enumerate(NAMES[table])}
 
