@@ -29,7 +29,7 @@ def write(path: Path, n_layer: int, n_expert: int) -> Path:
     """Write the model and return its path."""
     tiny = Tiny(
         "blockffn",
-        ("Q4_0",),
+        ("Q4_1",),
         n_layer=n_layer,
         n_embd=1280,
         n_head=10,
