@@ -17,6 +17,8 @@ from edgedec.model import Model
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference
 
+pytestmark = pytest.mark.slow
+
 TINY = OWN["blockffn"]
 TOKENS = np.random.default_rng(5).integers(0, 260, 24).astype(np.int32)
 F64 = NDArray[np.float64]
