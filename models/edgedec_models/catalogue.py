@@ -311,6 +311,7 @@ def _wheel_source(table: Mapping[str, object], label: str) -> WheelSource:
 
 
 def _check_requirement(requirement: str, label: str) -> None:
+    """Raise RequestError unless a requirement pins a version; `label` says where it stands."""
     if _REQUIREMENT.fullmatch(requirement) is None:
         raise RequestError(f"{label} has {requirement!r}, expected name==version")
 

