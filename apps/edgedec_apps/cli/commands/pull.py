@@ -114,11 +114,17 @@ def _both(first: OnProgress | None, second: OnProgress) -> OnProgress:
 
 def _say_size(model: str, keep_file: bool, said: set[str], progress: Progress) -> None:
     """Say once for each file, before its bytes come, what will lie on the disk in all."""
+    from edgedec_models.catalogue import CheckpointSource, find_model
+
     if progress.phase != "download" or progress.total is None or progress.detail in said:
         return
     said.add(progress.detail)
-    later = "as much again once it has run on the cpu runtime, for tiles"
-    if not keep_file:
-        later = "as much again for a moment when it first runs on the cpu runtime, until tiles take its place"
-    say(f"{model}: {format_bytes(progress.total)} on the disk, and {later}")
+    entry, later = find_model(model), "once it has run on the cpu runtime, for tiles"
+    if entry is not None and isinstance(entry.sources[0], CheckpointSource):
+        later = f"to download, of which {format_bytes(entry.size_bytes or 0)} are made"
+    else:
+        if not keep_file:
+            later = "for a moment when it first runs on the cpu runtime, until tiles take its place"
+        later = f"on the disk, and as much again {later}"
+    say(f"{model}: {format_bytes(progress.total)} {later}")
     ProgressLine.said_at = monotonic()  # a pipe gets no other line at the beginning

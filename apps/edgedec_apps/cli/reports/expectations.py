@@ -96,7 +96,7 @@ def head_line(entry: Entry) -> str | None:
     size = "" if n_bytes is None else f", {'' if head.size_bytes else 'about '}{format_bytes(n_bytes)}"
     unit = "token" if head.architecture == "eagle3" else "block"
     cost = "" if share is None else f"; a drafted {unit} reads {100 * share:.0f} % of what a step reads"
-    whence = "" if head.reference is None else f", {head.reference}"
+    whence = "" if head.reference is None else f", {head.reference}, not tried"
     return f"{_KINDS.get(head.architecture, head.architecture)}{size}, {head.licence}{whence}: {head.note}{cost}"
 
 

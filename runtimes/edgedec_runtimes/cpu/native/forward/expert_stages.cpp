@@ -100,6 +100,7 @@ bool Run::mix(int thread, int32_t l, const Activations &normed, int64_t n_rows, 
   ExpertStore &store = m_.experts;
   const std::vector<ExpertGroup> &groups = m_.routings[(size_t)l].groups;
   const int64_t n_groups = (int64_t)groups.size();
+  if (n_groups == 0) expert_downs(thread, l, {0, 0}, n_rows, memory);  // no row has an expert: it leaves zeros
   for (int64_t begin = 0, end = 0; begin < n_groups; begin = end) {
     for (int32_t n = 0; end < n_groups; ++end) {
       n += end == begin || groups[(size_t)end].expert != groups[(size_t)end - 1].expert;

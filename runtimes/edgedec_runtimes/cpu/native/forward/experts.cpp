@@ -49,7 +49,20 @@ void Routing::reserve(int64_t n_rows, const ec_config &config) {
   groups.reserve((size_t)most_groups(n_rows, config));
 }
 
+void Routing::choose_positive(int64_t row, const float *scores, const ec_config &c) {
+  int32_t *experts = chosen.data() + row * c.n_expert;
+  float *out = shares.data() + row * c.n_expert, sum = 0;
+  for (int32_t i = 0; i < c.n_expert; ++i) {
+    experts[i] = i;
+    out[i] = scores[i] > 0 ? scores[i] : 0.0f;
+    sum += out[i] * out[i];
+  }
+  const float factor = c.expert_scale / sqrtf(sum / (float)c.n_expert + c.rms_epsilon);
+  for (int32_t i = 0; i < c.n_expert; ++i) out[i] *= factor;
+}
+
 void Routing::choose(int64_t row, const float *scores, const float *bias, const ec_config &c) {
+  if (c.expert_gating == EC_GATING_RELU) return choose_positive(row, scores, c);
   float gates[MAX_EXPERTS], biased[MAX_EXPERTS];
   uint8_t taken[MAX_EXPERTS] = {};
   const bool after = c.expert_gating == EC_GATING_CHOSEN;
@@ -79,7 +92,9 @@ void Routing::scale(int64_t row, const float *scales, const ec_config &c) {
 void Routing::group(int64_t n_rows, const ec_config &c) {
   int32_t ends[MAX_EXPERTS + 1] = {};  // of the rows of each expert, while they are written
   const int64_t n_pairs = n_rows * c.n_expert_used;
-  for (int64_t i = 0; i < n_pairs; ++i) ++ends[chosen[(size_t)i] + 1];
+  const bool skips = c.expert_gating == EC_GATING_RELU;
+  const auto counts = [&](int64_t i) { return !skips || shares[(size_t)i] != 0.0f; };
+  for (int64_t i = 0; i < n_pairs; ++i) ends[chosen[(size_t)i] + 1] += counts(i);
   for (int32_t e = 0; e < c.n_expert; ++e) ends[e + 1] += ends[e];
   groups.clear();
   most_in_group = 0;
@@ -92,6 +107,7 @@ void Routing::group(int64_t n_rows, const ec_config &c) {
       most_in_group = std::max(most_in_group, n);
     }
   for (int64_t i = 0; i < n_pairs; ++i) {
+    if (!counts(i)) continue;
     const int32_t to = ends[chosen[(size_t)i]]++;
     rows[(size_t)to] = (int32_t)(i / c.n_expert_used);
     weights[(size_t)to] = shares[(size_t)i];

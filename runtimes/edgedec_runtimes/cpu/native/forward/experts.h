@@ -39,9 +39,11 @@ struct Routing {
   // Choose the experts of a row by its scores [n_expert]; bias [n_expert] is added to choose, or nullptr. Whatever the
   // scores are, also NaN, the experts are different ones, from 0 to n_expert - 1.
   void choose(int64_t row, const float *scores, const float *bias, const ec_config &config);
+  // Choose all experts of a row, in order, of EC_GATING_RELU. Those whose score is not above 0 have the share 0.
+  void choose_positive(int64_t row, const float *scores, const ec_config &config);
   // Multiply the shares of a row's experts by those of scales [n_expert].
   void scale(int64_t row, const float *scales, const ec_config &config);
-  // Group n_rows rows, for all of which choose() was called.
+  // Group n_rows rows, for all of which choose() was called. Of EC_GATING_RELU, an expert with the share 0 is left out.
   void group(int64_t n_rows, const ec_config &config);
   // Return the number of different experts that were chosen.
   uint64_t n_touched() const;

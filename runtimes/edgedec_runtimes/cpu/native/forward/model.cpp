@@ -18,6 +18,7 @@ void check_config(const ec_config &c) {
   require(c.n_expert >= 0 && c.n_expert <= MAX_EXPERTS && c.n_expert_used >= (c.n_expert != 0) &&
               c.n_expert_used <= c.n_expert,
           "the experts are out of range");
+  require(c.expert_gating != EC_GATING_RELU || c.n_expert_used == c.n_expert, "a token may not go through all experts");
   require(c.n_ff_expert >= 0 && c.n_ff_expert <= 1 << 20 && c.n_ff_expert % 32 == 0 &&
               (c.n_expert == 0 || c.n_ff_expert > 0),
           "the width of an expert is out of range, or no multiple of 32");
