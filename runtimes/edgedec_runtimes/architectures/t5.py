@@ -28,6 +28,7 @@ _UNREAD = "cross_attn_rel_b.weight"
 
 def _layers(header: Header) -> tuple[LayerShape, ...]:
     """Return the layers: the encoder's, the memories, and for each layer of the decoder one that sees each of two."""
+    header.number("decoder_start_token_id")  # which the tokenizer puts behind prompts
     shape, n_encoder = header.hyper.layers[0], header.hyper.n_layer
     blocks = {match[2] for name in header.gguf.tensors if (match := _LAYER.fullmatch(name)) and match[1] == "dec"}
     n_decoder = header.whole("decoder_block_count", len(blocks))

@@ -76,8 +76,8 @@ _NAMES = {
         EC_STATE_NORM
         EC_CONVOLUTION_BIAS  # [rows of EC_MIX], this and the next of EC_RULE_SPACE
         EC_STATE_PASSED  # [n_state_head], how much of a value is added to the result
-        # [n_head][2 * EC_MOST_DISTANCE + 1], what each head adds to its scores by how far a key is behind its query, from
-        # -EC_MOST_DISTANCE on; a key that is farther has what the farthest one has
+        # [n_head][2 * EC_MOST_DISTANCE + 1], what each head adds to its scores by how far a key is behind its query,
+        # from -EC_MOST_DISTANCE on; a key that is farther has what the farthest one has
         EC_DISTANCE_BIAS
         EC_N_VECTORS
     """,

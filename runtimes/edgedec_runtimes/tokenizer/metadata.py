@@ -112,6 +112,7 @@ def read_vocabulary(gguf: GGUF) -> Vocabulary:
     except AmbiguousError as error:
         raise UncoveredError(gguf, str(error)) from error
     _check_bytes(gguf, tokens, kinds)
+    source_end(gguf, tokens.n)
     if model == SPM:
         _require_every_byte(gguf, tokens)
     pre, strips = get_text(gguf, "tokenizer.ggml.pre") or "", _stripping(gguf, special)

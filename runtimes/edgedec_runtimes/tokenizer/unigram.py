@@ -86,7 +86,7 @@ class UnigramPieces(SpacedTokens):
         normal = np.frombuffer(kinds, np.uint8) == Kind.NORMAL
         self._unknown_score = float(scores[normal].min(initial=0.0)) - _UNKNOWN_PENALTY
         scores[np.frombuffer(kinds, np.uint8) == Kind.USER_DEFINED] = 0.0
-        self._scores, self._longest = memoryview(scores), dict[str, int]()
+        self._scores, self._longest = scores.data, dict[str, int]()
         self._is_cut = bytes(kind in _CUT for kind in kinds)
         crosses = False  # whether a token goes on behind a space
         for token in range(self._tokens.n):

@@ -83,7 +83,9 @@ class TinyT5:
                 if i == 0:
                     found[f"{p}.attn_rel_b.weight"] = matrix(self.n_buckets, self.n_head, 2.0)
                 found[f"{p}.ffn_norm.weight"] = norm()
-                found |= {f"{p}.ffn_{x}.weight": matrix(self.n_ff, e) for x in ("gate", "up") if self.gated or x == "up"}
+                found |= {
+                    f"{p}.ffn_{x}.weight": matrix(self.n_ff, e) for x in ("gate", "up") if self.gated or x == "up"
+                }
                 found[f"{p}.ffn_down.weight"] = matrix(e, self.n_ff)
             found[f"{side}.output_norm.weight"] = norm()
         return found if self.tied else found | {"output.weight": matrix(len(TOKENS), e, 3.0)}
