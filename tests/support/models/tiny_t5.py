@@ -45,6 +45,23 @@ def unigram(more: dict[str, Any] | None = None) -> dict[str, Any]:
     } | (more or {})
 
 
+def replacements(rules: dict[str, str]) -> NDArray[np.uint8]:
+    """Return SentencePiece's table of replaced characters, in which each beginning of a key has 256 nodes."""
+    by_key, texts = {key.encode(): text.encode() for key, text in rules.items()}, b""
+    beginnings = sorted({key[:n] for key in by_key for n in range(len(key) + 1)})
+    starts = {beginning: 256 * (i + 1) for i, beginning in enumerate(beginnings)}
+    nodes = np.zeros(256 * (len(starts) + 1), "<u4")
+    for beginning, start in starts.items():
+        node = starts[beginning[:-1]] + beginning[-1] if beginning else 0
+        nodes[node] = (node ^ start) << 10 | (beginning[-1] if beginning else 0)
+        if beginning in by_key:
+            nodes[node] |= 0x100
+            nodes[start] = 2**31 | len(texts)
+            texts += by_key[beginning] + b"\0"
+    data = (4 * len(nodes)).to_bytes(4, "little") + nodes.tobytes() + texts
+    return np.frombuffer(data, np.uint8)
+
+
 @dataclass(frozen=True, slots=True)
 class TinyT5:
     """The sizes of a model, in the proportions of flan-t5-small."""
