@@ -19,11 +19,8 @@ from edgedec_runtimes.architectures.architecture import DISTANCE_BIAS, INPUT_NOR
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.shared.hyperparameters import CROSS, DECODER, ENCODER, MEMORY, Hyperparameters, LayerShape
 
-_FARTHEST = 128
-"""Distances from here on are one range, in all models of this architecture."""
+_FARTHEST = 128  # distances from here on are one range, in all models of this architecture
 _LAYER = re.compile(r"(enc|dec)\.blk\.(\d{1,4})\.(.+)")
-_OUTPUT = "attn_o.weight"
-_UNREAD = "cross_attn_rel_b.weight"
 
 
 def _layers(header: Header) -> tuple[LayerShape, ...]:
@@ -83,12 +80,11 @@ def _places(name: str, hyper: Hyperparameters) -> list[str]:
     role = ENCODER if match[1] == "enc" else CROSS if short.startswith(("cross_", "ffn_")) else DECODER
     if short in ("cross_attn_k.weight", "cross_attn_v.weight"):
         role = MEMORY
-    if short == _UNREAD:
+    if short == "cross_attn_rel_b.weight":
         return []
     if short == DISTANCE_BIAS and number == 0:
         return [f"blk.{layer}.{short}" for layer in of_role[role]]
-    short = short.removeprefix("cross_")
-    short = "attn_output.weight" if short == _OUTPUT else short
+    short = short.removeprefix("cross_").replace("attn_o.weight", "attn_output.weight")
     return [f"blk.{of_role[role][number]}.{short}"] if number < len(of_role[role]) else [name]
 
 

@@ -288,6 +288,8 @@ def _open_head(
     from edgedec_runtimes.trained_heads.target import fit
 
     gguf, path = job.gguf, job.gguf.paths[0]
+    if network.n_source:
+        raise UnsupportedModelError(f"{path}: a model with an encoder takes no draft head; load it without one")
     fitted = fit(load_head(options.draft_head), read_gguf(path))  # the header whose hashes are known already
     card, read = fitted.head.card, layer_bytes(path)
     if card.splits_forwards and (network.n_per_layer or not _takes_groups(network)):
