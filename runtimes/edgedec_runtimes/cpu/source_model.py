@@ -142,8 +142,8 @@ class SourceModel(CpuModel):
         n = int(starts[0]) if len(starts) else item.n_rows
         if (n_source := item.n_past + n) > self._n_source:
             error = PromptTooLongError(
-                f"the prompt takes {n_source} tokens or more; the encoder of this model reads {self._n_source} at most. "
-                "Shorten it, or take a model without an encoder"
+                f"the prompt takes {n_source} tokens or more; the encoder of this model reads {self._n_source} at "
+                "most. Shorten it, or take a model without an encoder"
             )
             error.n_tokens, error.n_most = n_source, self._n_source
             raise error
