@@ -145,8 +145,8 @@ class Cpu:
             if network.n_source:
                 can = SOURCE_CAPABILITIES
             logit_rows, kv_type = max(options.max_rows, least), KV_TYPES[options.kv_type]
-            parts = (handle, tiles, tokenizer, card, can, kv_type, terms, logit_rows, together)
-            model = SourceModel(*parts, network.n_source) if network.n_source else CpuModel(*parts)
+            kind = SourceModel if network.n_source else CpuModel
+            model = kind(handle, tiles, tokenizer, card, can, kv_type, terms, logit_rows, together)
             model.adapters = adapters
             model.has_places = bool(network.switches.rope.sections)
             if options.prompt_cache_bytes and options.cache_dir is not None and not network.n_source:

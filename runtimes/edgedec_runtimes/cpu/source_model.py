@@ -7,23 +7,20 @@ forward the keys and values of cross-attention are kept in the slots of the sour
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import CapabilityError, ModelFormatError, PromptTooLongError, RequestError
-from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Forward, RowGroup
-from edgedec.model_card import Capabilities, ModelCard
+from edgedec.model_card import Capabilities
 from edgedec.progress import OnProgress
-from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.cpu.library import native
 from edgedec_runtimes.cpu.model import CAPABILITIES, CpuModel
 from edgedec_runtimes.cpu.session import CpuSession
-from edgedec_runtimes.cpu.tiles.cache import Tiles
-from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.session_state import CheckedItem
 
@@ -92,22 +89,15 @@ class SourceModel(CpuModel):
 
     session_type = SourceSession
 
-    def __init__(  # more than 7 parameters: those of CpuModel
-        self,
-        handle: ctypes.c_void_p,
-        tiles: Tiles | StreamedTiles,
-        tokenizer: Tokenizer,
-        card: ModelCard,
-        capabilities: Capabilities,
-        kv_type: int,
-        terms: Callable[[int, int], tuple[MemoryTerm, ...]],
-        logit_rows: int,
-        n_rows: int,
-        n_source: int,
-    ) -> None:
-        """Take over the native model, as CpuModel does; `n_source` is how many tokens the encoder reads at most."""
-        super().__init__(handle, tiles, tokenizer, card, capabilities, kv_type, terms, logit_rows, n_rows)
-        self._n_source, self._start = n_source, tokenizer.encode("")[-1]
+    @cached_property
+    def _n_source(self) -> int:
+        """Most tokens that the encoder reads."""
+        return self.card.n_ctx_train // 2
+
+    @cached_property
+    def _start(self) -> int:
+        """The token that every text begins with: the last one of each prompt."""
+        return self.tokenizer.encode("")[-1]
 
     def _evaluate(self, checked: list[CheckedItem], on_progress: OnProgress | None) -> list[Forward]:
         """Note the rows of sources, have the encoder read those that are whole, and evaluate the rows behind them."""
