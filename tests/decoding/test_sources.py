@@ -53,6 +53,17 @@ def test_parallel_requests(path: Path) -> None:
             assert list(pool.map(lambda prompt: text(engine, prompt), prompts)) == expected
 
 
+def test_what_is_reused(path: Path) -> None:
+    """A prompt that is read again is not, and goes on behind its text; of one that begins like it nothing is reused."""
+    with edgedec.load(path, runtime="cpu", offline=True, n_ctx=N_CTX) as engine:
+        first, again, other, back = (
+            engine.generate(prompt, max_tokens=5, temperature=0) for prompt in (PROMPT, PROMPT, PROMPT + "s", PROMPT)
+        )
+    counts = [result.stats.n_reused_tokens for result in (first, again, other, back)]
+    assert counts == [0, first.stats.n_prompt_tokens - 1, 0, 0]
+    assert first.token_ids == again.token_ids == back.token_ids
+
+
 def test_a_long_prompt(path: Path) -> None:
     """It is refused by the encoder's length, and the session goes on with other prompts."""
     with edgedec.load(path, runtime="cpu", offline=True, n_ctx=N_CTX) as engine:

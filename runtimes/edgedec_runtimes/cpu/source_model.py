@@ -54,6 +54,10 @@ class SourceSession(CpuSession):
         n = len(self.source)
         return 0 < n == self.n_encoded and (n_past > n or (n_past == n and token == start))
 
+    def recall(self, token_ids: Sequence[int], n_held: int) -> int:
+        """Return how many tokens of a prompt are read; a part of a source is of no use: the encoder reads it whole."""
+        return n_held if 0 < len(self.source) == self.n_encoded <= n_held else 0
+
     def _fork(self) -> CpuSession:
         """Return a second session; before the encoder has read, there is nothing to share."""
         n = self.n_cached
