@@ -110,8 +110,6 @@ class Switches:
         expert_scale: What these weights are multiplied by.
         attention_gate: Every head of queries has a gate behind it, whose sigmoid multiplies the head's result.
         recurrence: The sizes of the layers with a recurrent state; None where there are none.
-        distance_buckets: How many ranges of distances between a query and a key have a number of their own, which is
-            added to the score (T5); 0 where distances add nothing.
     """
 
     rope: Rope
@@ -144,7 +142,6 @@ class Switches:
     expert_scale: float = 1.0
     attention_gate: bool = False
     recurrence: Recurrence | None = None
-    distance_buckets: int = 0
 
     def slides(self, layer: int) -> bool:
         """Return whether a layer sees a sliding window instead of all tokens before it."""

@@ -20,6 +20,7 @@ from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.shared.hyperparameters import CROSS, DECODER, ENCODER, MEMORY, Hyperparameters, LayerShape
 
 _FARTHEST = 128  # distances from here on are one range, in all models of this architecture
+_KEYS = "attention.layer_norm_epsilon attention.relative_buckets_count decoder_block_count decoder_start_token_id"
 _LAYER = re.compile(r"(enc|dec)\.blk\.(\d{1,4})\.(.+)")
 
 
@@ -27,13 +28,17 @@ def _layers(header: Header) -> tuple[LayerShape, ...]:
     """Return the layers: the encoder's, the memories, and for each layer of the decoder one that sees each of two."""
     header.number("decoder_start_token_id")  # which the tokenizer puts behind prompts
     shape, n_encoder = header.hyper.layers[0], header.hyper.n_layer
-    blocks = {match[2] for name in header.gguf.tensors if (match := _LAYER.fullmatch(name)) and match[1] == "dec"}
-    n_decoder = header.whole("decoder_block_count", len(blocks))
-    if not 1 <= n_decoder == len(blocks):
-        raise ModelFormatError(
-            f"{header.gguf.paths[0]}: it has tensors of {len(blocks)} layers of a decoder, expected {n_decoder or 1}; "
-            "download the file again"
-        )
+    path, tensors = header.gguf.paths[0], header.gguf.tensors
+    table = tensors.get(f"enc.blk.0.{DISTANCE_BIAS}")
+    n_decoder = len({match[2] for name in tensors if (match := _LAYER.fullmatch(name)) and match[1] == "dec"})
+    n_ranges = 0 if table is None else table.shape[-1]
+    counts = {  # in the tensors, and as the metadata says
+        "layers of a decoder": (n_decoder, header.whole("decoder_block_count", n_decoder)),
+        "ranges of distances": (n_ranges, header.whole("attention.relative_buckets_count", n_ranges)),
+    }
+    for what, (n, said) in counts.items():
+        if not 1 <= n == said:
+            raise ModelFormatError(f"{path}: its tensors are of {n} {what}, expected {said or 1}; download it again")
     layers = [replace(shape, kv_from=number, role=ENCODER) for number in range(n_encoder)]
     memory = replace(shape, n_ff=0, is_mixer=True, role=MEMORY)
     layers += [replace(memory, kv_from=n_encoder + number) for number in range(n_decoder)]
@@ -45,8 +50,7 @@ def _layers(header: Header) -> tuple[LayerShape, ...]:
 
 def _switches(header: Header) -> Switches:
     """Return the switches; the first T5 has no gates, and multiplies by its embeddings' matrix in place of a head's."""
-    tensors = header.gguf.tensors
-    is_gated, bias = "enc.blk.0.ffn_gate.weight" in tensors, tensors.get(f"enc.blk.0.{DISTANCE_BIAS}")
+    tensors, is_gated = header.gguf.tensors, "enc.blk.0.ffn_gate.weight" in header.gguf.tensors
     return replace(
         plain(header),
         attention_scale=1.0,
@@ -54,7 +58,6 @@ def _switches(header: Header) -> Switches:
         activation="gelu" if is_gated else "relu",
         ungated=not is_gated,
         logit_scale=1.0 if "output.weight" in tensors else header.hyper.n_embd**-0.5,
-        distance_buckets=header.whole("attention.relative_buckets_count", 0 if bias is None else bias.shape[-1]),
     )
 
 
@@ -99,19 +102,16 @@ def by_distance(table: NDArray[np.float32], *, both_ways: bool) -> NDArray[np.fl
     behind = np.arange(-_FARTHEST, _FARTHEST + 1)
     n = len(table) // 2 if both_ways else len(table)
     far, single = np.abs(behind) if both_ways else np.maximum(-behind, 0), n // 2
-    with np.errstate(divide="ignore"):
-        steps = np.log(far.astype(np.float32) / single) / np.float32(np.log(_FARTHEST / single)) * (n - single)
+    steps = (
+        np.log(np.maximum(far, 1).astype(np.float32) / single) / np.float32(np.log(_FARTHEST / single)) * (n - single)
+    )
     ranges = np.where(far < single, far, np.minimum(single + np.maximum(steps, 0).astype(np.int64), n - 1))
     return np.ascontiguousarray(table[ranges + n * (both_ways & (behind > 0))].T)
 
 
 T5 = Architecture(
     _switches,
-    keys=frozenset(
-        """
-        attention.layer_norm_epsilon attention.relative_buckets_count decoder_block_count decoder_start_token_id
-        """.split()
-    ),
+    keys=frozenset(_KEYS.split()),
     needed=INPUT_NORMS | {DISTANCE_BIAS},
     layers=_layers,
     placed=_placed,

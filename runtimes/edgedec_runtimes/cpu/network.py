@@ -110,6 +110,8 @@ def _check(gguf: GGUF, n: Network) -> None:
         n_dims = 2 if is_table or tensor.name.endswith(CONVOLUTION_KERNELS) else 1
         if tensor.type not in (FLOATS if is_table else (GGMLType.F32,)) or len(tensor.shape) != n_dims:
             raise unsupported(gguf, f"tensor {tensor.name!r} is not {'a vector' if n_dims == 1 else 'rows'} of F32")
+        if is_table and (tensor.shape[-1] % 4 or not 0 < tensor.shape[-1] <= _MOST_RANGES):
+            raise unsupported(gguf, f"{tensor.shape[-1]} ranges of distances are no multiple of 4 up to {_MOST_RANGES}")
     for placed in n.matrices:
         if placed.which == PER_LAYER_ROWS and n.n_per_layer % placed.tensor.type.block_size:
             raise unsupported(
@@ -157,7 +159,7 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
         lengths = (e, e, e, *of_layer, *of_experts, p_l, e, 1, e, e, e, e, n.n_expert, *of_states, 0)
         expected[p.tensor.name] = _kernels_shape(n, p.layer) if p.which == CONVOLUTION else (lengths[p.which],)
         if p.which == DISTANCES:
-            expected[p.tensor.name] = (shape.n_head, n.switches.distance_buckets)
+            expected[p.tensor.name] = (shape.n_head, p.tensor.shape[-1])
     return expected
 
 
@@ -204,8 +206,6 @@ def _check_numbers(gguf: GGUF, n: Network) -> None:
             raise unsupported(gguf, f"{name} is {size}, more than {_MOST_TOKENS}")
     if n.n_with(CONVOLUTION_MIXER) and not 2 <= s.convolution_length <= _LONGEST_CONVOLUTION:
         raise unsupported(gguf, f"convolution_length is {s.convolution_length}, none from 2 to {_LONGEST_CONVOLUTION}")
-    if s.distance_buckets % 4 or not 0 <= s.distance_buckets <= _MOST_RANGES:
-        raise unsupported(gguf, f"{s.distance_buckets} ranges of distances, no multiple of 4 up to {_MOST_RANGES}")
     _check_recurrence(gguf, n)
     yarn = (rope.n_ctx_original, rope.beta_fast, rope.beta_slow, rope.base - 1)
     if rope.yarn and not (min(yarn) > 0 and 0 <= rope.log_multiplier <= 1):

@@ -155,10 +155,14 @@ def test_what_is_refused(path: Path, model: Model, tmp_path: Path) -> None:
         session.load(bytes(data), session.n_cached)
     for runtime in (LlamaCpp(), Reference()):
         assert "the cpu runtime" in str(runtime.accepts(path))
-    odd = {"t5.decoder_block_count": 9, "t5.attention.relative_buckets_count": 30, "t5.decoder_start_token_id": 999}
-    for number, (key, value) in enumerate(odd.items()):
-        reason = str(Cpu().accepts(SMALL.write(tmp_path / f"{number}.gguf", {key: value})))
-        assert ("expected 9", "30 ranges of distances", "begins with token 999")[number] in reason
+    odd: dict[str, tuple[TinyT5, dict[str, int]]] = {
+        "of 2 layers of a decoder, expected 9": (SMALL, {"t5.decoder_block_count": 9}),
+        "of 32 ranges of distances, expected 30": (SMALL, {"t5.attention.relative_buckets_count": 30}),
+        "30 ranges of distances are no multiple of 4 up to 128": (replace(SMALL, n_buckets=30), {}),
+        "its decoder begins with token 999, and it has 108": (SMALL, {"t5.decoder_start_token_id": 999}),
+    }
+    for number, (message, (shape, more)) in enumerate(odd.items()):
+        assert message in str(Cpu().accepts(shape.write(tmp_path / f"{number}.gguf", more)))
 
 
 def test_the_memory_plan(path: Path) -> None:
