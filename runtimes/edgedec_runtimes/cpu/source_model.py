@@ -67,7 +67,10 @@ class SourceSession(CpuSession):
         return twin
 
     def _arrays(self, n: int) -> Sequence[NDArray[Any]]:
-        """Return the source in front of what the decoder needs, which is nothing as long as there is no text."""
+        """Return the source in front of what the decoder needs, which is nothing as long as there is no text.
+
+        Tokens behind the source are written as -1, so that what is restored knows where the decoder begins.
+        """
         source = np.full(n, -1, np.int32)
         source[: len(self.source)] = self.source[:n]
         if n > len(self.source):
@@ -150,7 +153,12 @@ class SourceModel(CpuModel):
         return n
 
     def _read(self, item: CheckedItem, n: int) -> CheckedItem | None:
-        """Note the first `n` rows of an item, those of a source; return what is left of it, None for nothing."""
+        """Note the first `n` rows of an item, those of a source; return what is left of it, None for nothing.
+
+        What the encoder has read stands as long as its tokens do: where one of them is read anew, it reads all again.
+        It does so when the source ends as every text does, so that its time is the prompt's and not the first step's.
+        A source that does not end so is read when the decoder begins.
+        """
         session, tokens, n_past = item.session, item.groups[0].tokens, item.n_past
         assert tokens is not None, "these models take no vectors"
         if n == 0 and session.is_behind(n_past, int(tokens[0]), self._start):
@@ -171,7 +179,11 @@ class SourceModel(CpuModel):
         return CheckedItem(session, n_past + n, (rest,), item.n_rows - n, item.parents, item.logit_rows - n)
 
     def _encode(self, session: SourceSession) -> None:
-        """Have the encoder read a session's source, and keep what cross-attention reads of it."""
+        """Have the encoder read a session's source, and keep what cross-attention reads of it.
+
+        It is a forward of its own, without logits. Where it is cancelled, the source stays noted, and the next forward
+        begins with it again.
+        """
         n = len(session.source)
         session.rows.fill(CheckedItem(session, 0, (RowGroup(session.source),), n, None, _NONE), 0, n)
         place, flag = self._logits_address, self._flag_address

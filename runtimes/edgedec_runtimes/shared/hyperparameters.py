@@ -157,7 +157,10 @@ class Hyperparameters:
 
     @property
     def n_source(self) -> int:
-        """Most tokens that the encoder reads; 0 where there is none."""
+        """Most tokens that the encoder reads; 0 where there is none.
+
+        It is half of the context, which counts what is read and what is written (ModelInfo.n_ctx_train).
+        """
         return self.n_ctx_train // 2 if any(layer.role == ENCODER for layer in self.layers) else 0
 
     @property

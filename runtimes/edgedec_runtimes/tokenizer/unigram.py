@@ -51,7 +51,10 @@ class Replacements:
             at += length
 
     def _longest(self, data: bytes, begin: int) -> tuple[int, int]:
-        """Return how many bytes from `begin` on are replaced together, 0 for none, and where their replacement is."""
+        """Return how many bytes from `begin` on are replaced together, 0 for none, and where their replacement is.
+
+        No step leads outside of the nodes, and no end outside of the texts: check_replacements has looked at all.
+        """
         nodes, length, place = self._nodes, 0, 0
         node = _offset(nodes[0]) if len(nodes) else 0
         for i in range(begin, len(data) if len(nodes) else begin):
@@ -103,6 +106,7 @@ class UnigramPieces(SpacedTokens):
     def words(self, text: str, *, after_special: bool) -> Iterator[str]:
         """Yield the parts of a text that can be encoded each by itself, with its characters replaced.
 
+        They are its words where no token goes on behind a space, and the space is a token: no way leads across then.
         Every text between two special tokens begins a word, whatever `after_special` says.
         """
         word: list[str] = []
@@ -131,7 +135,12 @@ class UnigramPieces(SpacedTokens):
                 in_word = character != " "
 
     def encode_word(self, word: str) -> tuple[int, ...]:
-        """Return the token ids of a word; unknown characters that follow one another are one token."""
+        """Return the token ids of a word; unknown characters that follow one another are one token.
+
+        For each place in the word the best way to get there is kept: the sum of the scores of its tokens, the last of
+        them, and where that begins. Of equal sums the first one found stays, as in llama.cpp. A character that is no
+        token by itself may always be unknown, so that there is a way to every place (Viterbi 1967).
+        """
         n = len(word)
         best, came_from = [0.0] + [-inf] * n, [(0, self._unknown)] * (n + 1)
         for begin in range(n):
