@@ -11,6 +11,7 @@ import edgedec
 from edgedec.errors import PromptTooLongError
 
 N_CTX = 256
+SLOW = pytest.mark.slow
 PROMPT = "translate the small house is a house, is the small house"
 
 
@@ -30,14 +31,16 @@ def texts(path: Path, draft: str, **options: Any) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.usefixtures("drafting_pays")
-def test_drafts_change_nothing(path: Path) -> None:
+@pytest.mark.parametrize(
+    "draft",
+    ["suffix", *(pytest.param(d, marks=SLOW) for d in ("common", "trigram", "suffix+recycling+stand", "auto"))],
+)
+def test_drafts_change_nothing(path: Path, draft: str) -> None:
     """Suffixes of source and text, and all others that need no second model, write plain decoding's text."""
-    plain = texts(path, "off")
-    for draft in ("suffix", "common", "trigram", "suffix+recycling+stand", "auto"):
-        assert texts(path, draft, n_draft_max=6) == plain, draft
-    assert texts(path, "suffix", n_parallel=2, n_threads=2) == plain
+    assert texts(path, draft, n_draft_max=6) == texts(path, "off")
 
 
+@pytest.mark.slow
 def test_parallel_requests(path: Path) -> None:
     """Three prompts at once, two of which begin alike, and then again: each has the text that it has alone."""
     prompts = (PROMPT * 5, PROMPT * 5 + " street", "a house", PROMPT * 5)

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from edgedec.gguf.file import ValueType
 from support.models.gguf_writer import Typed, write_gguf
 
-F32, F64 = NDArray[np.float32], NDArray[np.float64]
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 PAD, END, UNK = 0, 1, 2
 WORDS = ("\u2581the", "\u2581a", "\u2581translate", "\u2581house", "\u2581is", "ing", "er", "\u2581small", "en", "st")
 TOKENS = ("<pad>", "</s>", "<unk>", "\u2581", *string.ascii_letters, *string.digits, *string.punctuation, *WORDS)
@@ -84,7 +85,8 @@ class TinyT5:
         rng, e, q = np.random.default_rng(self.seed), self.n_embd, self.n_head * self.head_dim
 
         def matrix(n_out: int, n_in: int, gain: float = 1.0) -> NDArray[Any]:
-            return (gain / n_in**0.5 * rng.standard_normal((n_out, n_in))).astype(self.dtype)
+            values: NDArray[Any] = gain / n_in**0.5 * rng.standard_normal((n_out, n_in))
+            return values.astype(self.dtype)
 
         def norm() -> F32:
             return (1 + 0.1 * rng.standard_normal(e)).astype(np.float32)
