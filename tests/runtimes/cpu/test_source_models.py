@@ -205,8 +205,9 @@ def divergence(logits: NDArray[Any], expected: NDArray[np.float64]) -> float:
 
     def logs(x: NDArray[Any]) -> NDArray[np.float64]:
         below: NDArray[np.float64] = x.astype(np.float64)
-        below = below - below.max(-1, keepdims=True)
-        return below - np.log(np.exp(below).sum(-1, keepdims=True))
+        below -= below.max(-1, keepdims=True)
+        below -= np.log(np.exp(below).sum(-1, keepdims=True))
+        return below
 
     p, q = logs(expected), logs(logits)
     return float((np.exp(p) * (p - q)).sum(-1).mean())

@@ -134,7 +134,8 @@ def t5_logits(t5: TinyT5, weights: dict[str, NDArray[Any]], source: Sequence[int
     w = {name: values.astype(np.float64) for name, values in weights.items()}
 
     def normed(x: F64, name: str) -> F64:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * w[name]
+        root: F64 = np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+        return x / root * w[name]
 
     def attended(p: str, x: F64, seen: F64, bias: F64) -> F64:
         q, k, v = (
@@ -143,7 +144,8 @@ def t5_logits(t5: TinyT5, weights: dict[str, NDArray[Any]], source: Sequence[int
         scores = np.einsum("ihd,jhd->hij", q, k) + bias
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         shares /= shares.sum(-1, keepdims=True)
-        return np.einsum("hij,jhd->ihd", shares, v).reshape(len(x), -1) @ w[f"{p}_o.weight"].T
+        found: F64 = np.einsum("hij,jhd->ihd", shares, v).reshape(len(x), -1) @ w[f"{p}_o.weight"].T
+        return found
 
     def fed(p: str, x: F64) -> F64:
         up = x @ w[f"{p}.ffn_up.weight"].T
@@ -151,7 +153,8 @@ def t5_logits(t5: TinyT5, weights: dict[str, NDArray[Any]], source: Sequence[int
             return np.maximum(up, 0) @ w[f"{p}.ffn_down.weight"].T
         gate = x @ w[f"{p}.ffn_gate.weight"].T
         gate = gate / 2 * (1 + np.tanh((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
-        return (gate * up) @ w[f"{p}.ffn_down.weight"].T
+        found: F64 = (gate * up) @ w[f"{p}.ffn_down.weight"].T
+        return found
 
     def run(side: str, n: int, x: F64, output: F64 | None) -> F64:
         table, m = w[f"{side}.blk.0.attn_rel_b.weight"], len(x)
