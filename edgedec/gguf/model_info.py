@@ -46,7 +46,8 @@ class ModelInfo:
         n_bytes: Size of the file, or of all parts of a split one.
         quantization: The types of its tensors, the largest share first.
         quantization_label: What the quantizer was asked for ("Q4_K_M"), else the type with the largest share.
-        n_ctx_train: Longest context the model was trained for, in tokens.
+        n_ctx_train: Longest context the model was trained for, in tokens; of a model with an encoder, which reads as
+            many as the decoder writes, that of both together.
         n_ctx_scaled: The same where the metadata scales positions (rope.scaling): the longest that is meant to work.
         n_vocab: Number of tokens: of the tokenizer's list, else of `vocab_size`, else the embedding's rows.
         n_head: Query heads by layer; 0 in layers without attention.
@@ -131,6 +132,8 @@ def describe(gguf: GGUF) -> ModelInfo:
     quantization = _quantization(gguf)
     base = get_float(gguf, f"{architecture}.rope.freq_base")
     n_ctx_train = whole("context_length", _MAX_TOKENS)
+    if n_ctx_train is not None and whole("decoder_start_token_id", _MAX_TOKENS) is not None:
+        n_ctx_train *= 2
     scaling = f"{architecture}.rope.scaling"
     kind, factor = get_text(gguf, f"{scaling}.type"), get_float(gguf, f"{scaling}.factor")
     n_original = whole("rope.scaling.original_context_length", _MAX_TOKENS) or n_ctx_train

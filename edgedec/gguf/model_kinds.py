@@ -26,6 +26,7 @@ _FILE_TYPES = {
 }
 
 _ENCODER = "an embedding or reranker model (an encoder)"
+_TWO_PARTS = "an encoder-decoder model"
 _DIFFUSION_TEXT = "a diffusion language model, which does not write left to right"
 _DENOISING = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _DRAFT_HEAD = "a draft head, which works only on top of its own target model"
@@ -40,7 +41,7 @@ _IMAGE_ARCHITECTURES = tuple(
 _ARCHITECTURES = {
     "clip": "the vision or audio encoder (mmproj) of a multimodal model",
     "controlvector": "a control vector, which steers another model",
-    "t5": "an encoder-decoder model",
+    "t5": _TWO_PARTS,
     "t5encoder": "a text encoder, as image generation models use",
     "gemma-embedding": _ENCODER,
     "llama-embed": _ENCODER,
@@ -116,7 +117,12 @@ def _is_encoder(architecture: str) -> bool:
 
 
 def require_text_decoder(
-    gguf: GGUF, *, may_embed: bool = False, may_encode: bool = False, may_denoise: bool = False
+    gguf: GGUF,
+    *,
+    may_embed: bool = False,
+    may_encode: bool = False,
+    may_denoise: bool = False,
+    may_read_first: bool = False,
 ) -> None:
     """Raise an error unless the file holds a text decoder with its tokenizer.
 
@@ -124,23 +130,25 @@ def require_text_decoder(
         may_embed: Whether it may be one that was trained to embed texts, not to write them.
         may_encode: Whether it may also be an encoder, which sees each text at once and embeds it or ranks it.
         may_denoise: Whether it may be a diffusion language model.
+        may_read_first: Whether it may be an encoder-decoder model, which reads a whole prompt before it writes.
 
     Raises:
         UnsupportedModelError: The file holds something else, which the message names.
         ModelFormatError: A value that would say it has the wrong type, or nothing says what the file is.
     """
-    kind = _other_kind(gguf, may_embed=may_embed or may_encode, may_encode=may_encode, may_denoise=may_denoise)
+    runs = {_TWO_PARTS} if may_read_first else set[str]()
+    kind = _other_kind(gguf, runs, may_embed=may_embed or may_encode, may_encode=may_encode, may_denoise=may_denoise)
     if kind is not None:
         remedy = "edgedec runs text decoders: pass the GGUF of a language model"
         if kind.startswith(_ENCODER):
             remedy = "the llamacpp runtime embeds texts or ranks documents with it: use that"
-        if kind.startswith(_DIFFUSION_TEXT):
+        if kind.startswith((_DIFFUSION_TEXT, _TWO_PARTS)):
             remedy = "the cpu runtime runs such models: use that, or the GGUF of another language model"
         raise UnsupportedModelError(f"{gguf.paths[0]}: this is {kind}; {remedy}")
 
 
-def _other_kind(gguf: GGUF, *, may_embed: bool, may_encode: bool, may_denoise: bool) -> str | None:
-    """Return the name of what the file holds; None for a text decoder."""
+def _other_kind(gguf: GGUF, runs: set[str], *, may_embed: bool, may_encode: bool, may_denoise: bool) -> str | None:
+    """Return the name of what the file holds; None for a text decoder, and for what is among `runs`."""
     file_type = get_text(gguf, "general.type")
     if file_type in _FILE_TYPES:
         return _FILE_TYPES[file_type]
@@ -154,7 +162,7 @@ def _other_kind(gguf: GGUF, *, may_embed: bool, may_encode: bool, may_denoise: b
         return f"{_ENCODER} (architecture {architecture[:60]!r})"
     if denoises(gguf) and not may_denoise:
         return f"{_DIFFUSION_TEXT} (architecture {architecture[:60]!r})"
-    if architecture in _ARCHITECTURES and not _is_encoder(architecture):
+    if architecture in _ARCHITECTURES and not _is_encoder(architecture) and _ARCHITECTURES[architecture] not in runs:
         return f"{_ARCHITECTURES[architecture]} (architecture {architecture})"
     if not gguf.tensors:
         return "a vocabulary without a model (it has no tensors)"

@@ -7,12 +7,14 @@ and `fused` is one architecture, as docs/plugins.md explains.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from edgedec.gguf.file import GGUF
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.rope import Rope, read_rope
-from edgedec_runtimes.shared.hyperparameters import LayerShape
+from edgedec_runtimes.shared.hyperparameters import Hyperparameters, LayerShape
 
 OUTPUT_BIAS = "attn_output.bias"
 SINKS = "attn_sinks.weight"
+DISTANCE_BIAS = "attn_rel_b.weight"
 EXPERT_CHOICE_BIAS = "exp_probs_b.bias"
 EXPERT_BIASES = frozenset(f"ffn_{name}.bias" for name in ("gate_inp", "gate_exps", "up_exps", "down_exps"))
 BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
@@ -166,6 +168,11 @@ def said_layers(header: Header) -> tuple[LayerShape, ...]:
     return header.hyper.layers
 
 
+def as_stored(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
+    """Return the header as it is."""
+    return gguf
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """A family of networks. An entry point of the group `edgedec.architectures` names one.
@@ -178,6 +185,8 @@ class Architecture:
         renamed: Names of tensors in its files, of a layer's tensors without its number, with their usual names.
         layers: Returns the shape of each layer, given a header whose shapes are what the metadata of every decoder says
             (`read_hyperparameters`): for networks whose layers differ in more than that.
+        placed: Returns a header in which the tensors are those of layers, `blk.0.` and so on: for files that name them
+            by parts of the network. Of a header that is so already it returns the same.
         ignored: How names of tensors begin, and keys below the architecture's name, that are of other parts of a file
             than the decoder, such as what reads images.
     """
@@ -188,4 +197,5 @@ class Architecture:
     needed: frozenset[str] = INPUT_NORMS
     renamed: Mapping[str, str] = field(default_factory=dict)
     layers: Callable[[Header], tuple[LayerShape, ...]] = said_layers
+    placed: Callable[[GGUF, Hyperparameters], GGUF] = as_stored
     ignored: tuple[str, ...] = ()

@@ -53,7 +53,8 @@ def read_description(gguf: GGUF, runtime: str) -> Described:
     gguf = without_nextn(gguf)
     info = describe(gguf)
     said = read_hyperparameters(gguf, info, runtime, architecture.keys, architecture.ignored)
-    hyper = replace(said, layers=architecture.layers(Header(gguf, info, said)))
+    layers = architecture.layers(Header(gguf, info, said))
+    hyper = replace(said, layers=layers, n_layer=len(layers))
     switches = architecture.switches(Header(gguf, info, hyper))
     _check_layers(gguf, hyper, switches)
     return Described(usual_tensors(gguf, hyper), architecture, hyper, switches)
@@ -88,7 +89,8 @@ def usual_tensors(gguf: GGUF, hyper: Hyperparameters) -> GGUF:
     other parts of the file, and keys and values of layers that read those of another one.
     """
     architecture: Architecture = load_plugin(ARCHITECTURES, hyper.architecture)
-    whole = unfused(_with_ffn_norms(_renamed(without_nextn(gguf), architecture.renamed), hyper), hyper)
+    placed = architecture.placed(without_nextn(gguf), hyper)
+    whole = unfused(_with_ffn_norms(_renamed(placed, architecture.renamed), hyper), hyper)
     sharing = [number for number, layer in enumerate(hyper.layers) if layer.kv_from != number]
     unread = {f"blk.{layer}.{short}.weight" for layer in sharing for short in ("attn_k", "attn_v", "attn_k_norm")}
     tensors = {

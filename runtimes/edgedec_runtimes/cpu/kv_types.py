@@ -31,9 +31,8 @@ def refusal(network: Network, kv_type: str) -> str | None:
 
 def token_bytes(network: Network, kv_type: str) -> int:
     """Return the bytes of a token's keys and values in all layers."""
-    stored = [layer for number, layer in enumerate(network.layers) if network.stores_kv(number)]
     rotation = 4 * network.n_rot if kv_type != "f16" and _bias_lies_apart(network) else 0
-    return sum(layer.n_head_kv * _pair_bytes(layer.head_dim, kv_type) for layer in stored) + rotation
+    return sum(layer.n_head_kv * _pair_bytes(layer.head_dim, kv_type) for layer in network.kept_layers) + rotation
 
 
 def _pair_bytes(head_dim: int, kv_type: str) -> int:

@@ -73,12 +73,14 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
         adapters: What the native model borrows of its adapters.
         keeping: Where prompts are kept on the disk: edgedec's cache, the model's name, most bytes; None for nowhere.
         kept_prompts: Keeps prompts on the disk, once there was one that is long enough.
+        session_type: The class of its sessions.
     """
 
     adapters = NO_ADAPTERS
     batch_invariant: Literal[True] = True  # by construction: see native/kernels/kernels.h
     keeping: tuple[Path, str, int] | None = None
     kept_prompts: "KeptPrompts | None" = None
+    session_type: type[CpuSession] = CpuSession
 
     def __init__(  # more than 7 parameters: one for each part that the runtime makes of a model
         self,
@@ -146,7 +148,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
                 f"a session of {n_ctx} tokens",
             )
             try:
-                session = self.adopt(CpuSession(self, handle, n_ctx))
+                session = self.adopt(self.session_type(self, handle, n_ctx))
             except MemoryError as error:
                 raise MemoryCapError(f"no memory for a session of {n_ctx} tokens; ask for a shorter one") from error
             if self._heads and not self._heads[0].closed:

@@ -76,6 +76,9 @@ _NAMES = {
         EC_STATE_NORM
         EC_CONVOLUTION_BIAS  # [rows of EC_MIX], this and the next of EC_RULE_SPACE
         EC_STATE_PASSED  # [n_state_head], how much of a value is added to the result
+        # [n_head][2 * EC_MOST_DISTANCE + 1], what each head adds to its scores by how far a key is behind its query,
+        # from -EC_MOST_DISTANCE on; a key that is farther has what the farthest one has
+        EC_DISTANCE_BIAS
         EC_N_VECTORS
     """,
     # How keys and values are stored: as halves; or in groups of 32 with a half as scale, as int8, as 4 bits, or as 4
@@ -94,6 +97,11 @@ _NAMES = {
     # What stands before the feed-forward block of a layer: nothing, attention, a short convolution, a recurrence, or
     # attention and a recurrence side by side.
     "mixers": "EC_MIXER_NONE EC_MIXER_ATTENTION EC_MIXER_CONVOLUTION EC_MIXER_RECURRENT EC_MIXER_BOTH",
+    # What a layer of a model with an encoder is for (ec_item.n_source): rows of the source, each of which sees all of
+    # them; their keys and values alone, of which there are no queries and no output; the rows behind the source, which
+    # see one another; or the same rows, which see the source by the keys and values of an EC_ROLE_MEMORY layer.
+    # Layers of an encoder, of memory and of the text keep what they store in the same places, in the order of each.
+    "roles": "EC_ROLE_ALL EC_ROLE_ENCODER EC_ROLE_MEMORY EC_ROLE_DECODER EC_ROLE_CROSS EC_N_ROLES",
     # The stages of a forward that read weights.
     "stages": "EC_PART_QKV EC_PART_ATTN_OUT EC_PART_GATE_UP EC_PART_DOWN EC_PART_OUTPUT",
     # Whether an item's rows are a block: none; a block in which a row sees the rows before it, or in which all rows see
@@ -181,6 +189,7 @@ VALUES = {
     "EC_AHEAD_USUAL": -1,
     "EC_MOST_AHEAD": 65536,
     "EC_MOST_BLOCK": 128,
+    "EC_MOST_DISTANCE": 128,
 }
 
 
@@ -217,6 +226,7 @@ _STRUCTURES = {
         int32_t n_head_kv, head_dim
         int32_t n_ff  # of the feed-forward block, in a layer with experts of the shared one; 0: there is none
         int32_t kv_from  # the layer whose keys and values it reads: its own number, or that of a layer before it
+        int32_t role  # EC_ROLE_..., of all layers or of none another than EC_ROLE_ALL
     """,
     # The bytes of a tile file that one stage reads.
     "ec_part": """
@@ -264,6 +274,8 @@ _STRUCTURES = {
         int32_t n_mass
         int32_t n_mass_heads  # at least those of each of these layers
         int32_t n_mass_slots  # at least n_past + n_rows
+        # the first slots, which an encoder reads: all of them are rows of one item, or none is; 0 without an encoder
+        int32_t n_source
     """,
     "ec_draft_head_config": """
         int32_t n_vocab  # tokens that the head can draft

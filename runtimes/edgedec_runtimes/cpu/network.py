@@ -8,15 +8,16 @@ import math
 from dataclasses import dataclass, fields
 
 from edgedec.errors import ModelFormatError
-from edgedec.gguf.file import GGUF, once_per_header
+from edgedec.gguf.file import FLOATS, GGUF, once_per_header
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.architectures.architecture import Switches
+from edgedec_runtimes.architectures.architecture import DISTANCE_BIAS, Switches
 from edgedec_runtimes.architectures.reading import read_description
 from edgedec_runtimes.architectures.rope import DIVISORS
 from edgedec_runtimes.cpu.tensor_places import (
     BETA,
     CONVOLUTION,
     CONVOLUTION_KERNELS,
+    DISTANCES,
     GATES_AND_UPS,
     PER_LAYER_ROWS,
     TILE_TYPES,
@@ -45,6 +46,7 @@ _LARGEST_OF_LAYER = {"n_head": 2**12, "head_dim": 2**12, "n_ff": 2**20}
 _LARGEST_OF_STATE = 2**12
 _MOST_TOKENS = 2**31 - 1
 _LONGEST_CONVOLUTION = 16
+_MOST_RANGES = 128  # of distances
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +106,12 @@ def _check(gguf: GGUF, n: Network) -> None:
             raise unsupported(gguf, f"heads of {layer.head_dim} or states of {n.n_embd} elements are no multiple of 16")
     divisors = [gguf.tensors[name] for name in DIVISORS if name in gguf.tensors]
     for tensor in (*divisors, *(placed.tensor for placed in n.vectors)):
-        n_dims = 2 if tensor.name.endswith(CONVOLUTION_KERNELS) else 1
-        if tensor.type is not GGMLType.F32 or len(tensor.shape) != n_dims:
+        is_table = tensor.name.endswith(DISTANCE_BIAS)
+        n_dims = 2 if is_table or tensor.name.endswith(CONVOLUTION_KERNELS) else 1
+        if tensor.type not in (FLOATS if is_table else (GGMLType.F32,)) or len(tensor.shape) != n_dims:
             raise unsupported(gguf, f"tensor {tensor.name!r} is not {'a vector' if n_dims == 1 else 'rows'} of F32")
+        if is_table and (tensor.shape[-1] % 4 or not 0 < tensor.shape[-1] <= _MOST_RANGES):
+            raise unsupported(gguf, f"{tensor.shape[-1]} ranges of distances are no multiple of 4 up to {_MOST_RANGES}")
     for placed in n.matrices:
         if placed.which == PER_LAYER_ROWS and n.n_per_layer % placed.tensor.type.block_size:
             raise unsupported(
@@ -151,8 +156,10 @@ def _shapes(n: Network) -> dict[str, tuple[int, ...]]:
         of_layer = (shape.n_q, shape.n_kv, shape.n_kv, *norms, e, e, 0, e, shape.n_head)
         r = n.switches.recurrence
         of_states = (0,) * 5 if r is None else (r.n_head, r.n_head, r.n_norm, r.n_column, r.n_head)
-        lengths = (e, e, e, *of_layer, *of_experts, p_l, e, 1, e, e, e, e, n.n_expert, *of_states)
+        lengths = (e, e, e, *of_layer, *of_experts, p_l, e, 1, e, e, e, e, n.n_expert, *of_states, 0)
         expected[p.tensor.name] = _kernels_shape(n, p.layer) if p.which == CONVOLUTION else (lengths[p.which],)
+        if p.which == DISTANCES:
+            expected[p.tensor.name] = (shape.n_head, p.tensor.shape[-1])
     return expected
 
 

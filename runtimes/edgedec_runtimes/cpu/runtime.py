@@ -37,6 +37,7 @@ from edgedec_runtimes.cpu.library import (
 from edgedec_runtimes.cpu.model import CAPABILITIES, CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.options import CpuOptions, cpu_options
+from edgedec_runtimes.cpu.source_model import SOURCE_CAPABILITIES, SourceModel
 from edgedec_runtimes.cpu.state_memory import prompt_terms, scratch_floats, state_terms
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, can_be_mapped, open_tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
@@ -83,7 +84,7 @@ class Cpu:
         # The header and the vocabulary that the plan is made from take most of the room.
         most = MEASURED_BYTES if options.planning_bytes is None else options.planning_bytes // 8
         held = weights.weights_term(job, streamed, in_file=in_file, n_threads=options.n_threads, most_bytes=most)
-        n_rows = (row_count(gguf, options.max_rows), rows_together(gguf, KERNEL_ROWS, n_ctx))
+        n_rows = (row_count(gguf, options.max_rows), _together(gguf, network, n_ctx))
         adapters = adapter_terms(options, network, path)
         terms = _terms(held, adapters, network, options, n_ctx, n_rows, resident_bytes() or 0)
         return (*terms, *_head_terms(gguf, options)(n_ctx))
@@ -102,7 +103,7 @@ class Cpu:
         return_free_memory()  # building the tokenizer's tables took some 150 bytes a token
         with ExitStack() as undo:
             n_ctx = options.n_ctx or default_n_ctx(network.n_ctx_train)
-            together = rows_together(gguf, KERNEL_ROWS, n_ctx)
+            together = _together(gguf, network, n_ctx)
             handle = weights.create(network, options.n_threads or usable_cores(), together)
             undo.callback(native().ec_model_destroy, handle)
             job = weights.tile_job(gguf, network, options)
@@ -141,11 +142,14 @@ class Cpu:
             can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads, attention_mass=n_heads)
             can = replace(can, groups=_takes_groups(network))
             can = replace(can, keeps_prompts=can.keeps_prompts and not card.methods)
+            if network.n_source:
+                can = SOURCE_CAPABILITIES
             logit_rows, kv_type = max(options.max_rows, least), KV_TYPES[options.kv_type]
-            model = CpuModel(handle, tiles, tokenizer, card, can, kv_type, terms, logit_rows, together)
+            kind = SourceModel if network.n_source else CpuModel
+            model = kind(handle, tiles, tokenizer, card, can, kv_type, terms, logit_rows, together)
             model.adapters = adapters
             model.has_places = bool(network.switches.rope.sections)
-            if options.prompt_cache_bytes and options.cache_dir is not None:
+            if options.prompt_cache_bytes and options.cache_dir is not None and not network.n_source:
                 model.keeping = (options.cache_dir, card.name, options.prompt_cache_bytes)
             if head is not None:
                 model.follow_with(head)
@@ -175,7 +179,7 @@ def _report(path: Path, options: LoadOptions, percent: int) -> None:
 
 def _read(path: Path) -> tuple[GGUF, Network]:
     gguf = read_gguf(path)
-    require_text_decoder(gguf, may_embed=True, may_denoise=True)
+    require_text_decoder(gguf, may_embed=True, may_denoise=True, may_read_first=True)
     network = read_network(gguf)
     read_vocabulary(gguf)  # refuses one that is not covered
     methods_of(gguf)
@@ -233,7 +237,10 @@ def _terms(
         held,
         MemoryTerm("vocabulary", _VOCABULARY_BYTES + n.n_vocab * _VOCABULARY_BYTES_PER_TOKEN, f"{n.n_vocab} tokens"),
         MemoryTerm(
-            "KV cache", kv_bytes * options.n_parallel, f"{counted(n_ctx, 'token')} × {options.n_parallel}", grows=True
+            "KV cache",
+            kv_bytes * options.n_parallel,
+            f"{counted(n_ctx, 'token')}{' of source and text' if n.n_source else ''} × {options.n_parallel}",
+            grows=True,
         ),
         *_column_terms(network, n_ctx, options.n_parallel),
         *prompt_terms(network, options, n_ctx),
@@ -249,6 +256,11 @@ def _column_terms(network: Network, n_ctx: int, n_parallel: int) -> tuple[Memory
     n_bytes = kv_types.column_bytes(network, n_ctx) * n_parallel
     detail = f"{counted(network.n_with(CONVOLUTION), 'layer')} of {network.n_layer} × {n_parallel}"
     return (MemoryTerm("columns of convolutions", n_bytes, detail, grows=True),) if n_bytes else ()
+
+
+def _together(gguf: GGUF, network: Network, n_ctx: int) -> int:
+    """Return the most rows of one forward: those of an encoder's source come all together, with one behind them."""
+    return max(rows_together(gguf, KERNEL_ROWS, n_ctx), min(network.n_source, n_ctx) + 1)
 
 
 def _takes_groups(network: Network) -> bool:
@@ -276,6 +288,8 @@ def _open_head(
     from edgedec_runtimes.trained_heads.target import fit
 
     gguf, path = job.gguf, job.gguf.paths[0]
+    if network.n_source:
+        raise UnsupportedModelError(f"{path}: a model with an encoder takes no draft head; load it without one")
     fitted = fit(load_head(options.draft_head), read_gguf(path))  # the header whose hashes are known already
     card, read = fitted.head.card, layer_bytes(path)
     if card.splits_forwards and (network.n_per_layer or not _takes_groups(network)):

@@ -203,7 +203,7 @@ class CpuSession(OwnSession):
         Pages behind the prefix, which a longer text before has left, are freed.
         """
         twin = new_handle(lambda to: native().ec_session_fork(self.handle, self.n_cached, to), "forking a session")
-        session = CpuSession(self._model, twin, self.n_ctx)
+        session = type(self)(self._model, twin, self.n_ctx)
         session.family = self.family
         if isinstance(self.follower, CpuDraftHeadState):
             session.be_followed(self.follower.head, self.follower.ops, is_fork=True)

@@ -76,7 +76,7 @@ def state_terms(network: Network, n_parallel: int, n_rows: int) -> tuple[MemoryT
 
 def prompt_terms(network: Network, options: LoadOptions, n_ctx: int) -> tuple[MemoryTerm, ...]:
     """Return the term of prompts' files: those that wait, one that is written, one that is read; none without them."""
-    if not options.prompt_cache_bytes or n_ctx < BLOCK_TOKENS:
+    if not options.prompt_cache_bytes or n_ctx < BLOCK_TOKENS or network.n_source:
         return ()
     token_bytes = kv_types.token_bytes(network, options.kv_type) + PLACE_BYTES
     of_states = state_bytes(network) + kv_types.column_bytes(network, n_ctx)

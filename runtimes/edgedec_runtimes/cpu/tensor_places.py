@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from edgedec.errors import ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec.gguf.tensor_types import GGMLType
-from edgedec_runtimes.architectures.architecture import EXPERT_NORMS
+from edgedec_runtimes.architectures.architecture import DISTANCE_BIAS, EXPERT_NORMS
 from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import Described
 from edgedec_runtimes.architectures.rope import DIVISORS
@@ -14,6 +14,8 @@ from edgedec_runtimes.cpu.native_tables import NUMBERS, numbers
 from edgedec_runtimes.shared.hyperparameters import (
     ATTENTION,
     ATTENTION_AND_RECURRENT,
+    CROSS,
+    MEMORY,
     NO_MIXER,
     RECURRENT,
     Hyperparameters,
@@ -24,6 +26,7 @@ EMBEDDING, OUTPUT = NUMBERS["EC_TOKEN_EMBD"], NUMBERS["EC_OUTPUT"]
 PER_LAYER_ROWS, PER_LAYER_PROJECTION = NUMBERS["EC_PER_LAYER_ROWS"], NUMBERS["EC_PER_LAYER_PROJECTION"]
 BETA, CONVOLUTION, ROUTER_NORM = NUMBERS["EC_MIX_BETA"], NUMBERS["EC_CONVOLUTION"], NUMBERS["EC_ROUTER_NORM"]
 MIXERS = numbers("mixers", "EC_MIXER_") | {ATTENTION_AND_RECURRENT: NUMBERS["EC_MIXER_BOTH"]}
+DISTANCES = NUMBERS["EC_DISTANCE_BIAS"]
 CONVOLUTION_KERNELS = ("shortconv.conv.weight", "ssm_conv1d.weight")
 GATES_AND_UPS = "ffn_gate_up_exps.weight"
 _MATRICES = {
@@ -92,6 +95,7 @@ _VECTORS = {
     "ssm_norm.weight": "STATE_NORM",
     "ssm_conv1d.bias": "CONVOLUTION_BIAS",
     "ssm_d": "STATE_PASSED",
+    DISTANCE_BIAS: "DISTANCE_BIAS",
 }
 MATRICES = {name: NUMBERS[f"EC_{native}"] for name, native in _MATRICES.items()}
 VECTORS = {name: NUMBERS[f"EC_{native}"] for name, native in _VECTORS.items()}
@@ -102,6 +106,7 @@ _GLOBAL = frozenset(
 _OPTIONAL_MATRICES = frozenset({"output.weight", "ffn_gate_inp_shexp.weight", GATES_AND_UPS, "ssm_beta.weight"})
 _OF_PER_LAYER = frozenset({"inp_gate.weight", "proj.weight", "post_norm.weight"})
 _OF_KEYS = frozenset({"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"})
+_OF_QUERIES = frozenset({"attn_q.weight", "attn_output.weight"})
 _OF_SEPARATE_EXPERTS = frozenset({"ffn_gate_exps.weight", "ffn_up_exps.weight"})
 _DENSE = frozenset({"ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"})
 _GATES = frozenset({"ffn_gate.weight", "ffn_gate_shexp.weight", "ffn_gate_exps.weight"})
@@ -183,6 +188,9 @@ def _is_possible(n: Hyperparameters, layer: int, short: str) -> bool:
     if short == "attn_norm.weight":  # before every mixer
         return not n.has_mixer(layer, NO_MIXER)
     if short in _OF_KEYS and not n.stores_kv(layer):
+        return False
+    role = n.layers[layer].role
+    if (role == MEMORY and short in _OF_QUERIES) or (role in (MEMORY, CROSS) and short == DISTANCE_BIAS):
         return False
     if short in _OF_PER_LAYER:
         return n.n_per_layer > 0

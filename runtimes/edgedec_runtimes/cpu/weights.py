@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, RequestError
-from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.file import GGUF, floats, read_gguf
 from edgedec.gguf.places import standing
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.gguf.tile_form import UNTILED
@@ -21,6 +21,7 @@ from edgedec_runtimes.architectures.architecture import Recurrence
 from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
+from edgedec_runtimes.architectures.t5 import by_distance
 from edgedec_runtimes.cpu.library import (
     KERNEL_ROWS,
     Config,
@@ -35,12 +36,13 @@ from edgedec_runtimes.cpu.library import (
 from edgedec_runtimes.cpu.native_tables import NUMBERS, numbers
 from edgedec_runtimes.cpu.network import Network
 from edgedec_runtimes.cpu.options import cpu_options
-from edgedec_runtimes.cpu.tensor_places import EMBEDDING, MIXERS, OUTPUT, PER_LAYER_ROWS, ROUTER_NORM, Placed
+from edgedec_runtimes.cpu.tensor_places import DISTANCES, EMBEDDING, MIXERS, OUTPUT, PER_LAYER_ROWS, ROUTER_NORM, Placed
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, TileTensor, can_be_mapped, known_tile_file, open_tiles
 from edgedec_runtimes.cpu.tiles.placing import planned_pages
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import StreamPlan, plan_streaming
 from edgedec_runtimes.shared.cpu_count import cores_to_pin, usable_cores
+from edgedec_runtimes.shared.hyperparameters import ENCODER
 from edgedec_runtimes.shared.pages import native_handle
 
 LAYOUT = "1"
@@ -219,7 +221,8 @@ def _native_shape(network: Network, layer: int) -> ctypes.Structure:
     shape, switches = network.layers[layer], network.switches
     flags = NUMBERS["EC_LAYER_SLIDES"] * switches.slides(layer)
     flags += NUMBERS["EC_LAYER_UNROTATED"] * (not switches.rotates(layer))
-    sizes = (shape.n_head, shape.n_head_kv, shape.head_dim, network.dense_width(layer), shape.kv_from)
+    role = numbers("roles", "EC_ROLE_")[shape.role]
+    sizes = (shape.n_head, shape.n_head_kv, shape.head_dim, network.dense_width(layer), shape.kv_from, role)
     return LayerShape(flags, MIXERS[shape.mixer], *sizes)
 
 
@@ -235,11 +238,15 @@ def set_weights(
     else:
         _set_matrices(handle, network, tiles)
     for placed in network.vectors:
-        values = np.frombuffer(gguf.read_tensor_bytes(placed.tensor.name), "<f4").astype(np.float32)
+        data = np.frombuffer(gguf.read_tensor_bytes(placed.tensor.name), np.uint8)
+        values = floats(placed.tensor.type, data)
         if not np.isfinite(values).all():
             raise ModelFormatError(
                 f"{gguf.paths[0]}: tensor {placed.tensor.name!r} holds what is no number; download the file again"
             )
+        if placed.which == DISTANCES:
+            is_encoder = network.layers[placed.layer].role == ENCODER
+            values = by_distance(values.reshape(placed.tensor.shape[::-1]), both_ways=is_encoder).ravel()
         if placed.which == ROUTER_NORM:  # a router reads normed states over the root of their length
             values *= np.float32(network.n_embd**-0.5)
         if placed.tensor.name.endswith("ssm_a") and (values > 0).any():

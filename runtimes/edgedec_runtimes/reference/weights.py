@@ -100,6 +100,8 @@ def read_shape(gguf: GGUF) -> Described:
         PluginError: Another package's architecture does not import.
     """
     description = read_description(gguf, "reference")
+    if description.hyper.n_source:
+        raise UnsupportedModelError(f"{gguf.paths[0]}: the reference runtime has no encoder: use the cpu runtime")
     for tensor in gguf.tensors.values():
         if tensor.type not in _DTYPES:
             raise UnsupportedModelError(

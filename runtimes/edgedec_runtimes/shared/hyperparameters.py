@@ -30,6 +30,8 @@ _MAX_WIDTH = 2**24
 ATTENTION, CONVOLUTION, RECURRENT, NO_MIXER = "attention", "convolution", "recurrent", "none"
 ATTENTION_AND_RECURRENT = "attention+recurrent"
 """The mixers of layers (LayerShape.mixer)."""
+ENCODER, MEMORY, DECODER, CROSS = "encoder", "memory", "decoder", "cross"
+"""The roles of the layers of a model with an encoder (LayerShape.role)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,9 @@ class LayerShape:
         n_ff: Width of the feed-forward block, unless the layer has experts; 0 where it has none.
         kv_from: The layer whose keys and values the attention reads: its own number, or that of a layer before.
         is_mixer: The layer has a mixer only, neither a feed-forward block nor experts.
+        role: "all", or what the layer is for in a model with an encoder: its rows are those of the source, which see
+            one another ("encoder"); it only keeps keys and values of the encoder's output ("memory"); its rows are
+            those behind the source, which see one another ("decoder"), or the source, by a memory ("cross").
     """
 
     mixer: str
@@ -53,6 +58,7 @@ class LayerShape:
     n_ff: int
     kv_from: int
     is_mixer: bool = False
+    role: str = "all"
 
     def has(self, mixer: str) -> bool:
         """Return whether the layer has a mixer of this kind, alone or beside another one."""
@@ -148,6 +154,27 @@ class Hyperparameters:
     def stores_kv(self, layer: int) -> bool:
         """Return whether a layer stores keys and values; a layer that reads those of another one does not."""
         return self.has_mixer(layer, ATTENTION) and self.layers[layer].kv_from == layer
+
+    @property
+    def n_source(self) -> int:
+        """Most tokens that the encoder reads; 0 where there is none.
+
+        It is half of the context, which counts what is read and what is written (ModelInfo.n_ctx_train).
+        """
+        return self.n_ctx_train // 2 if any(layer.role == ENCODER for layer in self.layers) else 0
+
+    @property
+    def kept_layers(self) -> list[LayerShape]:
+        """The layers whose keys and values have places of their own: those of the role that has the most of them.
+
+        Encoder, memory and decoder keep theirs in the same places: what an encoder layer keeps is read no more when
+        memories are written, and those of the text are other tokens.
+        """
+        by_role: dict[str, list[LayerShape]] = {}
+        for number, layer in enumerate(self.layers):
+            if self.stores_kv(number):
+                by_role.setdefault(layer.role, []).append(layer)
+        return max(by_role.values(), key=len, default=[])
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has a mixture of experts."""

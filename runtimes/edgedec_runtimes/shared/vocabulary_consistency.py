@@ -78,7 +78,7 @@ def _check_tokenizer(gguf: GGUF, n_vocab: int, texts: set[bytes]) -> None:
             actual = f"the vocabulary has no token for {len(bare)} bytes, such as \\x{bare[0]:02x}"
             refuse(gguf, actual, "one for each byte of UTF-8")
     if model == "t5":
-        _check_replacements(gguf)
+        check_replacements(gguf)
     if model == "plamo2" and sum(len(text) ** 3 for text in texts) > _MAX_SUFFIX_COST:
         refuse(gguf, "the vocabulary of the tokenizer plamo2 is of long tokens", "short ones, or loading takes hours")
     if model == "bert":
@@ -119,7 +119,7 @@ def _spelled_bytes(texts: set[bytes]) -> set[int]:
     return spelled | {int(text[2:], 16) for text in texts if len(text) == 4 and hexadecimal.fullmatch(text)}
 
 
-def _check_replacements(gguf: GGUF) -> None:
+def check_replacements(gguf: GGUF) -> None:
     """Refuse a table of replaced characters (SentencePiece) whose steps lead outside of it.
 
     The table is a double array of 32-bit nodes; texts that end in NUL follow it. From node i a step with byte c goes to

@@ -20,7 +20,7 @@ from edgedec_runtimes.tokenizer.special import (
 )
 from edgedec_runtimes.tokenizer.string_table import StringTable
 
-BPE, SPM, CHARACTERS, BERT = "gpt2", "llama", "gemma4", "bert"
+BPE, SPM, CHARACTERS, BERT, UNIGRAM = "gpt2", "llama", "gemma4", "bert", "t5"
 _STRINGS = frozenset({ValueType.STRING})
 _INT32 = frozenset({ValueType.INT32})
 _BYTE = re.compile(rb"<0x[0-9A-Fa-f]{2}>")  # the text of a byte token
@@ -45,7 +45,7 @@ class Vocabulary:
     """The tokens of a model and their roles.
 
     Attributes:
-        model: BPE, SPM, CHARACTERS or BERT.
+        model: BPE, SPM, CHARACTERS, BERT or UNIGRAM.
         pre: Name of the pre-tokenizer; "" where the metadata names none, and for the others.
         tokens: The tokens' bytes by id.
         kinds: Kind of each token, or the bits of two kinds.
@@ -72,6 +72,7 @@ def metadata_refusal(gguf: GGUF) -> str | None:
         refuse_missing(gguf, "tokenizer.ggml.model")
     if model not in DEFAULT_IDS:
         covered = f"{BPE!r} (BPE), {SPM!r} (SentencePiece), {CHARACTERS!r} (BPE over characters), {BERT!r} (WordPiece)"
+        covered += f", {UNIGRAM!r} (SentencePiece's unigram model)"
         return f"its vocabulary is of the kind {model[:40]!r}; covered are {covered}"
     pre = get_text(gguf, "tokenizer.ggml.pre") or ""
     if model == BPE and pre not in NAMES:
@@ -111,6 +112,7 @@ def read_vocabulary(gguf: GGUF) -> Vocabulary:
     except AmbiguousError as error:
         raise UncoveredError(gguf, str(error)) from error
     _check_bytes(gguf, tokens, kinds)
+    source_end(gguf, tokens.n)
     if model == SPM:
         _require_every_byte(gguf, tokens)
     pre, strips = get_text(gguf, "tokenizer.ggml.pre") or "", _stripping(gguf, special)
@@ -131,6 +133,7 @@ DEFAULT_IDS: dict[str, dict[str, int | None]] = {
     SPM: {"bos": 1, "eos": 2},
     CHARACTERS: {"bos": None, "eos": None},
     BERT: {"bos": 101, "eos": None},
+    UNIGRAM: {"bos": None, "eos": 1},
 }
 
 
@@ -146,6 +149,17 @@ def token_id(gguf: GGUF, key: str, n_vocab: int) -> int | None:
     """Return the id that a key below tokenizer.ggml holds; None where there is no such key, or no such token."""
     number = get_int(gguf, f"tokenizer.ggml.{key}", at_least=-(2**63), at_most=2**64 - 1)
     return number if number is not None and 0 <= number < n_vocab else None
+
+
+def source_end(gguf: GGUF, n_vocab: int) -> tuple[int, ...]:
+    """Return the token with which the decoder of an encoder-decoder model begins, in a tuple; () for other models.
+
+    It stands behind each prompt, which the encoder reads (ModelFormatError where there is no such token).
+    """
+    start = get_int(gguf, f"{get_text(gguf, 'general.architecture')}.decoder_start_token_id", at_most=2**31 - 1)
+    if start is not None and start >= n_vocab:
+        raise damaged(gguf, f"its decoder begins with token {start}, and it has {n_vocab}")
+    return () if start is None else (start,)
 
 
 def flag(gguf: GGUF, key: str, *, default: bool) -> bool:

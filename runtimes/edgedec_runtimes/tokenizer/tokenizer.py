@@ -14,25 +14,29 @@ from edgedec_runtimes.tokenizer.metadata import (
     CHARACTERS,
     DEFAULT_IDS,
     SPM,
+    UNIGRAM,
     UncoveredError,
     Vocabulary,
     damaged,
     flag,
     named_token,
     read_vocabulary,
+    source_end,
 )
 from edgedec_runtimes.tokenizer.pretokenizers import pre_tokenizer
 from edgedec_runtimes.tokenizer.special import SHOWN_CONTROLS, WHITE_SPACE, Kind, SpecialTokens
 from edgedec_runtimes.tokenizer.spm import SentencePieces
 from edgedec_runtimes.tokenizer.token_bound import TokenBound
+from edgedec_runtimes.tokenizer.unigram import UnigramPieces
 from edgedec_runtimes.tokenizer.wordpiece import WordPieces
 
 _N_REMEMBERED_WORDS = 2**14
 _MAX_REMEMBERED_CHARACTERS = 32
-_METHODS: Mapping[str, type[CharacterPairs | SentencePieces | WordPieces]] = {
+_METHODS: Mapping[str, type[CharacterPairs | SentencePieces | UnigramPieces | WordPieces]] = {
     CHARACTERS: CharacterPairs,
     SPM: SentencePieces,
     BERT: WordPieces,
+    UNIGRAM: UnigramPieces,
 }
 
 
@@ -45,8 +49,8 @@ class VocabularyTokenizer:
         self._ends = vocabulary.ends
         self.infill_ids: Mapping[str, int] = vocabulary.infill
         defaults = dict(DEFAULT_IDS[vocabulary.model])
-        adds_bos = True
-        self._method: BytePairs | CharacterPairs | SentencePieces | WordPieces
+        adds_bos = vocabulary.model != UNIGRAM
+        self._method: BytePairs | CharacterPairs | SentencePieces | UnigramPieces | WordPieces
         if vocabulary.model == BPE:
             cuts = pre_tokenizer(vocabulary.pre)
             adds_bos = cuts.add_bos
@@ -65,7 +69,8 @@ class VocabularyTokenizer:
             last = named_token(gguf, "seperator", self.n_vocab, default=102)  # as GGUF spells it
             self._last = _added(gguf, "seperator", last, default=True, asks=False)
         else:
-            self._last = _added(gguf, "eos", eos, default=False)
+            self._last = _added(gguf, "eos", eos, default=vocabulary.model == UNIGRAM)
+            self._last += source_end(gguf, self.n_vocab)
         shown = {i: text for i, text in vocabulary.special.items() if not self._kinds[i] & _HIDDEN}
         self.control_texts = tuple(
             text for i, text in vocabulary.special.items() if i not in shown or text in SHOWN_CONTROLS

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.models.gguf_writer import Typed
+from support.models.tiny_t5 import END, PAD, TinyT5, replacements
 from support.models.vocabularies import CONTROL, USER_DEFINED, bpe, characters, spm, types, write
 from support.texts import word_pieces
 from support.texts.token_texts import written
@@ -31,7 +32,10 @@ def made(tmp_path: Path, metadata: dict[str, Any]) -> GGUF:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tokenizer.ggml.model": "t5"}, "its vocabulary is of the kind 't5'; covered are 'gpt2' (BPE), 'llama' (Se"),
+        (
+            {"tokenizer.ggml.model": "rwkv"},
+            "its vocabulary is of the kind 'rwkv'; covered are 'gpt2' (BPE), 'llama' (Se",
+        ),
         ({"tokenizer.ggml.pre": "kimi-k2"}, "its pre-tokenizer is 'kimi-k2'; covered are a.x-4.0, "),
         ({"general.name": "My modern-BERT"}, "models named 'modern-bert' take spaces off around special tokens"),
     ],
@@ -242,3 +246,28 @@ def test_special_tokens_of_word_pieces(tmp_path: Path) -> None:
     few = word_pieces.vocabulary(word_pieces.PIECES[:9])
     with pytest.raises(ModelFormatError, match="no token for words"):
         open_tokenizer(made(tmp_path, {key: value for key, value in few.items() if "unknown" not in key}))
+
+
+RULES = {"\n": " ", "\t": " ", "ﬁ": "fi", "½": "1/2", "e\u0301": "e", "e\u0301\u0301": "E", "\u3000": " ", "\u200b": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("translate  the small house\n", [100, 98, 105, 101]),
+        (
+            "ﬁne ½ cafe\u0301\u0301 e\u0301\u0301 thing",
+            [3, 9, 12, 17, 8, 3, 57, 80, 58, 3, 6, 4, 9, 34, 3, 34, 3, 23, 11, 103],
+        ),
+        ("  日本 the\u3000stereo\u200b!! ", [3, 2, 98, 3, 107, 104, 8, 18, 66, 66]),
+        ("äöü", [3, 2]),
+        ("", []),
+        ('tester "x" a an', [3, 23, 8, 107, 104, 3, 67, 27, 67, 99, 99, 17]),
+    ],
+)
+def test_unigrams(text: str, ids: list[int], tmp_path: Path) -> None:
+    """The ids are those that SentencePiece 0.2.3 gave; behind them stand the end, and what a decoder begins with."""
+    path = TinyT5().write(tmp_path / "m.gguf", {"tokenizer.ggml.precompiled_charsmap": replacements(RULES)})
+    tokenizer = open_tokenizer(read_gguf(path))
+    assert tokenizer.encode(text, add_special=False) == ids
+    assert tokenizer.encode(text) == [*ids, END, PAD]

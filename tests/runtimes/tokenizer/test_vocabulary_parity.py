@@ -19,6 +19,7 @@ from support.models.vocabularies import (
     characters,
     spm,
     types,
+    unigrams,
     write,
 )
 from support.texts.token_oracle import differing_texts, differing_tokens, oracle
@@ -115,6 +116,28 @@ def test_a_vocabulary_without_some_letters(tmp_path: Path) -> None:
 def test_sentence_piece_settings(changes: dict[str, Any], seed: int, tmp_path: Path) -> None:
     """Merging by score, ties, byte fallback and the space in front are llama.cpp's."""
     assert_equal(write(tmp_path / "m.gguf", spm(seed=seed) | changes), 250)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.remove_extra_whitespaces": False},
+        {"tokenizer.ggml.remove_extra_whitespaces": False, "tokenizer.ggml.add_eos_token": None},
+        {"tokenizer.ggml.precompiled_charsmap": None},
+        {
+            "tokenizer.ggml.tokens": [
+                f"{token[:2]}{SPACE}{token[2:]}" if i % 9 == 8 and len(token) > 3 else token
+                for i, token in enumerate(unigrams(0)["tokenizer.ggml.tokens"])
+            ]
+        },
+    ],
+)
+def test_unigram_settings(changes: dict[str, Any], tmp_path: Path) -> None:
+    """The likeliest cut, unknown characters, spaces and replacements are llama.cpp's."""
+    metadata = unigrams(0) | changes
+    path = write(tmp_path / "m.gguf", {key: value for key, value in metadata.items() if value is not None})
+    assert_equal(path, 250, ("</s>", "<pad>", "<tool>"))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 
 from edgedec.gguf.file import ValueType
 from support.models.gguf_writer import Typed, write_gguf
+from support.models.tiny_t5 import replacements, unigram
 from support.texts.token_texts import written
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -122,3 +123,25 @@ def types(kinds: list[int]) -> Typed:
 def write(path: Path, metadata: dict[str, Any]) -> Path:
     """Write a GGUF that is nothing but metadata."""
     return write_gguf(path, metadata)
+
+
+def unigrams(seed: int) -> dict[str, Any]:
+    """Return the metadata of a unigram vocabulary: letters of the corpus, pieces of its words, and random scores."""
+    rng, words = (
+        random.Random(seed),
+        [word for text in written()[:-4] for word in text.replace("\0", " ").split(" ") if word],
+    )
+    letters_of = sorted(set("".join(words)) - {SPACE})
+    pieces = [word[(at := rng.randrange(len(word))) : at + rng.randint(2, 8)] for word in rng.choices(words, k=900)]
+    pieces = [f"{SPACE}{piece}" if rng.random() < 0.5 else piece for piece in pieces]
+    ordinary = list(dict.fromkeys([SPACE, *rng.sample(letters_of, len(letters_of) * 3 // 4), *pieces]))
+    tokens = {"<pad>": CONTROL, "</s>": CONTROL, "<unk>": UNKNOWN, "<tool>": USER_DEFINED}
+    tokens |= {token: UNUSED if rng.random() < 0.02 else NORMAL for token in ordinary if token not in tokens}
+    rules = {"\n": " ", "\t": " ", "ﬁ": "fi", "½": "1/2", "e\u0301": "é", "\u00a0": " ", "\u200b": "", "１": "1"}
+    return unigram() | {
+        "general.architecture": "t5",
+        "tokenizer.ggml.tokens": [*tokens],
+        "tokenizer.ggml.token_type": types([*tokens.values()]),
+        "tokenizer.ggml.scores": np.array([-rng.uniform(2, 12) for _ in tokens], np.float32),
+        "tokenizer.ggml.precompiled_charsmap": replacements(rules),
+    }

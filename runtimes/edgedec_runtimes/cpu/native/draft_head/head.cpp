@@ -51,7 +51,7 @@ ec_draft_head::ec_draft_head(ec_model &model, const ec_draft_head_config &c, con
   require(c.n_ff > 0 || joins || has_rows || c.exit_layer > 0, "the head has no feed-forward block");
   std::vector<ec_layer> shapes;
   for (int32_t i = 0; i < c.n_layer; ++i)
-    shapes.push_back({0, EC_MIXER_ATTENTION, c.n_head, c.n_head_kv, c.head_dim, c.n_ff, i});
+    shapes.push_back({0, EC_MIXER_ATTENTION, c.n_head, c.n_head_kv, c.head_dim, c.n_ff, i, EC_ROLE_ALL});
   if (!joins && !has_rows) net.set_layers(shapes.data());
   require(model.finished, "the head's target is not finished");
   require(c.n_taps >= (has_rows ? 0 : 1) && c.n_taps <= 16, "the number of taps is out of range");

@@ -139,7 +139,7 @@ void Run::write_head(const Layer &layer, int64_t i, const RowInfo &row, int32_t 
   };
   const float temperature = temperature_at(row.position);
   float *base = m_.qkv.data() + i * width_of(layer);
-  for (int32_t h = head * group; h < (head + 1) * group; ++h) {
+  for (int32_t h = head * group; !layer.only_stores() && h < (head + 1) * group; ++h) {
     float *query = base + h * query_stride(layer);
     prepare(query, layer.vectors[EC_Q_BIAS], h, layer.vectors[EC_Q_NORM]);
     for (int32_t j = 0; temperature != 1.0f && j < d; ++j) query[j] *= temperature;
@@ -280,7 +280,8 @@ Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32
   const AttentionGroup &group = *piece.group;
   const Layer &layer = m_.layers[(size_t)l];
   const int64_t per_row = layer.shape.n_head / layer.shape.n_head_kv, d = layer.shape.head_dim;
-  const std::vector<float> &sinks = layer.vectors[EC_SINKS];
+  const std::vector<float> &sinks = layer.vectors[EC_SINKS], &biases = layer.vectors[EC_DISTANCE_BIAS];
+  const int32_t role = layer.shape.role;
   w.n_queries = (int32_t)std::min(piece.of.chunk, (int64_t)group.rows.size() * per_row - piece.first_query);
   w.resumed = group.resumed;
   w.unfinished = group.unfinished;
@@ -289,17 +290,20 @@ Run::Spans Run::set_queries(AttentionWork &w, int32_t l, const std::vector<int32
     const int64_t query = piece.first_query + q, h = piece.head * per_row + query % per_row;
     const AttentionGroup::Row &at = group.rows[(size_t)(query / per_row)];
     const RowInfo &row = plan_.rows[(size_t)rows[at.place]];
+    const int32_t n_source = plan_.items[row.item].n_source;
     // What rows share is before a tree.
     const bool in_tree = plan_.items[row.item].parents != nullptr && !group.unfinished;
     w.query[q] = m_.qkv.data() + (int64_t)at.query * width_of(layer) + h * query_stride(layer);
     w.out[q] = m_.attention.data() + (int64_t)at.place * layer.n_q() + h * d;
     w.state[q] = states_.empty() ? nullptr : states_.data() + 2 * ((int64_t)at.place * layer.shape.n_head + h);
-    w.visible[q] = row.visible;
-    w.start[q] = layer.window > 0 ? std::max(0, row.window_end - layer.window) : 0;
+    w.visible[q] = role == EC_ROLE_CROSS ? n_source : row.visible;
+    w.start[q] = layer.window > 0 ? std::max(0, row.window_end - layer.window) : role == EC_ROLE_DECODER ? n_source : 0;
     w.sink[q] = sinks.empty() ? nullptr : sinks.data() + h;
+    w.distance_bias[q] = biases.empty() ? nullptr : biases.data() + h * (2 * EC_MOST_DISTANCE + 1);
+    w.position[q] = row.position;
     w.path[q] = in_tree ? plan_.paths.data() + row.path_begin : nullptr;
     seen.begin = std::min<int64_t>(seen.begin, w.start[q] / SPAN_TOKENS);
-    seen.end = std::max<int64_t>(seen.end, (row.visible - 1) / SPAN_TOKENS + 1);
+    seen.end = std::max<int64_t>(seen.end, (w.visible[q] - 1) / SPAN_TOKENS + 1);
   }
   const int64_t end = std::min(seen.end, group.end);
   return {std::min(std::max(seen.begin, group.begin), end), end};

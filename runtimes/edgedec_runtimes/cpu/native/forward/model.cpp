@@ -107,6 +107,9 @@ void ec_model::set_layers(const ec_layer *shapes) {
   for (size_t i = 0; i < layers.size(); ++i) {
     Layer &layer = layers[i];
     const ec_layer &l = layer.shape = shapes[i];
+    require(l.role >= EC_ROLE_ALL && l.role < EC_N_ROLES && (l.role == EC_ROLE_ALL) == (shapes[0].role == EC_ROLE_ALL) &&
+                (l.role == EC_ROLE_ALL || l.mixer == EC_MIXER_ATTENTION),
+            "no such role of a layer, or not of all layers");
     require(l.mixer >= EC_MIXER_NONE && l.mixer <= EC_MIXER_BOTH, "no such mixer");
     require(!layer.recurs() || config.state_rule != EC_RULE_NONE, "a layer has a state, and the model has no rule");
     require(l.n_ff >= 0 && l.n_ff <= 1 << 20, "the width of a layer is out of range");
@@ -125,20 +128,23 @@ void ec_model::set_layers(const ec_layer *shapes) {
     require(layers[(size_t)l.kv_from].attends() && source.kv_from == l.kv_from && source.n_head_kv == l.n_head_kv &&
                 source.head_dim == l.head_dim,
             "a layer reads keys and values of another shape");
+    require(source.role == (l.role == EC_ROLE_CROSS ? EC_ROLE_MEMORY : l.role) &&
+                (l.role == EC_ROLE_ALL || l.role == EC_ROLE_CROSS || l.kv_from == (int32_t)i),
+            "a layer reads the keys and values of another role");
     layer.stores_kv = l.kv_from == (int32_t)i;
   }
 }
 
 // Number the layers among those that store the same.
 void ec_model::number_layers() {
-  int32_t n_stored = 0, n_convolutions = 0;
+  int32_t n_stored[EC_N_ROLES] = {}, n_convolutions = 0;
   for (Layer &layer : layers) {
     if (layer.recurs()) {
       layer.state = recurrent.n_layer();
       recurrent.layers.push_back((int32_t)(&layer - layers.data()));
     }
     if (layer.convolves()) layer.number = n_convolutions++;
-    if (layer.stores_kv) layer.number = n_stored++;
+    if (layer.stores_kv) layer.number = n_stored[layer.shape.role]++;
     if (layer.attends()) layer.number = layers[(size_t)layer.shape.kv_from].number;
   }
 }
@@ -150,7 +156,10 @@ KVShape ec_model::kv_shape(int32_t kv_type) const {
   bool biased = false, normed = false;
   for (const Layer &layer : layers) {
     if (elsewhere || !layer.stores_kv) continue;
-    stored.push_back({layer.shape.n_head_kv, layer.shape.head_dim});
+    if (layer.number == (int32_t)stored.size()) stored.push_back({layer.shape.n_head_kv, layer.shape.head_dim});
+    const KVShape::Heads &heads = stored[(size_t)layer.number];
+    require(heads.n_head_kv == layer.shape.n_head_kv && heads.head_dim == layer.shape.head_dim,
+            "layers that store in one place differ in shape");
     require(kv_type == EC_KV_F16 || (layer.shape.head_dim % 32 == 0 && layer.shape.head_dim <= MAX_PACKED_HEAD),
             "keys and values of less than 16 bits need a head_dim that is a multiple of 32 and at most 512");
     biased = biased || !layer.vectors[EC_K_BIAS].empty();

@@ -124,6 +124,12 @@ struct Layer {
     if (matrices[EC_UP_EXPERTS].n_rows != 0 || which == EC_DOWN_EXPERTS) return (uint64_t)number;
     return 2 * (uint64_t)number + (which == EC_UP_EXPERTS ? 1 : 0);
   }
+  bool only_stores() const { return shape.role == EC_ROLE_MEMORY; }
+  // Whether rows of a source, or those behind it, run the layer.
+  bool takes(bool of_source) const {
+    if (shape.role == EC_ROLE_ALL) return true;
+    return of_source == (shape.role == EC_ROLE_ENCODER || shape.role == EC_ROLE_MEMORY);
+  }
   int64_t n_q() const { return (int64_t)shape.n_head * shape.head_dim; }
   int64_t n_kv() const { return (int64_t)shape.n_head_kv * shape.head_dim; }
 };
@@ -186,9 +192,11 @@ struct ec_model {
   std::vector<float> mix, records, queries, gains, scanned, convolved_rows;
   std::vector<std::vector<float>> thread_memory;  // a panel, a row, scores
 
+  bool has_encoder() const { return layers[0].shape.role != EC_ROLE_ALL; }
   // The elements of a layer's queries, with their gates, and of the keys that it makes; those of a convolution's three
   // inputs.
   int64_t n_q(const edgedec::Layer &layer) const {
+    if (layer.only_stores()) return 0;
     return layer.convolves() ? config.n_embd : (config.attention_gate != 0 ? 2 : 1) * layer.n_q();
   }
   int64_t n_kv(const edgedec::Layer &layer) const {

@@ -77,16 +77,17 @@ void ec_model::check_mixer(const Layer &layer) const {
     for (int i : absent) require(holds || m[i].n_rows == 0, "a layer has a matrix that its kind does not read");
   };
   require_none(layer.recurs(), {EC_MIX, EC_MIX_GATE, EC_MIX_ALPHA, EC_MIX_BETA, EC_MIX_OUT});
-  require_none(layer.attends() || layer.convolves(), {EC_Q, EC_ATTN_OUT});
+  require_none(n_q(layer) != 0, {EC_Q, EC_ATTN_OUT});
   require_none(n_kv(layer) != 0, {EC_K, EC_V});
   if (layer.recurs()) check_recurrence(layer);
   if (layer.recurs() && !layer.attends()) return;
-  require_matrix(m[EC_Q], "attn_q", n_q(layer), n_input());
+  if (!layer.only_stores()) require_matrix(m[EC_Q], "attn_q", n_q(layer), n_input());
   if (n_kv(layer) != 0) {
     require_matrix(m[EC_K], "attn_k", n_kv(layer), n_input());
     if (c.value_norm == 0 || m[EC_V].n_rows != 0) require_matrix(m[EC_V], "attn_v", n_kv(layer), n_input());
   }
-  require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, layer.convolves() ? c.n_embd : layer.n_q());
+  if (!layer.only_stores())
+    require_matrix(m[EC_ATTN_OUT], "attn_output", c.n_embd, layer.convolves() ? c.n_embd : layer.n_q());
   require_vector(v[EC_ATTN_NORM], "attn_norm", c.n_embd, !paired);
   require_vector(v[EC_EMBEDDING_NORM], "embedding_norm", c.n_embd, !paired);
   require_vector(v[EC_ATTN_OUT_BIAS], "attn_output.bias", c.n_embd, true);
@@ -101,6 +102,7 @@ void ec_model::check_mixer(const Layer &layer) const {
   require_vector(v[EC_K_NORM], "attn_k_norm", c.wide_norms ? layer.n_kv() : layer.shape.head_dim, true);
   require(!c.wide_norms || (v[EC_Q_BIAS].empty() && v[EC_K_BIAS].empty()), "biases stand before norms over all heads");
   require_vector(v[EC_SINKS], "attn_sinks", layer.shape.n_head, true);
+  require_vector(v[EC_DISTANCE_BIAS], "attn_rel_b", layer.shape.n_head * (2 * EC_MOST_DISTANCE + 1), true);
 }
 
 // Check the feed-forward block or the experts of a layer.

@@ -62,12 +62,18 @@ void check_item(const ec_model &model, const ec_item &item) {
   require(n_rows == item.n_rows, "the groups have another number of rows than their item");
   for (int32_t i = 0; item.parents != nullptr && i < item.n_rows; ++i)
     require(item.parents[i] >= -1 && item.parents[i] < i, "a parent is out of range");
+  const bool is_behind = item.n_past >= item.n_source, is_whole = item.n_past == 0 && item.n_rows >= item.n_source;
+  require(model.has_encoder() == (item.n_source > 0) && item.n_source >= 0 && (is_behind || is_whole),
+          "rows of a source come all together, in a model with an encoder alone");
+  require(is_behind || (item.parents == nullptr && item.block == EC_BLOCK_NONE), "a source is no tree and no block");
+  require(!model.has_encoder() || item.n_mass == 0, "the attention to a source can't be added up");
   require(item.block >= EC_BLOCK_NONE && item.block <= EC_BLOCK_MUTUAL, "no such block");
   require(item.block != EC_BLOCK_MUTUAL || !model.remembers(), "rows with states can't see rows behind them");
   require(item.block == EC_BLOCK_NONE || item.parents == nullptr, "a block is no tree");
   require(item.n_wanted >= 0 && item.n_taps >= 0, "a count is negative");
   for (int32_t i = 0; i < item.n_wanted; ++i)
-    require(item.wanted[i] >= 0 && item.wanted[i] < item.n_rows, "a wanted row is out of range");
+    require(item.wanted[i] >= 0 && item.wanted[i] < item.n_rows && item.n_past + item.wanted[i] >= item.n_source,
+            "a wanted row is out of range, or of a source");
   for (int32_t i = 0; i < item.n_taps; ++i)
     require(item.taps[i] >= first_layer && item.taps[i] < c.n_layer, "a tap is out of range");
   if (item.n_mass == 0) return;
@@ -82,7 +88,7 @@ void check_item(const ec_model &model, const ec_item &item) {
 }
 
 void Plan::end_early(const ec_model &model) {
-  if (adds_mass) return;  // all rows attend in all layers
+  if (adds_mass || model.has_encoder()) return;  // all rows attend in all layers, or only in those of their role
   const int32_t n_layer = n_storing = model.config.n_layer;
   const auto stores = [&](const Layer &layer) { return layer.stores_kv || layer.convolves() || layer.recurs(); };
   // Where rows leave layers out, and nothing is read of any row, a layer that no row runs stores nothing either.
@@ -129,7 +135,7 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
   Plan plan{};
   plan.items = items;
   plan.n_items = n_items;
-  bool subset = false;
+  bool subset = model.has_encoder();
   for (int32_t i = 0; i < n_items; ++i) {
     const ec_item &item = items[i];
     check_item(model, item);
@@ -142,7 +148,8 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
     for (int32_t r = 0, in_group = 0; r < item.n_rows; ++r, ++in_group) {
       if (in_group == group->n_rows) ++group, in_group = 0;
       const int32_t position = item.n_past + r,
-                    visible = item.block >= EC_BLOCK_WHOLE ? item.n_past + item.n_rows : position + 1,
+                    visible = item.block >= EC_BLOCK_WHOLE ? item.n_past + item.n_rows
+                              : std::max(position + 1, item.n_source),
                     window_end = of_row ? position + 1 : item.n_past;
       plan.rows.push_back({i, r, group, in_group, position, position, visible, window_end, 0, 0});
       plan.all_rows.push_back(plan.n_rows + r);
@@ -171,11 +178,14 @@ Plan make_plan(const ec_model &model, const ec_item *items, int32_t n_items) {
   if (!subset) return plan;
   plan.attn_rows.resize((size_t)model.config.n_layer);
   plan.mlp_rows.resize((size_t)model.config.n_layer);
+  for (const Layer &layer : model.layers)
+    if (model.has_encoder()) plan.only_stores.push_back(layer.only_stores());
   for (int32_t l = 0; l < model.config.n_layer; ++l)
     for (int32_t r = 0; r < plan.n_rows; ++r) {
-      const ec_group &group = *plan.rows[(size_t)r].group;
-      if (l < group.first_layer) continue;
+      const RowInfo &row = plan.rows[(size_t)r];
+      const ec_group &group = *row.group;
       const Layer &layer = model.layers[(size_t)l];
+      if (l < group.first_layer || !layer.takes(row.position < items[row.item].n_source)) continue;
       const int32_t source = layer.attends() ? layer.shape.kv_from : l;
       // A row that leaves a layer out also leaves out the attention of those layers that read its keys and values.
       const bool has_kv = group.attn == nullptr || source < group.first_layer || group.attn[source];

@@ -50,6 +50,8 @@ struct Plan {
   // keys and values, and are in no layer behind it.
   bool ends_early = false;
   std::vector<int32_t> last_attn, last_mlp;
+  std::vector<char> only_stores;  // by layer, whether no row goes on behind its keys and values; empty: in all they do
+  std::vector<int32_t> no_rows;
   std::vector<RowRange> last_ranges, behind_ranges;
   // How the rows attend: of the lists all_rows, attn_rows by layer, and last_attn in that layer and behind it.
   AttentionSteps all_steps, last_steps, behind_steps;
@@ -80,7 +82,10 @@ struct Plan {
     return attn_rows.empty() ? all_rows : attn_rows[(size_t)layer];
   }
   // Those rows of attn(layer) that go on behind their keys and values.
-  const std::vector<int32_t> &attending(int32_t layer) const { return is_cut(layer) ? last_attn : attn(layer); }
+  const std::vector<int32_t> &attending(int32_t layer) const {
+    if (!only_stores.empty() && only_stores[(size_t)layer] != 0) return no_rows;
+    return is_cut(layer) ? last_attn : attn(layer);
+  }
   // The rows of each item among attending(layer).
   const std::vector<RowRange> &ranges(int32_t layer) const {
     if (is_cut(layer)) return last_ranges;

@@ -294,6 +294,15 @@ void finish_span(const AttentionWork &w, int64_t span, const View &view, const f
   }
 }
 
+// Add what a head has for the distances of n keys from its query; the first key is `distance` behind it.
+void add_distance_bias(float *scores, const float *bias, int64_t distance, int64_t n) {
+  constexpr int64_t MOST = EC_MOST_DISTANCE;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t d = distance + i;
+    scores[i] += bias[MOST + (d < -MOST ? -MOST : d > MOST ? MOST : d)];
+  }
+}
+
 template <bool PACKED>
 void attend_as(const AttentionWork &w) {
   const int n_chunks = (w.n_queries + QUERY_GROUP - 1) / QUERY_GROUP;
@@ -326,6 +335,10 @@ void attend_as(const AttentionWork &w) {
       for (int q = 0; q < view.n; ++q) {
         float *row = weights + q * SPAN;
         Part &part = parts[view.first + q];
+        const float *bias = w.distance_bias[view.first + q];
+        if (view.begin[q] < view.end[q] && bias != nullptr)
+          add_distance_bias(row + view.begin[q], bias, view.base + view.begin[q] - w.position[view.first + q],
+                            view.end[q] - view.begin[q]);
         if (view.begin[q] < view.end[q] && w.softcap != 0.0f)
           softcap(row + view.begin[q], w.softcap, view.end[q] - view.begin[q]);
         if (view.begin[q] < view.end[q])

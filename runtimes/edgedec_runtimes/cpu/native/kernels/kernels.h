@@ -128,6 +128,8 @@ struct AttentionWork {
   int32_t start[MAX_QUERIES], visible[MAX_QUERIES], n_prefix;
   const int32_t *path[MAX_QUERIES];
   const float *sink[MAX_QUERIES];  // a score with a part in the softmax and no value; nullptr: none
+  const float *distance_bias[MAX_QUERIES];  // EC_DISTANCE_BIAS of the query's head; nullptr: none
+  int32_t position[MAX_QUERIES];            // the query's own, from which distances are counted
   int32_t n_slots;                 // slots of the prefix and of a tree
   float scale, softcap;            // scores are multiplied by scale, and then soft-capped where softcap is not 0
   int64_t span_begin, span_end;    // spans of SPAN_TOKENS positions to compute, or to join
