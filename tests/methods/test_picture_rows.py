@@ -1,0 +1,158 @@
+"""Pictures with a share of their rows: which rows stay, beside float64; ids, kept prompts, drafts; what is refused."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.models.siglip_files import siglip_projector
+from support.models.siglip_truth import true_seen
+
+import edgedec
+from edgedec import Engine, Lossy
+from edgedec.errors import CapabilityError, EdgedecError, OptionError, RequestError
+from edgedec_methods.picture_rows import PictureRows
+from edgedec_runtimes.pictures.contract import Picture
+from edgedec_runtimes.pictures.fewer_rows import RowChooser
+from edgedec_runtimes.pictures.header import read_projector
+from edgedec_runtimes.pictures.native_encoder import NativeEncoder, open_native
+
+SIDE = 160  # 20 x 20 patches: more than the keys, and the queries, that are multiplied together
+
+
+@dataclass(frozen=True)
+class Watcher(PictureRows):
+    """Keeps what the encoder saw."""
+
+    seen: tuple[NDArray[np.float32], ...] = ()
+
+    def worth(self, seen: NDArray[np.float32]) -> NDArray[np.float32]:
+        object.__setattr__(self, "seen", (*self.seen, seen))
+        return super().worth(seen)
+
+
+def given() -> Picture:
+    return Picture(SIDE, SIDE, np.random.default_rng(0).integers(0, 256, SIDE * SIDE * 3, np.uint8).tobytes())
+
+
+def pixels() -> NDArray[np.uint8]:
+    return np.frombuffer(given().rgb, np.uint8).reshape(SIDE, SIDE, 3)
+
+
+def projector(path: Path, kind: str, merge: int = 4) -> Path:
+    """Write an encoder of three layers and three heads; a picture of SIDE pixels is one tile for gemma3."""
+    return siglip_projector(path, kind, n_embd=48, n_head=3, n_layer=3, image_size=SIDE, merge=merge)
+
+
+def opened(path: Path, chooser: RowChooser | None = None, n_threads: int = 1) -> NativeEncoder:
+    encoder = open_native(path, read_projector(path), n_threads, None, chooser)
+    assert encoder is not None
+    return encoder
+
+
+@pytest.mark.parametrize("by", ["flow", "attention"])
+def test_what_patches_give_is_that_of_float64_with_any_number_of_threads(by: str, tmp_path: Path) -> None:
+    path, seen = projector(tmp_path / "m.gguf", "gemma3"), list[NDArray[np.float32]]()
+    for n_threads in (1, 2, 3):
+        watcher = Watcher(0.5, by)
+        opened(path, watcher, n_threads).encode(given())
+        seen += watcher.seen
+    mass, flow = true_seen(path, pixels(), n_head=3)
+    np.testing.assert_allclose(seen[0], flow if by == "flow" else mass[None], rtol=2e-4)
+    assert [each.tobytes() for each in seen] == [seen[0].tobytes()] * 3
+
+
+@pytest.mark.parametrize("by", ["flow", "attention"])
+@pytest.mark.parametrize(("kind", "merge"), [("gemma3", 4), ("idefics3", 2)])
+def test_the_best_rows_stay_in_their_order(kind: str, merge: int, by: str, tmp_path: Path) -> None:
+    """They have the bits that they have among all rows; a row's score is the sum of its patches' scores."""
+    path = projector(tmp_path / "m.gguf", kind, merge)
+    everything, some = opened(path), opened(path, PictureRows(0.33, by))
+    mass, flow = true_seen(path, pixels(), n_head=3)
+    worth = 0.5 * flow[2] + 0.25 * flow[1] + 0.25 * flow[0] if by == "flow" else mass
+    n = SIDE // 8 // merge
+    sums = np.zeros((n, n))
+    for i, score in enumerate(worth):
+        sums[i // (n * merge) // merge, i % (n * merge) // merge] += score
+    best = sorted(sorted(range(n * n), key=lambda i: -sums.ravel()[i])[: round(0.33 * n * n)])
+    rows, fewer = everything.encode(given())[-1], some.encode(given())[-1]
+    assert fewer.tobytes() == rows[best].tobytes()
+    before, after = (each.layout(SIDE, SIDE) for each in (everything, some))
+    blocks = tuple(replace(block, n_rows=round(0.33 * n * n), n_x=round(0.33 * n * n)) for block in before.blocks)
+    assert after == replace(before, blocks=blocks)
+    assert len({everything.identity, some.identity, opened(path, PictureRows(0.34, by)).identity}) == 3
+    assert some.terms()[1].n_bytes > everything.terms()[1].n_bytes
+    whole = opened(path, PictureRows(1.0, by))
+    assert (whole.identity, whole.layout(SIDE, SIDE)) == (everything.identity, before)
+    assert whole.encode(given())[-1].tobytes() == rows.tobytes()
+
+
+def test_one_row_stays_at_least(tmp_path: Path) -> None:
+    (rows,) = opened(projector(tmp_path / "m.gguf", "gemma3"), PictureRows(1e-9)).encode(given())
+    assert rows.shape == (1, 64)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"share": 0}, {"share": 1.1}, {"share": True}, {"share": 0.3, "by": "size"}], ids=str
+)
+def test_what_is_no_share_and_no_score_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=r"share of a picture's rows|flow or attention"):
+        PictureRows(**options)
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Return a function that loads a tiny model and asks about a picture, with a share of its rows."""
+    pytest.importorskip("llama_cpp")
+    pytest.importorskip("PIL.Image")
+    from support.models.picture_models import picture_file, picture_model
+
+    folder = tmp_path_factory.mktemp("pictures")
+    model = picture_model(folder)
+    message = [{"role": "user", "content": "ab " * 160, "images": [picture_file()]}]
+
+    def load(**options: Any) -> Engine:
+        lossy = Lossy(methods={"picture_rows": options}) if options else Lossy()
+        usual: dict[str, Any] = {"runtime": "cpu", "n_threads": 1, "draft": "suffix", "n_ctx": 1024}
+        return edgedec.load(model, lossy=lossy, cache_dir=folder / "cache", prompt_cache="1GB", **usual)
+
+    def asked(*, draft: bool = True, **options: Any) -> tuple[list[int], Any]:
+        with load(**options) as engine:
+            return engine.chat_ids(message), engine.chat(message, max_tokens=40, temperature=1.0, seed=7, draft=draft)
+
+    return asked
+
+
+@pytest.mark.slow
+def test_texts_are_the_same_with_drafts_and_kept_prompts_are_of_one_share(ask: Callable[..., Any]) -> None:
+    all_ids, cold = ask()
+    kinds: list[dict[str, Any]] = [{"share": 0.5}, {"share": 0.5, "by": "attention"}, {"share": 0.33}]
+    assert ask(share=1.0)[0] == all_ids
+    assert ask(share=1.0)[1].token_ids == cold.token_ids
+    n_before, seen = next(i for i, each in enumerate(all_ids) if each < 0), {*all_ids}
+    for options in kinds:
+        ids, first = ask(**options)
+        assert not seen & {each for each in ids if each < 0}
+        assert first.stats.n_reused_tokens <= n_before
+        again, plain = ask(**options)[1], ask(draft=False, **options)[1]
+        assert first.token_ids == again.token_ids == plain.token_ids
+        assert again.stats.n_reused_tokens > n_before
+        seen |= {*ids}
+        assert sum(each < 0 for each in ids) < 0.6 * sum(each < 0 for each in all_ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "error"), [("qwen2vl_merger", CapabilityError), ("", RequestError)])
+def test_no_encoder_of_ours_is_an_error(kind: str, error: type[EdgedecError], tmp_path: Path) -> None:
+    """libmtmd says nothing of its patches; a model without a projector reads no pictures."""
+    pytest.importorskip("llama_cpp")
+    from support.models.picture_models import picture_model
+    from support.models.tiny_models import tiny_llama
+
+    model = picture_model(tmp_path, kind) if kind else tiny_llama(tmp_path / "m.gguf", n_ctx_train=512)
+    with pytest.raises(error, match="leave the method out") as caught:
+        edgedec.load(model, runtime="cpu", n_threads=1, lossy=Lossy(methods={"picture_rows": {"share": 0.5}}))
+    assert ("libmtmd (qwen2vl_merger)" if kind else "projector") in str(caught.value)
