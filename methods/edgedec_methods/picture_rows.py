@@ -45,7 +45,7 @@ class PictureRows:
     by: str = "flow"
 
     role: ClassVar[str] = ""
-    what: ClassVar[str] = "pictures with a share of their rows"
+    what: ClassVar[str] = "pictures with a share of their rows (picture_rows)"
     model: ClassVar[None] = None
 
     def __post_init__(self) -> None:
