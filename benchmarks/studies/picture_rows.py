@@ -1,4 +1,4 @@
-"""What `picture-rows` takes on a random model, and its KL to all rows in nats: of 8 pictures of noise; --json-out FILE."""
+"""What `picture-rows` takes on a random model, and its KL to all rows, in nats, of 8 pictures; --json-out FILE."""
 
 import sys
 from pathlib import Path
