@@ -34,12 +34,12 @@ class Watcher(PictureRows):
         return super().worth(seen)
 
 
-def given(side: int) -> Picture:
+def noise(side: int) -> Picture:
     return Picture(side, side, np.random.default_rng(0).integers(0, 256, side * side * 3, np.uint8).tobytes())
 
 
 def truth(path: Path, side: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    return true_seen(path, np.frombuffer(given(side).rgb, np.uint8).reshape(side, side, 3), n_head=3)
+    return true_seen(path, np.frombuffer(noise(side).rgb, np.uint8).reshape(side, side, 3), n_head=3)
 
 
 def projector(path: Path, kind: str, side: int, merge: int = 4) -> Path:
@@ -58,7 +58,7 @@ def test_what_patches_give_is_that_of_float64_with_any_number_of_threads(by: str
     path, seen = projector(tmp_path / "m.gguf", "gemma3", LARGE, 2), list[NDArray[np.float32]]()
     for n_threads in (1, 3):
         watcher = Watcher(0.5, by)
-        opened(path, watcher, n_threads).encode(given(LARGE))
+        opened(path, watcher, n_threads).encode(noise(LARGE))
         seen += watcher.seen
     mass, flow = truth(path, LARGE)
     np.testing.assert_allclose(seen[0], flow if by == "flow" else mass[None], rtol=2e-4)
@@ -78,7 +78,7 @@ def test_the_best_rows_stay_in_their_order(kind: str, merge: int, by: str, tmp_p
     for i, score in enumerate(worth):
         sums[i // (n * merge) // merge, i % (n * merge) // merge] += score
     best = sorted(sorted(range(n * n), key=lambda i: -sums.ravel()[i])[: round(0.33 * n * n)])
-    rows, fewer = everything.encode(given(SMALL))[-1], some.encode(given(SMALL))[-1]
+    rows, fewer = everything.encode(noise(SMALL))[-1], some.encode(noise(SMALL))[-1]
     assert fewer.tobytes() == rows[best].tobytes()
     before, after = (each.layout(SMALL, SMALL) for each in (everything, some))
     blocks = tuple(replace(block, n_rows=round(0.33 * n * n), n_x=round(0.33 * n * n)) for block in before.blocks)
@@ -87,11 +87,11 @@ def test_the_best_rows_stay_in_their_order(kind: str, merge: int, by: str, tmp_p
     assert some.terms()[1].n_bytes > everything.terms()[1].n_bytes
     whole = opened(path, PictureRows(1.0, by))
     assert (whole.identity, whole.layout(SMALL, SMALL)) == (everything.identity, before)
-    assert whole.encode(given(SMALL))[-1].tobytes() == rows.tobytes()
+    assert whole.encode(noise(SMALL))[-1].tobytes() == rows.tobytes()
 
 
 def test_one_row_stays_at_least(tmp_path: Path) -> None:
-    (rows,) = opened(projector(tmp_path / "m.gguf", "gemma3", SMALL), PictureRows(1e-9)).encode(given(SMALL))
+    (rows,) = opened(projector(tmp_path / "m.gguf", "gemma3", SMALL), PictureRows(1e-9)).encode(noise(SMALL))
     assert rows.shape == (1, 64)
 
 
@@ -149,7 +149,7 @@ def test_ids_differ_by_share_and_score_and_all_rows_are_as_without_the_method(as
     ids, text, _ = ask()
     whole = ask(share=1.0)
     assert (whole[0], whole[1].token_ids, whole[1].stats.n_reused_tokens > 256) == (ids, text.token_ids, True)
-    rows = [{each for each in found if each < 0} for found in (ids, *(ask(**options)[0] for options in SHARES))]
+    rows = [{each for each in row_ids if each < 0} for row_ids in (ids, *(ask(**options)[0] for options in SHARES))]
     assert [len(each) for each in rows] == [20, 10, 10, 5]
     assert len(set().union(*rows)) == sum(map(len, rows))
 

@@ -30,10 +30,10 @@ def picture_reader(model: Path, options: EngineOptions) -> "PictureReader | None
         EdgedecError: The projector that is named is not found, damaged, of a kind that is not read, or another model's;
             or a method leaves rows of pictures out that are not read, or not by our own encoder.
     """
-    chooser, named = _chooser(options), None if options.projector == "auto" else options.projector
+    chooser, asked = _chooser(options), None if options.projector == "auto" else options.projector
     projector = find_projector(model) if options.projector == "auto" else None
-    if named is not None:
-        projector = resolve(named, options.resolving, "projector")
+    if asked is not None:
+        projector = resolve(asked, options.resolving, "projector")
     if projector is None:
         if chooser is not None:
             why = f"{chooser.what} need the model's projector, and none lies beside {model.name}"
@@ -43,7 +43,7 @@ def picture_reader(model: Path, options: EngineOptions) -> "PictureReader | None
     try:
         return open_reader(model, projector, options.n_threads, options.image_max_tokens, cap, chooser)
     except EdgedecError:
-        if named is not None or chooser is not None:
+        if asked is not None or chooser is not None:
             raise
         return None
 
