@@ -14,7 +14,7 @@ from support.models.siglip_files import siglip_projector
 import edgedec
 from edgedec_apps.bench.provenance import report
 
-figures, laws = dict[str, dict[str, float]](), list[np.ndarray]()
+figures, laws = dict[str, tuple[float, ...]](), list[np.ndarray]()
 with TemporaryDirectory() as folder:
     model = picture_model(Path(folder))
     siglip_projector(model.with_name("mmproj-tiny-f16.gguf"), "idefics3", image_size=256, merge=2, n_layer=6)
@@ -23,15 +23,14 @@ with TemporaryDirectory() as folder:
         with edgedec.load(model, runtime="cpu", n_threads=1, lossy=lossy, draft="off", n_ctx=2048) as engine:
             times, law, do, slot = [], np.empty((8, engine.card.n_vocab)), engine.requests, engine.pool.slots[0]
             for i in range(8):
-                asked = [{"role": "user", "content": "ab " * 20, "images": [picture_file(256, 256, i)]}]
-                text, pictures = do.mark_pictures(asked)
+                message = {"role": "user", "content": "ab " * 20, "images": [picture_file(256, 256, i)]}
+                text, pictures = do.mark_pictures([message])
                 ids, begin = do.rendered_ids(do.render(text), pictures), perf_counter()
                 rows, encode_s = do.picture_rows(pictures), perf_counter() - begin
                 stats = engine.generate(ids, pictures=rows, max_tokens=1, temperature=0.0).stats
                 times.append((1000 * encode_s, 1000 * stats.first_token_s))
                 law[i] = slot.session.forward(np.array(ids[-1:], np.int32), n_past=len(ids) - 1).logits[-1]
-            laws.append(law - np.log(np.exp(law).sum(axis=1, keepdims=True)))
-        figure = dict(zip(("encode_ms", "read_ms"), np.median(times, axis=0).round(2).tolist(), strict=True))
-        figure["kl"] = float((np.exp(laws[0]) * (laws[0] - laws[-1])).sum(axis=1).mean())
-        figures[f"{share} by {by}"] = {"rows": pictures[0].n_rows, **figure}
-report({"shares": figures}, Path(sys.argv[2]) if sys.argv[1:2] == ["--json-out"] else None)
+        laws.append(law - np.log(np.exp(law).sum(axis=1, keepdims=True)))
+        (encode, read), kl = np.median(times, axis=0), (np.exp(laws[0]) * (laws[0] - laws[-1])).sum(axis=1).mean()
+        figures[f"{share} by {by}"] = (pictures[0].n_rows, round(encode, 2), round(read, 2), round(kl, 4))
+report({"rows, ms to encode, ms to read, KL": figures}, Path(sys.argv[2]) if sys.argv[1:2] == ["--json-out"] else None)

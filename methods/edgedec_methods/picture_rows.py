@@ -11,7 +11,8 @@ Lossy: what was left out is not seen. What that costs in answers is unmeasured: 
 Paper: FlowCut, Tong et al. 2025, arXiv:2505.19536
 Option: `--method picture-rows:0.33`, with `by=attention` for the last layer's attention
 For: prompts that are mostly pictures, where a shorter wait is worth other answers
-Measured: MEASURED
+Measured: a random encoder, 512 rows: a prompt is read in 9.7 ms, with 338 rows in 5.2, with 168 in 4.0; encoding stays
+    at 55 ms, and KL to all rows is 1.1 and 1.9 nats, by attention 0.9 and 1.9 (benchmarks/studies/picture_rows.py)
 Status: opt-in
 """
 
@@ -71,7 +72,7 @@ class PictureRows:
 
     def worth(self, seen: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return each patch's score: the mean of the last layer's, and the score of the layers before it."""
-        score = seen[0]
+        score: NDArray[np.float32] = seen[0]
         for layer in seen[1:]:
             score = (score + layer) / np.float32(2)
         return score
