@@ -31,6 +31,6 @@ with TemporaryDirectory() as folder:
                 times.append((1000 * encode_s, 1000 * stats.first_token_s))
                 law[i] = slot.session.forward(np.array(ids[-1:], np.int32), n_past=len(ids) - 1).logits[-1]
         laws.append(law - np.log(np.exp(law).sum(axis=1, keepdims=True)))
-        (encode, read), kl = np.median(times, axis=0), (np.exp(laws[0]) * (laws[0] - laws[-1])).sum(axis=1).mean()
-        figures[f"{share} by {by}"] = (pictures[0].n_rows, round(encode, 2), round(read, 2), round(kl, 4))
+        values = [*np.median(times, axis=0), (np.exp(laws[0]) * (laws[0] - laws[-1])).sum(axis=1).mean()]
+        figures[f"{share} by {by}"] = (pictures[0].n_rows, *(round(float(value), 3) for value in values))
 report({"rows, ms to encode, ms to read, KL": figures}, Path(sys.argv[2]) if sys.argv[1:2] == ["--json-out"] else None)
