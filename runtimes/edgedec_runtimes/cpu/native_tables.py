@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-INTERFACE = 31
+INTERFACE = 32
 """The version of the functions, raised when one of them changes."""
 
 # The names of each table have the numbers from 0 on.

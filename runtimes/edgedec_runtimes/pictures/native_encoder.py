@@ -39,6 +39,7 @@ from edgedec_runtimes.cpu.mapping import Mapping
 from edgedec_runtimes.cpu.native_tables import NUMBERS, numbers
 from edgedec_runtimes.pictures.calls import PHASE
 from edgedec_runtimes.pictures.contract import Picture, PictureLayout
+from edgedec_runtimes.pictures.fewer_rows import RowChooser, best_rows, fewer
 from edgedec_runtimes.pictures.header import ProjectorHeader
 from edgedec_runtimes.pictures.siglip_file import SiglipFile, Weight, positions, siglip_file, vector_slots
 from edgedec_runtimes.pictures.siglip_layout import largest_tile, layout_of, resized_bytes, tiles_of
@@ -53,7 +54,11 @@ _FIRST_OF_LAYER_MATRICES, _FIRST_OF_LAYER_VECTORS = NUMBERS["EC_ENCODER_Q"], NUM
 
 
 def open_native(
-    path: Path, header: ProjectorHeader, n_threads: int | None = None, max_tokens: int | None = None
+    path: Path,
+    header: ProjectorHeader,
+    n_threads: int | None = None,
+    max_tokens: int | None = None,
+    chooser: RowChooser | None = None,
 ) -> "NativeEncoder | None":
     """Return our encoder for a projector file; None where the file has anything that our encoder does not run.
 
@@ -61,11 +66,12 @@ def open_native(
         header: What its header says.
         n_threads: Threads that encode; None for a thread on each core.
         max_tokens: Most rows of a picture, where the kind has such a limit; None for the kind's own.
+        chooser: Leaves rows of pictures out; None to keep all.
     """
     try:
         gguf = read_gguf(path)
         file = siglip_file(gguf, header.projector_type, header.n_embd, max_tokens)
-        return None if file is None else NativeEncoder(gguf, file, n_threads or usable_cores())
+        return None if file is None else NativeEncoder(gguf, file, n_threads or usable_cores(), chooser)
     except (ModelFormatError, RuntimeUnavailableError):
         return None
 
@@ -73,20 +79,24 @@ def open_native(
 class NativeEncoder:
     """Implements edgedec_runtimes.pictures.contract.PictureEncoder. The weights are mapped with the first picture."""
 
-    def __init__(self, gguf: GGUF, file: SiglipFile, n_threads: int) -> None:
+    def __init__(self, gguf: GGUF, file: SiglipFile, n_threads: int, chooser: RowChooser | None = None) -> None:
         """Prepare; nothing is mapped yet (RuntimeUnavailableError where there is no native library)."""
         isa = forced_instruction_set()
         native()
         self._gguf, self._file, self._n_threads = gguf, file, n_threads
+        self._chooser = None if chooser is None or chooser.kept_share == 1 else chooser
         name = isa.decode() if isa is not None else instruction_sets()[0]
         # What a bit of a row depends on, beside the pixels and the projector file.
         self.identity = f"edgedec {VERSION} {name} {file.cutting.max_tokens}"
+        if self._chooser is not None:
+            self.identity += f" {self._chooser.choice}"
         self._lock = threading.Lock()
         self._weights: _Weights | None = None
 
     def layout(self, width: int, height: int) -> PictureLayout:
         """Return what a picture of that size becomes; see edgedec_runtimes.pictures.contract.PictureEncoder."""
-        return layout_of(self._file.cutting, width, height)
+        layout = layout_of(self._file.cutting, width, height)
+        return layout if self._chooser is None else fewer(layout, self._chooser.kept_share)
 
     def encode(
         self, picture: Picture, cancel: CancelToken | None = None, on_progress: OnProgress | None = None
@@ -107,7 +117,7 @@ class NativeEncoder:
                 for tile in tiles_of(self._file.cutting, picture):
                     check_cancelled(cancel, _WHAT)
                     report_progress(on_progress, PHASE, len(made), n_tiles, "tiles")
-                    made.append(self._weights.encode(np.asarray(tile), cancel))
+                    made.append(self._weights.encode(np.asarray(tile), cancel, self._chooser))
             finally:
                 self._weights.let_go()
         report_progress(on_progress, PHASE, n_tiles, n_tiles, "tiles")
@@ -139,6 +149,8 @@ class NativeEncoder:
         finally:
             native().ec_encoder_destroy(handle)
         numbers = 3 * cutting.patch_size**2 + self._file.n_embd
+        if self._chooser is not None:
+            n_bytes += 4 * n_patches * (self._file.n_layer + self._file.n_head)
         return n_bytes + 4 * n_patches * (2 * numbers + self._file.n_out // cutting.merge**2) + resized_bytes(cutting)
 
 
@@ -178,8 +190,10 @@ class _Weights:
             self._finalizer = weakref.finalize(self, opened.pop_all().close)
             self._finalizer.atexit = False  # a daemon thread may be encoding then
 
-    def encode(self, pixels: NDArray[np.uint8], cancel: CancelToken | None) -> NDArray[np.float32]:
-        """Return f32[n_rows, n_out], the rows of one tile, whose pixels are u8[height, width, 3]."""
+    def encode(
+        self, pixels: NDArray[np.uint8], cancel: CancelToken | None, chooser: RowChooser | None
+    ) -> NDArray[np.float32]:
+        """Return f32[n_rows, n_out], the rows of one tile that stay; its pixels are u8[height, width, 3]."""
         file, patch = self._file, self._file.cutting.patch_size
         n_x, n_y = pixels.shape[1] // patch, pixels.shape[0] // patch
         scaled = (pixels.astype(np.float32) / np.float32(255) - np.array(file.mean, np.float32)) / np.array(
@@ -189,16 +203,18 @@ class _Weights:
         patches = np.ascontiguousarray(squares).reshape(n_y * n_x, -1)
         places = positions(self._table, file.side, n_x, n_y)
         rows = np.empty((n_x * n_y // file.cutting.merge**2, file.n_out), np.float32)
-        flag = c_int32(0)
+        flag, mass, flow = c_int32(0), None, None
+        if chooser is not None:
+            seen = np.empty((file.n_layer if chooser.reads_flow else 1, n_x * n_y), np.float32)
+            mass, flow = (None, address(seen)) if chooser.reads_flow else (address(seen), None)
 
         def stop() -> None:
             flag.value = 1
 
         with nullcontext() if cancel is None else cancel.calling(stop):
             check_cancelled(cancel, _WHAT)
-            code = native().ec_encoder_encode(
-                self._handle, address(patches), address(places), n_x, n_y, address(rows), rows.size, ctypes.byref(flag)
-            )
+            to = address(rows), rows.size, ctypes.byref(flag), mass, flow
+            code = native().ec_encoder_encode(self._handle, address(patches), address(places), n_x, n_y, *to)
         if code == NOT_FINITE:
             raise ModelFormatError(f"{self._path}: {last_error()}; the file is damaged: download it again")
         if code == UNREADABLE:
@@ -207,7 +223,9 @@ class _Weights:
                 "and load the model again"
             )
         check(code, f"{self._path}: {_WHAT}")
-        return rows
+        if chooser is None:
+            return rows
+        return rows[best_rows(chooser.worth(seen), n_x, file.cutting.merge, chooser.kept_share)]
 
     def let_go(self) -> None:
         """Give pages back to the system: those of the file, which stay cached while there is memory, and buffers'."""

@@ -306,9 +306,13 @@ EC_API int32_t ec_encoder_finish(ec_encoder *encoder);
 /* Return the bytes that ec_encoder_encode holds meanwhile for n_x * n_y patches; 0 where it takes no such picture. */
 EC_API uint64_t ec_encoder_buffer_bytes(const ec_encoder *encoder, int32_t n_x, int32_t n_y);
 /* Write n_x * n_y / merge^2 rows of n_out numbers. patches: [n_y * n_x][n_patch]; positions: [n_y * n_x][n_embd].
- * EC_CANCELLED: *cancel became other than 0 (NULL: it never does). EC_NOT_FINITE: a number of a row is infinite or NaN. */
+ * EC_CANCELLED: *cancel became other than 0 (NULL: it never does). EC_NOT_FINITE: a number of a row is infinite or NaN.
+ * mass: [n_y * n_x], the attention that each patch gets in the last layer, the mean of all heads and patches; or NULL.
+ * flow: [n_layer][n_y * n_x], what each patch gives in a layer: the attention that the patches' mean query pays to it,
+ * the mean of heads, times the sum of the sizes of its value's numbers, where a value is the mean of heads; or NULL. */
 EC_API int32_t ec_encoder_encode(ec_encoder *encoder, const float *patches, const float *positions, int32_t n_x,
-                                 int32_t n_y, float *rows, uint64_t n_numbers, const volatile int32_t *cancel);
+                                 int32_t n_y, float *rows, uint64_t n_numbers, const volatile int32_t *cancel,
+                                 float *mass, float *flow);
 EC_API void ec_encoder_destroy(ec_encoder *encoder);
 
 #ifdef __cplusplus

@@ -59,7 +59,7 @@ uint64_t ec_encoder_buffer_bytes(const ec_encoder *encoder, int32_t n_x, int32_t
 }
 
 int32_t ec_encoder_encode(ec_encoder *encoder, const float *patches, const float *positions, int32_t n_x, int32_t n_y,
-                          float *rows, uint64_t n_numbers, const volatile int32_t *cancel) {
+                          float *rows, uint64_t n_numbers, const volatile int32_t *cancel, float *mass, float *flow) {
   return guarded([&]() -> int32_t {
     require(encoder->finished && takes(encoder, n_x, n_y), "the encoder is not finished, or takes no such picture");
     const ec_encoder_config &c = encoder->config;
@@ -67,7 +67,7 @@ int32_t ec_encoder_encode(ec_encoder *encoder, const float *patches, const float
             "the rows have another size");
     const FaultsUnblocked unblocked;
     if (encoder->mapping != nullptr) encoder->mapping->check();
-    const bool done = Encoding(*encoder, n_x, n_y, cancel).encode(patches, positions, rows);
+    const bool done = Encoding(*encoder, n_x, n_y, cancel).encode(patches, positions, rows, mass, flow);
     if (encoder->mapping != nullptr) encoder->mapping->check();
     if (done) return EC_OK;
     last_error() = "encoding the picture was cancelled";

@@ -84,8 +84,9 @@ class Encoding {
 
   Encoding(const ec_encoder &encoder, int32_t n_x, int32_t n_y, const volatile int32_t *cancel);
 
-  // Write the rows. Return false where *cancel stopped it. Throws NotFinite, std::bad_alloc.
-  bool encode(const float *patches, const float *positions, float *rows);
+  // Write the rows, and mass and flow where they are not nullptr. Return false where *cancel stopped it. Throws
+  // NotFinite, std::bad_alloc.
+  bool encode(const float *patches, const float *positions, float *rows, float *mass, float *flow);
 
  private:
   // What becomes of products: sink(matrix, row, column, n products from that column on).
@@ -105,7 +106,8 @@ class Encoding {
   void products(const EncoderRows &a, const std::vector<const RowMatrix *> &matrices, const Sink &sink);
   void add_products(const EncoderRows &a, const RowMatrix &w, const std::vector<float> &bias, float *states);
   void attention_inputs(const EncoderLayer &layer);
-  void attend(int64_t head, int64_t first, float *scratch) const;
+  void attend(int64_t head, int64_t first, float *scratch, float *mass) const;
+  void layer_flow(float *seen, float *flow);
   void feed_forward(const EncoderLayer &layer);
   void merge();
   void project(float *rows);

@@ -154,8 +154,35 @@ void Encoding::attention_inputs(const EncoderLayer &layer) {
            });
 }
 
+// Write what each patch gives in a layer, before its queries are replaced. seen: [n_head][n], rounded up to tiles.
+void Encoding::layer_flow(float *seen, float *flow) {
+  const int64_t e = c_.n_embd, d = e_.head_dim(), n_tiles = pieces_of(d, TILE_ROWS), stride = round_up(n_);
+  each(c_.n_head, [&](int64_t head, float *query) {
+    std::fill(query, query + d, 0.0f);
+    for (int64_t i = 0; i < n_; ++i) kernels_.add(query, q_ + i * e + head * d, 1.0f / (float)n_, d);
+    float *const scores = seen + head * stride;
+    for (int64_t i = 0; i < n_; i += TILE_ROWS)
+      kernels_.panel({keys_ + (head * stride + i) * d, d, 1, query, d, scores + i, stride, false});
+    float most = -INFINITY;
+    const float total = kernels_.exp_row(scores, n_, &most) * (float)c_.n_head;
+    for (int64_t i = 0; i < n_; ++i) scores[i] /= total;
+  });
+  each(n_, [&](int64_t i, float *value) {
+    std::fill(value, value + d, 0.0f);
+    float attention = 0, size = 0;
+    for (int64_t head = 0; head < c_.n_head; ++head) {
+      attention += seen[head * stride + i];
+      for (int64_t k = 0; k < d; ++k)
+        value[k] += values_[((head * n_tiles + k / TILE_ROWS) * n_ + i) * TILE_ROWS + k % TILE_ROWS];
+    }
+    for (int64_t k = 0; k < d; ++k) size += fabsf(value[k]);
+    flow[i] = attention * size / (float)c_.n_head;
+  });
+}
+
 // Replace some queries of a head by what attention makes of them: a softmax over all rows, block after block of keys.
-void Encoding::attend(int64_t head, int64_t first, float *scratch) const {
+// Where mass is not nullptr, the weights are made once more, and those of a key are added to its mass.
+void Encoding::attend(int64_t head, int64_t first, float *scratch, float *mass) const {
   const int64_t e = c_.n_embd, d = e_.head_dim(), n_tiles = pieces_of(d, TILE_ROWS), width = n_tiles * TILE_ROWS;
   const int64_t n_queries = std::min(QUERIES_TOGETHER, n_ - first);
   float *const scores = scratch, *const out = scores + QUERIES_TOGETHER * KEYS_TOGETHER;
@@ -164,11 +191,14 @@ void Encoding::attend(int64_t head, int64_t first, float *scratch) const {
   std::fill(out, out + n_queries * width, 0.0f);
   std::fill(most, most + n_queries, -INFINITY);
   std::fill(total, total + n_queries, 0.0f);
-  for (int64_t key = 0; key < n_; key += KEYS_TOGETHER) {
-    const int64_t n_keys = std::min(KEYS_TOGETHER, n_ - key);
+  const auto score = [&](int64_t key, int64_t n_keys) {
     for (int64_t i = 0; i < n_keys; i += TILE_ROWS)
       kernels_.panel({keys_ + (head * round_up(n_) + key + i) * d, d, n_queries, queries, e, scores + i, KEYS_TOGETHER,
                       false});
+  };
+  for (int64_t key = 0; key < n_; key += KEYS_TOGETHER) {
+    const int64_t n_keys = std::min(KEYS_TOGETHER, n_ - key);
+    score(key, n_keys);
     for (int64_t r = 0; r < n_queries; ++r) {
       float factor = most[r];
       const float sum = kernels_.exp_row(scores + r * KEYS_TOGETHER, n_keys, most + r);
@@ -180,6 +210,14 @@ void Encoding::attend(int64_t head, int64_t first, float *scratch) const {
     for (int64_t t = 0; t < n_tiles; ++t)
       kernels_.panel({values_ + ((head * n_tiles + t) * n_ + key) * TILE_ROWS, n_keys, n_queries, scores, KEYS_TOGETHER,
                       out + t * TILE_ROWS, width, true});
+  }
+  for (int64_t key = 0; mass != nullptr && key < n_; key += KEYS_TOGETHER) {
+    const int64_t n_keys = std::min(KEYS_TOGETHER, n_ - key);
+    score(key, n_keys);
+    for (int64_t r = 0; r < n_queries; ++r) {
+      kernels_.exp_row(scores + r * KEYS_TOGETHER, n_keys, most + r);
+      kernels_.add(mass + key, scores + r * KEYS_TOGETHER, 1.0f / total[r], n_keys);
+    }
   }
   for (int64_t r = 0; r < n_queries; ++r)
     for (int64_t i = 0; i < d; ++i) queries[r * e + i] = out[r * width + i] / total[r];
@@ -248,8 +286,9 @@ void Encoding::project(float *rows) {
              write_to(rows, vectors[EC_ENCODER_PROJECTION_2_BIAS], false));
 }
 
-bool Encoding::encode(const float *patches, const float *positions, float *rows) {
-  const int64_t e = c_.n_embd, n_bands = pieces_of(n_, QUERIES_TOGETHER);
+bool Encoding::encode(const float *patches, const float *positions, float *rows, float *mass, float *flow) {
+  const int64_t e = c_.n_embd, n_bands = pieces_of(n_, QUERIES_TOGETHER), stride = round_up(n_);
+  std::vector<float> seen(mass != nullptr || flow != nullptr ? (size_t)(c_.n_head * stride) : 0);
   std::copy(positions, positions + n_ * e, x_);
   add_products({patches, n_, c_.n_patch, nullptr}, e_.once.matrices[EC_ENCODER_PATCH],
                e_.once.vectors[EC_ENCODER_PATCH_BIAS], x_);
@@ -257,8 +296,21 @@ bool Encoding::encode(const float *patches, const float *positions, float *rows)
     if (stopped()) return false;
     norm(layer.vectors + EC_ENCODER_NORM_1, h_);
     attention_inputs(layer);
-    each(c_.n_head * n_bands,
-         [&](int64_t i, float *scratch) { attend(i / n_bands, i % n_bands * QUERIES_TOGETHER, scratch); });
+    if (flow != nullptr) layer_flow(seen.data(), flow + (&layer - e_.layers.data()) * n_);
+    // A thread adds up the mass of a head, band after band, so that it has the same bits for any number of threads.
+    const bool adds = mass != nullptr && &layer == &e_.layers.back();
+    const int64_t together = adds ? n_bands : 1;
+    if (adds) std::fill(seen.begin(), seen.end(), 0.0f);
+    each(c_.n_head * n_bands / together, [&](int64_t piece, float *scratch) {
+      for (int64_t i = piece * together; i < (piece + 1) * together && !stopped(); ++i)
+        attend(i / n_bands, i % n_bands * QUERIES_TOGETHER, scratch,
+               adds ? seen.data() + i / n_bands * stride : nullptr);
+    });
+    for (int64_t i = 0; adds && i < n_; ++i) {
+      mass[i] = 0;
+      for (int64_t head = 0; head < c_.n_head; ++head) mass[i] += seen[(size_t)(head * stride + i)];
+      mass[i] /= (float)(c_.n_head * n_);
+    }
     const RowMatrix &out = layer.matrices[EC_ENCODER_ATTN_OUT];
     add_products(to_rows(q_, n_, e, out), out, layer.vectors[EC_ENCODER_ATTN_OUT_BIAS], x_);
     norm(layer.vectors + EC_ENCODER_NORM_2, h_);
