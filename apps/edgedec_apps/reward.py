@@ -39,15 +39,16 @@ def reward_scorer(engine: Engine, cancel: CancelToken | None = None) -> Scorer:
     if engine.model.capabilities.final_states:  # a cross-encoder
         return lambda prefix, steps: rank(engine, prefix, steps, cancel=stop).normalized
     head = _head(engine, gguf)
-    own = get_text(gguf, TEMPLATE)
-    if own is None and engine.template is None:
+    of_file = get_text(gguf, TEMPLATE)
+    if of_file is None and engine.template is None:
         raise CapabilityError(
             f"the model {engine.card.name!r} has no template for ranking and no chat template, so it can't be asked "
             "about a text; use a reward model whose file has one"
         )
-    template = _turns(engine, asks=head is None) if own is None else own
+    template = _turns(engine, asks=head is None) if of_file is None else of_file
     norm = None if head is None else read_final_norm(engine.path)
-    answers = None if head is not None else answer_ids(engine.tokenizer, gguf, ("yes", "no") if own else ("A", "B"))
+    letters = ("A", "B") if of_file is None else ("yes", "no")
+    answers = None if head is not None else answer_ids(engine.tokenizer, gguf, letters)
     good = _good_class(gguf)
 
     def score(prefix: str, steps: Sequence[str], /) -> Sequence[float]:

@@ -143,9 +143,11 @@ def a_star(
         return [(cost_of(score), text) for score, text in zip(scores, distinct, strict=True)]
 
     def at_least(text: PartialText) -> float:
+        """Return what is expected behind a prefix; the root has no score, and is alone."""
         return ahead * short.get(text, 0.0)
 
     def is_whole(text: PartialText) -> bool:
+        """Return whether a text has ended, in whatever way."""
         return text.ended is not None
 
     best = cheapest(texts.begin(), expand, is_whole, most_expanded=most_expanded, at_least=at_least)

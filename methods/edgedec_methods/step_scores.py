@@ -58,6 +58,10 @@ class Likelihood:
         return self._scores[key]
 
     def _beginning(self, text: PartialText) -> PartialText | None:
+        """Return the longest beginning of a text that was scored before; None where there is none.
+
+        A text that an end token ended has the tokens of the one before, and one scored token more.
+        """
         begins = (self._scored.get(text.token_ids[:n]) for n in range(len(text.token_ids), -1, -1))
         return next((each for each in begins if each is not None and each.n_scored < text.n_scored), None)
 
@@ -90,12 +94,14 @@ def probed(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _likely(value: str) -> Callable[[AskedPrompt], TextScorer]:
+    """Return what opens the likelihood of a text, or of its last step; each search has one of its own."""
     if value not in ("", "last"):
         raise OptionError("scorer", f"likely:{value}", "it must be likely (of all tokens), or likely:last (of a step)")
     return lambda asked: Likelihood(last_step=value == "last")
 
 
 def _judge(value: str) -> Callable[[AskedPrompt], TextScorer]:
+    """Return what opens the model's own judgement of a text, which costs the rows of a question."""
     if value:
         raise OptionError("scorer", f"judge:{value}", "it must be judge")
     return lambda asked: JudgeScorer(question_about(asked))

@@ -114,6 +114,8 @@ def _choosing(method: Method, values: dict[str, Any], texts: str | None, n: int)
         raise RequestError(f"--method {method.typed} takes no key n; say how many texts with --texts, such as -k 8")
     if texts is None:
         raise RequestError(f"--method {method.typed} needs several texts; say how many with --texts, such as -k 8")
+    if isinstance(scorer, str):
+        raise OptionError("scorer", scorer, "it scores the steps of a search; give model:NAME or a program")
     many: Any = AUTO if texts == AUTO else n
     return BestOf(many, method.name, answer=answer, scorer=scorer, scorer_seconds=seconds)
 
@@ -125,6 +127,7 @@ class RewardModel:
     name: str
 
     def __call__(self, prefix: str, steps: Sequence[str], /) -> Sequence[float]:
+        """Never be called."""
         raise AssertionError("a loaded model takes its place")
 
 
