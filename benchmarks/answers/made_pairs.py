@@ -145,7 +145,7 @@ def auroc_of(groups: Sequence[Sequence[tuple[float, bool]]]) -> dict[str, float 
     """
     rng, found = random.Random(0), dict[str, float | None]()
     measures: dict[str, Callable[[Sequence[Sequence[tuple[float, bool]]]], float | None]] = {
-        "all texts": _pooled,
+        "all texts": pooled,
         "within tasks": _within,
     }
     for name, measure in measures.items():
@@ -158,7 +158,7 @@ def auroc_of(groups: Sequence[Sequence[tuple[float, bool]]]) -> dict[str, float 
     return found
 
 
-def _pooled(groups: Sequence[Sequence[tuple[float, bool]]]) -> float | None:
+def pooled(groups: Sequence[Sequence[tuple[float, bool]]]) -> float | None:
     """Return the chance that a right text scores higher than a wrong one, equal ones half; None without a pair."""
     right, wrong = (np.sort([score for group in groups for score, yes in group if yes == wanted]) for wanted in (1, 0))
     if not len(right) or not len(wrong):
@@ -168,5 +168,5 @@ def _pooled(groups: Sequence[Sequence[tuple[float, bool]]]) -> float | None:
 
 
 def _within(groups: Sequence[Sequence[tuple[float, bool]]]) -> float | None:
-    inside = [value for group in groups if (value := _pooled([group])) is not None]
+    inside = [value for group in groups if (value := pooled([group])) is not None]
     return fmean(inside) if inside else None

@@ -122,8 +122,8 @@ def of_search(name: str, lines: Sequence[Row], lengths: Callable[[str], int]) ->
 def spent_by(line: Row) -> float:
     """Return what a search of a task cost in plain steps, every row of its forwards counted."""
     spent: float = sum(cost(int(n)) * count for n, count in line["forwards"].items())
-    small = line.get("small_forwards", {})
-    return spent + 0.41 * sum(cost(int(n)) * count for n, count in small.items())  # the 0.5B: docs/figures.md
+    small: float = sum(cost(int(n)) * count for n, count in line.get("small_forwards", {}).items())
+    return spent + 0.41 * small  # of the 0.5B: docs/figures.md
 
 
 def sized(name: str) -> tuple[str, int]:

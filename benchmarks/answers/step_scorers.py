@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from made_pairs import auroc_of
+from made_pairs import auroc_of, pooled
 from made_runs import N_CTX, add_line, figures, lines_of, load, open_tasks, prompt_of, question, texts_of
 from numpy.typing import NDArray
 
@@ -34,8 +34,7 @@ from edgedec_methods.sampled_steps import forks, seeds_from, write_steps
 from edgedec_methods.step_scores import probed
 
 F64 = NDArray[np.float64]
-RIDGES = (10.0, 100.0, 1000.0, 10_000.0)
-FOLDS = 5
+COMPONENTS, RIDGE, FOLDS = (8, 32, 128), 0.01, 4
 
 
 def write(args: argparse.Namespace) -> None:
@@ -98,33 +97,32 @@ def unpacked(words: str) -> F64:
     return np.frombuffer(base64.b64decode(words), np.float16).astype(np.float64)
 
 
-def fitted(x: F64, y: F64, ridge: float) -> tuple[F64, float]:
-    """Return the weights and the bias of a logistic regression on features of one scale."""
-    mean, scale = x.mean(axis=0), float(x.std(axis=0).mean())
-    rows = np.hstack([(x - mean) / scale, np.ones((len(x), 1))])
-    w = logistic_weights(rows, y, np.array([ridge] * x.shape[1] + [1e-6]))
-    weights: F64 = w[:-1] / scale
-    return weights, float(w[-1] - weights @ mean)
-
-
 def fit(args: argparse.Namespace) -> None:
-    """Fit a probe of each place where states were read, with the ridge that predicts left-out tasks best."""
+    """Fit a probe of each place where states were read: a logistic function of the first principal components.
+
+    There are as many components as predict left-out tasks best.
+    """
     lines = [line for line in lines_of(args.file) if (line["kind"], line["seed"]) == (args.kind, args.seed)]
     flat = [(i % FOLDS, step, row) for i, line in enumerate(lines) for row in line["rows"] for step in row["steps"]]
     fold, y = np.array([i for i, _, _ in flat]), np.array([row["right"] for _, _, row in flat], float)
     probes, found = dict[str, Any](), dict[str, Any]()
     for name in (name for name in flat[0][1] if name.startswith("layer ") or name == "logits"):
-        x, values = np.array([unpacked(step[name]) for _, step, _ in flat]), dict[float, float]()
-        for ridge in RIDGES:
-            folds: list[float] = []
+        x = np.array([unpacked(step[name]) for _, step, _ in flat])
+        mean, (u, s, axes) = x.mean(axis=0), np.linalg.svd(x - x.mean(axis=0), full_matrices=False)
+        ones, values = np.ones((len(x), 1)), dict[int, float]()
+        for n in COMPONENTS:
+            z, folds = np.hstack([u[:, :n] * s[:n] / s[0], ones]), list[float]()
+            ridge = np.array([RIDGE] * n + [1e-6])
             for out in (fold == k for k in range(FOLDS)):
-                weights, bias = fitted(x[~out], y[~out], ridge)
-                pairs = zip((x[out] @ weights + bias).tolist(), (y[out] > 0).tolist(), strict=True)
-                folds.append(auroc_of([list(pairs)])["all texts"] or 0.0)
-            values[ridge] = found[f"{name}, ridge {ridge:g}"] = round(fmean(folds), 4)
-            print(f"{name}, ridge {ridge:g}: {values[ridge]:.3f}", flush=True)
-        weights, bias = fitted(x, y, max(values, key=values.__getitem__))
-        probes[name] = {"weights": weights.tolist(), "bias": bias}
+                chances = z[out] @ logistic_weights(z[~out], y[~out], ridge)
+                folds.append(pooled(list(zip(chances.tolist(), (y[out] > 0).tolist(), strict=True))) or 0.0)
+            values[n] = found[f"{name}, {n} components"] = round(fmean(folds), 4)
+        n = max(values, key=values.__getitem__)
+        z = np.hstack([u[:, :n] * s[:n] / s[0], ones])
+        w = logistic_weights(z, y, np.array([RIDGE] * n + [1e-6]))
+        weights = axes[:n].T @ w[:-1] / s[0]
+        probes[name] = {"weights": weights.tolist(), "bias": float(w[-1] - weights @ mean)}
+        print(name, values, flush=True)
     facts = {"model": lines[0]["model"], "kind": args.kind, "steps": len(flat), "tasks": len(lines)}
     document = facts | {"n_vocab": lines[0]["n_vocab"], "left-out tasks": found} | probes.pop("logits")
     args.probe.write_text(json.dumps(document | {"layers": probes}) + "\n", encoding="utf-8")

@@ -74,12 +74,12 @@ def judged_together(
     engine: Engine, question: str, answers: Sequence[str], checklist: str = "", *, cancel: CancelToken | None = None
 ) -> list[float]:
     """Return by answer the probability of its letter, among the letters, behind all answers and perhaps a checklist."""
-    named = list(zip(ascii_uppercase, answers, strict=False))
-    listed = "\n\n".join(f"{letter}) {answer.strip()}" for letter, answer in named)
+    lettered = list(zip(ascii_uppercase, answers, strict=False))
+    listed = "\n\n".join(f"{letter}) {answer.strip()}" for letter, answer in lettered)
     said = f"A good answer must have:\n{checklist}\n\n" if checklist else ""
     token_ids = engine.chat_ids(JUDGED.format(question=question, answers=listed, checklist=said))
     with branches(engine, token_ids, most=1, cancel=cancel) as opened:
-        law = row_log_probs(opened.logits)[[engine.tokenizer.encode(x, add_special=False)[0] for x, _ in named]]
+        law = row_log_probs(opened.logits)[[engine.tokenizer.encode(x, add_special=False)[0] for x, _ in lettered]]
     shares = np.exp(law - law.max())
     votes: list[float] = (shares / shares.sum()).tolist()
     return votes

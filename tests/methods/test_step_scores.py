@@ -52,8 +52,9 @@ def test_a_probe_reads_logits_evenly_over_the_vocabulary() -> None:
 def test_a_probe_comes_from_a_file_of_its_model(tmp_path: Path) -> None:
     """Whatever else stands in the file is refused with what makes one; so is another model."""
     path = tmp_path / "probe.json"
-    whole = {"weights": [0.1] * N_LOGITS, "bias": 0.0, "n_vocab": 9}
-    broken = [whole | each for each in ({"weights": [1.0]}, {"bias": math.inf}, {"bias": []})]
+    whole: dict[str, Any] = {"weights": [0.1] * N_LOGITS, "bias": 0.0, "n_vocab": 9}
+    changes: tuple[dict[str, Any], ...] = ({"weights": [1.0]}, {"bias": math.inf}, {"bias": []})
+    broken = [whole | change for change in changes]
     for wrong in ("", "[]", *map(json.dumps, broken)):
         path.write_text(wrong, encoding="utf-8")
         with pytest.raises(OptionError, match="step_scorers"):
