@@ -115,7 +115,7 @@ def fit(args: argparse.Namespace) -> None:
             ridge = np.array([RIDGE] * n + [1e-6])
             for out in (fold == k for k in range(FOLDS)):
                 chances = z[out] @ logistic_weights(z[~out], y[~out], ridge)
-                folds.append(pooled(list(zip(chances.tolist(), (y[out] > 0).tolist(), strict=True))) or 0.0)
+                folds.append(pooled([list(zip(chances.tolist(), (y[out] > 0).tolist(), strict=True))]) or 0.0)
             values[n] = found[f"{name}, {n} components"] = round(fmean(folds), 4)
         n = max(values, key=values.__getitem__)
         z = np.hstack([u[:, :n] * s[:n] / s[0], ones])
