@@ -167,7 +167,8 @@ def table(args: argparse.Namespace) -> None:
                     for line in judged
                 ]
                 groups = [group for group in groups if group]
-                rest[f"{scorer}, {span}"] = auroc = {name: round(x, 3) for name, x in auroc_of(groups).items() if x}
+                values = {name: x for name, x in auroc_of(groups).items() if x is not None}
+                rest[f"{scorer}, {span}"] = auroc = {name: round(x, 3) for name, x in values.items()}
                 print(f"{scorer:16} {span:12} {auroc}")
         tables[f"{kind}, seed {seed}"] = facts | rest
     document = {"benchmark": "step_scorers", "model": probe["model"], "tables": tables}

@@ -7,7 +7,9 @@ texts of known outcome. Here is also how a search chooses by scores, or by a vot
 Paper: after Language Models (Mostly) Know What They Know (its P(IK)), arXiv:2207.05221
 Option: `scorer=likely`, `likely:last` or `probe:FILE` of a search
 For: texts in steps, without a checker
-Measured: nothing yet
+Measured: likelihood ranks 192 texts of 24 word problems with an AUROC of 0.72 (0.55 to 0.87), and their steps with
+    0.43 (0.23 to 0.66): nothing; a probe of these steps has 0.35 (0.09 to 0.66) on those of 6 others (`python
+    benchmarks/answers/step_scorers.py table FILE --probe PROBE`)
 Status: study
 """
 
