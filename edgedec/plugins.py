@@ -38,6 +38,7 @@ RULES = "edgedec.rules"
 TREE_SHAPES = f"{RULES}:tree_shape"
 SEARCHES = "edgedec.searches"
 CHOOSERS = f"{SEARCHES}:chooser"
+SCORERS = f"{SEARCHES}:scorer"
 SESSIONS = "edgedec.sessions"
 DENOISING_RULES = f"{SESSIONS}:denoising_rule"
 TEXT_METHODS = "edgedec.text_methods"
@@ -45,7 +46,7 @@ TEMPLATES = f"{TEXT_METHODS}:template"
 GRAMMARS = f"{TEXT_METHODS}:grammar"
 _OF_MODELS = (RUNTIMES, ARCHITECTURES, RESOLVERS, CONVERTERS, SESSIONS, TEMPLATES, GRAMMARS)
 _OF_DRAFTS = (DRAFTERS, RULES, TREE_SHAPES, HEAD_KINDS, HEAD_FOLDERS, DRAFT_MODELS, PREPARED_DRAFTERS)
-_OF_TEXTS = (CHOOSERS, SEARCHES, TEXT_METHODS, DENOISING_RULES)
+_OF_TEXTS = (CHOOSERS, SCORERS, SEARCHES, TEXT_METHODS, DENOISING_RULES)
 KINDS = _OF_MODELS + _OF_DRAFTS + _OF_TEXTS
 """What a plug-in can be: GROUP for an entry point NAME of that group, GROUP:TYPE for an entry point TYPE.NAME."""
 GROUPS = tuple(dict.fromkeys(kind.partition(":")[0] for kind in KINDS))

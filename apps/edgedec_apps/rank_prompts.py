@@ -21,9 +21,9 @@ Form = Callable[[str, int | None], tuple[int, ...]]
 Raises PromptTooLongError where that does not fit.
 """
 
-_QUERY, _DOCUMENT = "{query}", "{document}"
+QUERY, DOCUMENT = "{query}", "{document}"
 _PLACES = re.compile(r"(\{query\}|\{document\})")
-_TEMPLATE = "tokenizer.chat_template.rerank"
+TEMPLATE = "tokenizer.chat_template.rerank"
 # The question that Qwen3-Reranker was trained with (Zhang et al. 2025, arXiv:2506.05176).
 _SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
@@ -31,7 +31,7 @@ _SYSTEM = (
 )
 _USER = (
     "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
-    f"<Query>: {_QUERY}\n<Document>: {_DOCUMENT}"
+    f"<Query>: {QUERY}\n<Document>: {DOCUMENT}"
 )
 _MOST_PLACES, _MOST_CHARACTERS = 8, 20_000
 _DOUBLED = frozenset({"jina-v1-en", "jina-v2-code", "roberta-bpe"})  # pre-tokenizers of RoBERTa's family
@@ -97,7 +97,7 @@ def template_of(engine: Engine, gguf: GGUF) -> str:
         CapabilityError: The model has neither.
         ModelFormatError: The file's template has no places, or far too many, or is far too long.
     """
-    text = get_text(gguf, _TEMPLATE)
+    text = get_text(gguf, TEMPLATE)
     if text is None and engine.template is None:
         raise CapabilityError(
             f"the model {engine.card.name!r} has no template for ranking and no chat template, so it can't be asked "
@@ -111,9 +111,9 @@ def template_of(engine: Engine, gguf: GGUF) -> str:
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
         text = engine.requests.render(messages, variables=variables)
     places = _PLACES.findall(text)
-    if not {_QUERY, _DOCUMENT} <= set(places) or len(places) > _MOST_PLACES or len(text) > _MOST_CHARACTERS:
+    if not {QUERY, DOCUMENT} <= set(places) or len(places) > _MOST_PLACES or len(text) > _MOST_CHARACTERS:
         raise ModelFormatError(
-            f"the template for ranking is {text[:80]!r} ({len(text)} characters); expected {_QUERY} and {_DOCUMENT}, "
+            f"the template for ranking is {text[:80]!r} ({len(text)} characters); expected {QUERY} and {DOCUMENT}, "
             f"{_MOST_PLACES} such places and {_MOST_CHARACTERS} characters at the most: use another GGUF of the model"
         )
     return text
@@ -127,7 +127,7 @@ def question_form(tokenizer: Tokenizer, template: str, query: str, n_most: int, 
     """
     parts: list[_Part | None] = []
     for piece in _PLACES.split(template):
-        parts += [query] if piece == _QUERY else [None] if piece == _DOCUMENT else _spelled(tokenizer, piece)
+        parts += [query] if piece == QUERY else [None] if piece == DOCUMENT else _spelled(tokenizer, piece)
 
     def form(document: str, cut: int | None) -> tuple[int, ...]:
         if cut is None:

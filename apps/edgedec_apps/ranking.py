@@ -186,7 +186,7 @@ def sigmoid(x: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class Work:
     """What is to be scored: the engine, what it reads for each document, and who may stop it or looks on.
 
     `n_first` counts the tokens before a document, where an encoder reads it as the second of two texts; else None.
@@ -247,11 +247,12 @@ def rank(
             prompts.append(form(document, max_document_tokens))
         except PromptTooLongError as error:
             raise PromptTooLongError(f"document {i} with the query: {error.marked}") from error
-    work = _Work(engine, prompts, n_first, stop, on_progress)
+    work = Work(engine, prompts, n_first, stop, on_progress)
     if head is None:
-        scores = _by_answers(work, _answer_ids(tokenizer, gguf))
+        scores = by_answers(work, answer_ids(tokenizer, gguf))
     else:
-        scores = _by_head(work, head, None if is_encoder else read_final_norm(engine.path))
+        outputs = outputs_of(work, head, None if is_encoder else read_final_norm(engine.path))
+        scores = tuple(float(each[0]) if is_encoder else sigmoid(float(each[0] - each[1])) for each in outputs)
     if not all(map(math.isfinite, scores)):
         raise ModelFormatError(f"{engine.path}: a score is not a number; the file is damaged: download it again")
     return Ranking(
@@ -323,7 +324,7 @@ def _is_tied(tokenizer: Tokenizer, gguf: GGUF) -> bool:
     A converter may have put such rows in the place of an output matrix of the model's own.
     """
     name, head = "token_embd.weight", "cls.output.weight"
-    answers = _answer_ids(tokenizer, gguf)
+    answers = answer_ids(tokenizer, gguf)
     if gguf.tensors[head].shape != (gguf.tensors[name].shape[0], len(answers)):
         return False
     for i, token_id in enumerate(answers):
@@ -333,15 +334,17 @@ def _is_tied(tokenizer: Tokenizer, gguf: GGUF) -> bool:
     return True
 
 
-def _answer_ids(tokenizer: Tokenizer, gguf: GGUF) -> tuple[int, int]:
+def answer_ids(tokenizer: Tokenizer, gguf: GGUF, unlabelled: Sequence[str] = _LABELS) -> tuple[int, int]:
     """Return the tokens of the answer that counts for a document, and of that which counts against it.
+
+    They are the file's labels, else `unlabelled`.
 
     Raises:
         CapabilityError: The answers are not two of one token each.
     """
     architecture = gguf.metadata.get("general.architecture")
     labels = get_array(gguf, f"{architecture}.classifier.output_labels", frozenset({ValueType.STRING}))
-    answers = _LABELS if labels is None else [label.decode(errors="replace") for label in labels.strings()[:3]]
+    answers = unlabelled if labels is None else [label.decode(errors="replace") for label in labels.strings()[:3]]
     ids = [tokenizer.encode(answer, add_special=False) for answer in answers]
     if len(ids) != 2 or any(len(each) != 1 for each in ids) or ids[0] == ids[1]:
         shown = " and ".join(map(repr, answers))[:80]
@@ -349,21 +352,20 @@ def _answer_ids(tokenizer: Tokenizer, gguf: GGUF) -> tuple[int, int]:
     return ids[0][0], ids[1][0]
 
 
-def _by_head(work: _Work, head: RankHead, norm: FinalNorm | None) -> tuple[float, ...]:
-    """Return the scores that a head makes of states; `norm` is the one before it, of a model that writes."""
-    scores: list[float] = []
+def outputs_of(work: Work, head: RankHead, norm: FinalNorm | None) -> list[F64]:
+    """Return what a head makes of the states; `norm` is the one before it, of a model that writes."""
+    outputs: list[F64] = []
     with work.engine.pool.turn(work.cancel) as slot:
         work.cancel.check("the ranking")
         assert slot is not None, "only cancelling ends the waiting"
         with work.cancel.calling(slot.session.cancel):
             for ids in work.prompts:
-                outputs = head.outputs(embed_on(slot, ids, head.pooling, norm, work.n_first))
-                scores.append(float(outputs[0]) if norm is None else sigmoid(float(outputs[0] - outputs[1])))
-                work.done(len(scores))
-    return tuple(scores)
+                outputs.append(head.outputs(embed_on(slot, ids, head.pooling, norm, work.n_first)))
+                work.done(len(outputs))
+    return outputs
 
 
-def _by_answers(work: _Work, answers: tuple[int, int]) -> tuple[float, ...]:
+def by_answers(work: Work, answers: tuple[int, int]) -> tuple[float, ...]:
     """Return the probability of the first answer among the two, for each document."""
     yes, no = answers
     scores: dict[int, float] = {}
@@ -376,7 +378,7 @@ def _by_answers(work: _Work, answers: tuple[int, int]) -> tuple[float, ...]:
     return tuple(scores[i] for i in range(len(scores)))
 
 
-def _read(work: _Work, take: Callable[[int, NDArray[np.float32]], None]) -> None:
+def _read(work: Work, take: Callable[[int, NDArray[np.float32]], None]) -> None:
     """Call `take` with each document's index and f32[n_vocab], the logits behind its last token, valid for the call.
 
     What all documents have in common is read once. Where a row does not depend on what else is in its forward, several
@@ -403,7 +405,7 @@ def _read(work: _Work, take: Callable[[int, NDArray[np.float32]], None]) -> None
             take(i, prompt.forward.logits[0])
 
 
-def _groups(work: _Work, n_shared: int) -> tuple[list[list[int]], list[int]]:
+def _groups(work: Work, n_shared: int) -> tuple[list[list[int]], list[int]]:
     """Return which documents share forwards, in their order, and those that are read alone."""
     slot = work.engine.pool.slots[0]
     room = tokens_behind(slot, n_shared)

@@ -4,6 +4,7 @@ Accuracies of few tasks have wide intervals, but two ways that ran on the same t
 which they differ.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import comb
@@ -11,38 +12,44 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from made_table import choices, cost, interval, lockstep, summed
+from made_table import choices, interval, lockstep, spent_by, summed
 
 from edgedec_methods.compute_optimal import fitted, method_for
 
 Row = Mapping[str, Any]
 FIRST = 4
-BOUNDS = (0.75, 0.5, 0.25, 0.0)
+N_BOUNDS = 4
 _SAMPLES = 1000
 
 
 def by_difficulty(lines: Sequence[Row]) -> dict[str, Any]:
     """Return the row of the table of the compute-optimal choice: each task's method by a table fitted to the others.
 
-    The score of the first texts is the share of the public tests, or the judged chance. The methods are more texts of
-    the same way of choosing: the public tests, or the likeliest; and for answers the vote, too.
+    The score of the first texts is the share of the public tests, or their likelihood; the rows of the table are the
+    quarters of the other tasks by it. The methods are more texts of the same way of choosing: the public tests, or the
+    likeliest; and for answers the vote, too.
     """
     is_code = "public" in lines[0]["rows"][0]
     ways = [("public tests", n) for n in (4, 8, 16)] if is_code else [("likely", 4), ("vote", 8), ("likely", 16)]
     names = {f"{way} {n}": (way, n) for way, n in ways}
-    firsts = [[row["public" if is_code else "chance"] for row in line["rows"][:FIRST]] for line in lines]
+    firsts = [[_first_score(row) for row in line["rows"][:FIRST]] for line in lines]
     rights = [{name: _chosen(line, *key)["right"] for name, key in names.items()} for line in lines]
     entries = []
     for k, line in enumerate(lines):
         others = [i for i in range(len(lines)) if i != k]
         outcomes = [(fmean(firsts[i]), name, float(rights[i][name])) for i in others for name in names]
-        way, n = names[method_for(firsts[k], fitted(outcomes, BOUNDS))]
+        means = sorted(fmean(firsts[i]) for i in others)
+        bounds = [means[len(means) * i // N_BOUNDS] for i in range(N_BOUNDS - 1, 0, -1)] + [0.0]
+        way, n = names[method_for(firsts[k], fitted(outcomes, bounds))]
         lengths = [row["tokens"] for row in line["rows"][:n]]
         spent = lockstep(lengths[:FIRST]) + (lockstep(lengths[FIRST:]) if n > FIRST else 0.0)
-        spent += 0.0 if is_code else cost(FIRST * line["judge_rows"])
         chosen = _chosen(line, way, n)
         entries.append((chosen["right"], spent, chosen["tokens"], sum(lengths)))
     return summed("compute-optimal", "4 to 16", entries)
+
+
+def _first_score(row: Row) -> float:
+    return float(row["public"]) if "public" in row else math.exp(row["mean_logprob"])
 
 
 def _chosen(line: Row, way: str, n: int) -> Row:
@@ -70,6 +77,38 @@ def compared(ours: Mapping[str, bool], theirs: Mapping[str, bool]) -> dict[str, 
     p = min(1.0, 2 * sum(comb(n, i) for i in range(k + 1)) / 2**n) if n else 1.0
     counts = {"tasks": len(both), "right": sum(ours[t] for t in both), "other right": sum(theirs[t] for t in both)}
     return counts | {"only ours": won, "only theirs": lost, "p": round(p, 4)}
+
+
+def at_budget(searched: Sequence[Row], lines: Sequence[Row], way: str) -> dict[str, Any]:
+    """Return how a search compares with a way of choosing among as many texts as its mean cost pays for.
+
+    The numbers of texts are 1 to all; with "n" texts the way costs no more than the search, unless one text does.
+    """
+    mine = {line["task"]: line for line in searched}
+    both = [line for line in lines if line["task"] in mine]
+    if not both:
+        return {}
+    spent = fmean(spent_by(mine[line["task"]]) for line in both)
+    costs = [
+        fmean(lockstep([row["tokens"] for row in line["rows"][: n + 1]]) for line in both)
+        for n in range(min(len(line["rows"]) for line in both))
+    ]
+    n = max([1, *(i + 1 for i, each in enumerate(costs) if each <= spent)])
+    facts = {"n": n, "steps": round(spent, 1), "other steps": round(costs[n - 1], 1)}
+    return facts | compared({task: line["right"] for task, line in mine.items()}, rights_of(both, way, n))
+
+
+def passing(lines: Sequence[Row]) -> dict[str, int]:
+    """Return what bounds the choice by tests: texts that pass the public ones, and how many of them fail hidden ones.
+
+    Of tasks: in how many some text is right, and in how many the choice passes the public tests and is wrong.
+    """
+    texts = [row for line in lines for row in line["rows"] if row["public"] == 1]
+    chosen = [_chosen(line, "public tests", len(line["rows"])) for line in lines]
+    found = {"texts": sum(len(line["rows"]) for line in lines), "pass public": len(texts)}
+    found |= {"of these wrong": sum(not row["right"] for row in texts), "tasks": len(lines)}
+    found |= {"some text right": sum(any(row["right"] for row in line["rows"]) for line in lines)}
+    return found | {"chosen passes, wrong": sum(row["public"] == 1 and not row["right"] for row in chosen)}
 
 
 def rows_of_ways(lines: Iterable[Row], means: Sequence[str], against: Sequence[str]) -> list[dict[str, Any]]:
@@ -106,7 +145,7 @@ def auroc_of(groups: Sequence[Sequence[tuple[float, bool]]]) -> dict[str, float 
     """
     rng, found = random.Random(0), dict[str, float | None]()
     measures: dict[str, Callable[[Sequence[Sequence[tuple[float, bool]]]], float | None]] = {
-        "all texts": _pooled,
+        "all texts": pooled,
         "within tasks": _within,
     }
     for name, measure in measures.items():
@@ -119,7 +158,7 @@ def auroc_of(groups: Sequence[Sequence[tuple[float, bool]]]) -> dict[str, float 
     return found
 
 
-def _pooled(groups: Sequence[Sequence[tuple[float, bool]]]) -> float | None:
+def pooled(groups: Sequence[Sequence[tuple[float, bool]]]) -> float | None:
     """Return the chance that a right text scores higher than a wrong one, equal ones half; None without a pair."""
     right, wrong = (np.sort([score for group in groups for score, yes in group if yes == wanted]) for wanted in (1, 0))
     if not len(right) or not len(wrong):
@@ -129,5 +168,5 @@ def _pooled(groups: Sequence[Sequence[tuple[float, bool]]]) -> float | None:
 
 
 def _within(groups: Sequence[Sequence[tuple[float, bool]]]) -> float | None:
-    inside = [value for group in groups if (value := _pooled([group])) is not None]
+    inside = [value for group in groups if (value := pooled([group])) is not None]
     return fmean(inside) if inside else None

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from function_runner import n_passed
-from made_runs import figures, question, texts_of
+from made_runs import figures, prompt_of, texts_of
 from made_tasks import MadeTask, given_answer
 
 import edgedec
-from edgedec.choosing.partial_texts import PartialText, PartialTexts
-from edgedec.choosing.scorer import TextScorer
+from edgedec.api.branching import branches
+from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts
+from edgedec.choosing.scorer import TextScorer, scorer_named
 from edgedec.choosing.vote import voted
 from edgedec.sampling import SamplingParams
 from edgedec_methods.a_star import a_star
@@ -18,12 +19,13 @@ from edgedec_methods.adadec import LookAhead, reranked
 from edgedec_methods.beam import beam_search
 from edgedec_methods.cntp import Caution, cautious
 from edgedec_methods.diverse_beams import diverse_beams
-from edgedec_methods.judgement import JudgeScorer, judged, question_of, turn_after_answer
+from edgedec_methods.judgement import turn_after_answer
 from edgedec_methods.particles import filtered
 from edgedec_methods.planning import Planning, planned
-from edgedec_methods.sampled_steps import Steps, seeds_from, write_steps
-from edgedec_methods.self_evaluation import RESTART
+from edgedec_methods.sampled_steps import Steps, forks, seeds_from
+from edgedec_methods.self_evaluation import pruned
 from edgedec_methods.spec_reason import GRADING, grading_of, spec_reason
+from edgedec_methods.tree import written
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Setting:
         params: How tokens are drawn.
         seed: The first seed.
         max_tokens: Most tokens of a text.
+        scored_by: The scorer of steps, by its name.
     """
 
     engine: edgedec.Engine
@@ -45,6 +48,7 @@ class Setting:
     params: SamplingParams
     seed: int
     max_tokens: int
+    scored_by: str
 
     @property
     def steps(self) -> Steps:
@@ -52,14 +56,17 @@ class Setting:
         return Steps(self.params, self.seed, "\n", 48)
 
     def scorer(self) -> TextScorer:
-        """Return the model's one-token judgement; of whole functions, the share of the public tests that they pass."""
-        judge = JudgeScorer(question(self.engine))
+        """Return the scorer of steps; of whole functions, it is the share of the public tests that they pass."""
+        engine, ids = self.engine, prompt_of(self.engine, self.task)
+        render = engine.requests.render
+        asked = AskedPrompt(engine.model, ids, "", lambda most: branches(engine, ids, most=most), render, None)
+        of_steps = scorer_named(self.scored_by)(asked)
         if self.task.kind != "functions":
-            return judge
+            return of_steps
 
         def score(texts: PartialTexts, live: Sequence[PartialText], /) -> list[float]:
             growing = [text for text in live if text.ended is None]
-            chances = iter(judge(texts, growing) if growing else [])
+            chances = iter(of_steps(texts, growing) if growing else [])
             return [next(chances) if text.ended is None else self.passed(texts.text(text)) for text in live]
 
         return score
@@ -100,15 +107,43 @@ def _adadec(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]
 def _particles(n: int) -> Search:
     def search(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
         found = filtered(texts, n, setting.steps, setting.scorer())
-        said = [texts.text(text) for text in found.texts]
-        return said[setting.place(said)], {"best": figures(setting.task, texts.text(found.best))["right"]}
+        return _best(setting, texts, found.texts, found.scores)
 
     return search
 
 
-def _a_star(n_steps: int) -> Search:
+def _best(
+    setting: Setting, texts: PartialTexts, found: Sequence[PartialText], scores: Sequence[float]
+) -> tuple[str, dict[str, Any]]:
+    """Return the text with the highest score, as a search with a scorer does, and what the vote would be worth."""
+    said = [texts.text(text) for text in found]
+    rights = [figures(setting.task, text)["right"] for text in said]
+    best = max(range(len(said)), key=scores.__getitem__)
+    return said[best], {"voted": rights[setting.place(said)], "any": any(rights)}
+
+
+def _tree(n: int) -> Search:
     def search(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
-        found, n_expanded = a_star(texts, n_steps, setting.steps, setting.scorer(), most_expanded=16)
+        found = written(texts, n, setting.steps, setting.scorer())
+        return _best(setting, texts, [text for text, _ in found], [score for _, score in found])
+
+    return search
+
+
+def _pruned(n: int, keep: int) -> Search:
+    """Score texts after 24 tokens and write the best of them to their ends, which are scored again."""
+
+    def search(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
+        scorer, live, seeds = setting.scorer(), forks(texts, texts.begin(), n), seeds_from(setting.seed, n)
+        found, _ = pruned(texts, live, setting.params, seeds, scorer, at=24, keep=keep)
+        return _best(setting, texts, found, scorer(texts, found))
+
+    return search
+
+
+def _a_star(n_steps: int, ahead: float) -> Search:
+    def search(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
+        found, n_expanded = a_star(texts, n_steps, setting.steps, setting.scorer(), most_expanded=16, ahead=ahead)
         return texts.text(found), {"n_expanded": n_expanded}
 
     return search
@@ -120,18 +155,6 @@ def _planned(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]
 
     found = planned(texts, reward, Planning(n_rollouts=8))
     return texts.text(found.text), {"reward": found.reward, "n_rollouts": found.n_rollouts}
-
-
-def _midway(setting: Setting, texts: PartialTexts) -> tuple[str, dict[str, Any]]:
-    """Judge eight texts after 24 tokens, and again when they are whole; the text that the first judgement prefers."""
-    engine, root, seeds = setting.engine, texts.begin(), seeds_from(setting.seed, 8)
-    asked = question_of(engine.tokenizer, turn_after_answer(engine.requests.render, RESTART), parse_special=True)
-    live = [root, *(texts.fork(root) for _ in seeds[1:])]
-    begun = write_steps(texts, live, setting.params, seeds, separator=None, most=24)
-    chances = judged(texts, begun, asked)
-    said = [texts.text(text) for text in write_steps(texts, begun, setting.params, seeds, separator=None)]
-    right = [figures(setting.task, text)["right"] for text in said]
-    return said[max(range(8), key=chances.__getitem__)], {"chances": chances, "rights": right}
 
 
 def _spec_reason(threshold: int) -> Search:
@@ -158,10 +181,17 @@ SEARCHES: Mapping[str, Search] = {
     "particles4": _particles(4),
     "particles8": _particles(8),
     "particles16": _particles(16),
-    "astar4": _a_star(4),
-    "astar8": _a_star(8),
+    "astar4": _a_star(4, 1.0),
+    "cheapest4": _a_star(4, 0.0),
+    "tree8": _tree(8),
     "pgtd8": _planned,
-    "midway8": _midway,
+    "pruned8": _pruned(8, 2),
     "specreason5": _spec_reason(5),
     "specreason8": _spec_reason(8),
 }
+
+UNSCORED = ("greedy", "beam4", "beam8", "diverse4", "diverse8", "diverse16", "cntp", "adadec", "pgtd8", "specreason5")
+"""Searches that take no scorer of steps; diverse beams and planning take the tests of whole functions."""
+COMPARED = ("greedy", "particles4", "astar4", "cheapest4", "tree8", "pruned8", "cntp", "diverse4")
+COMPARED_BY_KIND = {"functions": (*COMPARED, "adadec", "pgtd8")}
+"""What `all` runs."""

@@ -156,12 +156,24 @@ def table(args: argparse.Namespace) -> None:
         by_way = _by_way(kind, [line for line in lines if (line["kind"], line["model"]) == (kind, model)])
         each = [{"way": way, "task": task} | found[task] for way, found in by_way.items() for task in found]
         found_rows = rows_of_ways(each, ("texts", "tokens", "steps", "seconds"), ("greedy", "score 8"))
-        rows += [{"kind": kind, "model": model} | row for row in found_rows]
+        rows += [{"kind": kind, "model": model} | row | _revised(row.get("against greedy")) for row in found_rows]
     cells = {(row["kind"], row["way"], row["model"]): _told(row) for row in rows}
     print(f"| task | way | {' | '.join(models)} |\n|---|---|{'---|' * len(models)}")
     for kind, way in dict.fromkeys((row["kind"], row["way"]) for row in rows):
         print(f"| {kind} | {way} | {' | '.join(cells.get((kind, way, model), '') for model in models)} |")
     report({"benchmark": "refining", "rows": rows}, args.json_out)
+
+
+def _revised(pair: dict[str, Any] | None) -> dict[str, Any]:
+    """Return how often a way keeps what greedy decoding has right, and makes right what it has wrong.
+
+    They are the two scores of "Confidence v.s. Critique: A Decomposition of Self-Correction Capability for LLMs".
+    """
+    if pair is None:
+        return {}
+    right, wrong = pair["other right"], pair["tasks"] - pair["other right"]
+    kept, made = right - pair["only theirs"], pair["only ours"]
+    return {"kept right": f"{kept} of {right}", "made right": f"{made} of {wrong}"}
 
 
 def _told(row: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ RULES = (
     *("credit:0.9", "credit:0.6", "coherent:4", "coherent:8", "local_leap:0.75", "redundancy:0.8", "bounded:0.6"),
     *("prophet:7.5", "prophet:4", "entropy:0.5", "entropy_bound:0.5", "adaptive:4", "near_first:0.4", "explore:0.9"),
     *("parallel:2", "parallel:4", "free_dave:3"),
-)  # ada_block is not among them: a made task has no line end in its answer, and without one it is the default rule
+)  # lines is not among them: a made task has no line end in its answer, and without one it is the default rule
 _SEED, _MOST_TOKENS, _CACHED, _ROUNDS = 10**6, 32, 256, 5
 
 

@@ -15,7 +15,7 @@ from edgedec.choosing.choosers import require_logprobs
 from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts
 from edgedec.choosing.sample_count import another_is_wanted, n_agreeing
-from edgedec.choosing.scorer import CallerScorer, Scorer, require_scorer, scores_of
+from edgedec.choosing.scorer import Scorer, require_scorer, scores_of, text_scorer
 from edgedec.choosing.search_by import SearchBy, SearchRun
 from edgedec.choosing.vote import ANSWER, answer_of, answer_pattern
 from edgedec.decoding.text_room import require_room
@@ -194,7 +194,7 @@ def _searched(engine: Engine, asked: AskedPrompt, how: SearchBy, options: Reques
     sampling: dict[str, Any] = {name: value for name, value in options.items() if name in of_sampling}
     params = engine.requests.sampling(**sampling)
     seed = secrets.randbits(62) if params.seed is None else params.seed
-    scorer = None if how.scorer is None else CallerScorer(how.scorer, asked.prefix, how.scorer_seconds)
+    scorer = None if how.scorer is None else text_scorer(how.scorer, asked, how.scorer_seconds)
     run = SearchRun(how.size, params, seed, scorer, how.answer, how.separator, asked)
     check_cancelled(cancel, "the search")
     n_prompt = len(asked.token_ids)

@@ -1,8 +1,8 @@
 """Scorers: what says how good the texts so far are, so that a search goes on with the better ones.
 
-A scorer is any function `(prefix, steps) -> scores`, or a command. `prefix` is what all texts have in common (the
-prompt, as text), `steps` is what each of them says so far, and a score is the chance, 0 to 1, that the text is on the
-way to a good answer. It is called once for all texts of a round.
+A scorer is any function `(prefix, steps) -> scores`, or a command; of a search also a plug-in, by its name. `prefix` is
+what all texts have in common (the prompt, as text), `steps` is what each of them says so far, and a score is the
+chance, 0 to 1, that the text is on the way to a good answer. It is called once for all texts of a round.
 """
 
 import math
@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edgedec.choosing.choice import installed
 from edgedec.choosing.command_scorer import SCORER_S, CommandScorer
-from edgedec.choosing.partial_texts import PartialText, PartialTexts
+from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts
 from edgedec.errors import EdgedecError, OptionError, PluginError, ScorerError, argument
+from edgedec.plugins import SCORERS
 from edgedec.progress import CancelToken, check_cancelled
 
 _POLL_S = 0.02
@@ -55,11 +57,36 @@ class CallerScorer:
         return scores_of(self.scorer, self.prefix, [texts.text(text) for text in live], self.seconds, texts.cancel)
 
 
-def require_scorer(scorer: Scorer | Sequence[str] | None, seconds: float) -> None:
-    """Raise OptionError unless `scorer` is a function, an argument list or None, and the seconds are above 0."""
+@dataclass(frozen=True, slots=True)
+class ScorerKind:
+    """A scorer of a search that its name chooses: what an entry point `scorer.NAME` of `edgedec.searches` names.
+
+    Attributes:
+        read: `(value)` -> what opens it for a prompt; `value` is what stands behind "NAME:", or nothing. It raises
+            OptionError.
+    """
+
+    read: Callable[[str], Callable[[AskedPrompt], TextScorer]]
+
+
+def scorer_named(words: str) -> Callable[[AskedPrompt], TextScorer]:
+    """Return what opens the scorer "NAME" or "NAME:VALUE" for a prompt (OptionError: no such name, or value)."""
+    name, _, value = words.partition(":")
+    return installed(SCORERS, "scorer", name, ScorerKind).read(value)
+
+
+def text_scorer(scorer: Scorer | Sequence[str] | str, asked: AskedPrompt, seconds: float) -> TextScorer:
+    """Return a scorer as a search calls it: a plug-in's, or the caller's function or command."""
+    return scorer_named(scorer)(asked) if isinstance(scorer, str) else CallerScorer(scorer, asked.prefix, seconds)
+
+
+def require_scorer(scorer: Scorer | Sequence[str] | str | None, seconds: float) -> None:
+    """Raise OptionError unless `scorer` is a name, a function, an argument list or None, and the seconds above 0."""
     if not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
         raise OptionError("scorer_seconds", seconds, "it must be above 0")
-    if scorer is not None and not callable(scorer):
+    if isinstance(scorer, str):
+        scorer_named(scorer)
+    elif scorer is not None and not callable(scorer):
         CommandScorer(scorer, seconds=seconds)
 
 

@@ -87,8 +87,8 @@ class SearchBy:
     Attributes:
         name: The search, a plug-in of `edgedec.searches`.
         n: Its size, which the search explains; None for its own default.
-        scorer: What scores the texts: a function `(prefix, steps) -> scores`, or the argument list of a command. None
-            for what the search does without.
+        scorer: What scores the texts: a function `(prefix, steps) -> scores`, the argument list of a command, or the
+            name of a plug-in, such as "likely". None for what the search does without.
         scorer_seconds: Most seconds of a call of the scorer.
         answer: The regular expression of an answer, for searches that end with a vote.
         separator: What ends a step, for searches that write step by step.
@@ -100,7 +100,7 @@ class SearchBy:
 
     name: str = "beam"
     n: int | None = None
-    scorer: Scorer | Sequence[str] | None = None
+    scorer: Scorer | Sequence[str] | str | None = None
     scorer_seconds: float = SCORER_S
     answer: str = ANSWER
     separator: str = "\n"

@@ -30,7 +30,7 @@ from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.errors import OptionError, RequestError
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.tokenizer import Tokenizer
-from edgedec_methods.sampled_steps import Steps, write_steps
+from edgedec_methods.sampled_steps import Steps, next_step
 
 FEATURES = ("mean log-probability of the step", "nats before it", "nats behind it", "log tokens", "steps before it")
 _RIDGE = 1.0
@@ -78,12 +78,14 @@ class Arbitrated:
         chances: By step, the router's chance that the large model's step would be better.
         steps_kept: For each step, whether it stayed as the small model wrote it.
         n_large: How many tokens the large model wrote.
+        n_without_room: How many steps stayed because the large model, which was asked for them, had no room left.
     """
 
     text: PartialText
     chances: tuple[float, ...]
     steps_kept: tuple[bool, ...]
     n_large: int
+    n_without_room: int = 0
 
 
 def translation(small: Tokenizer, large: Tokenizer) -> Translation:
@@ -177,31 +179,28 @@ def arbitrated(
     if between is None and small.prompt_ids != large.prompt_ids:
         raise RequestError("the two models read the prompt as different tokens; give a translation between them")
     over = between or Translation(list, list)
-    quick, sure, n_read, n_large = small.begin(), large.begin(), 0, 0
+    quick, sure, n_read, n_large, n_without_room = small.begin(), large.begin(), 0, 0, 0
     chances, accepted = list[float](), list[bool]()
     while quick.ended is None:
         before = small.fork(quick)
-        (quick,) = _step(small, quick, steps)
+        quick = next_step(small, quick, steps)
         chances.append(router.chance(step_features(before, quick, len(accepted))))
         accepted.append(chances[-1] < threshold)
         if not accepted[-1]:
             sure = large.extend(sure, over.to_large(before.token_ids[n_read:]), 0.0)
-            accepted[-1] = sure.ended is not None  # the large model has no room left for the text so far
+            accepted[-1] = sure.ended is not None
+            n_without_room += accepted[-1]
         if accepted[-1]:
             small.drop(before)
             continue
         n = len(sure.token_ids)
-        (sure,) = _step(large, sure, steps)
+        sure = next_step(large, sure, steps)
         n_large += len(sure.token_ids) - n
         small.drop(quick)
         quick = small.extend(before, over.to_small(sure.token_ids[n:]), 0.0)
         quick = replace(quick, ended=sure.ended or quick.ended)
         n_read = len(quick.token_ids)
-    return Arbitrated(quick, tuple(chances), tuple(accepted), n_large)
-
-
-def _step(texts: PartialTexts, text: PartialText, steps: Steps) -> list[PartialText]:
-    return write_steps(texts, [text], steps.params, [steps.seed], separator=steps.separator, most=steps.most)
+    return Arbitrated(quick, tuple(chances), tuple(accepted), n_large, n_without_room)
 
 
 def _nats(logits: NDArray[np.float32]) -> float:

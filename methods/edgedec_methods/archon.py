@@ -1,4 +1,4 @@
-"""Archon: answers go through layers of models that generate, critique, rank and fuse them, as a small TOML file says.
+"""Layers of models (after Archon): answers are generated, critiqued, ranked and fused, as a small TOML file says.
 
     [[layer]]
     kind = "generate"        # n answers of each model; the greedy one of the first model is always the first
@@ -14,7 +14,7 @@
 
 A layer without `models` has the first model. The first layer generates.
 
-Paper: Archon: An Architecture Search Framework for Inference-Time Techniques, Saad-Falcon et al. 2024, arXiv:2409.15254
+Paper: after Archon, Saad-Falcon et al. 2024, arXiv:2409.15254, without its verifiers, unit tests and search over layers
 Option: Python only, `layers_of` and `through_layers`
 For: several loaded models of 7B and more
 Measured: nothing yet
@@ -142,7 +142,7 @@ def through_layers(
             said = [_written(used[:1], each, 1, seeds, options)[0].text for each in asked]
             answers = [Answer(a.text, (*a.critiques, words)) for a, words in zip(answers, said, strict=True)]
         elif layer.kind == "rank":
-            scores = judged_together(used[0], question, [_shown(answer) for answer in answers], options.get("cancel"))
+            scores = judged_together(used[0], question, list(map(_shown, answers)), cancel=options.get("cancel"))
             order = sorted(range(len(answers)), key=lambda place: -scores[place])
             answers = [answers[place] for place in order[: layer.keep]]
         else:

@@ -19,7 +19,7 @@ from edgedec.choosing.search_by import Search, SearchResult, SearchRun
 from edgedec.errors import OptionError
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.sampling import Noise, SamplingParams
-from edgedec_methods.sampled_steps import drawn
+from edgedec_methods.sampled_steps import drawn, forks
 
 PUNCTUATION = ".,;:!?\n"
 MOST_TRIALS = 64
@@ -76,7 +76,7 @@ def _best_trial(
 ) -> PartialText:
     """Return the trial with the highest mean log-probability; a single trial is one token."""
     before, start = text.logprob, text.n_scored
-    trials = [text, *(texts.fork(text) for _ in noises[1:])]
+    trials = forks(texts, text, len(noises))
     going, n_most = list(range(len(trials))), most_tokens if len(trials) > 1 else 1
     while going:
         choices = [(trials[i], drawn(texts, trials[i], params, noises[i])) for i in going]

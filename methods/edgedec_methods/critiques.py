@@ -1,9 +1,9 @@
-"""DeepSeek-GRM: a model writes several critiques of a text, and their grades are its score.
+"""Graded critiques (after DeepSeek-GRM): a model writes several critiques of a text, and their grades are its score.
 
 Each critique is drawn with a seed of its own, and ends with a grade from 0 to 10; a critique without a grade counts for
 nothing. The critiques of a text are written together. The critic is the model that writes, or any other one.
 
-Paper: Liu et al. 2025, arXiv:2504.02495
+Paper: after DeepSeek-GRM, Liu et al. 2025, arXiv:2504.02495, without its principles and its meta model
 Option: Python only, `critic`, as the scorer of `BestOf`, and `critic_check` as the check of `RefineBy`
 For: texts without a checker, where a larger model is at hand as the critic
 Measured: nothing yet

@@ -18,7 +18,7 @@ from edgedec.choosing.partial_texts import PartialTexts
 from edgedec.choosing.search_by import Search, SearchResult, SearchRun
 from edgedec.errors import OptionError
 from edgedec_methods.beam import Beam, NextToken, carried_out, next_of_beam, ranked, require_beams
-from edgedec_methods.election import elected
+from edgedec_methods.step_scores import elected
 
 PENALTY = 0.5
 """What a token loses for each earlier group that took it: lambda of the paper, from its range."""

@@ -4,7 +4,7 @@ After a text, in a fork, the model reads a question and its next token is compar
 "right" against that of the letter for "wrong". A judgement costs the question's rows, and no token is generated.
 
 Paper: Language Models (Mostly) Know What They Know, arXiv:2207.05221
-Option: `-k 8 --method judge`; the scorer of `--method particles` and `--method a-star` where none is given
+Option: `-k 8 --method judge`; `scorer=judge` of a search
 For: several texts without a checker
 Measured: the judged best of 8 is right for 60 % of 50 word problems, for 131 plain steps; the likeliest of 4 for 86
     %, for 60 (`python benchmarks/answers/better_answers.py sample qwen2.5-coder-1.5b --kind arithmetic --tasks 50`)
@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from edgedec.chat import Message
 from edgedec.choosing.choice import Candidates, Chooser, ScoreTexts
 from edgedec.choosing.partial_texts import AskedPrompt, PartialText, PartialTexts, row_log_probs
-from edgedec.choosing.scorer import TextScorer
-from edgedec.choosing.search_by import SearchRun
 from edgedec.control_tokens import encode_with_controls
 from edgedec.errors import RequestError
 from edgedec.sequence import Generation
@@ -122,11 +120,6 @@ class JudgeScorer:
         return judged(texts, live, self.question)
 
 
-def scorer_of(run: SearchRun) -> TextScorer:
-    """Return the caller's scorer of a search; where none was given, the model's own judgement."""
-    return run.scorer or JudgeScorer(_question_about(run.asked))
-
-
 def open_judge(asked: AskedPrompt) -> ScoreTexts:
     """Return what judges whole texts of a prompt: each is read again, behind the prompt that is read once.
 
@@ -135,7 +128,7 @@ def open_judge(asked: AskedPrompt) -> ScoreTexts:
         RequestError: The tokenizer can't tell the two letters apart.
     """
     require_forks(asked.model)
-    question = _question_about(asked)
+    question = question_about(asked)
 
     def judge(texts: Sequence[Generation]) -> list[float]:
         scores: list[float] = []
@@ -150,7 +143,7 @@ def open_judge(asked: AskedPrompt) -> ScoreTexts:
     return judge
 
 
-def _question_about(asked: AskedPrompt) -> Question:
+def question_about(asked: AskedPrompt) -> Question:
     """Return the question as the model reads it after a text of a prompt."""
     words = f"\n\n{QUESTION}\n" if asked.render is None else turn_after_answer(asked.render)
     return question_of(asked.model.tokenizer, words, parse_special=True)

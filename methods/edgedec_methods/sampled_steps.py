@@ -35,6 +35,17 @@ def steps_of(run: SearchRun) -> Steps:
     return Steps(run.params, run.seed, run.separator, MOST_STEP_TOKENS)
 
 
+def forks(texts: PartialTexts, text: PartialText, n: int) -> list[PartialText]:
+    """Return n texts that say the same, the first of them `text` itself."""
+    return [text, *(texts.fork(text) for _ in range(n - 1))]
+
+
+def next_step(texts: PartialTexts, text: PartialText, steps: Steps) -> PartialText:
+    """Return a text with one step more, drawn with the first of the seeds."""
+    (written,) = write_steps(texts, [text], steps.params, [steps.seed], separator=steps.separator, most=steps.most)
+    return written
+
+
 def write_steps(
     texts: PartialTexts,
     live: Sequence[PartialText],

@@ -13,7 +13,6 @@ Measured: a 0.5B's lines, kept from grade 5: 10 % of 30 word problems right for 
 Status: study
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,7 @@ from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.control_tokens import encode_with_controls
 from edgedec.errors import OptionError, RequestError
 from edgedec.tokenizer import Tokenizer
-from edgedec_methods.sampled_steps import Steps, write_steps
+from edgedec_methods.sampled_steps import Steps, next_step, write_steps
 
 GRADING = "Check the last line above. How good is it, from 0 (wrong) to 9 (right)? Reply with one digit."
 BEST_GRADE = 9
@@ -105,7 +104,7 @@ def spec_reason(
     grades, accepted = list[int](), list[bool]()
     while sure.ended is None:
         before, n = small.fork(quick), len(sure.token_ids)
-        (quick,) = _step(small, quick, steps)
+        quick = next_step(small, quick, steps)
         read = _read(large, sure, quick)
         grades.append(grade_of(large, read, grading))
         accepted.append(grades[-1] >= threshold)
@@ -115,14 +114,10 @@ def spec_reason(
             sure = read
         else:
             large.drop(*(text for text in (read,) if text.branch != sure.branch))
-            (sure,) = _step(large, sure, steps)
+            sure = next_step(large, sure, steps)
             small.drop(quick)
             quick = small.extend(before, sure.token_ids[n:], 0.0)
     return Reasoned(sure, tuple(grades), tuple(accepted))
-
-
-def _step(texts: PartialTexts, text: PartialText, steps: Steps) -> Sequence[PartialText]:
-    return write_steps(texts, [text], steps.params, [steps.seed], separator=steps.separator, most=steps.most)
 
 
 def _read(large: PartialTexts, sure: PartialText, quick: PartialText) -> PartialText:

@@ -1,12 +1,12 @@
-"""DTS: texts are written one after another from a tree of their first steps, where what came of earlier ones is known.
+"""Tree of steps (after DTS): texts are written from a tree of first steps, where what came of earlier ones is known.
 
 A node is a text in the middle of its writing. Each text goes down from the root to the child with the greatest value;
 where the children of a node are no more than the square root of its visits, it is written on from there instead, by
 draws of its own, and its first four steps become nodes. The score of its end becomes part of the values of all nodes
-above: a value v has exp(10 v) as the mean over its children. The paper's nodes are the passes of denoising; of a model
+above: a value v has exp(10 v) as the mean over its children. The nodes of DTS are the passes of denoising; of a model
 that denoises blocks, these are the states between some of them. In every other model they are steps, too.
 
-Paper: Diffusion Tree Sampling (its search), arXiv:2506.20701
+Paper: after Diffusion Tree Sampling (DTS, its search), arXiv:2506.20701
 Option: `--method tree:8`, with the texts
 For: a scorer of whole texts, as a checker; diffusion language models and others
 Measured: nothing yet
@@ -20,9 +20,8 @@ import numpy as np
 from edgedec.choosing.partial_texts import PartialText, PartialTexts
 from edgedec.choosing.scorer import TextScorer
 from edgedec.choosing.search_by import Search, SearchResult, SearchRun
-from edgedec_methods.election import elected
-from edgedec_methods.judgement import scorer_of
 from edgedec_methods.sampled_steps import Steps, steps_of, write_steps
+from edgedec_methods.step_scores import elected, scorer_of
 
 DEPTH, SHARPNESS = 4, 10.0
 

@@ -54,13 +54,13 @@ Prompts = list[tuple[int, ...]]
 def prompts(monkeypatch: pytest.MonkeyPatch) -> Prompts:
     """What was read for the documents of the latest ranking."""
     seen: Prompts = []
-    original = ranking._Work.__init__
+    original = ranking.Work.__init__
 
     def noted(self: Any, engine: Any, prompts: Prompts, *rest: Any) -> None:
         seen[:] = prompts
         original(self, engine, prompts, *rest)
 
-    monkeypatch.setattr(ranking._Work, "__init__", noted)
+    monkeypatch.setattr(ranking.Work, "__init__", noted)
     return seen
 
 

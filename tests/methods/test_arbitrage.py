@@ -58,10 +58,10 @@ def plain(seed: int, threshold: float, swap: bool) -> tuple[Ids, list[bool], int
     return ids, kept, n_large
 
 
-def run(seed: int, threshold: float, between: Translation | None = None) -> Arbitrated:
+def run(seed: int, threshold: float, between: Translation | None = None, n_large: int = LENGTH) -> Arbitrated:
     """Return what Arbitrage writes with two tables; check that nothing is left."""
     small, large = tables(seed)
-    (quick, one), (sure, other) = table_texts(small, max_tokens=LENGTH), table_texts(large, max_tokens=LENGTH)
+    (quick, one), (sure, other) = table_texts(small, max_tokens=LENGTH), table_texts(large, max_tokens=n_large)
     with quick, sure:
         found = arbitrated(quick, sure, Steps(PARAMS, seed, None, 2), ROUTER, threshold=threshold, between=between)
     assert not one.held
@@ -119,6 +119,14 @@ def test_the_router_is_the_most_likely_one() -> None:
     assert found.chance([0, 0, 0, 0, 7]) == pytest.approx(true.chance([0, 0, 0, 0, 7]), abs=0.05)
     always = fitted_router(np.ones((3, 5)), [True] * 3)
     assert always.chance([1, 1, 1, 1, 1]) > 0.99
+
+
+def test_what_the_large_model_has_no_room_for_is_told() -> None:
+    """The router asks for every step; behind two tokens, each one is the small model's."""
+    for seed in range(8):
+        found, whole = run(seed, 0.0, n_large=2), run(seed, 0.0)
+        assert found.n_without_room == sum(found.steps_kept) == len(found.steps_kept) - 1
+        assert (whole.n_without_room, sum(whole.steps_kept)) == (0, 0)
 
 
 def test_what_is_refused() -> None:

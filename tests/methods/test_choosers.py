@@ -18,10 +18,10 @@ from edgedec.errors import OptionError
 from edgedec.sampling import SamplingParams
 from edgedec_methods.bag_of_tricks import combined
 from edgedec_methods.compute_optimal import fitted, method_for
-from edgedec_methods.election import elected
 from edgedec_methods.first_finish import first_finish, first_finished
 from edgedec_methods.judgement import JudgeScorer, Question, chance_yes, question_of, turn_after_answer
 from edgedec_methods.sampled_steps import seeds_from, write_steps
+from edgedec_methods.step_scores import elected
 
 ANSWERED, SILENT = ["Answer: 5", "Answer: 4", "Answer: 4"], ["five", "four", "four"]
 

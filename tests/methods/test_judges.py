@@ -1,12 +1,10 @@
-"""Models that judge texts: grades of critiques, a reward token's chance, and whom pruning in mid-text keeps."""
+"""Models that judge texts: grades of critiques, and whom pruning in mid-text keeps."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 from support.decoding.plain_texts import PARAMS, said, sampled, table_of
 from support.decoding.table_branches import END, table_texts
 from support.models.tiny_models import CHATML, tiny_llama
@@ -14,11 +12,10 @@ from support.models.tiny_models import CHATML, tiny_llama
 import edgedec
 from edgedec.api.best_text import BestOf, best
 from edgedec.api.requests import RequestOptions
-from edgedec.errors import OptionError, RequestError
+from edgedec.errors import OptionError
 from edgedec_apps.refine import RefineBy, refined
 from edgedec_methods.critiques import ASKED, critic, critic_check, critiques_of, grade_of
-from edgedec_methods.judgement import Question, chance_yes, question_of
-from edgedec_methods.reward_scorer import RewardScorer
+from edgedec_methods.judgement import JudgeScorer, Question, chance_yes
 from edgedec_methods.sampled_steps import seeds_from
 from edgedec_methods.self_evaluation import pruned
 
@@ -67,41 +64,6 @@ def test_a_model_is_its_own_critic(engine: edgedec.Engine) -> None:
     assert len(again.texts) == 3
 
 
-@pytest.mark.model
-def test_texts_that_begin_alike_are_read_once_and_may_fill_the_context() -> None:
-    """The question's token included; one token more is refused."""
-    read = list[tuple[int, list[int]]]()
-
-    def forward(ids: NDArray[np.int32], n_past: int) -> Any:
-        read.append((n_past, ids.tolist()))
-        return SimpleNamespace(logits=np.array([[0.0, 1.0, 1.0]], np.float32))
-
-    tokenizer = SimpleNamespace(encode=lambda text: [int(digit) for digit in text])
-    session: Any = SimpleNamespace(n_ctx=5, model=SimpleNamespace(tokenizer=tokenizer), forward=forward)
-    reward = RewardScorer(session, Question((9,), (1,), (2,)), prompt_of=lambda prefix, step: prefix + step)
-    assert list(reward("1", ["234", "24", "2"])) == [0.5] * 3
-    assert read == [(0, [1, 2, 3, 4, 9]), (2, [4, 9]), (2, [9])]
-    with pytest.raises(RequestError, match="holds 5 tokens and the text has 6"):
-        reward("1", ["2345"])
-
-
-@pytest.mark.model
-@pytest.mark.slow
-def test_a_reward_model_scores_by_a_token(smollm: edgedec.Engine) -> None:
-    """Texts that begin alike are read once; the scores are those of reading each from its beginning."""
-    asked = question_of(smollm.tokenizer, " Right?", "yes", "no")
-    session = smollm.session(128)
-    reward = RewardScorer(session, asked)
-    steps = ["2 + 3 is 5.", "2 + 3 is 7.", "2 + 3"]
-    together = list(reward("How much is 2 + 3?", steps))
-    for step, score in zip(steps, together, strict=True):
-        assert list(RewardScorer(session, asked)("How much is 2 + 3?", [step])) == [score]
-    assert all(0 < score < 1 for score in together)
-    with pytest.raises(RequestError, match="128"):
-        reward("x", ["word " * 200])
-    session.close()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_pruned_texts_are_those_of_their_seeds(seed: int) -> None:
@@ -115,10 +77,10 @@ def test_pruned_texts_are_those_of_their_seeds(seed: int) -> None:
         begun = [sampled(table, each)[:2] for each in seeds]
         chances = [chance_yes(table[(*[t for t in ids if t != END], 2)], question) for ids in begun]
         order = sorted(range(6), key=lambda i: -chances[i])[:3]
-        found, kept = pruned(texts, live, PARAMS, seeds, question, at=2, keep=3)
+        found, kept = pruned(texts, live, PARAMS, seeds, JudgeScorer(question), at=2, keep=3)
         assert [said(text) for text in found] == [sampled(table, seeds[i])[:4] for i in sorted(order)]
         assert kept == [chances[i] for i in sorted(order)]
         assert len(branches.held) == 3
         with pytest.raises(OptionError):
-            pruned(texts, found, PARAMS, seeds, question, at=2, keep=4)
+            pruned(texts, found, PARAMS, seeds, JudgeScorer(question), at=2, keep=4)
     assert not branches.held

@@ -1,4 +1,4 @@
-"""Multilingual samples: the pool has the greedy answer, and the judge's votes do not depend on the order of answers."""
+"""Multilingual samples: the pool has the greedy answer, and one judgement has all answers and a checklist."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,9 +8,8 @@ import pytest
 from support.models.tiny_models import CHATML, tiny_llama
 
 import edgedec
-from edgedec.api.branching import branches
 from edgedec.errors import OptionError
-from edgedec_methods.multilingual import ASKED, JUDGED, judged_together, multilingual
+from edgedec_methods.multilingual import CHECKLIST, judged_together, multilingual
 
 pytestmark = pytest.mark.slow
 
@@ -28,35 +27,29 @@ def turn(content: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": content}]
 
 
-def test_the_best_of_a_greedy_answer_and_one_in_each_language(engine: edgedec.Engine) -> None:
-    """Each answer is what the model writes alone to its own prompt, and the judge's favourite is chosen."""
-    found = multilingual(engine, "Why?", ["French", "Czech"], seed=4, max_tokens=5, temperature=1.5)
-    options: dict[str, Any] = {"max_tokens": 5, "temperature": 1.5}
+def test_the_best_of_a_greedy_answer_and_one_at_each_temperature(engine: edgedec.Engine) -> None:
+    """Each answer is what the model writes alone; the favourite of the judge with its checklist is chosen."""
+    found = multilingual(engine, "Why?", (0.5, 1.5), seed=4, max_tokens=5)
+    options: dict[str, Any] = {"max_tokens": 5}
     own = [engine.chat(turn("Why?"), max_tokens=5, temperature=0).text]
-    for k, language in enumerate(("French", "Czech")):
-        own.append(engine.chat(turn(ASKED.format(question="Why?", language=language)), seed=4 + k, **options).text)
+    own += [engine.chat(turn("Why?"), seed=4 + k, temperature=t, **options).text for k, t in enumerate((0.5, 1.5))]
+    checklist = engine.chat(turn(CHECKLIST.format(question="Why?")), max_tokens=5, temperature=0).text
     assert [text.text for text in found.texts] == own
-    assert list(found.scores) == judged_together(engine, "Why?", own)
+    assert list(found.scores) == judged_together(engine, "Why?", own, checklist.strip())
     assert found.place == found.scores.index(max(found.scores))
-    for wrong in ([], ["x"] * 26):
-        with pytest.raises(OptionError, match="languages"):
+    for wrong in ((), (1.0,) * 26):
+        with pytest.raises(OptionError, match="temperatures"):
             multilingual(engine, "Why?", wrong)
 
 
-def test_the_votes_are_the_mean_over_all_rotations(engine: edgedec.Engine) -> None:
-    """Counted by hand from the next token's logits; a rotation of the answers rotates the votes."""
-    answers = ["one", "two", "three"]
-    votes = judged_together(engine, "Why?", answers)
+@pytest.mark.parametrize("checklist", ["", "- brief"])
+def test_the_votes_are_the_chances_of_the_letters(engine: edgedec.Engine, checklist: str) -> None:
+    """Counted by hand from the next token's logits, behind a prompt that has all answers, and the checklist."""
+    votes = judged_together(engine, "Why?", ["one", " two\n", "three"], checklist)
     letters = [engine.tokenizer.encode(letter, add_special=False)[0] for letter in "ABC"]
-    expected = np.zeros(3)
-    for shift in range(3):
-        order = [(place + shift) % 3 for place in range(3)]
-        listed = "\n\n".join(f"{'ABC'[i]}) {answers[place]}" for i, place in enumerate(order))
-        ids = engine.chat_ids(turn(JUDGED.format(question="Why?", answers=listed)))
-        with branches(engine, ids, most=1) as opened:
-            odds = np.exp(opened.logits[letters].astype(np.float64))
-        for i, place in enumerate(order):
-            expected[place] += odds[i] / odds.sum() / 3
-    assert votes == pytest.approx(expected.tolist())
-    assert sum(votes) == pytest.approx(1)
-    assert judged_together(engine, "Why?", [*answers[1:], answers[0]]) == pytest.approx([*votes[1:], votes[0]])
+    asked = "Why?\n\nThese are answers to the question above:\n\nA) one\n\nB) two\n\nC) three\n\n"
+    asked += "A good answer must have:\n- brief\n\n" if checklist else ""
+    ids = engine.chat_ids(turn(asked + "Which is the best? Reply with its letter."))
+    logits = engine.session().forward(np.array(ids, np.int32), n_past=0).logits[-1]
+    odds = np.exp(logits[letters].astype(np.float64))
+    assert votes == pytest.approx((odds / odds.sum()).tolist())

@@ -84,12 +84,12 @@ def test_one_step_behind_each_prefix_is_plain(seed: int) -> None:
         assert found.token_ids == text.token_ids
 
 
-def plain_a_star(table: Table, n_steps: int, seed: int) -> tuple[Ids, int]:
-    """Return the cheapest text by steps of one token, and how many prefixes were expanded to find it."""
-    open_ones: list[tuple[float, int, Ids]] = [(0.0, 0, ())]
+def plain_a_star(table: Table, n_steps: int, seed: int, ahead: float) -> tuple[Ids, int]:
+    """Return the first text by steps of one token, and how many prefixes were expanded to find it."""
+    open_ones: list[tuple[float, int, Ids, float]] = [(0.0, 0, (), 0.0)]
     n_expanded = n_found = 0
     while True:
-        cost, _, ids = heapq.heappop(open_ones)
+        _, _, ids, cost = heapq.heappop(open_ones)
         if is_over(ids):
             return ids, n_expanded
         seen, first = (*PROMPT, *ids), seed + n_steps * n_expanded
@@ -98,18 +98,20 @@ def plain_a_star(table: Table, n_steps: int, seed: int) -> tuple[Ids, int]:
             written = letters([each for each in (*ids, token) if each != END])
             n_found += 1
             chance = (1 + written.count("b")) / (2 + len(written))
-            heapq.heappush(open_ones, (cost - math.log(chance), n_found, (*ids, token)))
+            new = cost - math.log(chance)
+            heapq.heappush(open_ones, (new + ahead * (1 - chance), n_found, (*ids, token), new))
         n_expanded += 1
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_text_is_that_of_a_search_over_tokens(seed: int) -> None:
+@pytest.mark.parametrize("ahead", [0.0, 1.0, 3.0])
+def test_the_text_is_that_of_a_search_over_tokens(seed: int, ahead: float) -> None:
     """The scores of steps decide as they do in a plain search of the same draws, in as many expansions."""
     table = table_of(seed)
     texts, _ = table_texts(table, max_tokens=LENGTH)
     with texts:
-        found, n_expanded = a_star(texts, 3, Steps(PARAMS, seed=seed, separator=None, most=1), prefers_b)
-        assert (said(found), n_expanded) == plain_a_star(table, 3, seed)
+        found, n_expanded = a_star(texts, 3, Steps(PARAMS, seed=seed, separator=None, most=1), prefers_b, ahead=ahead)
+        assert (said(found), n_expanded) == plain_a_star(table, 3, seed, ahead)
 
 
 @pytest.mark.parametrize("most_expanded", [1, 2, 50])

@@ -3,7 +3,9 @@
 import json
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from edgedec.choosing.command_scorer import SCORER_S
 from edgedec.choosing.search_by import SearchBy
 from edgedec.choosing.vote import ANSWER
 from edgedec.errors import EdgedecError, OptionError, RequestError, counted
-from edgedec.plugins import SEARCHES
+from edgedec.plugins import SCORERS, SEARCHES, is_installed
+from edgedec.progress import CancelToken
 from edgedec.sequence import Generation
 from edgedec.sessions.text_pages import require_count
 from edgedec_apps.choices import Choices, require_choices
 from edgedec_apps.cli.exit_codes import NOT_PASSED
 from edgedec_apps.cli.methods import Method
+from edgedec_apps.cli.options import LoadFlags, OutputFlags
 from edgedec_apps.cli.shown.terminal import one_line, say
 from edgedec_apps.refine import N_TOGETHER, RefineBy, Refined, refined
 
@@ -100,7 +104,7 @@ def say_choices(weighed: Choices, *, all_of_them: bool) -> None:
 
 def _choosing(method: Method, values: dict[str, Any], texts: str | None, n: int) -> BestOf | SearchBy:
     """Return how a text is searched for, or chosen among several (RequestError where texts are missing, or given)."""
-    scorer = None if "scorer" not in values else command_of(values["scorer"])
+    scorer = None if "scorer" not in values else _scorer_of(values["scorer"])
     seconds, answer = values.get("scorer_seconds", SCORER_S), values.get("answer", ANSWER)
     if method.kind == SEARCHES:
         if texts is not None:
@@ -110,8 +114,48 @@ def _choosing(method: Method, values: dict[str, Any], texts: str | None, n: int)
         raise RequestError(f"--method {method.typed} takes no key n; say how many texts with --texts, such as -k 8")
     if texts is None:
         raise RequestError(f"--method {method.typed} needs several texts; say how many with --texts, such as -k 8")
+    if isinstance(scorer, str):
+        raise OptionError("scorer", scorer, "it scores the steps of a search; give model:NAME or a program")
     many: Any = AUTO if texts == AUTO else n
     return BestOf(many, method.name, answer=answer, scorer=scorer, scorer_seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardModel:
+    """Stands for a scorer by the model of that name, until with_reward_model() has loaded it."""
+
+    name: str
+
+    def __call__(self, prefix: str, steps: Sequence[str], /) -> Sequence[float]:
+        """Never be called."""
+        raise AssertionError("a loaded model takes its place")
+
+
+def _scorer_of(words: str) -> list[str] | str | RewardModel:
+    """Return the scorer that words name: "model:NAME", a plug-in, or a command (OptionError: none of these)."""
+    name, colon, model = words.partition(":")
+    if colon and model and name == "model":
+        return RewardModel(model)
+    return words if is_installed(SCORERS, name) else command_of(words)
+
+
+@contextmanager
+def with_reward_model(
+    way: Way | None, load: LoadFlags, output: OutputFlags, cancel: CancelToken
+) -> Iterator[Way | None]:
+    """Yield how a text is chosen, its reward model loaded, where it has one, until the block ends.
+
+    Raises:
+        EdgedecError: As opening.open_model and reward.reward_scorer.
+    """
+    if way is None or isinstance(way, RefineBy) or not isinstance(way.scorer, RewardModel):
+        yield way
+        return
+    from edgedec_apps.cli.opening import open_beside
+    from edgedec_apps.reward import reward_scorer
+
+    with open_beside(way.scorer.name, load, output, cancel) as engine:
+        yield replace(way, scorer=reward_scorer(engine, cancel))
 
 
 def _refining(values: dict[str, Any], texts: str | None) -> RefineBy:

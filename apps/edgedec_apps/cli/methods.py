@@ -119,7 +119,8 @@ class Choosing:
 
     Attributes:
         n: the size of a search (default: its own); --texts says how many texts there are to choose from
-        scorer: a program and its arguments, which no shell reads: it gets texts as JSON and prints scores
+        scorer: likely, likely:last, judge, probe:FILE or model:NAME (a reward model); or a program and its arguments,
+            which no shell reads: it gets texts as JSON and prints scores
         scorer_seconds: most seconds of a call of the scorer
         answer: what an answer is, for votes, as a regular expression (default: what follows "Answer:")
     """

@@ -93,6 +93,12 @@ def open_model(
     return engine
 
 
+def open_beside(name: str, flags: LoadFlags, output: OutputFlags, cancel: CancelToken) -> Engine:
+    """Open a further model, that ranks or scores, by the flags that concern it (raises what open_model raises)."""
+    flags = LoadFlags(memory=flags.memory, threads=flags.threads, offline=flags.offline, draft="off")
+    return open_model(name, flags, OutputFlags(quiet=output.quiet), cancel, one_request=True)
+
+
 def rank_by_model(name: str | None, load: LoadFlags, output: OutputFlags) -> "Rank":
     """Return what ranks passages: by the vectors of the named embedding model, else by words."""
     from edgedec_apps.documents.passages import by_words
@@ -105,9 +111,8 @@ def rank_by_model(name: str | None, load: LoadFlags, output: OutputFlags) -> "Ra
     ) -> list[int]:
         from edgedec_apps.documents.search import by_meaning
 
-        flags = LoadFlags(memory=load.memory, threads=load.threads, offline=load.offline, draft="off")
         stop = cancel or CancelToken()
-        with open_model(name, flags, OutputFlags(quiet=output.quiet), stop, one_request=True) as embedder:
+        with open_beside(name, load, output, stop) as embedder:
             return by_meaning(embedder, passages, question, stop, on_progress)
 
     return rank

@@ -40,10 +40,11 @@ from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec.sessions.outer_session import OuterModel, OuterSession, UnsavedSession
 from edgedec.stats import DecodeStats
 from edgedec_methods.diffusion.forwards import F32, Facts, Forwards, Opened
-from edgedec_methods.diffusion.rules import Pass, denoising_named
+from edgedec_methods.diffusion.rules import MASKED, Pass, denoising_named
 from edgedec_runtimes.shared.denoising import MOST_LENGTH
 
 _NEVER = np.float32(-1e30)  # a logit of what is never drawn
+_MOST_PASSES = 3  # of a rule that revises, for each position of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +128,12 @@ class DiffusionSession(UnsavedSession, OuterSession):
         rule = denoising_named(options.denoise)
         if rule.layout is not None and (facts.block or facts.window):
             raise OptionError("denoise", options.denoise, "this model's rows don't see a whole text; give a rule alone")
+        if rule.revises and facts.window:
+            raise OptionError("denoise", options.denoise, "this model's rows can't look at committed positions")
         if (rule.layout is not None or facts.window is not None) and not inner.model.capabilities.positions:
             raise CapabilityError("rows can't have positions of their own here; use the cpu runtime")
-        self._rule, self._forwards = rule.rule, Forwards(inner, facts, rule.layout, rule.n_ahead)
+        self._rule, self._revises = rule.rule, rule.revises
+        self._forwards = Forwards(inner, facts, rule.layout, rule.n_ahead)
         self._ids: list[int] = []  # the text
         self._open: Opened | None = None
         self._n_prompt: int | None = None
@@ -238,7 +242,9 @@ class DiffusionSession(UnsavedSession, OuterSession):
         if opened is not None and place < opened.end and opened.ids[place - opened.start] != token:
             n_masked = opened.end - place - 1
             opened.ids[place - opened.start :] = [token, *[self._facts.mask] * n_masked]
-            opened.rows, opened.passes, opened.ahead = {}, [], {}
+            opened.rows, opened.passes, opened.ahead, opened.is_done = {}, [], {}, False
+        if opened is not None and self._revises:
+            opened.n_known = place - opened.start + 1  # what was shown stays
         self._ids.append(token)
 
     def _row(self, n_prompt: int, on_progress: OnProgress | None) -> F32:
@@ -249,8 +255,10 @@ class DiffusionSession(UnsavedSession, OuterSession):
             start = self._start(place, n_prompt)
             end = min(start + self._size, self.n_ctx if self._facts.block else self._end)
             ids = [*self._ids[start:], *[self._facts.mask] * (end - place)]
-            self._open = Opened(start, end, place - start, ids, self._tokenizer.is_end)
-        while place not in self._open.rows:
+            self._open = Opened(start, end, place - start, ids, self._tokenizer.is_end, revises=self._revises)
+        if place not in self._open.rows:
+            self._open.is_done = not self._revises
+        while place not in self._open.rows or not self._open.is_done:
             self._pass(self._open, on_progress)
         return self._open.rows[place]
 
@@ -267,21 +275,34 @@ class DiffusionSession(UnsavedSession, OuterSession):
             confidences[i] = np.exp(float(row[tokens[i]]) - total.most) / total.weight
         ends = np.array([self._tokenizer.is_end(token) for token in tokens.tolist()], np.bool_)
         pieces = tuple(map(self._tokenizer.piece, tokens.tolist()))
-        opened.passes.append(Pass(opened.end - start, places - start, tokens, confidences, logits, ends, pieces))
+        stand = np.array([opened.ids[place] for place in (places - start).tolist()])
+        committed = np.where(stand == mask, MASKED, stand) if self._revises else None
+        size = opened.end - start
+        opened.passes.append(Pass(size, places - start, tokens, confidences, logits, ends, pieces, committed))
         chosen = self._rule(opened.passes)
+        if self._revises and len(opened.passes) >= _MOST_PASSES * size:  # it goes on as it stands
+            still = stand == mask
+            chosen = dict(zip((places[still] - start).tolist(), tokens[still].tolist(), strict=True))
+            opened.is_done = True
         opened.passes[-1] = replace(opened.passes[-1], logits=logits[:0])  # only those of the latest pass are kept
         for i, place in enumerate((places - start).tolist()):
             if place not in chosen:
+                continue
+            if chosen[place] == MASKED:
+                opened.ids[place] = mask
+                opened.rows.pop(start + place, None)
                 continue
             opened.ids[place] = token = chosen[place]
             row = logits[i].copy() if token == tokens[i] else np.full_like(logits[i], _NEVER)
             row[token] = row[token] if token == tokens[i] else 0.0
             opened.rows[start + place] = row
+        after = np.array([opened.ids[place] for place in (places - start).tolist()])
+        opened.is_done = opened.is_done or (not (after == mask).any() and bool((after == stand).all()))
 
     def _count(self, stats: DecodeStats) -> None:
         """Say in the explanation how many passes the text took, and how many tokens of each would pay."""
         n_generated = stats.n_generated_tokens
-        n_passes, n_rows = self._forwards.n_passes, self._forwards.n_rows
+        n_passes, n_rows, n_narrow = self._forwards.n_passes, self._forwards.n_rows, self._forwards.n_narrow
         if not n_passes:
             return
         even = ""
@@ -291,7 +312,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
         stats.explanation.append(
             f"diffusion: {counted(n_generated, 'token')} in {n_passes} forwards over blocks of {self._size} positions, "
             f"{n_generated / n_passes:.2f} tokens a forward{even}; the rule is {self._options.denoise}; {n_rows} rows "
-            "were evaluated"
+            "were evaluated" + (f"; {n_narrow} had no room for states ahead" if n_narrow else "")
         )
 
     def keep(self, rows: NDArray[np.int32]) -> None:

@@ -49,13 +49,15 @@ class Opened:
 
     Attributes:
         start, end: Its positions.
-        n_known: How many of them the text had when the block was opened.
+        n_known: How many of them the text had when the block was opened; where the rule revises, how many it has.
         ids: Their tokens, the mask where none is committed.
         is_end: Whether a token ends a text.
         rows: By committed position, the row that its token is drawn from.
         before: The row in front of the block, where that says what stands at its first position.
         ahead: The rows of later states of the block, by the tokens of the state; they were evaluated early.
         forks: The sessions that such states are evaluated on.
+        revises: Whether passes look at committed positions, too.
+        is_done: Whether it may be shown: at once, or where the rule revises, when a pass has changed nothing.
     """
 
     start: int
@@ -68,15 +70,21 @@ class Opened:
     before: F32 | None = None
     ahead: dict[tuple[int, ...], Looked] = field(default_factory=dict)
     forks: list[Session] = field(default_factory=list)
+    revises: bool = False
+    is_done: bool = True
 
     def masked(self, ids: Sequence[int], mask: int) -> NDArray[np.int64]:
         """Return the masked positions where the block's tokens are `ids`, in front of a committed end if there are any.
+
+        Where the rule revises, they are all positions that were not shown, up to a committed end.
 
         What stands behind an end is not needed: Learn2PD's end-of-text prediction, without a threshold.
         """
         new = ids[self.n_known :]  # a prompt may hold the mask token, and ends
         places = np.flatnonzero(np.array(new) == mask)
         end = next((i for i, token in enumerate(new) if token != mask and self.is_end(token)), len(new))
+        if self.revises:
+            return self.start + self.n_known + np.arange(min(end + 1, len(new)))
         inside = places[places < end]
         return self.start + self.n_known + (inside if len(inside) else places)
 
@@ -98,6 +106,7 @@ class Forwards:
     Attributes:
         n_clean: How many positions have keys and values of the text's own tokens, in whole blocks.
         n_passes, n_rows: Forwards of passes, and rows of all forwards, since begin().
+        n_narrow: How many passes had no room for a state ahead that was asked for.
     """
 
     def __init__(self, inner: Session, facts: Facts, layout: Layout | None, n_ahead: int) -> None:
@@ -112,7 +121,7 @@ class Forwards:
 
     def begin(self) -> None:
         """Count from 0, as a text begins."""
-        self.n_passes = self.n_rows = 0
+        self.n_passes = self.n_rows = self.n_narrow = 0
         self._pass_s: list[float] = []
 
     def go_on_from(self, other: "Forwards") -> None:
@@ -231,6 +240,7 @@ class Forwards:
             if len(states) >= room or n_logits < 0 or not n_masked:
                 break
             states.append(list(ids))
+        self.n_narrow += not states and opened.ids.count(self._facts.mask) > 1
         return states
 
     def _forks(self, opened: Opened, n: int) -> list[Session]:

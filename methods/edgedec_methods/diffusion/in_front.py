@@ -1,10 +1,10 @@
-"""WeDLM: rows see only what lies before them, so a pass puts the tokens in front of the masks, at their own positions.
+"""Tokens before masks (after WeDLM): rows see what lies before them, so a pass has the masks last, at their places.
 
 A model with causal attention denoises so: each mask sees all tokens of its block and before it. Tokens in front of the
 first mask keep their keys and values for good, as in plain decoding. WeDLM's window slides by tokens; here it is the
 block.
 
-Paper: Liu et al. 2025, arXiv:2512.22737
+Paper: after WeDLM, Liu et al. 2025, arXiv:2512.22737
 Option: a model's file decides (`diffusion.window_size`)
 For: diffusion language models with causal attention
 Measured: 1.84 tokens a forward, 97 of 176 made tasks right, where block diffusion of the same size has 1.50 and 84

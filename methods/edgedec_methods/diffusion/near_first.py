@@ -1,8 +1,8 @@
-"""WeDLM: every position is committed whose entropy, with 0.02 for each place behind the first masked one, is low.
+"""Near first (after WeDLM): positions are committed whose entropy, with 0.02 for each place behind the first, is low.
 
 So the beginning of a block, which is shown first, comes first. WeDLM's models have causal attention (in_front.py).
 
-Paper: Liu et al. 2025, arXiv:2512.22737
+Paper: after WeDLM, Liu et al. 2025, arXiv:2512.22737
 Option: `--method diffusion:near_first:0.4`
 For: diffusion language models
 Measured: 2.10 tokens a forward, 146 of 176 made tasks right, where `schedule:1` has 0.75 and 149

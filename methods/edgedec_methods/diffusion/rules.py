@@ -1,7 +1,8 @@
 """The contract of denoising: which masked positions of a block get their tokens after a pass, and what it evaluates.
 
 An entry point `denoising_rule.NAME` of `edgedec.sessions` names a RuleKind or a LayoutKind. A rule is called
-after each pass of one block, and looks at nothing but the passes.
+after each pass of one block, and looks at nothing but the passes. One that revises also looks at positions that it has
+committed, and may change them or mask them again; a block is shown when a pass of it changes nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +22,13 @@ class Pass:
 
     Attributes:
         size: Positions of the block.
-        places: int64[n], the masked positions within the block, ascending.
+        places: int64[n], the masked positions within the block, ascending; of a rule that revises all new ones.
         tokens: int64[n], the token that each of them would get.
         confidences: f64[n], the model's probabilities of these tokens.
         logits: f32[n, n_vocab], the rows that they were drawn from; none of a pass before the latest one.
         ends: bool[n], whether the token ends a text.
         pieces: The bytes that each token adds to the text.
+        committed: int64[n], of a rule that revises: the token that stands at each position, MASKED at masked ones.
     """
 
     size: int
@@ -36,6 +38,7 @@ class Pass:
     logits: NDArray[np.float32]
     ends: NDArray[np.bool_]
     pieces: tuple[bytes, ...]
+    committed: NDArray[np.int64] | None = None
 
     def surest(self, n: int) -> NDArray[np.bool_]:
         """Return which positions are the `n` most confident ones, of equal ones the first."""
@@ -48,8 +51,9 @@ class Pass:
         return dict(zip(self.places[which].tolist(), self.tokens[which].tolist(), strict=True))
 
 
+MASKED = -1
 Chosen = Mapping[int, int]
-"""The positions to commit, at least one, with their tokens."""
+"""The positions to commit with their tokens, at least one of those that are masked; MASKED masks one again."""
 
 Rule = Callable[[Sequence[Pass]], Chosen]
 """(the passes of a block so far, the latest last) -> what is committed."""
@@ -92,6 +96,7 @@ class RuleKind:
         choose: (passes, number) -> what is committed, as Rule.
         default: The number where none is given.
         least, most: Between which it must be.
+        revises: Passes look at committed positions, too.
         looks_ahead: The number says how many later states of a block are evaluated beside the current one.
         read: Returns what stands in the number's place for the path of a file; None where it is a number.
     """
@@ -100,6 +105,7 @@ class RuleKind:
     default: float = 0.0
     least: float = 0.0
     most: float = 0.0
+    revises: bool = False
     looks_ahead: bool = False
     read: Callable[[str], Any] | None = None
 
@@ -120,11 +126,13 @@ class Denoising:
 
     Attributes:
         n_ahead: How many states ahead are evaluated.
+        revises: Whether the rule looks at committed positions.
         layout: What a pass evaluates; None for everything.
     """
 
     rule: Rule
     n_ahead: int = 0
+    revises: bool = False
     layout: Layout | None = None
 
 
@@ -138,19 +146,28 @@ def denoising_named(text: str) -> Denoising:
     kind, value = _named(text, first)
     if not isinstance(kind, RuleKind):
         raise OptionError("denoise", text, "a rule comes first, as in threshold,window:64")
-    rule = Denoising(lambda passes: kind.choose(passes, value), int(value) if kind.looks_ahead else 0)
+    n_ahead = int(value) if kind.looks_ahead else 0
+    rule = Denoising(lambda passes: kind.choose(passes, value), n_ahead, kind.revises)
     if comma:
         layout, number = _named(text, second)
+        if kind.revises:
+            raise OptionError("denoise", text, f"{first} looks at all positions; leave out what a pass evaluates")
         if not isinstance(layout, LayoutKind):
             raise OptionError("denoise", text, "one rule can be given; behind it comes what a pass evaluates")
         rule = replace(rule, layout=lambda canvas: layout.lay_out(canvas, number))
     return rule
 
 
+_FORMER = {"ada_block": "lines"}
+"""Names of earlier versions, and what has their place."""
+
+
 def _named(text: str, part: str) -> tuple[RuleKind | LayoutKind, Any]:
     """Return the kind that a part of the text names, and its number, or what its file holds."""
     name, colon, number = part.partition(":")
     if not plugins.is_installed(plugins.DENOISING_RULES, name):
+        if (now := _FORMER.get(name)) is not None:
+            raise OptionError("denoise", text, f"{name} is called {now} now: it must be {now}{colon}{number}")
         names = ", ".join(plugins.plugins(plugins.DENOISING_RULES))
         raise OptionError("denoise", text, f"it must be one of {names}, perhaps with :NUMBER")
     kind: RuleKind | LayoutKind = plugins.load_plugin(plugins.DENOISING_RULES, name)

@@ -1,11 +1,11 @@
-"""Window-Diffusion: a pass evaluates the open block alone; the text around it keeps its keys and values.
+"""Kept surroundings (after Window-Diffusion): a pass evaluates the open block; the text around it is kept.
 
 The first pass of a block, and every 32nd, evaluates the text, the block and the given number of masked positions behind
 it; what is behind these is left out. The passes between them see the keys and values of that pass. With every position
-behind the block it is the dual cache of Fast-dLLM. In the paper the positions to be denoised slide; here they are the
-block's.
+behind the block it is the dual cache of Fast-dLLM. In Window-Diffusion the positions to be denoised slide; here they
+are the block's.
 
-Paper: github.com/vhicrgit/Window-Diffusion; Wu et al. 2025 (Fast-dLLM), arXiv:2505.22618
+Paper: after github.com/vhicrgit/Window-Diffusion; Wu et al. 2025 (Fast-dLLM), arXiv:2505.22618
 Option: `--method diffusion:threshold,window:64`
 For: diffusion language models whose rows see the whole text
 Measured: with `threshold,window:4` 13 rows a forward and 44 of 176 made tasks right, where `threshold` has 32 and 97; a

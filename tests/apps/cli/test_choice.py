@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from math import exp
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from edgedec.plugins import CHOOSERS, SEARCHES, load_plugin, plugins
 from edgedec_apps.choices import choose
 from edgedec_apps.cli import completion
 from edgedec_apps.cli.methods import names
+from edgedec_apps.reward import reward_scorer
 
 WARM = ("-t", "1", "-n", "8", "--method=ignore-end", "--draft", "off", "--runtime", "cpu", "--seed", "5")
 LONG_IS_GOOD = (
@@ -89,6 +91,23 @@ def test_votes_and_scores(model: Path) -> None:
 
 
 @pytest.mark.slow
+def test_scorers_by_name(model: Path) -> None:
+    """The likelihood of a text; and a reward model, loaded beside the model, of a search and of whole texts."""
+    args = ("--method", "particles:2,scorer=likely", "--json")
+    document = json.loads(run_here("run", model, "Hello", *WARM, *args).out)
+    means = [text["logprob_sum"] / len(text["token_ids"]) for text in document["texts"]]
+    assert document["choice"]["scores"] == pytest.approx([exp(mean) for mean in means])
+    with edgedec.load(model, runtime="cpu", draft="off") as engine:
+        reward = reward_scorer(engine)
+        for way in (("--method", "particles:2,scorer="), ("-k", "2", "--method", "score:scorer=")):
+            args = (*way[:-1], f"{way[-1]}model:{model}", "--json")
+            document = json.loads(run_here("run", model, "Hello", *WARM, *args).out)
+            assert document["choice"]["scores"] == pytest.approx(
+                list(reward("Hello", [text["text"] for text in document["texts"]])), abs=1e-5
+            )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("search", plugins(SEARCHES))
 def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
     """Each prints one text; one beam is greedy decoding."""
@@ -121,6 +140,9 @@ def test_every_search_is_a_way_to_run(model: Path, search: str) -> None:
         (("--method", "score:scorer='", "-k", "2"), "its quotes must close"),
         (("--method", "score:scorer=", "-k", "2"), "it must name a program"),
         (("--method", "planned:scorer=no-such-program"), "there is no program 'no-such-program'"),
+        (("--method", "score:scorer=likely", "-k", "2"), "it scores the steps of a search"),
+        (("--method", "particles:scorer=likely:first"), "--method particles:scorer is 'likely:first'"),
+        (("--method", "particles:scorer=probe:nowhere"), "step_scorers.py"),
         (("--method", "beam", "-k", "2"), "exclude each other"),
         (("--method", "beam", "--method", "vote"), "--method beam and --method vote exclude each other"),
         (("--method", "beam:0"), "--method beam:n is 0; it must be a whole number from 1 to 64"),

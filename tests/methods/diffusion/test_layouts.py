@@ -138,11 +138,11 @@ def test_a_file_says_one_form(tmp_path: Path) -> None:
         denoising(read_gguf(path))
 
 
-def text(path: Path, rule: str, temperature: float, n_parallel: int = 1) -> tuple[Generation, int]:
+def text(path: Path, rule: str, temperature: float, n_parallel: int = 1, n: int = 30) -> tuple[Generation, int]:
     """Return a text, and in how many forwards it came."""
     lossy = Lossy(methods={"diffusion": {"denoise": rule}})
     with edgedec.load(path, runtime="cpu", n_ctx=320, n_threads=1, lossy=lossy, n_parallel=n_parallel) as engine:
-        found = engine.generate([1, *range(70, 79)], max_tokens=30, temperature=temperature, seed=1, ignore_end=True)
+        found = engine.generate([1, *range(70, 79)], max_tokens=n, temperature=temperature, seed=1, ignore_end=True)
     counts = re.search(r"in (\d+) forwards", found.stats.explanation[-1])
     assert counts is not None
     return found, int(counts[1])
@@ -158,6 +158,16 @@ def test_the_text_is_that_of_static_decoding(tmp_path: Path, form: str) -> None:
         ahead, n_ahead = text(path, "free_dave:3", temperature, n_parallel)
         assert ahead.token_ids == static.token_ids
         assert n_ahead < n_static
+        assert "no room" not in "".join((*static.stats.explanation, *ahead.stats.explanation))
+
+
+@pytest.mark.slow
+def test_what_has_no_room_ahead_is_told(tmp_path: Path) -> None:
+    """Where the context is nearly full, some passes are those of static decoding."""
+    found, _ = text(write_model(tmp_path / "m.gguf", "blocks"), "free_dave:3", 0.0, n=300)
+    told = re.search(r"; (\d+) had no room for states ahead", found.stats.explanation[-1])
+    assert told is not None
+    assert 1 <= int(told[1]) <= 64
 
 
 @pytest.mark.slow

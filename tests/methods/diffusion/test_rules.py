@@ -82,7 +82,7 @@ def with_at_least(p: float) -> Callable[[list[Pass]], list[int]]:
     return lambda passes: [i for i, each in enumerate(passes[-1].confidences) if each >= p]
 
 
-def ada_block(passes: list[Pass]) -> list[int]:
+def lines(passes: list[Pass]) -> list[int]:
     """The sure positions of a part, or the best of it; a part ends at the most confident end of a line."""
     end = 0
     for its in passes:
@@ -214,7 +214,7 @@ def redundancy(passes: list[Pass]) -> list[int]:
 
 
 FORMULAS: dict[str, Callable[[list[Pass]], Sequence[int]]] = {
-    "ada_block:0.3": ada_block,
+    "lines:0.3": lines,
     "adaptive:3": lambda passes: [i for i in by_confidence(passes[-1])[:3] if passes[-1].confidences[i] >= 0.8],
     "ascending:2": lambda passes: by_confidence(passes[-1])[: [1, 2, 4, 8][len(passes) - 1]],
     "bounded:0.6": bounded,
@@ -285,6 +285,12 @@ def test_everything_is_committed_once_the_model_is_sure() -> None:
         assert dict(prophet(passes, 6.0)) == {int(its.places[i]): int(its.tokens[i]) for i in which}
         n_all += is_sure and len(gaps) > 1
     assert n_all > 10
+
+
+def test_a_former_name_says_the_new_one() -> None:
+    """With its number."""
+    with pytest.raises(OptionError, match=r"ada_block is called lines now: it must be lines:0\.4"):
+        denoising_named("ada_block:0.4")
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def tiny_qwen3_ranker(
             out, as that converter does.
         n_ctx: The context it says it was trained for.
         answers: The tokens whose rows of the output matrix the head has.
-        more: Further metadata.
+        more: Further metadata; None takes a key away.
     """
     rng = np.random.default_rng(seed)
     n_embd, n_head, n_kv, head_dim, n_ff, n_layer, arch = 64, 4, 2, 16, 128, 2, "qwen3"
@@ -234,7 +234,8 @@ def tiny_qwen3_ranker(
         metadata["tokenizer.chat_template.rerank"] = RERANK
     elif not tied:
         tensors["output.weight"] = output
-    return write_gguf(path, metadata | dict(more or {}), tensors)
+    metadata |= more or {}
+    return write_gguf(path, {key: value for key, value in metadata.items() if value is not None}, tensors)
 
 
 def modern_states(tensors: Mapping[str, F32], ids: Sequence[int], n_head: int = 4, window: int = 16) -> F64:

@@ -167,7 +167,13 @@ def _run_prompt(job: RunJob, asked: _Asked, images: Sequence[Path]) -> None:
         plan: dict[str, Any] = {"n_texts": n_texts, "grammars": "grammar" in options, "keeps_prompts": True}
         one = len(asked.questions) == 1
         with open_model(job.model, load, job.output, cancel, one_request=one, **plan) as engine:
-            _answer_all(engine, writing, answers, cancel)
+            if way is None:
+                _answer_all(engine, writing, answers, cancel)
+            else:
+                from edgedec_apps.cli.choice import with_reward_model
+
+                with with_reward_model(way, load, job.output, cancel) as opened:
+                    _answer_all(engine, replace(writing, way=opened), answers, cancel)
             keep_learned(job.model, engine)
             return cancel.cancelled
 
