@@ -3,9 +3,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include <algorithm>
 #include <new>
@@ -18,33 +15,6 @@ namespace edgedec {
 namespace {
 
 constexpr size_t APART = 8;  // pages of a text that begins as another one: few texts need more, and huge ones are large
-
-// Zeroed memory, which takes the system's where it is written, in huge pages: behind 32,000 tokens a step takes 1.3
-// times as long where each 4 kB are looked up. Empty where the system has none.
-std::shared_ptr<uint8_t> huge_memory(size_t n_bytes) {
-#if defined(__linux__)
-  if (n_bytes >= HUGE_PAGE) {
-    const size_t n_mapped = n_bytes + HUGE_PAGE;
-    void *all = mmap(nullptr, n_mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (all == MAP_FAILED) return nullptr;
-    uint8_t *start = (uint8_t *)(((uintptr_t)all + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
-    madvise(start, n_bytes, MADV_HUGEPAGE);
-    return std::shared_ptr<uint8_t>(start, [all, n_mapped](uint8_t *) { munmap(all, n_mapped); });
-  }
-#endif
-  (void)n_bytes;
-  return nullptr;
-}
-
-// Give the system back what lies within a page that nobody has any more.
-void give_back(uint8_t *page, size_t n_bytes) {
-#if defined(__linux__)
-  const uintptr_t unit = 4096, begin = ((uintptr_t)page + unit - 1) / unit * unit;
-  const uintptr_t end = ((uintptr_t)page + n_bytes) / unit * unit;
-  if (end > begin) madvise((void *)begin, end - begin, MADV_DONTNEED);
-#endif
-  (void)page, (void)n_bytes;
-}
 
 // The index of number i of a token's n numbers: in a page of keys (in blocks of 16 tokens), and in a page of values.
 int64_t key_place(int32_t in_page, int64_t n, int64_t i) {

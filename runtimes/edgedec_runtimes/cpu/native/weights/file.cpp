@@ -52,6 +52,30 @@ AlignedMemory aligned_memory(uint64_t n_bytes) {
   return memory;
 }
 
+std::shared_ptr<uint8_t> huge_memory(size_t n_bytes) {
+#if defined(__linux__)
+  if (n_bytes >= HUGE_PAGE) {
+    const size_t n_mapped = n_bytes + HUGE_PAGE;
+    void *all = mmap(nullptr, n_mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (all == MAP_FAILED) return nullptr;
+    uint8_t *start = (uint8_t *)(((uintptr_t)all + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    madvise(start, n_bytes, MADV_HUGEPAGE);
+    return std::shared_ptr<uint8_t>(start, [all, n_mapped](uint8_t *) { munmap(all, n_mapped); });
+  }
+#endif
+  (void)n_bytes;
+  return nullptr;
+}
+
+void give_back(uint8_t *start, size_t n_bytes) {
+#if defined(__linux__)
+  const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = ((uintptr_t)start + page - 1) / page * page;
+  const uintptr_t end = ((uintptr_t)start + n_bytes) / page * page;
+  if (end > begin) madvise((void *)begin, end - begin, MADV_DONTNEED);
+#endif
+  (void)start, (void)n_bytes;
+}
+
 bool File::read_pages(uint64_t offset, uint64_t n_bytes, uint8_t *out, const std::atomic<bool> *stop) const {
   const uint64_t needed = offset + n_bytes, end = io_ceil(needed);
   for (uint64_t at = io_floor(offset); at < needed;) {

@@ -1,5 +1,6 @@
 // Reading pages of a file that the caller has opened, and memory that begins at a page.
 #pragma once
+#include <stddef.h>
 #include <stdint.h>
 
 #include <atomic>
@@ -27,6 +28,12 @@ struct AlignedDelete {
 };
 using AlignedMemory = std::unique_ptr<uint8_t[], AlignedDelete>;
 AlignedMemory aligned_memory(uint64_t n_bytes);
+
+// Zeroed memory, which takes the system's where it is written, in huge pages: behind 32,000 tokens a step takes 1.3
+// times as long where each 4 kB of keys and values are looked up. Empty where the system has none.
+std::shared_ptr<uint8_t> huge_memory(size_t n_bytes);
+// Give the system back what lies in some of that memory.
+void give_back(uint8_t *start, size_t n_bytes);
 
 class File {
  public:
