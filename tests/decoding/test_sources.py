@@ -10,6 +10,8 @@ from support.models.tiny_t5 import TinyT5
 import edgedec
 from edgedec.errors import PromptTooLongError
 
+pytestmark = pytest.mark.slow
+
 N_CTX = 256
 SLOW = pytest.mark.slow
 PROMPT = "translate the small house is a house, is the small house"
@@ -40,7 +42,6 @@ def test_drafts_change_nothing(path: Path, draft: str) -> None:
     assert texts(path, draft, n_draft_max=6) == texts(path, "off")
 
 
-@pytest.mark.slow
 def test_parallel_requests(path: Path) -> None:
     """Three prompts at once, two of which begin alike, and then again: each has the text that it has alone."""
     prompts = (PROMPT * 5, PROMPT * 5 + " street", "a house", PROMPT * 5)

@@ -53,6 +53,7 @@ def opened(path: Path, chooser: RowChooser | None = None, n_threads: int = 1) ->
     return encoder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["flow", "attention"])
 def test_what_patches_give_is_that_of_float64_with_any_number_of_threads(by: str, tmp_path: Path) -> None:
     path, seen = projector(tmp_path / "m.gguf", "gemma3", LARGE, 2), list[NDArray[np.float32]]()

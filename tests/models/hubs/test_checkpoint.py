@@ -16,6 +16,8 @@ from edgedec_models.fetching.distant_header import write_stand_in
 from edgedec_models.fetching.offline import NeedsDownloadError
 from edgedec_models.resolve import pull
 
+pytestmark = pytest.mark.slow
+
 WriteCatalogue = Callable[[str], None]
 FOLDER = "tiny_data/models/tiny"
 

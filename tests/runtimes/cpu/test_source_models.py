@@ -20,6 +20,8 @@ from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
 
+pytestmark = pytest.mark.slow
+
 SMALL = TinyT5()
 SHAPES = {
     "v1.1": replace(SMALL, n_ctx=300),
@@ -213,7 +215,6 @@ def divergence(logits: NDArray[Any], expected: NDArray[np.float64]) -> float:
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v1.1", "halves"])
 def test_llama_cpp(tmp_path: Path, name: str) -> None:
     """Its logits are ours, and no nearer to those of float64."""
