@@ -43,7 +43,7 @@ def test_all_fields_together(client: Any) -> None:
 
 def test_none_means_absent(client: Any) -> None:
     """-1 as seed and as limit, as llama-server's clients send it, stands for no seed and no limit."""
-    body = {"seed": -1, "cache_prompt": True, "id_slot": -1}
+    body = {"seed": -1, "cache_prompt": True, "id_slot": -1, "ignore_end": True}
     asked: dict[str, Any] = {"model": "tiny", "messages": messages("x"), "extra_body": body}
     reply = client.chat.completions.create(**asked, max_tokens=3)
     assert reply.usage.completion_tokens == 3
