@@ -353,7 +353,7 @@ def answer_ids(tokenizer: Tokenizer, gguf: GGUF, unlabelled: Sequence[str] = _LA
 
 
 def outputs_of(work: Work, head: RankHead, norm: FinalNorm | None) -> list[F64]:
-    """Return what a head makes of the states; `norm` is the one before it, of a model that writes."""
+    """Return the head's outputs for each prompt; `norm` is the final norm of a decoder, None for an encoder."""
     outputs: list[F64] = []
     with work.engine.pool.turn(work.cancel) as slot:
         work.cancel.check("the ranking")

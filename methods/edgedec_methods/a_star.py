@@ -143,7 +143,7 @@ def a_star(
         return [(cost_of(score), text) for score, text in zip(scores, distinct, strict=True)]
 
     def at_least(text: PartialText) -> float:
-        """Return what is expected behind a prefix; the root has no score, and is alone."""
+        """Return the least cost that is expected behind a prefix: 0 for the root, which was never scored."""
         return ahead * short.get(text, 0.0)
 
     def is_whole(text: PartialText) -> bool:

@@ -146,7 +146,7 @@ def with_reward_model(
     """Yield how a text is chosen, its reward model loaded, where it has one, until the block ends.
 
     Raises:
-        EdgedecError: As opening.open_model and reward.reward_scorer.
+        EdgedecError: The reward model can't be opened, or is none.
     """
     if way is None or isinstance(way, RefineBy) or not isinstance(way.scorer, RewardModel):
         yield way

@@ -22,7 +22,7 @@ _SURE, _DOUBTED = 0.9, 0.05
 
 
 def edit(passes: Sequence[Pass], least: float) -> Chosen:
-    """Commit sure positions, and change or mask committed ones of which the model has come to think otherwise."""
+    """Commit sure positions; change a committed one where the model is sure of another token, mask one it doubts."""
     latest = passes[-1]
     assert latest.committed is not None, "a rule that revises is given what is committed"
     open_ones, chosen = latest.committed == MASKED, dict[int, int]()

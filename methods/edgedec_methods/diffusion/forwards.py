@@ -57,7 +57,7 @@ class Opened:
         ahead: The rows of later states of the block, by the tokens of the state; they were evaluated early.
         forks: The sessions that such states are evaluated on.
         revises: Whether passes look at committed positions, too.
-        is_done: Whether it may be shown: at once, or where the rule revises, when a pass has changed nothing.
+        is_done: Whether the block may be shown. A rule that revises has to pass over it once without a change.
     """
 
     start: int

@@ -103,7 +103,7 @@ class SourceModel(CpuModel):
 
     @cached_property
     def _start(self) -> int:
-        """The token that every text begins with: the last one of each prompt."""
+        """The decoder's start token, with which each encoded prompt ends."""
         return self.tokenizer.encode("")[-1]
 
     def _evaluate(self, checked: list[CheckedItem], on_progress: OnProgress | None) -> list[Forward]:

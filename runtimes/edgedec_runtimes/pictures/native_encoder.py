@@ -213,8 +213,8 @@ class _Weights:
 
         with nullcontext() if cancel is None else cancel.calling(stop):
             check_cancelled(cancel, _WHAT)
-            to = address(rows), rows.size, ctypes.byref(flag), mass, flow
-            code = native().ec_encoder_encode(self._handle, address(patches), address(places), n_x, n_y, *to)
+            read, at, out, stopped = address(patches), address(places), address(rows), ctypes.byref(flag)
+            code = native().ec_encoder_encode(self._handle, read, at, n_x, n_y, out, rows.size, stopped, mass, flow)
         if code == NOT_FINITE:
             raise ModelFormatError(f"{self._path}: {last_error()}; the file is damaged: download it again")
         if code == UNREADABLE:

@@ -14,7 +14,8 @@
 namespace edgedec {
 namespace {
 
-constexpr size_t APART = 8;  // pages of a text that begins as another one: few texts need more, and huge ones are large
+// A text that begins as another one has its next pages apart, as a huge page for a few tokens would be a waste.
+constexpr size_t APART = 8;
 
 // The index of number i of a token's n numbers: in a page of keys (in blocks of 16 tokens), and in a page of values.
 int64_t key_place(int32_t in_page, int64_t n, int64_t i) {
@@ -124,9 +125,9 @@ void KVCache::trim(int32_t n_tokens) {
 
 std::shared_ptr<uint8_t> KVCache::new_page(size_t i) {
   const size_t n_bytes = (size_t)shape_.page_bytes();
-  if (i >= first_in_memory_ && in_memory_[i].expired()) {
-    if (!memory_) memory_ = huge_memory(n_bytes * pages_.size());
-    if (!memory_) first_in_memory_ = pages_.size();
+  if (i >= first_in_memory_ && !memory_) {
+    memory_ = huge_memory(n_bytes * pages_.size());
+    if (!memory_) first_in_memory_ = pages_.size();  // calloc for all of them
   }
   if (i >= first_in_memory_ && in_memory_[i].expired()) {
     const auto freed = [memory = memory_, n_bytes](uint8_t *at) { give_back(at, n_bytes); };

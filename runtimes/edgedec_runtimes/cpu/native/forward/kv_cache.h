@@ -84,7 +84,8 @@ class KVCache {
   int32_t n_ctx_;
   std::vector<std::shared_ptr<uint8_t>> pages_;
   std::vector<const uint8_t *> addresses_;
-  // Memory for all pages, each at its place in it unless another cache has the page that was there; empty until needed.
+  // Memory with a place for each page, empty until a page is needed. A place is free while its page in in_memory_ is
+  // gone; pages before first_in_memory_, and those whose place a fork still has, are allocated apart.
   std::shared_ptr<uint8_t> memory_;
   std::vector<std::weak_ptr<uint8_t>> in_memory_;
   size_t first_in_memory_ = 0;
