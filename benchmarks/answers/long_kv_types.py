@@ -13,7 +13,7 @@ it, of which KL, same token and the processor's seconds a step are reported. Bes
 gives up at this length, step by step, and what is held then.
 
 The script adds a line a question to --work and skips what that has, so it can be interrupted. It keeps f16's logits
-beside that file. It ends with one line of JSON.
+and the documents as they were read beside that file. It ends with one line of JSON.
 """
 
 import argparse
@@ -63,6 +63,7 @@ def answers(args: argparse.Namespace, way: str, done: set[tuple[Any, ...]]) -> I
         return
     slides, n_ctx = way == "slide", args.tokens + 1024 + (args.tokens // 3 if way in METHODS else 0)
     options = {"runtime": "cpu", "offline": True, "draft": "off", "n_threads": args.threads}
+    storing = {"memory": "1TB", "prompt_cache": "40GB", "cache_dir": args.work.with_suffix(".kept")}
     kept = args.work.with_suffix(".logits")
     kept.mkdir(exist_ok=True)
     with edgedec.load(
@@ -71,6 +72,7 @@ def answers(args: argparse.Namespace, way: str, done: set[tuple[Any, ...]]) -> I
         kv_type=way if way in WAYS[:4] else "f16",
         lossy=Lossy(slide=slides, methods=METHODS.get(way)),
         **options,
+        **storing,
     ) as engine:
         for kind, number in missing:
             of, n = kind.removesuffix(" text"), args.answer_tokens if of_answers(kind) else args.text_tokens
