@@ -182,10 +182,15 @@ struct View {
   }
 };
 
-// Unpack the keys of the first n tokens of a page.
-const uint8_t *unpacked_keys(const AttentionWork &w, int64_t page, int64_t n, float *to) {
+// Return the page that stands in the next span where a page stands in this one; nullptr where none is read there.
+const uint8_t *page_ahead(const AttentionWork &w, int64_t page) {
+  return (page + 2) / 2 < w.span_end && (page + 2) * PAGE < w.n_slots ? w.pages[page + 2] : nullptr;
+}
+
+// Unpack the keys of the first n tokens of a page, and fetch those of the page `ahead` where it is not nullptr.
+const uint8_t *unpacked_keys(const AttentionWork &w, int64_t page, const uint8_t *ahead, int64_t n, float *to) {
   for (int64_t i = 0; i * edgedec::KEY_BLOCK < n; ++i)
-    unpack_keys(w, w.pages[page], i, to + i * edgedec::KEY_BLOCK * w.head_dim);
+    unpack_keys(w, w.pages[page], ahead, i, to + i * edgedec::KEY_BLOCK * w.head_dim);
   return (const uint8_t *)to;
 }
 
@@ -195,7 +200,8 @@ void score_paths(const AttentionWork &w, const View &view, const float *queries,
   const int64_t first = w.n_prefix / PAGE, stride = w.tree_stride;
   for (int64_t page = first; page * PAGE < w.n_slots; ++page) {
     const int64_t left = w.n_slots - page * PAGE, n = left < PAGE ? left : PAGE;
-    const uint8_t *keys = PACKED ? unpacked_keys(w, page, n, w.unpacked + SPAN * w.head_dim) : w.pages[page] + w.offset;
+    const uint8_t *keys = PACKED ? unpacked_keys(w, page, nullptr, n, w.unpacked + SPAN * w.head_dim)
+                                 : w.pages[page] + w.offset;
     score_page<PACKED, N>(w, queries, keys, nullptr, n, w.tree_scores + (page - first) * PAGE, stride);
   }
   for (int q = 0; q < N; ++q)
@@ -230,8 +236,8 @@ void find_values(const AttentionWork &w, int64_t base, int64_t low, int64_t high
     const uint8_t *rows = (const uint8_t *)w.unpacked, *ahead = nullptr;
     if (!PACKED && begin < end) {
       rows = w.pages[number] + w.offset + w.layout.values - before;
-      const bool has_next = is_first && (number + 2) / 2 < w.span_end && (number + 2) * PAGE < w.n_slots;
-      if (has_next) ahead = w.pages[number + 2] + w.offset - before;  // the keys of the next span
+      const uint8_t *next = is_first ? page_ahead(w, number) : nullptr;
+      if (next != nullptr) ahead = next + w.offset - before;  // the keys of the next span
     }
     pages[page] = {rows, ahead, begin, end};
   }
@@ -243,7 +249,8 @@ void unpack_span(const AttentionWork &w, int64_t base, int64_t low, int64_t high
     to = (i / edgedec::UNPACKED_TOKENS + 1) * edgedec::UNPACKED_TOKENS;
     if (to > high) to = high;
     const int64_t in_page = i % PAGE;
-    unpack_values(w, w.pages[(base + i) / PAGE], in_page, in_page + to - i, w.unpacked + i * w.head_dim);
+    const int64_t page = (base + i) / PAGE;
+    unpack_values(w, w.pages[page], page_ahead(w, page), in_page, in_page + to - i, w.unpacked + i * w.head_dim);
   }
 }
 
@@ -253,7 +260,7 @@ void add_value(const AttentionWork &w, int64_t slot, float weight, float *sums) 
   const uint8_t *page = w.pages[slot / PAGE], *row = page + w.offset + w.layout.values + 2 * (slot % PAGE) * w.head_dim;
   if constexpr (PACKED) {
     float *unpacked = w.unpacked + SPAN * w.head_dim;
-    unpack_values(w, page, slot % PAGE, slot % PAGE + 1, unpacked);
+    unpack_values(w, page, nullptr, slot % PAGE, slot % PAGE + 1, unpacked);
     row = (const uint8_t *)unpacked;
   }
   for (int32_t d = 0; d < w.head_dim; d += LANES)
@@ -325,8 +332,8 @@ void attend_as(const AttentionWork &w) {
     }
     for (int64_t page = 0; PACKED && page < 2; ++page)
       if (joint > page * PAGE)
-        unpacked_keys(w, 2 * span + page, joint - page * PAGE < PAGE ? joint - page * PAGE : PAGE,
-                      w.unpacked + page * PAGE * w.head_dim);
+        unpacked_keys(w, 2 * span + page, page_ahead(w, 2 * span + page),
+                      joint - page * PAGE < PAGE ? joint - page * PAGE : PAGE, w.unpacked + page * PAGE * w.head_dim);
     for (int c = 0; c < n_chunks; ++c) {
       const View view(w, span, c);
       if (view.low >= view.high) continue;
@@ -373,7 +380,8 @@ void weigh_chunk(const AttentionWork &w, int chunk, float *out, int64_t stride) 
     const View view(w, span, chunk);
     for (int64_t page = 0; PACKED && page < 2; ++page)
       if (view.high > page * PAGE)
-        unpacked_keys(w, 2 * span + page, view.high - page * PAGE < PAGE ? view.high - page * PAGE : PAGE,
+        unpacked_keys(w, 2 * span + page, page_ahead(w, 2 * span + page),
+                      view.high - page * PAGE < PAGE ? view.high - page * PAGE : PAGE,
                       w.unpacked + page * PAGE * w.head_dim);
     if (view.low < view.high) Functions<PACKED>::score[view.n - 1](w, view, w.packed, w.weights);
     for (int q = 0; q < view.n; ++q)

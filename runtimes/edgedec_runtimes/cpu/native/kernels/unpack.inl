@@ -28,13 +28,23 @@ inline void put_outliers(const AttentionWork &w, const uint8_t *halves, const ui
     }
 }
 
+// Fetch n bytes that lie in the page `ahead` where `from` lies in a page; nothing where it is nullptr.
+inline void fetch_ahead(const uint8_t *page, const uint8_t *ahead, const void *from, int64_t n) {
+  if (ahead == nullptr) return;
+  const uint8_t *to = ahead + ((const uint8_t *)from - page);
+  for (int64_t i = 0; i < n; i += 64) prefetch_to_l2(to + i);
+}
+
 // Add the rotated bias to 16 keys.
-inline void add_bias(const AttentionWork &w, const float *rotations, float *out) {
+inline void add_bias(const AttentionWork &w, const uint8_t *page, const uint8_t *ahead, const float *rotations,
+                     float *out) {
   constexpr int WIDTH = edgedec::KEY_BLOCK;
   const int32_t half = w.n_rot / 2;
   for (int32_t i = 0; i < half; ++i) {
     const int32_t a = w.rope_interleaved ? 2 * i : i, b = w.rope_interleaved ? a + 1 : a + half;
     const Floats x = set(w.key_bias[a]), y = set(w.key_bias[b]);
+    fetch_ahead(page, ahead, rotations + i * WIDTH, 4 * WIDTH);
+    fetch_ahead(page, ahead, rotations + (half + i) * WIDTH, 4 * WIDTH);
     for (int v = 0; v < WIDTH; v += LANES) {
       const Floats cosine = load(rotations + i * WIDTH + v), sine = load(rotations + (half + i) * WIDTH + v);
       float *to_a = out + a * WIDTH + v, *to_b = out + b * WIDTH + v;
@@ -80,13 +90,14 @@ void rotate_back(float *x, int32_t d) {
   }
 }
 
-// Unpack one block of 16 keys of a page to floats [head_dim][16].
-void unpack_keys(const AttentionWork &w, const uint8_t *page, int64_t block, float *out) {
+// Unpack one block of 16 keys of a page to floats [head_dim][16], and fetch that of the page `ahead`, if any.
+void unpack_keys(const AttentionWork &w, const uint8_t *page, const uint8_t *ahead, int64_t block, float *out) {
   constexpr int WIDTH = edgedec::KEY_BLOCK;
   const edgedec::KVLayout &at = w.layout;
   const uint8_t *base = page + w.offset, *scales = base + at.key_scales + 2 * block * at.n_groups * WIDTH;
   const uint8_t *keys = base + block * w.head_dim * WIDTH * at.bits / 8;
-  for (int32_t g = 0; g < at.n_groups; ++g, out += 32 * WIDTH)
+  for (int32_t g = 0; g < at.n_groups; ++g, out += 32 * WIDTH) {
+    fetch_ahead(page, ahead, keys + g * (4 * WIDTH * at.bits), 4 * WIDTH * at.bits);
     for (int v = 0; v < WIDTH; v += LANES) {
       const Floats scale = load_halves(scales + 2 * (g * WIDTH + v));
       if (at.bits == 8) {
@@ -100,15 +111,21 @@ void unpack_keys(const AttentionWork &w, const uint8_t *page, int64_t block, flo
         store(out + (16 + i) * WIDTH + v, mul(load_high4(from), scale));
       }
     }
+  }
   out -= w.head_dim * WIDTH;
   if (at.rotated && !stays_rotated(w)) rotate_back(out, w.head_dim);
   const int64_t first = block * at.n_outliers * WIDTH;
   put_outliers(w, base + at.key_outliers + 2 * first, base + at.key_places + first, WIDTH, 1, WIDTH, 1, WIDTH, out);
-  if (w.key_bias != nullptr) add_bias(w, (const float *)(page + w.rotations) + block * w.n_rot * WIDTH, out);
+  if (w.key_bias != nullptr) {
+    const float *rotations = (const float *)(page + w.rotations) + block * w.n_rot * WIDTH;
+    add_bias(w, page, ahead, rotations, out);
+  }
 }
 
-// Unpack the values of the tokens [begin, end) of a page to floats [end - begin][head_dim].
-void unpack_values(const AttentionWork &w, const uint8_t *page, int64_t begin, int64_t end, float *out) {
+// Unpack the values of the tokens [begin, end) of a page to floats [end - begin][head_dim], and fetch those of the page
+// `ahead`, if any.
+void unpack_values(const AttentionWork &w, const uint8_t *page, const uint8_t *ahead, int64_t begin, int64_t end,
+                   float *out) {
   const edgedec::KVLayout &at = w.layout;
   const uint8_t *base = page + w.offset, *values = base + at.values + begin * w.head_dim * at.value_bits / 8;
   const uint8_t *scales = base + at.value_scales + 2 * begin * at.n_groups;
@@ -116,6 +133,7 @@ void unpack_values(const AttentionWork &w, const uint8_t *page, int64_t begin, i
   for (int64_t g = 0; g < n_groups; ++g) {
     uint16_t half;
     memcpy(&half, scales + 2 * g, 2);
+    fetch_ahead(page, ahead, values + 4 * g * at.value_bits, 4 * at.value_bits);
     const Floats scale = set(edgedec::half_to_float(half));
     if (at.value_bits == 8) {
       for (int i = 0; i < 32; i += LANES) store(out + 32 * g + i, mul(load_s8(values + 32 * g + i), scale));
