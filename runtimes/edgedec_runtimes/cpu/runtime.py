@@ -52,6 +52,7 @@ from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 
 _VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # of the code, and of each token
 _BLOCK = 32
+_MOST_KEPT, _MOST_CUT_ROWS = 1 << 22, 32  # floats that threads keep for one another, and rows; see attention.cpp
 
 
 class Cpu:
@@ -231,6 +232,7 @@ def _terms(
         base_bytes: What the process held before loading.
     """
     n, n_tokens = network, -(-n_ctx // 64) * 64
+    of_spans = 4 * min(_MOST_KEPT, _MOST_CUT_ROWS * max(at.n_q + 2 * at.n_head for at in n.layers) * (n_ctx // 128 + 1))
     kv_bytes = n_tokens * kv_types.token_bytes(network, options.kv_type)
     return (
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
@@ -247,7 +249,7 @@ def _terms(
         *state_terms(network, options.n_parallel, n_rows[0]),
         *adapters,
         MemoryTerm("logits", n_rows[0] * n.n_vocab * 4, counted(n_rows[0], "row")),
-        MemoryTerm("activations", _scratch_bytes(n, n_rows[1]), f"{n_rows[1]} rows"),
+        MemoryTerm("activations", _scratch_bytes(n, n_rows[1]) + of_spans, f"{n_rows[1]} rows"),
     )
 
 

@@ -13,7 +13,7 @@ namespace {
 constexpr int CHUNKS_PER_THREAD = 3;   // with fewer chunks of queries, spans are cut as well
 constexpr int PIECES_PER_THREAD = 6;   // there are then
 constexpr int CUT_ROWS = 32;           // the most rows of a forward whose spans are cut
-constexpr size_t MOST_KEPT = 1 << 21;  // the most floats of spans that threads keep for one another
+constexpr size_t MOST_KEPT = 1 << 22;  // the most floats of spans that threads keep for one another
 
 }  // namespace
 
