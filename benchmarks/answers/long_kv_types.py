@@ -34,8 +34,9 @@ from made_table import interval
 from prompt_keep import KINDS, N_QUESTIONS, logits_of, prompt_of, task
 
 import edgedec
-from edgedec.api.options import Lossy
+from edgedec.api.options import EngineOptions, Lossy
 from edgedec.choosing.partial_texts import row_log_probs
+from edgedec.loading.resolve import resolve
 from edgedec_apps.bench.provenance import report
 
 METHODS: dict[str, dict[str, dict[str, Any]]] = {
@@ -43,7 +44,8 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
     "drop20": {"dropped_slots": {"share": 0.2, "ahead": 0}},
     "recycle10": {"recycled_attention": {"share": 0.1}},
 }
-WAYS = ("f16", "q8_0", "q8_0/q4_0", "gear", "q4_0", "slide", *METHODS)
+KV_TYPES = ("f16", "q8_0", "q8_0/q4_0", "gear", "q4_0")
+WAYS = (*KV_TYPES, "slide", *METHODS)
 ASK = "Retell what the document says, in its order and in your words."
 
 
@@ -62,14 +64,14 @@ def answers(args: argparse.Namespace, way: str, done: set[tuple[Any, ...]]) -> I
     if not missing:
         return
     slides, n_ctx = way == "slide", args.tokens + 1024 + (args.tokens // 3 if way in METHODS else 0)
-    options = {"runtime": "cpu", "offline": True, "draft": "off", "n_threads": args.threads}
+    options = {"runtime": "cpu", "draft": "off", "n_threads": args.threads}
     storing = {"memory": "1TB", "prompt_cache": "40GB", "cache_dir": args.work.with_suffix(".kept")}
     kept = args.work.with_suffix(".logits")
     kept.mkdir(exist_ok=True)
     with edgedec.load(
-        args.model,
+        resolve(args.model, EngineOptions(offline=True).resolving),
         n_ctx=args.tokens // 4 if slides else n_ctx,
-        kv_type=way if way in WAYS[:4] else "f16",
+        kv_type=way if way in KV_TYPES else "f16",
         lossy=Lossy(slide=slides, methods=METHODS.get(way)),
         **options,
         **storing,
