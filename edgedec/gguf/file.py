@@ -250,8 +250,7 @@ def _of_two_graphs(folder: Path, graphs: tuple[Path, ...]) -> GGUF:
         if (cached := _in_use.get(folder)) is not None and cached.states == states:
             return cached
         metadata, sha256 = read_two_graphs(folder)
-    n_bytes = sum(state.n_bytes for state in states)
-    gguf = _in_use[folder] = GGUF((folder,), states, 3, metadata, {}, 32, n_bytes, sha256, 0)
+    gguf = _in_use[folder] = GGUF((folder,), states, 3, metadata, {}, 32, sum(s.n_bytes for s in states), sha256, 0)
     return gguf
 
 

@@ -123,9 +123,8 @@ def _pieces(path: Path, document: dict[str, Any], n_vocab: int, eos: int) -> dic
         table, ends = _rules(path, document, texts[eos])
         replaced = base64.b64decode(table, validate=True) if table else _white_space()
     except _DAMAGED as error:
-        why = f"{type(error).__name__}: {error}"[:80]
         raise ModelFormatError(
-            f"{path}: damaged, or of over {n_vocab} tokens as in {_CONFIG} ({why}); {_AGAIN}"
+            f"{path}: damaged, or of over {n_vocab} tokens as in {_CONFIG} ({error!r:.60}); {_AGAIN}"
         ) from error
     data = b"".join(len(raw).to_bytes(8, "little") + raw for raw in strings)
     return {

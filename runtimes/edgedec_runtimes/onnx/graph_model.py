@@ -55,7 +55,8 @@ class Opened:
         self.files.close()
 
 
-S, T = TypeVar("S", bound=Session), TypeVar("T")
+S = TypeVar("S", bound=Session)
+T = TypeVar("T")
 
 
 class GraphModel(MeasuredModel[Opened, S]):

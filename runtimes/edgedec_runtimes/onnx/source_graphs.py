@@ -67,7 +67,7 @@ class SourceGraphs:
         mask = np.ones_like(ids)
         with translated("a forward"):
             (hidden,) = self.encoder.run([_STATES], {_IDS: ids, _OF_SOURCE: mask}, options)
-            inputs = {_IDS: np.array([[start]], np.int64), _MASK: mask, _HIDDEN: hidden}
+            inputs: dict[str, Any] = {_IDS: np.array([[start]], np.int64), _MASK: mask, _HIDDEN: hidden}
             if self.first is self.later:  # which reads no past, but needs some
                 inputs |= dict(zip(_names(n, "past_key_values"), 2 * empty_caches(self.contract, 1), strict=True))
                 inputs[_BRANCH] = np.zeros(1, np.bool_)

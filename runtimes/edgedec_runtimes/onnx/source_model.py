@@ -45,7 +45,7 @@ class _TwoCaches(ForeignSession):
     crossed: Sequence[NDArray[np.float32]] = ()
     begun: tuple[NDArray[np.float32], Arrays] | None = None
 
-    def _fork(self) -> "_TwoCaches":
+    def _fork(self) -> Any:
         twin: Any = super()._fork()
         twin.crossed, twin.begun = self.crossed, self.begun
         return twin

@@ -4,8 +4,6 @@ A session's tokens are the source, the token that every decoder's text begins wi
 is for any model, and drafts, forks and prefixes are as well. Tokens of a source are only noted when they come, in
 whatever pieces. The encoder reads them together: when one of them ends a text, or else when the decoder begins. In that
 forward the keys and values of cross-attention are kept in the slots of the source, and the text's in those behind it.
-
-Both classes stand before a runtime's own among the bases of a class, and use what that one does with rows of a text.
 """
 
 from abc import abstractmethod
@@ -53,7 +51,7 @@ class SourceSession(OwnSession):
         """Return how many tokens of a prompt are read; a part of a source is of no use: the encoder reads it whole."""
         return n_held if 0 < len(self.source) == self.n_encoded <= n_held else 0
 
-    def _fork(self) -> OwnSession:
+    def _fork(self) -> Any:
         """Return a second session; before the encoder has read, there is nothing to share."""
         n = self.n_cached
         twin = super()._fork() if 0 < self.n_encoded <= n else self._model.session(self.n_ctx)
@@ -75,7 +73,7 @@ class SourceSession(OwnSession):
     def _layout(self, n: int) -> Sequence[tuple[Any, tuple[int, ...]]]:
         return (np.int32, (n,)), *super()._layout(n)
 
-    def _take(self, arrays: Sequence[NDArray[Any]], n: int) -> NDArray[np.bool_]:
+    def _take(self, arrays: Sequence[NDArray[Any]], n: int) -> Any:
         card, padded = self._model.card, arrays[0]
         n_source = int((padded >= 0).sum())
         if (padded[:n_source] < 0).any() or (padded >= card.n_vocab).any() or (n and not n_source):

@@ -55,10 +55,10 @@ class _Graph:
         rows = self.add("Reshape", self.times(x, name), self.value([1, -1, self.t5.n_head, self.t5.head_dim]))
         return self.add("Transpose", rows, perm=[0, 2, 1, 3])
 
-    def attended(self, p: str, x: str, keys: str, values: str, bias: str) -> str:
-        scores = self.add("MatMul", self.heads(x, f"{p}_q.weight"), self.add("Transpose", keys, perm=[0, 1, 3, 2]))
+    def attended(self, p: str, x: str, kv: Sequence[str], bias: str) -> str:
+        scores = self.add("MatMul", self.heads(x, f"{p}_q.weight"), self.add("Transpose", kv[0], perm=[0, 1, 3, 2]))
         shares = self.add("Softmax", self.add("Add", scores, bias), axis=-1)
-        rows = self.add("Transpose", self.add("MatMul", shares, values), perm=[0, 2, 1, 3])
+        rows = self.add("Transpose", self.add("MatMul", shares, kv[1]), perm=[0, 2, 1, 3])
         return self.times(
             self.add("Reshape", rows, self.value([1, -1, self.t5.n_head * self.t5.head_dim])), f"{p}_o.weight"
         )
@@ -94,8 +94,8 @@ class _Graph:
         bias = self.add("Add", bias, self.masked(_OF_SOURCE))
         for p in (f"enc.blk.{i}" for i in range(self.t5.n_encoder)):
             h = self.normed(x, f"{p}.attn_norm.weight")
-            keys, values = (self.heads(h, f"{p}.attn_{part}.weight") for part in "kv")
-            x = self.fed(p, self.add("Add", x, self.attended(f"{p}.attn", h, keys, values, bias)))
+            kv = [self.heads(h, f"{p}.attn_{part}.weight") for part in "kv"]
+            x = self.fed(p, self.add("Add", x, self.attended(f"{p}.attn", h, kv, bias)))
         self.add("Identity", self.normed(x, "enc.output_norm.weight"), name="last_hidden_state")
 
     def decoder(self, to: str = "", *, later: bool, causal: bool = True) -> None:
@@ -112,9 +112,9 @@ class _Graph:
                 text.append(self.add("Concat", *rows, axis=2, name=f"{to}present.{i}.decoder.{name}"))
                 of = past(i, "encoder", name) if later else self.heads(_HIDDEN, f"{p}.cross_attn_{part}.weight")
                 source.append(self.add("Identity", of, name=f"{to}present.{i}.encoder.{name}"))
-            x = self.add("Add", x, self.attended(f"{p}.attn", h, *text, bias))
+            x = self.add("Add", x, self.attended(f"{p}.attn", h, text, bias))
             h = self.normed(x, f"{p}.cross_attn_norm.weight")
-            x = self.fed(p, self.add("Add", x, self.attended(f"{p}.cross_attn", h, *source, seen)))
+            x = self.fed(p, self.add("Add", x, self.attended(f"{p}.cross_attn", h, source, seen)))
         x = self.times(self.normed(x, "dec.output_norm.weight"), "output.weight")
         self.add("Identity", x, name=f"{to}logits")
 
@@ -153,7 +153,7 @@ def _save(path: Path, made: _Graph, inputs: Sequence[str], outputs: Sequence[str
         for names in (inputs, outputs)
     ]
     tensors = [numpy_helper.from_array(array, name) for name, array in made.arrays.items()]
-    graph = helper.make_graph(made.nodes, path.stem, *ports, tensors)
+    graph = helper.make_graph(made.nodes, path.stem, ports[0], ports[1], tensors)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
 
 
