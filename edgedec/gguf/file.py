@@ -34,6 +34,7 @@ from edgedec.gguf.places import standing
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.gguf.tile_form import TiledForm, read_form
 from edgedec.gguf.tile_header import HEADER_NAME
+from edgedec.gguf.two_graphs import graphs_of, read_two_graphs
 from edgedec.gguf.values import GGUFArray, Value, ValueType, show
 
 __all__ = ["GGUF", "GGMLType", "GGUFArray", "TensorInfo", "Value", "ValueType", "read_gguf"]
@@ -223,11 +224,11 @@ def is_onnx(path: Path) -> bool:
     """Return whether a path is an .onnx file, or a folder that holds one or holds an export made by edgedec."""
     if not path.is_dir():
         return path.suffix == ".onnx"
-    return (path / MANIFEST).is_file() or any(path.glob("*.onnx"))
+    return (path / MANIFEST).is_file() or any(path.glob("*.onnx")) or bool(graphs_of(path))
 
 
 def read_header_of(path: Path) -> GGUF:
-    """Return the header that describes a model: of the model's file, or of the vocabulary in an exported folder.
+    """Return the header of a model's file, of the vocabulary in an exported folder, or made of a folder of two graphs.
 
     Raises:
         ModelError, StorageError: As read_gguf.
@@ -235,9 +236,22 @@ def read_header_of(path: Path) -> GGUF:
     if is_onnx(path) and path.exists():
         folder = path if path.is_dir() else path.parent
         if not (folder / MANIFEST).is_file():
+            if graphs := graphs_of(path):
+                return _of_two_graphs(path.absolute(), graphs)
             raise foreign_onnx(path)
         path = folder / VOCABULARY
     return read_gguf(path)
+
+
+def _of_two_graphs(folder: Path, graphs: tuple[Path, ...]) -> GGUF:
+    """Return the header of a folder of an encoder and a decoder, which has no tensors; read as read_gguf reads."""
+    with reading(folder):
+        states = file_states(file for file in (*sorted(folder.glob("*.json")), *graphs) if file.is_file())
+        if (cached := _in_use.get(folder)) is not None and cached.states == states:
+            return cached
+        metadata, sha256 = read_two_graphs(folder)
+    gguf = _in_use[folder] = GGUF((folder,), states, 3, metadata, {}, 32, sum(s.n_bytes for s in states), sha256, 0)
+    return gguf
 
 
 def foreign_onnx(path: Path) -> UnsupportedModelError:

@@ -42,7 +42,7 @@ _ARCHITECTURES = {
     "clip": "the vision or audio encoder (mmproj) of a multimodal model",
     "controlvector": "a control vector, which steers another model",
     "t5": _TWO_PARTS,
-    "t5encoder": "a text encoder, as image generation models use",
+    "t5encoder": _ENCODER,
     "gemma-embedding": _ENCODER,
     "llama-embed": _ENCODER,
     **dict.fromkeys(("eagle3", "dflash", "dflash-draft", "gemma4-assistant"), _DRAFT_HEAD),

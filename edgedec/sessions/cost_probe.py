@@ -13,6 +13,7 @@ from edgedec.model import Session
 from edgedec.progress import check_cancelled, report_progress, stage
 from edgedec.storage import probe_cache
 from edgedec.storage.probe_cache import machine_key, quiet_from_now
+from edgedec.tokenizer import Tokenizer, added_around
 
 N_MAX, LEAST_COMPARED = 16, 8  # rows that are compared: rounding to int8 hides a small difference in many rows
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -113,18 +114,27 @@ def _streak_s(session: Session, tokens: NDArray[np.int32], n_past: int) -> float
     return min(seconds[len(seconds) // 2 :])
 
 
+def as_prompt(tokens: NDArray[np.int32], tokenizer: Tokenizer) -> NDArray[np.int32]:
+    """Return as many tokens that end as prompts do, where those end in a way: an encoder has read the others then."""
+    behind = np.array(added_around(tokenizer)[1], np.int32)
+    n, other = len(tokens) - len(behind), next(i for i in range(len(behind) + 1) if i not in behind)
+    if not len(behind) or n < 1:
+        return tokens
+    return np.concatenate([np.where(np.isin(tokens[:n], behind), np.int32(other), tokens[:n]), behind])
+
+
 def _random_tokens(rng: "np.random.Generator", n_vocab: int, n: int) -> NDArray[np.int32]:
     return rng.integers(0, n_vocab, n, dtype=np.int32)
 
 
 def _fill(session: Session, tokens: NDArray[np.int32], limit_s: float, most: int) -> int:
     """Evaluate the context that forwards are measured after, which also loads the weights; return its tokens."""
-    started = monotonic()
+    started, tokens = monotonic(), as_prompt(tokens, session.model.tokenizer)
     session.forward(tokens[:1], n_past=0)
     token_s = monotonic() - started
     n = min(_N_PAST, session.room(max(most, 1)), int(limit_s / (8 * token_s + 1e-9)))
     if n > 1:
-        session.forward(tokens[1:n], n_past=1)
+        session.forward(as_prompt(tokens[:n], session.model.tokenizer)[1:], n_past=1)
     return max(n, 1) if session.room(0) > 1 else 0
 
 

@@ -237,7 +237,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"general__architecture": "jina-bert-v2"}, "an embedding or reranker model"),
     ({"general__architecture": "modern-bert"}, "an embedding or reranker model"),
     ({"general__architecture": "gemma-embedding"}, "an embedding or reranker model"),
-    ({"general__architecture": "t5encoder"}, "a text encoder"),
+    ({"general__architecture": "t5encoder"}, "an embedding or reranker model"),
     ({"general__architecture": "t5"}, "an encoder-decoder model"),
     ({"general__architecture": "llada"}, "a diffusion language model"),
     ({"general__architecture": "eagle3"}, "a draft head"),

@@ -79,9 +79,11 @@ def probed(clock: Clock, seconds: Replayed) -> CostCurve:
     def forward(tokens: NDArray[np.int32], **options: object) -> None:
         clock.now += seconds(len(tokens))
 
-    model = SimpleNamespace(
-        card=SimpleNamespace(n_vocab=50, fingerprint="f", runtime="fake"), capabilities=Capabilities(max_rows=16)
+    card, bare = (
+        SimpleNamespace(n_vocab=50, fingerprint="f", runtime="fake"),
+        SimpleNamespace(encode=lambda *_, **__: [1]),
     )
+    model = SimpleNamespace(card=card, capabilities=Capabilities(max_rows=16), tokenizer=bare)
     return cost_curve(
         cast(Session, SimpleNamespace(model=model, room=lambda n: 512 - n, forward=forward)), LoadOptions()
     )

@@ -38,7 +38,8 @@ class Timed:
         self, clock: Clock, seconds: Callable[[int, int], float], n_ctx: int = 512, max_rows: int = 16
     ) -> None:
         card = SimpleNamespace(n_vocab=50, fingerprint="f", runtime="fake")
-        self.model = SimpleNamespace(card=card, capabilities=Capabilities(max_rows=max_rows))
+        bare = SimpleNamespace(encode=lambda text, add_special=True: [1])  # which adds nothing to a text
+        self.model = SimpleNamespace(card=card, capabilities=Capabilities(max_rows=max_rows), tokenizer=bare)
         self.n_ctx = n_ctx
         self.calls: list[int] = []
         self._clock = clock

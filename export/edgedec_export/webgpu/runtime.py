@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgedec.errors import ModelError, ModelFormatError, OptionError, RequestError, argument
 from edgedec.gguf.file import DATA, GRAPH, is_onnx, read_gguf
+from edgedec.gguf.two_graphs import graphs_of
 from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import Device, IsOver, MemoryPlan, MemoryTerm, Split, format_bytes
@@ -44,7 +45,7 @@ class WebGpu:
     def accepts(self, path: Path) -> str | None:
         """Return None for an export of our own, and for a GGUF that can be exported; else the reason."""
         if is_onnx(path):
-            return Onnx().accepts(path)
+            return "an encoder and a decoder: take the onnx runtime" if graphs_of(path) else Onnx().accepts(path)
         return refusal(path)
 
     def plan(self, path: Path, options: LoadOptions) -> tuple[MemoryTerm, ...]:

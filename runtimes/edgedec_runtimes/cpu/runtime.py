@@ -37,7 +37,7 @@ from edgedec_runtimes.cpu.library import (
 from edgedec_runtimes.cpu.model import CAPABILITIES, CpuModel
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.options import CpuOptions, cpu_options
-from edgedec_runtimes.cpu.source_model import SOURCE_CAPABILITIES, SourceModel
+from edgedec_runtimes.cpu.source_model import SOURCE_CAPABILITIES, CpuSourceModel
 from edgedec_runtimes.cpu.state_memory import prompt_terms, scratch_floats, state_terms
 from edgedec_runtimes.cpu.tiles.cache import Job, Tiles, can_be_mapped, open_tiles
 from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
@@ -146,7 +146,7 @@ class Cpu:
             if network.n_source:
                 can = SOURCE_CAPABILITIES
             logit_rows, kv_type = max(options.max_rows, least), KV_TYPES[options.kv_type]
-            kind = SourceModel if network.n_source else CpuModel
+            kind = CpuSourceModel if network.n_source else CpuModel
             model = kind(handle, tiles, tokenizer, card, can, kv_type, terms, logit_rows, together)
             model.adapters = adapters
             model.has_places = bool(network.switches.rope.sections)

@@ -192,11 +192,12 @@ class Context:
             return [self._logits(start, stop) for start, stop in self._evaluate(parts)]
 
     def final_states(
-        self, tokens: NDArray[np.int32], n_embd: int, vectors: NDArray[np.float32] | None = None
+        self, tokens: NDArray[np.int32], n_embd: int, vectors: NDArray[np.float32] | None = None, mutual: bool = False
     ) -> NDArray[np.float32]:
         """Evaluate a text, int32[n], alone in a context that embeds, and return f32[n, n_embd], a state for each token.
 
-        `vectors`, f32[n, width], stand in place of the tokens' embeddings where they are given.
+        `vectors`, f32[n, width], stand in place of the tokens' embeddings where they are given. `mutual` says that all
+        tokens see each other, where llama.cpp does not know it of the architecture.
 
         Raises:
             CancelledError, ContextFullError, ModelFormatError: As decode.
@@ -206,7 +207,7 @@ class Context:
             raise ContextFullError(f"a text has {n} tokens; the context has room for 1 to {self.n_batch}")
         self.remove(0, 0)
         with self._around(n):
-            self._evaluate([Part(tokens, np.arange(n, dtype=np.int32), (0,), np.ones(n, np.bool_), vectors)])
+            self._evaluate([Part(tokens, np.arange(n, dtype=np.int32), (0,), np.ones(n, np.bool_), vectors, mutual)])
             address = self._api.llama_get_embeddings(self._handle)
         if not address:
             raise RuntimeUnavailableError(f"llama.cpp returned no states: {last_complaint()}")

@@ -82,7 +82,8 @@ class LlamaCppEncoder(LibraryModel[Any, "EncoderSession"]):
             try:
                 item = CheckedItem(session, 0, (RowGroup(tokens),), len(tokens), None, _NO_ROWS)
                 self.stop.running = (*outer, item)
-                return self._context.final_states(tokens, self.card.n_embd, vectors)
+                mutual = self.card.architecture == "t5encoder"
+                return self._context.final_states(tokens, self.card.n_embd, vectors, mutual)
             finally:
                 self.stop.leave(outer)
 

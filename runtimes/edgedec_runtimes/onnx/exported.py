@@ -24,6 +24,8 @@ from edgedec_runtimes.shared.hyperparameters import in_all_layers, positive
 
 OPTIMUM = "optimum"
 """The kind of an export whose graph optimum made; an export of our own graph has no kind."""
+TWO_GRAPHS = "two graphs"
+"""The kind of a folder of an encoder and a decoder, which has no manifest (source_model.py)."""
 
 _FORMAT = 1
 _MOST_MANIFEST_BYTES = 1 << 20
@@ -52,7 +54,7 @@ class Export:
         window: How many tokens these layers see; 0 where there are none.
         files: The files, by name.
         sha256: SHA-256 of the manifest, which holds those of all files.
-        kind: OPTIMUM, or "" for a graph of our own.
+        kind: OPTIMUM, TWO_GRAPHS, or "" for a graph of our own.
     """
 
     folder: Path

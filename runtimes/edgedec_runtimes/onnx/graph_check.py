@@ -63,20 +63,20 @@ class External:
     n_bytes: int
 
 
-def check_graph(graph: bytes, data_files: Mapping[str, int]) -> list[External]:
-    """Return the tensors that lie outside the graph, all of them within `data_files`.
+def check_graph(graph: bytes | memoryview, files: Mapping[str, int], most: int = MOST_GRAPH_BYTES) -> list[External]:
+    """Return the tensors that lie outside the graph, all of them within `files`.
 
     Args:
-        graph: The bytes of the graph, an ONNX ModelProto.
-        data_files: The size in bytes of each data file, by its plain name beside the graph.
+        graph: The bytes of the graph, an ONNX ModelProto, at most `most`.
+        files: The size in bytes of each data file, by its plain name beside the graph.
 
     Raises:
         ModelFormatError: The graph is damaged, or reads another file.
     """
-    if len(graph) > MOST_GRAPH_BYTES:
-        raise damaged(f"the graph has {len(graph)} bytes, more than {MOST_GRAPH_BYTES}")
-    externals: list[External] = []
-    _walk(memoryview(graph), "model", 0, data_files, externals)
+    message, externals = memoryview(graph), list[External]()
+    if len(message) > most:
+        raise damaged(f"the graph has {len(message)} bytes, more than {most}")
+    _walk(message, "model", 0, files, externals)
     return externals
 
 

@@ -56,6 +56,7 @@ class Opened:
 
 
 S = TypeVar("S", bound=Session)
+T = TypeVar("T")
 
 
 class GraphModel(MeasuredModel[Opened, S]):
@@ -83,7 +84,11 @@ class GraphModel(MeasuredModel[Opened, S]):
             self._running = outer
 
     def _run_graph(self, binding: Any) -> None:
-        """Run the graph once.
+        """Run the graph once (raises as _stoppable)."""
+        self._stoppable(lambda: self.handle.graph.run_with_iobinding(binding, self._running))
+
+    def _stoppable(self, run: Callable[[], T]) -> T:
+        """Return what a run of a graph returns, which takes the options `_running`.
 
         Raises:
             CancelledError: The forward was cancelled.
@@ -93,11 +98,12 @@ class GraphModel(MeasuredModel[Opened, S]):
         opened.files.check()
         try:
             with translated("a forward"):
-                opened.graph.run_with_iobinding(binding, self._running)
+                result = run()
         except Exception:
             self.stop.check()  # a run that was stopped raises an error of its own
             raise
         opened.files.check()
+        return result
 
     def cancel(self, session: S) -> None:
         """Stop the forward that the session is in, also in the middle of a run."""

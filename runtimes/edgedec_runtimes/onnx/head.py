@@ -14,7 +14,7 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec_runtimes.cpu.draft_head.beside import Borrowed, HeadBeside, tapped_layers
 from edgedec_runtimes.cpu.draft_head.memory import head_facts, head_terms
 from edgedec_runtimes.cpu.draft_head.weights import output_bytes
-from edgedec_runtimes.onnx.exported import OPTIMUM, Export
+from edgedec_runtimes.onnx.exported import Export
 from edgedec_runtimes.onnx.graph_parts import GraphParts, Tensor, read_parts
 from edgedec_runtimes.onnx.matrix_rows import EMBEDDING, OUTPUT, open_matrix
 from edgedec_runtimes.trained_heads.head import HeadTensor
@@ -26,7 +26,7 @@ _SCALE = "embedding_scale"
 
 def takes_heads(export: Export) -> bool:
     """Return whether an export's graph returns the hidden states that a head reads: ours do, and optimum's do not."""
-    return export.kind != OPTIMUM
+    return not export.kind
 
 
 def require_head(export: Export, options: LoadOptions) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from edgedec.model import LayerSet, Model
+from edgedec.sessions.cost_probe import as_prompt
 from edgedec.storage import probe_cache
 from edgedec_runtimes.shared.invariance import KIND
 
@@ -32,10 +33,14 @@ def one_row_is_exact(model: Model, cache_dir: Path | None) -> bool:
     n, few = model.card.n_layer, None
     if model.capabilities.layers:
         few = LayerSet.of(n, sorted({0, n // 2, min(n // 2 + 1, n - 1)}))
-    session = model.session(_N_FEW)
+    prompt = as_prompt(tokens, model.tokenizer)
+    before = 0 if prompt is tokens else _N_FEW  # an encoder reads a prompt first
+    session = model.session(before + _N_FEW)
     try:
-        rows = session.forward(tokens, n_past=0, rows="all", layers=few).logits.copy()
-        steps = [session.forward(tokens[i : i + 1], n_past=i, layers=few).logits.copy() for i in range(_N_FEW)]
+        if before:
+            session.forward(prompt, n_past=0)
+        rows = session.forward(tokens, n_past=before, rows="all", layers=few).logits.copy()
+        steps = [session.forward(tokens[i : i + 1], n_past=before + i, layers=few).logits.copy() for i in range(_N_FEW)]
     finally:
         session.close()
     exact = np.array_equal(rows, np.concatenate(steps))

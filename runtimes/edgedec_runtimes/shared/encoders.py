@@ -13,10 +13,15 @@ _DENSE = ("dense_2", "dense_3")
 def encoder_fault(gguf: GGUF, info: ModelInfo) -> tuple[str, str] | None:
     """Return what an encoder's header says wrongly, and what was expected; None where nothing is wrong."""
     name = info.architecture
-    if "bert" not in name and name not in _WINDOWED:
+    if "bert" not in name and name not in _WINDOWED and name != "t5encoder":
         return None
     if info.key_length != info.value_length:
         return f"a key has the length {info.key_length}, a value {info.value_length}", "the same twice"
+    if name == "t5encoder":
+        n = get_int(gguf, "t5encoder.attention.relative_buckets_count", at_most=_MAX_WIDTH) or 0
+        return (
+            (f"there are {n} ranges of distances", "a multiple of 4 up to 128") if n not in range(4, 129, 4) else None
+        )
     if name == "modern-bert" and {n * info.key_length for n in (*info.n_head, *info.n_head_kv)} != {info.n_embd}:
         return f"the heads of queries or keys have not {info.n_embd} elements together", "so many"
     return _windows(gguf, info) or _dense(gguf, info)

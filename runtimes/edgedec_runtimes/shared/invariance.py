@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgedec.errors import ContextFullError
 from edgedec.model import ExactRows, Model, Session
-from edgedec.sessions.cost_probe import LEAST_COMPARED, N_MAX
+from edgedec.sessions.cost_probe import LEAST_COMPARED, N_MAX, as_prompt
 from edgedec.storage import probe_cache
 
 KIND = "invariance"
@@ -48,6 +48,7 @@ def measured_invariance(model: Model, cache_dir: Path | None, *, n_prefix: int =
         return remembered
     n_tokens = n_prefix + n_max + 1
     tokens = _some_tokens(model, n_tokens)
+    tokens[:n_prefix] = as_prompt(tokens[:n_prefix], model.tokenizer)
     session = model.session(n_tokens + n_room)
     try:
         if model.card.adapters:  # a forward with adapters has what one without them has, and more

@@ -137,9 +137,9 @@ class OwnSession(Session):
             twin._scales = self._scales
             return twin
 
-    @abstractmethod
     def _fork(self) -> "OwnSession":
         """Return a second session whose first n_cached slots hold what this one's hold."""
+        raise NotImplementedError
 
     def save(self) -> bytes:
         """Serialize the cached KV; see edgedec.model.Session."""
@@ -203,17 +203,17 @@ class OwnSession(Session):
                 f"the saved state holds {n_tokens} tokens, the session {self.n_ctx}; open a longer session"
             )
 
-    @abstractmethod
     def _arrays(self, n: int) -> Sequence[NDArray[Any]]:
         """Return what save() writes of the first `n` tokens."""
+        raise NotImplementedError
 
     def _layout(self, n: int) -> Iterable[tuple[Any, tuple[int, ...]]]:
         """Return type and shape of what save() writes of `n` tokens, whatever the session holds."""
         return [(array.dtype, array.shape) for array in self._arrays(n)]
 
-    @abstractmethod
     def _take(self, arrays: Sequence[NDArray[Any]], n: int) -> NDArray[np.bool_] | Literal[True]:
         """Put saved arrays of `n` tokens in their places; return which layers have written them, bool[n_layer, n]."""
+        raise NotImplementedError
 
     def cancel(self) -> None:
         """Stop the forward that is running, from any thread; without one, nothing happens."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from support.models import tiny_rankers
 from support.models.gguf_writer import write_gguf
 from support.models.tiny_bert import TinyBert, bert_states, pooled, tiny_ids
 from support.models.tiny_rankers import modern_states, tiny_embedding_gemma, tiny_modern_bert
+from support.models.tiny_t5 import TinyT5, t5_logits
 
 import edgedec
 from edgedec.errors import (
@@ -66,6 +68,18 @@ def test_the_vectors_are_those_of_numpy(number: int, pooling: str, tmp_path: Pat
         first = np.array([bert_states(weights, tiny_ids(text))[0, :8] for text in TEXTS])
         first /= np.linalg.norm(first, axis=1, keepdims=True)
         np.testing.assert_allclose(other, first, atol=2e-3)
+
+
+def test_the_encoder_of_a_t5(tmp_path: Path) -> None:
+    """Its vectors are those of float64, in which each token sees all; a header that would end llama.cpp is refused."""
+    t5, texts = TinyT5(), ["translate the small house", "a", "the " * 40]
+    with edgedec.load(t5.write(tmp_path / "t5.gguf", kind="t5encoder")) as engine:
+        vectors = embed(engine, texts, pooling="mean")
+        states = [t5_logits(t5, t5.weights(), engine.prompt_ids(text), ()) for text in texts]
+    expected = np.array([pooled(of_text, "mean") for of_text in states])
+    assert np.sum(vectors * expected, axis=1).min() > 0.99999
+    odd = replace(t5, n_buckets=30).write(tmp_path / "odd.gguf", kind="t5encoder")
+    assert "there are 30 ranges of distances" in str(LlamaCpp().accepts(odd))
 
 
 def test_a_vector_depends_on_its_text_alone(model: Path) -> None:

@@ -50,7 +50,8 @@ def invariance(logits: Logits, cache_dir: Path | None = None, *, max_rows: int =
     """Return what the probe finds."""
     card = SimpleNamespace(n_vocab=1000, fingerprint="f", adapters=())
     capabilities = Capabilities(max_rows=max_rows, rollback=rollback)
-    model = SimpleNamespace(card=card, capabilities=capabilities, session=lambda n_ctx: Session(logits))
+    bare = SimpleNamespace(encode=lambda text, add_special=True: [1])  # which adds nothing to a text
+    model = SimpleNamespace(card=card, capabilities=capabilities, session=lambda n_ctx: Session(logits), tokenizer=bare)
     return measured_invariance(cast(Model, model), cache_dir)
 
 

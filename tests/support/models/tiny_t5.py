@@ -109,8 +109,8 @@ class TinyT5:
             found[f"{side}.output_norm.weight"] = norm()
         return found if self.tied else found | {"output.weight": matrix(len(TOKENS), e, 3.0)}
 
-    def write(self, path: Path, more: dict[str, Any] | None = None) -> Path:
-        """Write a GGUF, and return its path."""
+    def write(self, path: Path, more: dict[str, Any] | None = None, kind: str = "t5") -> Path:
+        """Write a GGUF, of the encoder alone where the kind is "t5encoder", and return its path."""
         metadata = {
             "general.architecture": "t5",
             "t5.context_length": self.n_ctx,
@@ -126,11 +126,19 @@ class TinyT5:
             "t5.attention.relative_buckets_count": self.n_buckets,
             "t5.decoder_start_token_id": PAD,
         }
-        return write_gguf(path, metadata | unigram() | (more or {}), self.weights())
+        weights = self.weights()
+        if kind == "t5encoder":
+            metadata = {key.replace("t5", kind): value for key, value in metadata.items() if "decoder" not in key}
+            metadata |= {"general.architecture": kind}
+            weights = {name: w for name, w in weights.items() if not name.startswith(("dec.", "output"))}
+        return write_gguf(path, metadata | unigram() | (more or {}), weights)
 
 
 def t5_logits(t5: TinyT5, weights: dict[str, NDArray[Any]], source: Sequence[int], text: Sequence[int]) -> F64:
-    """Return float64[len(text), n_vocab], the logits of a text's tokens, of which the first one begins it."""
+    """Return float64[len(text), n_vocab], the logits of a text's tokens, of which the first one begins it.
+
+    Without a text it is what the encoder makes of the source, float64[len(source), n_embd].
+    """
     w = {name: values.astype(np.float64) for name, values in weights.items()}
 
     def normed(x: F64, name: str) -> F64:
@@ -158,7 +166,7 @@ def t5_logits(t5: TinyT5, weights: dict[str, NDArray[Any]], source: Sequence[int
 
     def run(side: str, n: int, x: F64, output: F64 | None) -> F64:
         table, m = w[f"{side}.blk.0.attn_rel_b.weight"], len(x)
-        ranges = [[_range(j - i, t5.n_buckets, both_ways=output is None) for j in range(m)] for i in range(m)]
+        ranges = [[range_of(j - i, t5.n_buckets, both_ways=output is None) for j in range(m)] for i in range(m)]
         bias = table[np.array(ranges)].transpose(2, 0, 1)
         if output is not None:
             bias = bias + np.triu(np.full((m, m), -np.inf), 1)
@@ -171,11 +179,13 @@ def t5_logits(t5: TinyT5, weights: dict[str, NDArray[Any]], source: Sequence[int
         return normed(x, f"{side}.output_norm.weight")
 
     output = run("enc", t5.n_encoder, w["token_embd.weight"][list(source)], None)
+    if not text:
+        return output
     x = run("dec", t5.n_decoder, w["token_embd.weight"][list(text)], output)
     return x / t5.n_embd**0.5 @ w["token_embd.weight"].T if t5.tied else x @ w["output.weight"].T
 
 
-def _range(behind: int, n: int, *, both_ways: bool) -> int:
+def range_of(behind: int, n: int, *, both_ways: bool) -> int:
     """Return the range that a distance from a query on to a key is in, by whole numbers alone."""
     first = 0
     if both_ways:

@@ -330,7 +330,7 @@ def _prompt(
     from edgedec.model import writes_texts
 
     if writes_texts(engine.model) and not job.raw and not job.output.quiet:
-        say("edgedec: the model has no chat template; the prompt is continued, as with --raw")
+        say("edgedec: the model has no chat template, so it reads the prompt as it stands, as with --raw")
     if not documents:
         return question or "", None
     from edgedec_apps.documents.search import whole

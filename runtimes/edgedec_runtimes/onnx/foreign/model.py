@@ -15,7 +15,6 @@ from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Forward
 from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import OnProgress, Progress
-from edgedec.sessions.cost_probe import N_MAX
 from edgedec.tokenizer import Tokenizer
 from edgedec_runtimes.onnx.feeds import CHUNK, even
 from edgedec_runtimes.onnx.foreign.contract import Contract, feeds
@@ -88,7 +87,10 @@ class ForeignModel(GraphModel[ForeignSession]):
     Attributes:
         is_padded: Whether a forward of an odd number of rows gets one row more, so that a single step has the bits of
             the same row among several; found by trying.
+        session_type: The class of its sessions.
     """
+
+    session_type: type[ForeignSession] = ForeignSession
 
     def __init__(
         self,
@@ -98,27 +100,27 @@ class ForeignModel(GraphModel[ForeignSession]):
         card: ModelCard,
         terms: Callable[[int, int], tuple[MemoryTerm, ...]],
         cache_dir: Path | None,
+        capabilities: Capabilities = _CAPABILITIES,
     ) -> None:
         """Take over an opened graph, as GraphModel; `contract` has its sizes."""
-        super().__init__(opened, card, _CAPABILITIES, tokenizer, terms, cache_dir)
+        super().__init__(opened, card, capabilities, tokenizer, terms, cache_dir)
         self._contract = contract
         self._logits = np.empty((1, CHUNK, card.n_vocab), np.float32)  # all rows of a piece: the graph returns no fewer
         self.is_padded = False
-        self.is_padded = not one_row_is_exact(self, cache_dir)
+        self.is_padded = capabilities.max_rows > 1 and not one_row_is_exact(self, cache_dir)
         give_back(opened.mapped)
 
     @cached_property
     def batch_invariant(self) -> int:  # measured at the first read
         """The largest n whose rows were found to be bit-equal to single steps, after prefixes of several lengths."""
-        n_most = self.card.n_ctx_train - N_MAX - 1
-        prefixes = [n for n in _PREFIXES if n <= n_most]
+        prefixes = [n for n in _PREFIXES if n <= self.card.n_ctx_train // 2]  # an encoder reads no more
         return min((measured_invariance(self, self._cache_dir, n_prefix=n) for n in prefixes), default=1)
 
     def session(self, n_ctx: int) -> ForeignSession:
         """Open an empty session, of at most as many tokens as the graph has positions for."""
         with self.lock:
             check_n_ctx(n_ctx, self.card.n_ctx_train)
-            return self.adopt(ForeignSession(self, self._contract, n_ctx))
+            return self.adopt(self.session_type(self, self._contract, n_ctx))
 
     def _run(self, item: CheckedItem, on_progress: OnProgress | None) -> Forward:
         """Evaluate a chain in pieces that end at multiples of CHUNK."""

@@ -1,0 +1,175 @@
+"""Folders of an encoder's and a decoder's graph, as optimum exports T5 and Marian: what a GGUF of them would say.
+
+    folder/config.json, generation_config.json, tokenizer.json
+    folder/encoder_model.onnx, decoder_model_merged.onnx        or, in place of the second one:
+    folder/decoder_model.onnx, decoder_with_past_model.onnx     the decoder's first token, and those that follow
+
+The graphs may lie in the folder `onnx` of that folder. The tokenizer must be SentencePiece's unigram model; a rule that
+the one of a GGUF does not have is refused by name, never approximated.
+"""
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
+from edgedec.gguf.values import GGUFArray, Value, ValueType
+
+_ENCODER, _MERGED = "encoder_model.onnx", "decoder_model_merged.onnx"
+_PAIR = ("decoder_model.onnx", "decoder_with_past_model.onnx")
+_CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+_MOST_BYTES, _LARGEST = 1 << 27, 1 << 20
+_AGAIN = "export the model again with optimum, for the task text2text-generation-with-past"
+_OTHER = "take a GGUF of the model, or another model"
+_SIZES = {  # keys of a GGUF and what config.json calls them; where it has no such size, the next one counts
+    "t5": "block_count=num_decoder_layers|num_layers context_length=n_positions|512 embedding_length=d_model "
+    "feed_forward_length=d_ff attention.head_count=num_heads attention.key_length=d_kv vocab_size=vocab_size",
+    "marian": "block_count=decoder_layers context_length=max_position_embeddings embedding_length=d_model "
+    "feed_forward_length=decoder_ffn_dim attention.head_count=decoder_attention_heads vocab_size=vocab_size",
+}
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5  # llama.cpp's types of tokens
+_DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
+_SPACE = "\u2581"
+
+
+def graphs_of(folder: Path) -> tuple[Path, ...]:
+    """Return the graphs of a folder of an encoder and a decoder, the encoder first, be they there or not; else ()."""
+    for place in (folder, folder / "onnx"):
+        if any((place / name).is_file() for name in (_ENCODER, _MERGED, _PAIR[1])):
+            return tuple(place / n for n in (_ENCODER, *((_MERGED,) if (place / _MERGED).is_file() else _PAIR)))
+    return ()
+
+
+def read_two_graphs(folder: Path) -> tuple[dict[str, Value], str]:
+    """Return what a GGUF of a folder's model would say, and the SHA-256 (hex) of the texts that say it.
+
+    Raises:
+        ModelNotFoundError, ModelFormatError: A file is missing, or damaged.
+        UnsupportedModelError: The model or its tokenizer is of another kind.
+        OSError: A file can't be read.
+    """
+    for path in (*graphs_of(folder), folder / _CONFIG, folder / _TOKENIZER):
+        if not path.is_file():
+            raise ModelNotFoundError(f"{folder}: an encoder or a decoder is there, but no {path.name}; {_AGAIN}")
+    digest, texts = hashlib.sha256(), list[dict[str, Any]]()
+    for path in (folder / name for name in (_CONFIG, _GENERATION, _TOKENIZER)):
+        if path.is_file():
+            with path.open("rb") as file:
+                raw = file.read(_MOST_BYTES)
+        else:
+            raw = b"{}"
+        digest.update(raw)
+        try:
+            texts.append(dict(json.loads(raw)))
+        except _DAMAGED as error:
+            raise ModelFormatError(f"{path}: it is no JSON object ({error}); {_AGAIN}") from error
+    kind = str(texts[0].get("model_type"))[:40]
+    sizes, eos, metadata = _sizes(folder, kind, texts[0] | texts[1])
+    metadata |= {f"{kind}.{key}": size for key, size in sizes.items()} | {"general.architecture": kind}
+    return metadata | _pieces(folder / _TOKENIZER, texts[2], sizes["vocab_size"], eos), digest.hexdigest()
+
+
+def _sizes(folder: Path, kind: str, config: dict[str, Any]) -> tuple[dict[str, int], int, dict[str, Value]]:
+    """Return the sizes, the token that ends a text, and which tokens begin a text or may not be in it."""
+    if kind not in _SIZES or config.get("forced_bos_token_id") is not None:
+        raise UnsupportedModelError(
+            f"{folder}: an encoder and a decoder of the kind {kind!r}, expected {' or '.join(map(repr, _SIZES))} "
+            "without forced_bos_token_id; take another model"
+        )
+    try:
+        names = dict(pair.split("=") for pair in _SIZES[kind].split())
+        of_key = {key: [int(n) if n.isdecimal() else config.get(n) for n in names[key].split("|")] for key in names}
+        sizes = {key: next(value for value in values if value is not None) for key, values in of_key.items()}
+        banned = [word[0] for word in config.get("bad_words_ids") or () if len(word) == 1]
+        eos = config["eos_token_id"]
+        tokens = [config["decoder_start_token_id"], eos[0] if isinstance(eos, list) else eos, *banned]
+        range_of_all = (*((n, 1, _LARGEST) for n in sizes.values()), *((t, 0, sizes["vocab_size"] - 1) for t in tokens))
+        wrong = [n for n, least, most in range_of_all if type(n) is not int or not least <= n <= most]
+    except (*_DAMAGED, StopIteration) as error:
+        wrong = [f"{type(error).__name__} {error}"]
+    if wrong:
+        raise ModelFormatError(f"{folder}: a size or a token of {_CONFIG} is {str(wrong[0])[:40]}; {_AGAIN}")
+    metadata: dict[str, Value] = {f"{kind}.decoder_start_token_id": tokens[0]}
+    if banned:
+        metadata["tokenizer.ggml.suppress_tokens"] = _array(ValueType.INT32, np.array(banned, "<i4"))
+    return sizes, tokens[1], metadata if config.get("do_sample") else metadata | {"general.sampling.temp": 0.0}
+
+
+def _array(kind: ValueType, numbers: "np.ndarray[Any, Any]") -> GGUFArray:
+    return GGUFArray(kind, len(numbers), numbers.tobytes())
+
+
+def _pieces(path: Path, document: dict[str, Any], n_vocab: int, eos: int) -> dict[str, Value]:
+    """Return the metadata of tokenizer.json; tokens that it doesn't name fill the vocabulary up to `n_vocab`."""
+    kinds, scores = np.full(n_vocab, _UNUSED, "<i4"), np.zeros(n_vocab, "<f4")
+    texts = [f"[PAD{i}]" for i in range(n_vocab)]
+    try:
+        model = document["model"]
+        if model.get("type") != "Unigram" or model.get("byte_fallback"):
+            kind = str(model.get("type"))[:40]
+            raise UnsupportedModelError(f"{path}: its model is {kind!r}, expected 'Unigram' without bytes; {_OTHER}")
+        for i, (text, score) in enumerate(model["vocab"]):
+            is_language = text[:2] == ">>" and text[-2:] == "<<"  # which Marian cuts out of texts
+            texts[i], scores[i], kinds[i] = text, score, _USER_DEFINED if is_language else _NORMAL
+        for token in document.get("added_tokens") or ():
+            i = range(n_vocab).index(token["id"])
+            texts[i], kinds[i] = token["content"], _CONTROL if token["special"] else _USER_DEFINED
+        unknown = texts.index("<unk>") if "<unk>" in texts else range(n_vocab).index(model["unk_id"])
+        strings, kinds[unknown] = [text.encode() for text in texts], _UNKNOWN
+        table, ends = _rules(path, document, texts[eos])
+        replaced = base64.b64decode(table, validate=True) if table else _white_space()
+    except _DAMAGED as error:
+        raise ModelFormatError(
+            f"{path}: damaged, or of over {n_vocab} tokens as in {_CONFIG} ({error!r:.60}); {_AGAIN}"
+        ) from error
+    data = b"".join(len(raw).to_bytes(8, "little") + raw for raw in strings)
+    return {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": GGUFArray(ValueType.STRING, n_vocab, data),
+        "tokenizer.ggml.scores": _array(ValueType.FLOAT32, scores),
+        "tokenizer.ggml.token_type": _array(ValueType.INT32, kinds),
+        "tokenizer.ggml.precompiled_charsmap": GGUFArray(ValueType.UINT8, len(replaced), replaced),
+        "tokenizer.ggml.eos_token_id": eos,
+        "tokenizer.ggml.unknown_token_id": unknown,
+        "tokenizer.ggml.add_eos_token": ends,
+        "tokenizer.ggml.add_space_prefix": True,
+        "tokenizer.ggml.remove_extra_whitespaces": True,
+    }
+
+
+def _rules(path: Path, document: dict[str, Any], eos: str) -> tuple[str | None, bool]:
+    """Return the table of replaced characters, and whether each text ends with `eos`; refuse all other rules."""
+    table, ends = None, False
+    for key, parts in (
+        ("normalizer", "normalizers"),
+        ("pre_tokenizer", "pretokenizers"),
+        ("post_processor", "processors"),
+    ):
+        entry = document.get(key) or {"type": "Sequence", parts: []}
+        for step in entry[parts] if entry["type"] == "Sequence" else [entry]:
+            kind, special = step["type"], [part.get("SpecialToken", {}).get("id") for part in step.get("single") or ()]
+            first = step.get("prepend_scheme") != "never" and step.get("add_prefix_space", True)
+            if kind == "Precompiled":
+                table = step["precompiled_charsmap"]
+            elif kind == "TemplateProcessing" and special == [None, eos]:
+                ends = True
+            elif not (
+                kind in ("Strip", "WhitespaceSplit")
+                or (kind == "Replace" and step["pattern"] == {"Regex": " {2,}"} and step["content"] in (" ", _SPACE))
+                or (kind == "Metaspace" and step["replacement"] == _SPACE and first)
+            ):
+                raise UnsupportedModelError(f"{path}: its {key} has the step {str(step)[:80]}; {_OTHER}")
+    return table, ends
+
+
+def _white_space() -> bytes:
+    """Return a table that only turns white space into spaces, for files without one: see tokenizer/unigram.py."""
+    nodes = np.zeros(512, "<u4")
+    nodes[0], nodes[1] = 256 << 10, 1 << 31  # bytes lead to the nodes from 256 on, these to node 1, the first text
+    for byte in b"\t\n\v\f\r":
+        nodes[256 + byte] = ((256 + byte) ^ 1) << 10 | 0x100 | byte
+    return nodes.nbytes.to_bytes(4, "little") + nodes.tobytes() + b" \0"
