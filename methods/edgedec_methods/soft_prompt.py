@@ -1,4 +1,4 @@
-"""Soft prompts (IDP): tuned vectors stand before every text, and bring a crushed model nearer to what it was.
+"""Soft prompts (IDP): tuned vectors stand before every text, which a crushed model then predicts better.
 
 The vectors take the place of tokens' embeddings. A session reads them once; its texts count their tokens behind them.
 `benchmarks/studies/soft_prompts.py` tunes them for one file, or for one set of layers that are left out.
