@@ -8,8 +8,8 @@ Lossy: the text is another one.
 Paper: IDP, Hoang et al. 2023, arXiv:2310.00867
 Option: `--method soft-prompt:FILE`
 For: models with layers left out, or of few bits a weight, where no larger file fits
-Measured: smollm2-135m: perplexity 7 to 9 % lower with layer-skip:1.05, 4 to 5 % with its Q2_K and IQ2_XS files, but 2 to
-    5 % of the whole model's, too: half is no repair (`studies/soft_prompts`, program at 2f50af8c)
+Measured: smollm2-135m: perplexity 7 to 9 % lower with layer-skip:1.05, 4 to 5 % with its Q2_K and IQ2_XS files, and 2
+    to 5 % of the whole model, too, which is no repair (`studies/soft_prompts`, program at 2f50af8c)
 Status: opt-in
 """
 
