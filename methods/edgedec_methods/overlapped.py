@@ -13,7 +13,7 @@ down. The policy counts as a draft's price the time that propose() takes, includ
 Paper: Liu et al. 2024, arXiv:2408.11850
 Option: `--draft model --draft-option model=MODEL --draft-option overlap=yes`
 For: a target on an NPU, on a GPU or on other machines, with a draft model on the CPU
-Measured: nothing yet (`python benchmarks/speed/overlap.py MODEL --draft-model SMALLER` tells)
+Measured: nothing yet (`edgedec bench MODEL` with the options above tells)
 Status: opt-in
 """
 

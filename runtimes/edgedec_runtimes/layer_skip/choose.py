@@ -210,7 +210,7 @@ class LossyModel(OuterModel):
     """
 
     def __init__(self, inner: Model, layers: LayerSet, share: float) -> None:
-        card, off = inner.card, ("layers", "groups", "hidden_input", "vector_rows", "keeps_prompts")
+        card, off = inner.card, ("layers", "groups", "hidden_input", "keeps_prompts")
         inner.capabilities.require("layers", card.runtime)
         self.layers = layers
         out = tuple(left_out(layers))
@@ -243,7 +243,7 @@ class LossyModel(OuterModel):
                 "a forward was given a session of another model; it takes sessions that this model opened"
             )
         group = item.group
-        if len(item.groups) > 1 or group.vectors is not None or group.span != ALL_LAYERS:
+        if len(item.groups) > 1 or group.span != ALL_LAYERS:
             raise CapabilityError(
                 "every forward of this model leaves out the same layers, so it takes no other set of layers and no "
                 f"hidden states; load the model without {argument('layer_skip')}"
