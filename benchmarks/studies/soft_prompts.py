@@ -52,7 +52,7 @@ class Entry(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
-class Importance(TorchFunctionMode):
+class Importance(TorchFunctionMode):  # type: ignore[misc]  # torch is an extra, and untyped here
     """Sums the squares of what enters each matrix, by its name."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -90,7 +90,7 @@ def read_texts(tokenizer: Any, prompts: Path) -> Texts:
 
 def write_crushed(path: Path, out: Path, file_type: int, sums: Mapping[str, Any]) -> None:
     """Write a GGUF of another type by llama.cpp's quantizer, with an importance matrix."""
-    entries = (Entry * (len(sums) + 1))(*((each.encode(), v.ctypes.data, v.size) for each, v in sums.items()))
+    entries = (Entry * (len(sums) + 1))(*(Entry(each.encode(), v.ctypes.data, v.size) for each, v in sums.items()))
     params = llama().llama_model_quantize_default_params()
     params.ftype, params.allow_requantize = file_type, True
     params.imatrix = ctypes.cast(entries, ctypes.c_void_p)

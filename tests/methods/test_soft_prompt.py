@@ -28,10 +28,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("soft") / "tiny.gguf", n_layer=6, n_ctx_train=N_CTX)
 
 
-def opened(path: Path, methods: dict[str, Any] | None = None, **options: Any) -> edgedec.Engine:
+def opened(path: Path, methods: dict[str, Any] | None = None, **changes: Any) -> edgedec.Engine:
     """Load the model on the cpu runtime."""
-    lossy = Lossy(methods=methods, layer_skip=options.pop("layer_skip", None), layer_skip_force=True)
-    options = {"draft": "off", "n_ctx": N_CTX} | options
+    lossy = Lossy(methods=methods, layer_skip=changes.pop("layer_skip", None), layer_skip_force=True)
+    options: dict[str, Any] = {"draft": "off", "n_ctx": N_CTX, **changes}
     return edgedec.load(path, runtime="cpu", n_threads=1, lossy=lossy, **options)
 
 
