@@ -33,10 +33,10 @@ void ReadingState::before(const ec_item &item, Plan &plan, int32_t first_row) {
   if (n_ > 1) memmove(states_.data(), states_.data() + (size_t)(n_ - 1) * d, d * sizeof(float));
   if (n_ > 1) first_ += n_ - 1, n_ = 1;
   if (item.n_wanted == 0) return;
-  const int32_t begin = item.wanted[0];
+  const int32_t end = item.wanted[item.n_wanted - 1] + 1, begin = std::max(item.wanted[0], end - KEPT_ROWS + 1);
   if (first_ + n_ != item.n_past + begin) first_ = item.n_past + begin, n_ = 0;
-  n_begun_ = item.wanted[item.n_wanted - 1] - begin + 1;
-  states_.resize((size_t)std::max(n_ + n_begun_, KEPT_ROWS) * d);
+  n_begun_ = end - begin;
+  states_.resize((size_t)KEPT_ROWS * d);
   const int64_t stride = (int64_t)d;
   plan.taps.push_back({head_.taps[0] - 1, first_row + begin, n_begun_, states_.data() + n_ * stride, stride});
 }
