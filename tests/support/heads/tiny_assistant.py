@@ -61,8 +61,9 @@ class AssistantTruth(Truth):
     @classmethod
     def of(cls, model: Path, head: Path, tiny: Tiny, of_head: Tiny) -> "AssistantTruth":
         """Return the assistant of two files, which has read nothing."""
-        target = Truth(*_numbers(model, tiny))
-        return cls(*_numbers(head, of_head), target=target)
+        made = cls(*_numbers(head, of_head))
+        made.target = Truth(*_numbers(model, tiny))
+        return made
 
     def scores(self, text: Sequence[int], drafted: Sequence[int]) -> F64:
         """Return f64[len(drafted) + 1, n_vocab], the scores of what follows a text, and each drafted token."""

@@ -144,13 +144,13 @@ void ec_model::read_target(Layer &layer) const {
   require(of_head && layer.shape.role == EC_ROLE_CROSS, "only a draft head's layers read those of another model");
   require(!layer.slides || config.sliding_window > 1, "a window leaves nothing to see");
   const std::vector<Layer> &others = ahead_from->layers;
-  const auto found = std::find_if(others.rbegin(), others.rend(), [&](const Layer &other) {
+  const auto source = std::find_if(others.rbegin(), others.rend(), [&](const Layer &other) {
     return other.attends() && other.slides == layer.slides;
   });
-  require(found != others.rend(), "the target has no layer with a window, or none without");
-  require(found->shape.n_head_kv == layer.shape.n_head_kv && found->shape.head_dim == layer.shape.head_dim,
+  require(source != others.rend(), "the target has no layer with a window, or none without");
+  require(source->shape.n_head_kv == layer.shape.n_head_kv && source->shape.head_dim == layer.shape.head_dim,
           "a layer reads keys and values of another shape than the target's");
-  layer.number = found->number;
+  layer.number = source->number;
 }
 
 // Number the layers among those that store the same.
