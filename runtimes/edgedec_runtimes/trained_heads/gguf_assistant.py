@@ -106,9 +106,9 @@ def misfit(layers: GGUF, target: GGUF) -> str | None:
     architecture = get_text(target, "general.architecture") or "unknown"
     if architecture != _OF_LAYERS:
         return f"its layers see keys and values of a {_OF_LAYERS}, but the model is a {architecture[:40]}"
-    own, others = read_network(layers), read_network(target)
-    for number, layer in enumerate(own.layers):
-        slides = own.switches.slides(number)
+    head, others = read_network(layers), read_network(target)
+    for number, layer in enumerate(head.layers):
+        slides = head.switches.slides(number)
         kind = f"with{'' if slides else 'out'} a window"
         same = [shape for i, shape in enumerate(others.layers) if others.switches.slides(i) == slides]
         if not same:
