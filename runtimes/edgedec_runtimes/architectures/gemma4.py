@@ -20,22 +20,30 @@ from edgedec_runtimes.architectures.architecture import (
 from edgedec_runtimes.architectures.experts import EXPERT_KEYS, mixed
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.rope import LLAMA3_DIVISORS, Rope
-from edgedec_runtimes.shared.hyperparameters import LayerShape, positive
+from edgedec_runtimes.shared.hyperparameters import CROSS, OF_TARGET, LayerShape, positive
 
+SHARED = "gemma4.attention.shared_kv_layers"
+"""The key of how many of the last layers have no keys and values."""
 _PERIOD = 6
+
+
+class AllOfTarget(int):
+    """A value of SHARED, of no file: the layers are a draft head's, and all of them read its target's."""
 
 
 def _layers(header: Header) -> tuple[LayerShape, ...]:
     """Return the shapes of the layers: by whether they see a window, and those of the last ones without keys."""
     said, sliding = header.hyper.layers, header.sliding_layers(_PERIOD) or (False,) * header.hyper.n_layer
-    n_own = len(said) - header.whole("attention.shared_kv_layers", 0)
+    of_target = isinstance(header.gguf.metadata.get(SHARED), AllOfTarget)
+    n_own = 0 if of_target else len(said) - header.whole("attention.shared_kv_layers", 0)
     key = "attention.key_length_swa"
     narrow = positive(header.gguf, key, header.whole(key, said[0].head_dim))
     if header.whole("attention.value_length_swa", narrow) != narrow:
         raise UnsupportedModelError(
             f"{header.gguf.paths[0]}: keys and values of a layer's window differ in length; use the llamacpp runtime"
         )
-    newest: dict[bool, int] = {}
+    newest: dict[bool, int] = {False: OF_TARGET, True: OF_TARGET} if of_target else {}
+    role = CROSS if of_target else "all"
     layers = []
     for number, (layer, slides) in enumerate(zip(said, sliding, strict=True)):
         if number < n_own:
@@ -45,7 +53,7 @@ def _layers(header: Header) -> tuple[LayerShape, ...]:
                 f"{header.gguf.paths[0]}: layer {number} has no keys and values, and no layer of its kind before it "
                 "has some; download the file again"
             )
-        layers.append(replace(layer, head_dim=narrow if slides else layer.head_dim, kv_from=newest[slides]))
+        layers.append(replace(layer, head_dim=narrow if slides else layer.head_dim, kv_from=newest[slides], role=role))
     return tuple(layers)
 
 

@@ -13,7 +13,13 @@ from edgedec_runtimes.architectures.architecture import Architecture, Switches
 from edgedec_runtimes.architectures.fused import unfused
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.architectures.nextn import without_nextn
-from edgedec_runtimes.shared.hyperparameters import ATTENTION, NO_MIXER, Hyperparameters, read_hyperparameters
+from edgedec_runtimes.shared.hyperparameters import (
+    ATTENTION,
+    NO_MIXER,
+    OF_TARGET,
+    Hyperparameters,
+    read_hyperparameters,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,8 @@ def _check_layers(gguf: GGUF, hyper: Hyperparameters, switches: Switches) -> Non
                 f"rotated elements of {layer.head_dim}; expected a multiple and an even number of at most the head: "
                 "download the file again"
             )
+        if layer.kv_from == OF_TARGET:
+            continue
         has_source = layer.kv_from <= number and hyper.stores_kv(layer.kv_from)
         if not has_source or (source.n_head_kv, source.head_dim) != (layer.n_head_kv, layer.head_dim):
             raise ModelFormatError(

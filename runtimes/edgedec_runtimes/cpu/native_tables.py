@@ -120,7 +120,8 @@ _NAMES = {
         # of the head
         EC_DRAFT_HEAD_FC EC_DRAFT_HEAD_OUTPUT EC_DRAFT_HEAD_EMBEDDING
         # [n_embd, 2 * n_embd], which reads an embedding and a feature, of a head that joins them; such a head may lack
-        # EC_DRAFT_HEAD_FC: its only tap is the feature then
+        # EC_DRAFT_HEAD_FC: its only tap is the feature then. Where reads_target is 1, embeddings and features have the
+        # target's length, and EC_DRAFT_HEAD_FC makes features of the head's own states
         EC_DRAFT_HEAD_JOINT
         EC_DRAFT_HEAD_ROWS  # [n_rows_made * n_embd, n_embd], of the state that a row is made of; may be absent
         EC_DRAFT_HEAD_MARKOV_W1  # [n_vocab of the target, rank]
@@ -185,6 +186,7 @@ VALUES = {
     # What is special about a layer: it sees the last sliding_window tokens; its queries and keys are not rotated.
     "EC_LAYER_SLIDES": 1,
     "EC_LAYER_UNROTATED": 2,
+    "EC_KV_OF_TARGET": -1,  # of a draft head's layer: those of its target's last layer that slides, or not, as it does
     "EC_AHEAD_ROWS": 16,  # these three of ec_model_set_ahead
     "EC_AHEAD_USUAL": -1,
     "EC_MOST_AHEAD": 65536,
@@ -225,7 +227,8 @@ _STRUCTURES = {
         int32_t n_head  # this number and the next two are of attention
         int32_t n_head_kv, head_dim
         int32_t n_ff  # of the feed-forward block, in a layer with experts of the shared one; 0: there is none
-        int32_t kv_from  # the layer whose keys and values it reads: its own number, or that of a layer before it
+        # the layer whose keys and values it reads: its own number, that of a layer before it, or EC_KV_OF_TARGET
+        int32_t kv_from
         int32_t role  # EC_ROLE_..., of all layers or of none another than EC_ROLE_ALL
     """,
     # The bytes of a tile file that one stage reads.
@@ -306,6 +309,8 @@ _STRUCTURES = {
         # The head's layers see what enters this layer of the target, its only tap, and its drafts pass those below; 0:
         # it is no such head. It has one layer, which may lack a feed-forward block.
         int32_t exit_layer
+        # The layers of a head that joins pairs have EC_KV_OF_TARGET, and their rows see the tokens before the draft.
+        int32_t reads_target
     """,
     # How a chain is drafted: of at most n_max nodes; it ends with the node at which the product of the nodes' chances
     # (`sure` of ec_drafted) falls below least_path, or after most_seconds. A chance p counts as p * factors[i], at most

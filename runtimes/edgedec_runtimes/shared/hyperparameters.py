@@ -32,6 +32,8 @@ ATTENTION_AND_RECURRENT = "attention+recurrent"
 """The mixers of layers (LayerShape.mixer)."""
 ENCODER, MEMORY, DECODER, CROSS = "encoder", "memory", "decoder", "cross"
 """The roles of the layers of a model with an encoder (LayerShape.role)."""
+OF_TARGET = -1
+"""LayerShape.kv_from of layers of a draft head that see the target's keys and values; their role is "cross"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class LayerShape:
         n_head, n_head_kv: Heads of queries, and of keys and values.
         head_dim: Length of a head, of keys as of values.
         n_ff: Width of the feed-forward block, unless the layer has experts; 0 where it has none.
-        kv_from: The layer whose keys and values the attention reads: its own number, or that of a layer before.
+        kv_from: The layer whose keys and values the attention reads: its own number, that of a layer before, or
+            OF_TARGET.
         is_mixer: The layer has a mixer only, neither a feed-forward block nor experts.
         role: "all", or what the layer is for in a model with an encoder: its rows are those of the source, which see
             one another ("encoder"); it only keeps keys and values of the encoder's output ("memory"); its rows are

@@ -6,7 +6,8 @@ Between them stands
 - in an EAGLE-3 head (arXiv:2503.01840), one decoder layer that reads pairs of a feature and a token's embedding, and
   drafts token after token;
 - in a head that joins pairs (nextn; arXiv:2412.19437), a matrix that makes one row of each pair, and an ordinary layer.
-  It needs no `fc`: what leaves the target's last norm is the feature;
+  It needs no `fc`: what leaves the target's last norm is the feature. In an assistant (Gemma 4) the layers see the
+  target's keys and values, and `fc` makes features of the assistant's own states;
 - in a row head (hidden transfer, arXiv:2404.12022; parallel prompt decoding, arXiv:2405.18628), the target's own
   layers: rows behind the newest token's go through them in the same forward. It has no `fc`, no layer and no taps;
 - in an exit head (Kangaroo, arXiv:2404.18911), an attention block that sees what the target's first layers make of each
@@ -155,9 +156,11 @@ class HeadCard:
         block: What makes it a block head; None for an EAGLE-3 head. norm_before_residual, fc_norm, feeds_back_normed
             and norms_output have their defaults in a block head, and mean nothing there.
         joins: A matrix joins the embedding and the feature of each pair, and its product goes through a layer of the
-            target's own kind (Head.layers).
+            target's own kind (Head.layers), or through several of them.
         rows: What makes it a row head; None for other heads. Its sizes of layers are 0.
         exits: It is an exit head: the target's layers below its only tap are a part of its drafts. n_ff is 0 then.
+        reads_target: Its layers have no keys and values, and see the target's; `joins` is true then. n_ff, n_head,
+            n_head_kv and head_dim are those of its first layer, and n_embd_target is the length of embeddings, too.
     """
 
     name: str
@@ -185,6 +188,7 @@ class HeadCard:
     joins: bool = False
     rows: RowShape | None = None
     exits: bool = False
+    reads_target: bool = False
 
     @property
     def splits_forwards(self) -> bool:

@@ -24,6 +24,13 @@ layers, which are a model's, this one:
 |---|---|
 | joint | n_embd, 2 * n_embd: the columns are the embedding's, then the feature's |
 
+One whose layers see the target's keys and values has `output` as above beside its layers, and these:
+
+| tensor | shape |
+|---|---|
+| joint | n_embd, 2 * n_embd_target: likewise |
+| fc | n_embd_target, n_embd: what makes the next feature of what leaves its last norm |
+
 A row head has these, where its card's `rows` are n rows, and `output` as above:
 
 | tensor | shape |

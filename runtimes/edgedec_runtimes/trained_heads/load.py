@@ -9,7 +9,7 @@ from edgedec.errors import EdgedecError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, once_per_header, read_gguf
 from edgedec.gguf.metadata import get_text
 from edgedec_runtimes.architectures.nextn import is_nextn_alone, nextn_layer
-from edgedec_runtimes.trained_heads import gguf_block, gguf_eagle3, gguf_split
+from edgedec_runtimes.trained_heads import gguf_assistant, gguf_block, gguf_eagle3, gguf_split
 from edgedec_runtimes.trained_heads.block_checkpoint import read_block_checkpoint
 from edgedec_runtimes.trained_heads.block_settings import is_block_config
 from edgedec_runtimes.trained_heads.checkpoint import read_checkpoint
@@ -75,6 +75,7 @@ _READERS: Mapping[str, Callable[[GGUF], Head]] = {
     gguf_block.IK_ARCHITECTURE: partial(gguf_block.read_dflash, dialect=gguf_block.IK),
     gguf_split.ROWS: gguf_split.read_split,
     gguf_split.EXIT: gguf_split.read_split,
+    gguf_assistant.ARCHITECTURE: gguf_assistant.read_assistant,
 }
 ARCHITECTURES = tuple(_READERS)
 

@@ -58,7 +58,7 @@ def _form(document: dict[str, Any]) -> str:
     if document["exits"]:
         return "early exit"
     if block is None:
-        return "nextn" if document["joins"] else "EAGLE-3"
+        return "assistant" if document["reads_target"] else "nextn" if document["joins"] else "EAGLE-3"
     if block["markov"] == "selector" or block["conv_length"]:
         return "DFlash2"
     return "DFlash" if block["markov"] == "none" else "DSpark"
@@ -109,6 +109,8 @@ def _target(target: dict[str, str]) -> str:
 
 
 def _taps(document: dict[str, Any]) -> str:
+    if document["reads_target"]:
+        return "the target's keys and values, and what leaves its last norm"
     if document["joins"]:
         return f"what leaves layer {document['taps'][0]} of {document['taps'][0]}, after the model's last norm"
     if not document["taps"]:

@@ -29,6 +29,9 @@ def expected_shapes(card: HeadCard, *, n_taps: int) -> dict[str, tuple[int, ...]
         layer = _layer_shapes(card, n_columns=n)
         shapes = {name: layer[name] for name in ("q", "k", "v", "o", "input_norm")} | {"output_norm": (n,)}
         return shapes | ({"output": (card.n_vocab_draft, n)} if card.own_output else {})
+    if card.reads_target:
+        width = card.n_embd_target
+        return {"joint": (n, 2 * width), "fc": (width, n), "output": (card.n_vocab_draft, n)}
     shapes = {} if card.joins else {"fc": (n, n_taps * card.n_embd_target)}
     shapes["hidden_norm"] = (n,)
     if card.joins:

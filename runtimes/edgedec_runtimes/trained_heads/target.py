@@ -29,6 +29,7 @@ from edgedec.gguf.model_info import describe
 from edgedec.storage import probe_cache
 from edgedec_runtimes.architectures.nextn import without_nextn
 from edgedec_runtimes.trained_heads.card import HeadCard, Target
+from edgedec_runtimes.trained_heads.gguf_assistant import misfit
 from edgedec_runtimes.trained_heads.head import Head
 
 WEIGHTS_KEY, NORMS_KEY = "edgedec.source.weights", "edgedec.source.norms"
@@ -168,6 +169,8 @@ def fit(head: Head, gguf: GGUF) -> Fitted:
             was trained for; the message names it.
     """
     card = fit_card(head.card, gguf)
+    if card.reads_target and head.layers is not None and (reason := misfit(head.layers, gguf)) is not None:
+        _refuse(card, reason)
     of_this_file = head.layers is not None and head.layers.header_hash == gguf.header_hash
     return Fitted(replace(head, card=card), (*card.notes, *(() if of_this_file else _kinship(card, gguf))))
 
@@ -177,7 +180,7 @@ def fit_card(card: HeadCard, gguf: GGUF) -> HeadCard:
     info = describe(without_nextn(gguf))
     if card.n_embd_target != info.n_embd:
         _refuse(card, f"its taps have {card.n_embd_target} numbers, but the model's hidden states {info.n_embd}")
-    if not card.own_embedding and card.n_embd != info.n_embd:
+    if not (card.own_embedding or card.reads_target) and card.n_embd != info.n_embd:
         _refuse(card, f"it borrows embeddings of {card.n_embd} numbers, but the model's have {info.n_embd}")
     if not card.own_output and card.n_embd != info.n_embd:
         _refuse(card, f"it borrows an output matrix of {card.n_embd} columns, but the model's has {info.n_embd}")
@@ -190,7 +193,7 @@ def fit_card(card: HeadCard, gguf: GGUF) -> HeadCard:
         return card
     if card.exits and card.taps[0] >= info.n_layer:
         _refuse(card, f"it leaves the model behind layer {card.taps[0]}, but the model has {info.n_layer} layers")
-    taps = card.taps or default_taps(info.n_layer)
+    taps = card.taps or ((info.n_layer,) if card.joins else default_taps(info.n_layer))
     if card.joins and taps != (info.n_layer,):
         _refuse(card, f"it reads what leaves layer {taps[0]}, but the model has {info.n_layer} layers")
     if beyond := [i for i in taps if i > info.n_layer]:

@@ -86,7 +86,7 @@ def test_the_list_says_what_to_expect() -> None:
         "share_of_a_step": 218 / 4000,
         "license": "AngelSlim model licence",
         "note": "2.08 tokens a step with drafts of 2 (AngelSlim, vLLM); deepseek-ai/dspark_qwen3_4b_block7 "
-        "(Apache-2.0) 5.4 on code with drafts of 7 (DeepSpec)",
+        "(Apache-2.0) 5.4 on code with drafts of 7 (DeepSpec); RedHatAI/Qwen3-4B-speculator.dflash2 (Apache-2.0)",
     }
 
 
@@ -146,7 +146,8 @@ def test_info_tells_of_a_published_head() -> None:
     assert told == (
         "EAGLE-3, about 436.0 MB, AngelSlim model licence, hf:AngelSlim/Qwen3-4B_eagle3, not tried: 2.08 tokens a step "
         "with drafts of 2 (AngelSlim, vLLM); deepseek-ai/dspark_qwen3_4b_block7 (Apache-2.0) 5.4 on code with drafts "
-        "of 7 (DeepSpec); a drafted token reads 5 % of what a step reads"
+        "of 7 (DeepSpec); RedHatAI/Qwen3-4B-speculator.dflash2 (Apache-2.0); a drafted token reads 5 % of what a step "
+        "reads"
     )
 
 

@@ -18,6 +18,9 @@ from edgedec.load_options import LoadOptions
 from edgedec.model import Model, Session
 from edgedec_runtimes.cpu.runtime import Cpu
 from support.heads.loaded_blocks import FLOATS, INTEGERS, TEXT, loaded, of_floats, of_integers
+from support.heads.tiny_assistant import FLOATS as GEMMA
+from support.heads.tiny_assistant import INTEGERS as GEMMA_INTEGERS
+from support.heads.tiny_assistant import OF_FLOATS, OF_INTEGERS, write_assistant
 from support.heads.tiny_blocks import tiny_block
 from support.heads.tiny_heads import TinyHead, write_head
 from support.heads.tiny_nextn import OWN, write_nextn
@@ -70,6 +73,15 @@ def exiting(folder: Path, tiny: Tiny = FLOATS) -> Iterator[Model]:
         yield model
 
 
+@contextmanager
+def assisted(folder: Path, tiny: Tiny = GEMMA, head: Tiny = OF_FLOATS, **options: Any) -> Iterator[Model]:
+    """Load a tiny gemma4 that an assistant follows, which sees its keys and values."""
+    path = write_tiny(folder / "m.gguf", tiny)
+    assistant = write_assistant(folder / "assistant.gguf", head, tiny.n_embd)
+    with Cpu().load(path, LoadOptions(n_ctx=320, draft_head=assistant, **options)) as model:
+        yield model
+
+
 _KINDS: dict[str, Callable[[Path], AbstractContextManager[Model]]] = {
     "trained": trained,
     "trained, integers": partial(trained, tiny=INTEGERS, head=TRAINED_INTEGERS),
@@ -78,6 +90,8 @@ _KINDS: dict[str, Callable[[Path], AbstractContextManager[Model]]] = {
     "nextn, integers": partial(nextn, tiny=NEXTN_INTEGERS),
     "nextn, experts": partial(nextn, tiny=EXPERTS),
     "nextn, states": partial(nextn, tiny=replace(ARCHITECTURES["qwen35"], types=("Q8_0",))),
+    "assistant": assisted,
+    "assistant, integers": partial(assisted, tiny=GEMMA_INTEGERS, head=OF_INTEGERS),
     "exit": exiting,
     "exit, integers": partial(exiting, tiny=INTEGERS),
     "block": partial(loaded, tiny=FLOATS, head=BLOCK_FLOATS),

@@ -3,7 +3,7 @@
     LlamaHead(head, target)      fuses taps and evaluates pairs that the caller gives it
     LlamaPair(head, target)      evaluates a text with the target, and drafts behind it
     LlamaBlock(head)             drafts blocks: also an oracle for the order and sight of rows
-    LlamaNextn(model)            gives the states of a model, and what its nextn layer scores
+    LlamaNextn(model)            gives the states of a model, and what its nextn layer, or an assistant, scores
 
 Some functions of the library have no C name (llama_set_embeddings_nextn, llama_get_embeddings_layer_inp, ...); they are
 found by the name that gcc and clang give them, and `LlamaHead.available` says whether they were.
@@ -278,21 +278,24 @@ class LlamaBlock(LlamaHead):
 
 
 class LlamaNextn:
-    """A model and its nextn layer in llama.cpp, for texts of at most `n_ctx` tokens."""
+    """A model and its nextn layer, or an assistant of its own file, in llama.cpp, for at most `n_ctx` tokens."""
 
-    def __init__(self, path: Path, n_ctx: int = 128) -> None:
+    def __init__(self, path: Path, n_ctx: int = 128, assistant: Path | None = None) -> None:
         self._api: Any = llama()
         self._n_ctx = n_ctx
         params = self._api.llama_model_default_params()
         params.use_extra_bufts = repack_complaint() is None
         params.load_mtp = True
-        self._model = self._api.llama_model_load_from_file(str(path).encode(), params)
-        assert self._model, f"llama.cpp does not load {path}"
+        paths = [path] if assistant is None else [path, assistant]
+        self._models = [self._api.llama_model_load_from_file(str(each).encode(), params) for each in paths]
+        assert all(self._models), f"llama.cpp does not load {path}"
+        self._model = self._models[0]
         self._contexts: list[Any] = []
         self._target = self._context(_WHOLE, None)
         self._layer = self._context(_NEXTN, self._target)
         flags = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]
-        function("llama_set_embeddings_nextn", f"{_CONTEXT}bb", flags, None)(self._target, True, False)
+        for context in self._contexts[: len(paths)]:
+            function("llama_set_embeddings_nextn", f"{_CONTEXT}bb", flags, None)(context, True, False)
         floats = ctypes.POINTER(ctypes.c_float)
         self._state = function(
             "llama_get_embeddings_nextn_ith", f"{_CONTEXT}i", [ctypes.c_void_p, ctypes.c_int], floats
@@ -308,7 +311,7 @@ class LlamaNextn:
         params.flash_attn_type, params.ctx_type = 0, kind
         if other is not None:
             params.ctx_other = other
-        context = self._api.llama_init_from_model(self._model, params)
+        context = self._api.llama_init_from_model(self._models[-1 if kind == _NEXTN else 0], params)
         assert context, "llama.cpp makes no context"
         self._contexts.append(context)
         return context
@@ -325,13 +328,18 @@ class LlamaNextn:
         self._api.llama_batch_free(batch)
         return np.stack(found)
 
-    def scores(self, tokens: Sequence[int], states: F32) -> F32:
+    def step(self, token: int, state: F32, position: int) -> tuple[F32, F32]:
+        """Return float32[n_vocab], what an assistant scores behind a token at a position, and the next one's state."""
+        row = self.scores([token], state[None], position)[0]
+        return row, np.ctypeslib.as_array(self._state(self._layer, 0), (self._n_embd,)).copy()
+
+    def scores(self, tokens: Sequence[int], states: F32, position: int = 1) -> F32:
         """Return float32[n, n_vocab], what the layer scores for pairs of a token and the state before it."""
         n = len(tokens)
         batch = self._api.llama_batch_init(n, self._n_embd, 1)
         ids = (ctypes.c_int32 * n)(*tokens)
         batch.token = ctypes.cast(ids, type(batch.token))
-        _fill(batch, range(1, n + 1))
+        _fill(batch, range(position, position + n))
         np.ctypeslib.as_array(batch.embd, states.shape)[:] = states
         assert self._api.llama_decode(self._layer, batch) == 0
         rows = [self._api.llama_get_logits_ith(self._layer, i) for i in range(n)]
@@ -344,7 +352,8 @@ class LlamaNextn:
         """Free everything."""
         for context in reversed(self._contexts):
             self._api.llama_free(context)
-        self._api.llama_model_free(self._model)
+        for model in reversed(self._models):
+            self._api.llama_model_free(model)
 
     def __enter__(self) -> Self:
         return self

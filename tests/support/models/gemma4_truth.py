@@ -41,6 +41,10 @@ class Truth:
         return np.array([self._row(position, int(token)) for position, token in enumerate(token_ids)])
 
     def _row(self, position: int, token: int) -> F64:
+        return np.asarray(30 * np.tanh(self.tensors["token_embd.weight"] @ self.state(position, token) / 30))
+
+    def state(self, position: int, token: int) -> F64:
+        """Return what leaves the last norm, f64[n_embd], for the token behind those that were read."""
         w, n_layer = self.tensors, len(self.sliding)
         x = w["token_embd.weight"][token] * math.sqrt(w["token_embd.weight"].shape[1])
         parts: F64 = np.zeros((n_layer, 0))
@@ -51,8 +55,7 @@ class Truth:
             parts = (normed + table * math.sqrt(table.shape[1])) / math.sqrt(2)
         for i in range(n_layer):
             x = self._layer(i, position, x, parts[i])
-        logits = w["token_embd.weight"] @ self._rms(x, "output_norm.weight")
-        return np.asarray(30 * np.tanh(logits / 30))
+        return self._rms(x, "output_norm.weight")
 
     def _layer(self, i: int, position: int, x: F64, part: F64) -> F64:
         w, p = self.tensors, f"blk.{i}."
@@ -79,8 +82,11 @@ class Truth:
             turned = self._turned(i, position, self._rms(k, p + "k_norm.weight"))
             self.keys.setdefault(i, []).append(turned)
             self.values.setdefault(i, []).append(self._rms(v))
+        return self._seen(i, position, q, self.keys[source], self.values[source])
+
+    def _seen(self, i: int, position: int, q: F64, all_keys: list[F64], all_values: list[F64]) -> F64:
         first = max(0, position - self.window + 1) if self.sliding[i] else 0
-        keys, values = np.array(self.keys[source][first:]), np.array(self.values[source][first:])
+        keys, values = np.array(all_keys[first:]), np.array(all_values[first:])
         group = len(q) // keys.shape[1]
         out = [_softmax(keys[:, h // group] @ q[h]) @ values[:, h // group] for h in range(self.n_head)]
         return np.concatenate(out)

@@ -11,7 +11,8 @@ from edgedec_models.hubs.hub_spec import DEFAULTS
 from edgedec_models.hubs.search import FoundModel
 
 _FAST, _MEDIUM = 20, 5  # tokens a second; people read about seven
-_KINDS = {"eagle3": "EAGLE-3", "dflash": "DFlash", "dspark": "DSpark"}
+_BLOCKS = {"dflash": "DFlash", "dspark": "DSpark"}
+_KINDS = {"eagle3": "EAGLE-3", "gemma4-assistant": "assistant", **_BLOCKS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def head_line(entry: Entry) -> str | None:
         return None
     n_bytes, share = head_fetch_bytes(head), head_share(entry)
     size = "" if n_bytes is None else f", {'' if head.size_bytes else 'about '}{format_bytes(n_bytes)}"
-    unit = "token" if head.architecture == "eagle3" else "block"
+    unit = "block" if head.architecture in _BLOCKS else "token"
     cost = "" if share is None else f"; a drafted {unit} reads {100 * share:.0f} % of what a step reads"
     whence = "" if head.reference is None else f", {head.reference}, not tried"
     return f"{_KINDS.get(head.architecture, head.architecture)}{size}, {head.licence}{whence}: {head.note}{cost}"

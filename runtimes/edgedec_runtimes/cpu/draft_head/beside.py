@@ -169,12 +169,18 @@ def tapped_layers(card: HeadCard) -> tuple[int, ...]:
     """Return the layers whose output a head reads, by what it taps: the output of one layer enters the next.
 
     Raises:
-        UnsupportedModelError: The head taps what enters the first layer, which no layer puts out, or splits forwards.
+        UnsupportedModelError: The head taps what enters the first layer, which no layer puts out, splits forwards, or
+            sees the target's keys and values.
     """
     if card.splits_forwards:
         raise UnsupportedModelError(
             f"the draft head {card.name} has rows of one forward pass different layers, which only the cpu runtime can "
             "do; use that runtime and the GGUF, or another head"
+        )
+    if card.reads_target:
+        raise UnsupportedModelError(
+            f"the draft head {card.name} sees the model's keys and values, which only the cpu runtime shows it; use "
+            "that runtime and the GGUF, or another head"
         )
     if 0 in card.taps:
         raise UnsupportedModelError(

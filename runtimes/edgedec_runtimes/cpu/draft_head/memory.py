@@ -75,6 +75,14 @@ def head_terms(facts: HeadFacts, n_output: int, n_ctx: int, n_parallel: int) -> 
             MemoryTerm("draft head", weights, f"{card.name}, {card.n_vocab_draft} tokens"),
             MemoryTerm("rows of the draft head", int(shared + 4 * n_parallel * of_session), f"at most {n_rows}"),
         )
+    if card.reads_target:  # it has no KV cache
+        width, n_embd = card.n_embd_target, card.n_embd
+        of_rows = KERNEL_ROWS * ((2 * width + n_embd) * _BLOCK_BYTES + 4 * (3 * width + 2 * n_embd))
+        of_session = _KEPT_ROWS * width + card.n_vocab_draft
+        return (
+            MemoryTerm("draft head", weights, f"{card.name}, {card.n_vocab_draft} tokens"),
+            MemoryTerm("taps of the draft head", int(of_rows + 4 * n_parallel * of_session), "hidden states"),
+        )
     n_tokens = -(-n_ctx // _PAGE_TOKENS) * _PAGE_TOKENS
     n_layer = 1 if block is None else block.n_layer
     kv_bytes = 4 * n_tokens * n_layer * card.n_head_kv * card.head_dim

@@ -65,6 +65,8 @@ def is_read_by_tokens(name: str, card: HeadCard) -> bool:
 
     A head that reads pairs reads `fc` once for all tokens that stand since the last draft, which is left out.
     """
+    if card.reads_target:
+        return True
     return card.rows is None and (name in _OF_A_TOKEN if card.block is not None else name not in (*_FEW_ROWS, "fc"))
 
 
@@ -87,7 +89,7 @@ def native_config(card: HeadCard) -> ctypes.Structure:
     config.rms_epsilon, config.rope_base = card.rms_epsilon, card.rope_base
     if card.rows is not None:
         config.n_rows_made, config.rows_layer = card.rows.n, card.rows.layer
-    config.exit_layer = card.taps[0] if card.exits else 0
+    config.exit_layer, config.reads_target = card.taps[0] if card.exits else 0, card.reads_target
     if (block := card.block) is not None:
         config.n_layer, config.block_size, config.block_shifted = block.n_layer, block.size, block.shifted
         config.block_causal, config.markov, config.rank = block.causal, _MARKOV[block.markov], block.rank

@@ -3,7 +3,7 @@
 // All heads read features, which `fc` makes of hidden states of the target (the taps). A head of the EAGLE-3 kind
 // (arXiv:2503.01840) is one decoder layer that reads pairs of a feature and the embedding of the token that follows
 // (pair_state.h). In other heads that read pairs, a matrix joins each pair, and what it makes goes through ordinary
-// layers (EAGLE; nextn, or multi-token prediction).
+// layers (EAGLE; nextn, or multi-token prediction), which may see the target's keys and values (reading_state.h).
 // A head that drafts blocks (DFlash, arXiv:2602.06036; DSpark) has some decoder layers, whose rows are
 // the newest token and masks, and which see the features as keys and values (block_state.h).
 #pragma once
@@ -59,9 +59,9 @@ struct ec_draft_head {
     const float *of;
     float *out;
   };
-  // Make the features, [n_embd], of at most net.max_rows rows of taps, [n_tapped].
+  // Make the features of at most net.max_rows rows of what fc reads: the taps, [n_tapped].
   void fuse(const std::vector<Made> &rows);
-  // Make what enters the layers, [n_embd], of at most net.max_rows pairs, [2 * n_embd].
+  // Make what enters the layers, [n_embd], of at most net.max_rows pairs of an embedding and a feature.
   void join(const std::vector<Made> &pairs);
   // Write the embedding of token i to out + i * stride, [n_embd]. Throws Unreadable.
   void embed(const int32_t *tokens, int32_t n, float *out, int64_t stride);
@@ -70,6 +70,7 @@ struct ec_draft_head {
 
  private:
   void check_inputs() const;
+  void check_reading() const;
   void check_target() const;
   void set_rope();
   void finish_rows();

@@ -8,6 +8,7 @@
 #include "draft_head/exit_state.h"
 #include "draft_head/pair_state.h"
 #include "draft_head/products.h"
+#include "draft_head/reading_state.h"
 #include "draft_head/row_state.h"
 #include "weights/tiles.h"
 
@@ -39,7 +40,7 @@ ec_draft_head::ec_draft_head(ec_model &model, const ec_draft_head_config &c, con
   net.of_head = true;
   net.ahead_from = &model;
   require(!joins || (c.block_size == 0 && net.config.n_embd == c.n_embd && net.config.n_vocab == c.n_vocab &&
-                     net.config.n_layer == c.n_layer),
+                     (c.reads_target != 0 || net.config.n_layer == c.n_layer)),
           "the layers of a head that joins pairs have other sizes than the head");
   net.paired = c.block_size == 0 && !joins && c.exit_layer == 0;
   net.normed_residual = c.norm_before_residual != 0;
@@ -48,6 +49,7 @@ ec_draft_head::ec_draft_head(ec_model &model, const ec_draft_head_config &c, con
   made.n = c.n_rows_made, made.layer = c.rows_layer;
   require(made.n >= 0 && made.n <= EC_MOST_BLOCK, "the rows of a head are out of range");
   require((c.block_size > 0) + joins + has_rows + (c.exit_layer != 0) <= 1, "the head is of several kinds");
+  require(joins || c.reads_target == 0, "only joined pairs read the target's keys and values");
   require(c.n_ff > 0 || joins || has_rows || c.exit_layer > 0, "the head has no feed-forward block");
   std::vector<ec_layer> shapes;
   for (int32_t i = 0; i < c.n_layer; ++i)
@@ -76,7 +78,7 @@ void ec_draft_head::finish() {
   const bool own = embedding.n_rows != 0;
   check_inputs();
   if (own) require_head_matrix(embedding, "embedding", target.config.n_vocab, config.n_embd);
-  require(own || config.n_embd == target.config.n_embd, "the target's embeddings have another length");
+  require(own || config.reads_target != 0 || config.n_embd == target.config.n_embd, "the target's embeddings have another length");
   require(own || !target.elsewhere || target.look_up != nullptr, "the target's embeddings are not there");
   require(config.fc_norm == EC_FC_NORM_NONE ? fc_norm.empty() : (int64_t)fc_norm.size() == n_tapped(),
           "the vector fc_norm is missing or has another length");
@@ -151,6 +153,7 @@ void ec_draft_head::finish_rows() {
 
 // Check what makes features of taps, and what joins them with embeddings.
 void ec_draft_head::check_inputs() const {
+  if (config.reads_target != 0) return check_reading();
   if (fc.n_rows != 0 || !joins) require_head_matrix(fc, "fc", config.n_embd, n_tapped());
   require(fc.n_rows != 0 || n_tapped() == config.n_embd, "features that are no product have another length than taps");
   require_head_matrix(joint, "joint", joins ? config.n_embd : 0, joins ? 2 * (int64_t)config.n_embd : 0);
@@ -158,6 +161,19 @@ void ec_draft_head::check_inputs() const {
     require((int64_t)norm->size() == (joins ? config.n_embd : 0), "a norm of joined pairs is missing or not used");
   const bool norms = (config.block_size == 0 && config.feeds_back_normed) || net.config.norm_period != 0;
   require(!norms || !net.output_norm.empty(), "the head's outputs are fed back normed, and it has no output norm");
+}
+
+// Check what joins embeddings and features of the target's, and what makes features of the head's own states.
+void ec_draft_head::check_reading() const {
+  const int64_t n = config.n_embd, n_target = target.config.n_embd;
+  require_head_matrix(joint, "joint", n, 2 * n_target);
+  require_head_matrix(fc, "fc", n_target, n);
+  require(embedding.n_rows == 0 && taps.size() == 1 && taps[0] == target.config.n_layer,
+          "the head reads other states than what leaves the target, or embeddings of its own");
+  require(embedding_norm.empty() && feature_norm.empty() && !net.output_norm.empty(),
+          "a norm of joined pairs is not used, or the one behind the layers is missing");
+  for (const Layer &layer : net.layers)
+    require(layer.shape.kv_from == EC_KV_OF_TARGET, "a layer of the head has keys and values of its own");
 }
 
 // Take the first rows of the target's output matrix where they are those of the tokens that the head drafts.
@@ -173,6 +189,7 @@ void ec_draft_head::take_output() {
 std::shared_ptr<DraftHeadState> ec_draft_head::follow(int32_t n_ctx) {
   if (made.n > 0) return std::make_shared<RowState>(*this, n_ctx);
   if (config.exit_layer != 0) return std::make_shared<ExitState>(*this, n_ctx);
+  if (config.reads_target != 0) return std::make_shared<ReadingState>(*this, n_ctx);
   if (block_) return std::make_shared<BlockState>(*this, n_ctx);
   return std::make_shared<PairState>(*this, n_ctx);
 }
@@ -184,22 +201,23 @@ void ec_draft_head::run(const ec_item *items, int32_t n_items, float *out) {
 
 void ec_draft_head::embed(const int32_t *tokens, int32_t n, float *out, int64_t stride) {
   const bool own = embedding.n_rows != 0;
+  const int32_t n_embd = own ? config.n_embd : target.config.n_embd;
   if (!own && target.elsewhere && target.look_up(tokens, n, out, stride) != EC_OK)
     throw Unreadable("the embeddings that the draft head borrows can't be read");
   for (int32_t i = 0; i < n; ++i, out += stride) {
-    if (own) tile_row(embedding.type, config.n_embd, embedding.tiles, tokens[i], out);
+    if (own) tile_row(embedding.type, n_embd, embedding.tiles, tokens[i], out);
     else if (target.streamer.started()) target.streamer.embed(tokens[i], out);
     else if (target.row_file.is_open()) target.row_file.read(tokens[i], out);
     else if (!target.elsewhere)
-      tile_row(target.token_embd.type, config.n_embd, target.token_embd.tiles, tokens[i], out);
+      tile_row(target.token_embd.type, n_embd, target.token_embd.tiles, tokens[i], out);
     if (embedding_scale_ != 1.0f)
-      for (int32_t j = 0; j < config.n_embd; ++j) out[j] *= embedding_scale_;
+      for (int32_t j = 0; j < n_embd; ++j) out[j] *= embedding_scale_;
   }
 }
 
 void ec_draft_head::fuse(const std::vector<Made> &rows) {
   const Kernels &k = *net.kernels;
-  const int64_t n = (int64_t)rows.size(), width = n_tapped(),
+  const int64_t n = (int64_t)rows.size(), width = fc.n_rows == 0 ? n_tapped() : fc.n_cols,
                 piece = config.fc_norm == EC_FC_NORM_EACH ? target.config.n_embd : width;
   for (int64_t i = 0; i < n; ++i) {
     const float *row = rows[(size_t)i].of;
@@ -219,9 +237,13 @@ void ec_draft_head::fuse(const std::vector<Made> &rows) {
 
 void ec_draft_head::join(const std::vector<Made> &pairs) {
   const Kernels &k = *net.kernels;
-  const int64_t d = config.n_embd, n = (int64_t)pairs.size();
+  const int64_t d = joint.n_cols / 2, n = (int64_t)pairs.size();
   std::vector<float> normed((size_t)(2 * d));
   for (int64_t i = 0; i < n; ++i) {
+    if (embedding_norm.empty()) {
+      k.quantize(pairs_.view(), i, 0, 2 * d, pairs[(size_t)i].of);
+      continue;
+    }
     k.rms_norm(pairs[(size_t)i].of, embedding_norm.data(), config.rms_epsilon, d, normed.data());
     k.rms_norm(pairs[(size_t)i].of + d, feature_norm.data(), config.rms_epsilon, d, normed.data() + d);
     k.quantize(pairs_.view(), i, 0, 2 * d, normed.data());

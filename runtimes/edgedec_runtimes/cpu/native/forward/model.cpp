@@ -123,6 +123,10 @@ void ec_model::set_layers(const ec_layer *shapes) {
             "a size of a layer is out of range");
     require(l.n_head % l.n_head_kv == 0, "the heads are no multiple of the key-value heads");
     require(l.head_dim % 16 == 0, "head_dim must be a multiple of 16");
+    if (l.kv_from == EC_KV_OF_TARGET) {
+      read_target(layer);
+      continue;
+    }
     require(l.kv_from >= 0 && l.kv_from <= (int32_t)i, "a layer reads the keys and values of a later one");
     const ec_layer &source = layers[(size_t)l.kv_from].shape;
     require(layers[(size_t)l.kv_from].attends() && source.kv_from == l.kv_from && source.n_head_kv == l.n_head_kv &&
@@ -135,6 +139,20 @@ void ec_model::set_layers(const ec_layer *shapes) {
   }
 }
 
+// Let a layer of a draft head read what the target's last layer of its kind reads.
+void ec_model::read_target(Layer &layer) const {
+  require(of_head && layer.shape.role == EC_ROLE_CROSS, "only a draft head's layers read those of another model");
+  require(!layer.slides || config.sliding_window > 1, "a window leaves nothing to see");
+  const std::vector<Layer> &others = ahead_from->layers;
+  const auto source = std::find_if(others.rbegin(), others.rend(), [&](const Layer &other) {
+    return other.attends() && other.slides == layer.slides;
+  });
+  require(source != others.rend(), "the target has no layer with a window, or none without");
+  require(source->shape.n_head_kv == layer.shape.n_head_kv && source->shape.head_dim == layer.shape.head_dim,
+          "a layer reads keys and values of another shape than the target's");
+  layer.number = source->number;
+}
+
 // Number the layers among those that store the same.
 void ec_model::number_layers() {
   int32_t n_stored[EC_N_ROLES] = {}, n_convolutions = 0;
@@ -145,7 +163,7 @@ void ec_model::number_layers() {
     }
     if (layer.convolves()) layer.number = n_convolutions++;
     if (layer.stores_kv) layer.number = n_stored[layer.shape.role]++;
-    if (layer.attends()) layer.number = layers[(size_t)layer.shape.kv_from].number;
+    if (layer.attends() && layer.shape.kv_from >= 0) layer.number = layers[(size_t)layer.shape.kv_from].number;
   }
 }
 

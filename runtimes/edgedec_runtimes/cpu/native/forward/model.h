@@ -232,6 +232,7 @@ struct ec_model {
 
  private:
   void number_layers();
+  void read_target(edgedec::Layer &layer) const;
   void check_mixer(const edgedec::Layer &layer) const;
   void check_mlp(const edgedec::Layer &layer) const;
   void check_experts(const edgedec::Layer &layer) const;

@@ -96,9 +96,13 @@ void Plan::end_early(const ec_model &model) {
   const bool may_end = attn_rows.empty() || (wanted.empty() && taps.empty());
   while (may_end && n_storing > 1 && !(runs(n_storing - 1) && stores(model.layers[(size_t)n_storing - 1]))) --n_storing;
   last_layer = n_storing - 1;
-  for (const Tap &tap : taps) last_layer = std::min(std::max(last_layer, tap.layer + 1), n_layer - 1);
   std::vector<char> is_read((size_t)n_rows, 0);
   for (int32_t r : wanted) is_read[(size_t)r] = 1;
+  for (const Tap &tap : taps) {  // one whose rows go on anyway leaves the others out
+    const auto first = is_read.begin() + tap.first_row;
+    if (std::count(first, first + tap.n_rows, 0) > 0)
+      last_layer = std::min(std::max(last_layer, tap.layer + 1), n_layer - 1);
+  }
   for (const Tap &tap : taps)
     if (tap.layer >= last_layer) std::fill_n(is_read.begin() + tap.first_row, tap.n_rows, 1);
   if (std::all_of(is_read.begin(), is_read.end(), [](char c) { return c != 0; })) return;
