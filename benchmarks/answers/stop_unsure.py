@@ -7,11 +7,11 @@
 which no model was trained on. At every position it notes the token that greedy decoding writes there and the one that
 default sampling draws, what the row of logits says about each (edgedec_methods.unsure), and the file's own token.
 
-`fit` fits the logistic function on the greedy tokens of two of three files of the standard library and of the
-packages, for each model and for all together, and judges it on the other files. It reports how well single tokens are
-told apart, and what a user of completions sees: from every 8th position a line is completed, and is right where the
-tokens shown are the file's. Up to its first wrong token a completion is the file's text, so no text is generated for
-that. Prints the coefficients; ends with one line of JSON.
+`fit` fits the logistic function on the greedy tokens of two of three files of the standard library and of the packages,
+for each model and for all together, and judges it on the other files. It reports how well single tokens are told apart,
+from which entropy on AdaDec pauses, and what a user of completions sees: from every 8th position a line is completed,
+and is right where the tokens shown are the file's. Up to its first wrong token a completion is the file's text, so no
+text is generated for that. Prints the coefficients; ends with one line of JSON.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from edgedec.api.options import DraftOptions
 from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec.storage.whole_file import write_atomically
 from edgedec_apps.bench.provenance import provenance
+from edgedec_methods.adadec import fitted_threshold
 from edgedec_methods.arbitrage import logistic_weights
 from edgedec_methods.unsure import Doubt, Fit
 
@@ -277,6 +278,9 @@ def fit_all(args: argparse.Namespace) -> None:
     together = fitted([file for name in args.together for file in learned[name]])
     result: dict[str, Any] = provenance() | {"fits": {name: asdict(fit) for name, fit in own.items()}}
     result |= {"shapes": {name: shape_of(args.work / name) for name in found}}
+    read_by = {name: np.concatenate([file.greedy for file in files]) for name, files in learned.items()}
+    result["adadec"] = {name: round(fitted_threshold(x[:, 2], x[:, 0] > 0), 2) for name, x in read_by.items()}
+    print(f"AdaDec pauses from so many bits on: {result['adadec']}")
     result |= {"together": list(args.together), "general_fit": asdict(together), "judged": {}}
     for name, files in found.items():
         others = {other: fit for other, fit in own.items() if other != name}
