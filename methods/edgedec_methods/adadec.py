@@ -30,7 +30,7 @@ from edgedec_methods.unsure import Shape
 THRESHOLDS: Mapping[Shape, float] = {}
 """What `benchmarks/answers/stop_unsure.py fit` found, by the shape of the model."""
 GENERAL = 1.0
-"""For all other models, which are fitted by fitted_threshold()."""
+"""For other models; fitted_threshold() fits one to a model."""
 _RIDGE = 1e-3
 
 

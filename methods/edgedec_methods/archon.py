@@ -168,7 +168,8 @@ def searched(
         choices: What may stand behind it.
         most: Most stacks to measure.
     """
-    best, figure, n, grows = (first,), measure((first,)), 1, True
+    best: tuple[Layer, ...] = (first,)
+    figure, n, grows = measure(best), 1, True
     while grows:
         tried = [(measure((*best, layer)), (*best, layer)) for layer in choices[: most - n]]
         n += len(tried)
