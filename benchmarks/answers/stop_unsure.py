@@ -270,6 +270,14 @@ def judged(files: Sequence[Found], fit: Fit) -> dict[str, Any]:
     return result
 
 
+def paused(files: Sequence[Found]) -> dict[str, float]:
+    """Return AdaDec's threshold in bits, and how well it, and one bit, tell right from wrong tokens, weighed alike."""
+    learned, tested = (np.concatenate([f.greedy for f in files if f.held_out is held]) for held in (False, True))
+    bits, right = round(fitted_threshold(learned[:, 2], learned[:, 0] > 0), 2), tested[:, 0] > 0
+    told = [(np.mean(tested[right, 2] < at) + np.mean(tested[~right, 2] >= at)) / 2 for at in (bits, 1.0)]
+    return {"bits": bits, "told apart": round(float(told[0]), 3), "by one bit": round(float(told[1]), 3)}
+
+
 def fit_all(args: argparse.Namespace) -> None:
     """Fit all models, judge the fits, print the coefficients and write the result."""
     found = {folder.name: load(folder) for folder in sorted(args.work.iterdir()) if folder.is_dir()}
@@ -278,9 +286,8 @@ def fit_all(args: argparse.Namespace) -> None:
     together = fitted([file for name in args.together for file in learned[name]])
     result: dict[str, Any] = provenance() | {"fits": {name: asdict(fit) for name, fit in own.items()}}
     result |= {"shapes": {name: shape_of(args.work / name) for name in found}}
-    read_by = {name: np.concatenate([file.greedy for file in files]) for name, files in learned.items()}
-    result["adadec"] = {name: round(fitted_threshold(x[:, 2], x[:, 0] > 0), 2) for name, x in read_by.items()}
-    print(f"AdaDec pauses from so many bits on: {result['adadec']}")
+    result["adadec"] = {name: paused(files) for name, files in found.items()}
+    print(f"AdaDec's thresholds: {result['adadec']}")
     result |= {"together": list(args.together), "general_fit": asdict(together), "judged": {}}
     for name, files in found.items():
         others = {other: fit for other, fit in own.items() if other != name}
