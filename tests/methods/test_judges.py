@@ -39,8 +39,11 @@ def test_the_mean_of_the_grades() -> None:
     assert (score, words) == (0.2, "Bad.\nGrade: 1")
     assert critic_check(Critic(), 1)("?", "a") == (0.1, "Grade: 1")
     for first, score in (("Grade", 0.3), ("Bad", 0.1)):  # of two graded critiques, the meta judge's one counts
-        judge = critic(Critic(), 3, lambda prefix, text, words, first=first: float(words.startswith(first)))
-        assert judge("?", ["aaab"]) == [score]
+
+        def meta(prefix: str, text: str, words: str, first: str = first) -> float:
+            return float(words.startswith(first))
+
+        assert critic(Critic(), 3, meta)("?", ["aaab"]) == [score]
     stated = ("Grade: 3. No: **Grade:** 7", "Grade: 11", "fine")  # the last one that is stated counts
     assert [grade_of(words) for words in stated] == [0.7, None, None]
     with pytest.raises(OptionError, match="at least 1"):
