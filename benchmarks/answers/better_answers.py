@@ -23,7 +23,7 @@ from statistics import fmean
 from time import monotonic, process_time
 from typing import Any
 
-from made_pairs import N_BOUNDS, at_budget, auroc_of, by_difficulty, compared, passing
+from made_pairs import at_budget, auroc_of, compared, passing
 from made_runs import add_line, figures, lines_of, load, open_tasks, question, texts_of
 from made_searches import COMPARED, COMPARED_BY_KIND, SEARCHES, UNSCORED, Setting
 from made_table import CURVE, draw, measures_of, of_search, of_texts
@@ -98,7 +98,7 @@ def table(args: argparse.Namespace) -> None:
     tables, judges, pairs = dict[str, list[dict[str, Any]]](), dict[str, Any](), dict[str, Any]()
     for kind in sorted({line["kind"] for line in lines}):
         texts = list({line["task"]: line for line in lines if line["kind"] == kind and "rows" in line}.values())
-        rows = [*(of_texts(texts) if texts else []), *([by_difficulty(texts)] if len(texts) > N_BOUNDS else [])]
+        rows = list(of_texts(texts)) if texts else []
         judges[kind] = {name: auroc_of(groups) for name, groups in measures_of(texts).items()}
         pairs[kind] = {}
         methods = dict.fromkeys(_way(line) for line in lines if line["kind"] == kind and "method" in line)

@@ -1,10 +1,9 @@
-"""What better_answers.py compares task by task: the method by difficulty, pairs of ways, and intervals.
+"""What better_answers.py compares task by task: pairs of ways, and intervals.
 
 Accuracies of few tasks have wide intervals, but two ways that ran on the same tasks can be compared by the tasks on
 which they differ.
 """
 
-import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import comb
@@ -12,44 +11,10 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from made_table import choices, interval, lockstep, spent_by, summed
-
-from edgedec_methods.compute_optimal import fitted, method_for
+from made_table import choices, interval, lockstep, spent_by
 
 Row = Mapping[str, Any]
-FIRST = 4
-N_BOUNDS = 4
 _SAMPLES = 1000
-
-
-def by_difficulty(lines: Sequence[Row]) -> dict[str, Any]:
-    """Return the row of the table of the compute-optimal choice: each task's method by a table fitted to the others.
-
-    The score of the first texts is the share of the public tests, or their likelihood; the rows of the table are the
-    quarters of the other tasks by it. The methods are more texts of the same way of choosing: the public tests, or the
-    likeliest; and for answers the vote, too.
-    """
-    is_code = "public" in lines[0]["rows"][0]
-    ways = [("public tests", n) for n in (4, 8, 16)] if is_code else [("likely", 4), ("vote", 8), ("likely", 16)]
-    names = {f"{way} {n}": (way, n) for way, n in ways}
-    firsts = [[_first_score(row) for row in line["rows"][:FIRST]] for line in lines]
-    rights = [{name: _chosen(line, *key)["right"] for name, key in names.items()} for line in lines]
-    entries = []
-    for k, line in enumerate(lines):
-        others = [i for i in range(len(lines)) if i != k]
-        outcomes = [(fmean(firsts[i]), name, float(rights[i][name])) for i in others for name in names]
-        means = sorted(fmean(firsts[i]) for i in others)
-        bounds = [means[len(means) * i // N_BOUNDS] for i in range(N_BOUNDS - 1, 0, -1)] + [0.0]
-        way, n = names[method_for(firsts[k], fitted(outcomes, bounds))]
-        lengths = [row["tokens"] for row in line["rows"][:n]]
-        spent = lockstep(lengths[:FIRST]) + (lockstep(lengths[FIRST:]) if n > FIRST else 0.0)
-        chosen = _chosen(line, way, n)
-        entries.append((chosen["right"], spent, chosen["tokens"], sum(lengths)))
-    return summed("compute-optimal", "4 to 16", entries)
-
-
-def _first_score(row: Row) -> float:
-    return float(row["public"]) if "public" in row else math.exp(row["mean_logprob"])
 
 
 def _chosen(line: Row, way: str, n: int) -> Row:

@@ -7,11 +7,11 @@
 which no model was trained on. At every position it notes the token that greedy decoding writes there and the one that
 default sampling draws, what the row of logits says about each (edgedec_methods.unsure), and the file's own token.
 
-`fit` fits the logistic function on the greedy tokens of two of three files of the standard library and of the
-packages, for each model and for all together, and judges it on the other files. It reports how well single tokens are
-told apart, and what a user of completions sees: from every 8th position a line is completed, and is right where the
-tokens shown are the file's. Up to its first wrong token a completion is the file's text, so no text is generated for
-that. Prints the coefficients; ends with one line of JSON.
+`fit` fits the logistic function on the greedy tokens of two of three files of the standard library and of the packages,
+for each model and for all together, and judges it on the other files. It reports how well single tokens are told apart,
+from which entropy on AdaDec pauses, and what a user of completions sees: from every 8th position a line is completed,
+and is right where the tokens shown are the file's. Up to its first wrong token a completion is the file's text, so no
+text is generated for that. Prints the coefficients; ends with one line of JSON.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from edgedec.api.options import DraftOptions
 from edgedec.sampling import Noise, SamplingParams, draw
 from edgedec.storage.whole_file import write_atomically
 from edgedec_apps.bench.provenance import provenance
+from edgedec_methods.adadec import fitted_threshold
 from edgedec_methods.arbitrage import logistic_weights
 from edgedec_methods.unsure import Doubt, Fit
 
@@ -269,6 +270,14 @@ def judged(files: Sequence[Found], fit: Fit) -> dict[str, Any]:
     return result
 
 
+def paused(files: Sequence[Found]) -> dict[str, float]:
+    """Return AdaDec's threshold in bits, and how well it, and one bit, tell right from wrong tokens, weighed alike."""
+    learned, tested = (np.concatenate([f.greedy for f in files if f.held_out is held]) for held in (False, True))
+    bits, right = round(fitted_threshold(learned[:, 2], learned[:, 0] > 0), 2), tested[:, 0] > 0
+    told = [(np.mean(tested[right, 2] < at) + np.mean(tested[~right, 2] >= at)) / 2 for at in (bits, 1.0)]
+    return {"bits": bits, "told apart": round(float(told[0]), 3), "by one bit": round(float(told[1]), 3)}
+
+
 def fit_all(args: argparse.Namespace) -> None:
     """Fit all models, judge the fits, print the coefficients and write the result."""
     found = {folder.name: load(folder) for folder in sorted(args.work.iterdir()) if folder.is_dir()}
@@ -277,6 +286,8 @@ def fit_all(args: argparse.Namespace) -> None:
     together = fitted([file for name in args.together for file in learned[name]])
     result: dict[str, Any] = provenance() | {"fits": {name: asdict(fit) for name, fit in own.items()}}
     result |= {"shapes": {name: shape_of(args.work / name) for name in found}}
+    result["adadec"] = {name: paused(files) for name, files in found.items()}
+    print(f"AdaDec's thresholds: {result['adadec']}")
     result |= {"together": list(args.together), "general_fit": asdict(together), "judged": {}}
     for name, files in found.items():
         others = {other: fit for other, fit in own.items() if other != name}

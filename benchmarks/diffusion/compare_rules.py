@@ -3,6 +3,7 @@
     python benchmarks/diffusion/compare_rules.py small.gguf --json rules.json --plot rules.svg
     python benchmarks/diffusion/compare_rules.py small.gguf --rules schedule:1 learned:filter.json
     python benchmarks/diffusion/compare_rules.py whole.gguf --length 8 --context 32 --rules threshold threshold,window:4
+    python benchmarks/diffusion/compare_rules.py lined.gguf --lined --length 16 --context 32 --rules threshold lines:0.3
     python benchmarks/diffusion/compare_rules.py plain.gguf --rules plain --json rules.json
     python benchmarks/diffusion/compare_rules.py small.gguf --cost smollm2-135m --json rules.json
 
@@ -15,13 +16,14 @@ diffusion model of its size pays on this machine where it commits more tokens a 
 import argparse
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import process_time
 
 import numpy as np
-from small_tasks import TASKS, is_right, made
+from small_tasks import LINED, TASKS, is_right, made
 
 import edgedec
 from edgedec.api.options import Lossy
@@ -37,7 +39,7 @@ RULES = (
     *("credit:0.9", "credit:0.6", "coherent:4", "coherent:8", "local_leap:0.75", "redundancy:0.8", "bounded:0.6"),
     *("prophet:7.5", "prophet:4", "entropy:0.5", "entropy_bound:0.5", "adaptive:4", "near_first:0.4", "explore:0.9"),
     *("parallel:2", "parallel:4", "free_dave:3"),
-)  # lines is not among them: a made task has no line end in its answer, and without one it is the default rule
+)  # lines is not among them: its blocks end with lines, and it is compared by --lined
 _SEED, _MOST_TOKENS, _CACHED, _ROUNDS = 10**6, 32, 256, 5
 
 
@@ -53,12 +55,12 @@ class Found:
     rows_a_forward: float
 
 
-def found(path: Path, rule: str, n: int, length: int, n_ctx: int) -> Found:
+def found(path: Path, rule: str, n: int, length: int, n_ctx: int, kinds: Iterable[str]) -> Found:
     """Answer `n` tasks of each kind with a rule."""
-    right, sums = dict.fromkeys(TASKS, 0), np.zeros(3, np.int64)
+    right, sums = dict.fromkeys(kinds, 0), np.zeros(3, np.int64)
     lossy = Lossy(methods=None if rule == "plain" else {"diffusion": {"denoise": rule, "length": length}})
     with edgedec.load(path, runtime="cpu", n_ctx=n_ctx, n_threads=1, lossy=lossy, draft="off") as engine:
-        for kind in TASKS:
+        for kind in right:
             for prompt, answer in made(kind, n, _SEED):
                 text = engine.generate(prompt, temperature=0.0, max_tokens=_MOST_TOKENS)
                 right[kind] += is_right(prompt, answer, text.text)
@@ -70,7 +72,7 @@ def found(path: Path, rule: str, n: int, length: int, n_ctx: int) -> Found:
                 sums += [int(x) for x in counts.groups()] if counts else [n_tokens, n_tokens, n_tokens]
     shares = {kind: count / n for kind, count in right.items()}
     tokens, rows = sums[[0, 2]] / sums[1]
-    return Found(path.stem, rule, sum(shares.values()) / len(TASKS), shares, float(tokens), float(rows))
+    return Found(path.stem, rule, sum(shares.values()) / len(shares), shares, float(tokens), float(rows))
 
 
 def costs(name: str, n_threads: int, sizes: list[int]) -> dict[int, float]:
@@ -112,13 +114,14 @@ def main() -> None:
     parser.add_argument("--cost", nargs="*", default=[], help="models whose forwards are timed")
     parser.add_argument("--rows", nargs="+", type=int, default=[4, 8, 16, 32, 256], help="of these forwards")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--lined", action="store_true", help="the tasks whose answers have lines")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     require_picture(options.plot)
-    results = []
+    results, kinds = [], tuple(LINED if options.lined else TASKS)
     for rule in options.rules:
-        results.append(result := found(options.gguf, rule, options.tasks, options.length, options.context))
+        results.append(result := found(options.gguf, rule, options.tasks, options.length, options.context, kinds))
         of = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in result.right_of.items())
         print(
             f"{rule:18} {100 * result.right:5.1f} % right ({of}), {result.tokens_a_forward:.2f} tokens and "

@@ -93,6 +93,23 @@ TASKS: dict[str, Callable[[Random], Question]] = {
 }
 
 
+def _lined(kind: str, order: Callable[[Random, list[str]], list[str]]) -> Callable[[Random], Question]:
+    def make(rng: Random) -> Question:
+        letters = rng.sample(LETTERS, rng.choice((4, 6, 8)))
+        pairs = [a + b for a, b in zip(letters[::2], letters[1::2], strict=True)]
+        return f"{kind}:{''.join(letters)}=", "\n".join(order(rng, pairs))
+
+    return make
+
+
+LINED: dict[str, Callable[[Random], Question]] = {
+    "turn": _lined("turn", lambda rng, pairs: [pair[::-1] for pair in pairs]),
+    "lines": _lined("lines", lambda rng, pairs: sorted(pairs)),
+    "mix": _lined("mix", lambda rng, pairs: rng.sample(pairs, len(pairs))),
+}
+"""Tasks whose answers have lines, for a model of their own: pairs of letters turned, sorted, and in any order."""
+
+
 def is_right(prompt: str, answer: str, found: str) -> bool:
     """Return whether `found` answers a prompt; `answer` is an answer that is right.
 
@@ -113,10 +130,12 @@ def is_right(prompt: str, answer: str, found: str) -> bool:
         return len(rows) == 3 and all(
             {*part} == {*words[0]} for part in (*rows, *map("".join, zip(*rows, strict=False)))
         )
+    if kind == "mix":
+        return sorted(found.split("\n")) == sorted(answer.split("\n"))
     return found == answer
 
 
 def made(kind: str, n: int, seed: int) -> list[Question]:
     """Return `n` prompts of a kind with their answers."""
     rng = Random(f"{kind} {seed}")
-    return [TASKS[kind](rng) for _ in range(n)]
+    return [(TASKS | LINED)[kind](rng) for _ in range(n)]

@@ -2,6 +2,7 @@
 
     python benchmarks/diffusion/train_small.py small.gguf --minutes 22
     python benchmarks/diffusion/train_small.py whole.gguf --sees whole --width 192 --layers 6 --minutes 5
+    python benchmarks/diffusion/train_small.py lined.gguf --sees whole --lined --width 192 --layers 6 --minutes 5
     python benchmarks/diffusion/train_small.py plain.gguf --sees before --width 192 --layers 6 --minutes 5
 
 The network is a Qwen3, of 11 million parameters where no other size is given. What its rows see makes the kind:
@@ -30,7 +31,7 @@ from time import monotonic, process_time
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from small_tasks import TASKS
+from small_tasks import LINED, TASKS
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -40,7 +41,7 @@ from edgedec_export.training.optimizing import Optimizers
 
 BLOCK, LENGTH = 16, 32
 EOS, SPACE, BYTES, MASK = 2, 3, 4, 260
-WORDS = {word: MASK + 1 + i for i, word in enumerate((*(f"{kind}:" for kind in TASKS), "="))}
+WORDS = {word: MASK + 1 + i for i, word in enumerate((*(f"{k}:" for k in TASKS), "=", *(f"{k}:" for k in LINED)))}
 N_VOCAB, HEAD_DIM, ROPE_BASE, EPSILON = 288, 32, 10_000.0, 1e-6
 NOTHING = -100  # a row that is trained to say nothing
 
@@ -117,11 +118,11 @@ KINDS: dict[str, Callable[[Random, list[int], int, int], Example]] = {
 }
 
 
-def batch(rng: Random, n: int, kind: str) -> Iterator[tuple[Tensor, ...]]:
+def batch(rng: Random, n: int, kind: str, *, lined: bool = False) -> Iterator[tuple[Tensor, ...]]:
     """Yield `n` sequences in groups of one length: int[m, r] ids, int[r] places, bool[m, 1, r, r] sees, int[m, r]."""
     groups: dict[int, list[Example]] = defaultdict(list)
     for _ in range(n):
-        prompt, answer = TASKS[rng.choice(tuple(TASKS))](rng)
+        prompt, answer = rng.choice(list((LINED if lined else TASKS).values()))(rng)
         begun, rest = token_ids(prompt), token_ids(answer)
         row = [*begun, *rest, *[EOS] * (LENGTH - len(begun) - len(rest))]
         example = KINDS[kind](rng, row, len(begun), len(begun) + len(rest))
@@ -243,6 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("gguf", type=Path)
     parser.add_argument("--sees", choices=KINDS, default="block", help="what rows see")
+    parser.add_argument("--lined", action="store_true", help="learn the tasks whose answers have lines")
     parser.add_argument("--width", type=int, default=320)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=22.0, help="of the processor")
@@ -260,7 +262,7 @@ def main() -> None:
         n, spent = saved["n"], saved["spent"]
     begun, written, mean = process_time() - spent, monotonic(), 3.0
     while (spent := process_time() - begun) < 60 * options.minutes:
-        loss = network.loss(batch(Random(n), options.batch, options.sees))
+        loss = network.loss(batch(Random(n), options.batch, options.sees, lined=options.lined))
         optimizers.descend(loss, spent / 60 / options.minutes)
         n, mean = n + 1, 0.98 * mean + 0.02 * loss.item()
         if n % 20 == 0:

@@ -6,7 +6,8 @@ far as n texts can be right at all. The next text then adds F_max p (1 - p)^n, w
 Paper: arXiv:2505.20522
 Option: `-k auto --method vote`
 For: votes on prompts of which some are easy
-Measured: nothing yet (`python benchmarks/answers/better_answers.py table FILES` counts the texts)
+Measured: 82 % of 50 word problems right with 283 tokens, a vote of 8 82 % with 424; 46 % of 26 dates with 363, a vote
+    of 8 38 % with 287 (`python benchmarks/answers/better_answers.py table FILES`)
 Status: opt-in
 """
 

@@ -100,8 +100,8 @@ def open_companion(path: Path, target: Model, options: LoadOptions, method: Comp
         return model
     model.close()
     raise UnsupportedModelError(
-        f"{path}: its vocabulary of {n_small} tokens is not the large model's of {n_large}, and {method.what} "
-        f"read each other's tokens; choose a {method.role} of the large one's family"
+        f"{path}: its vocabulary of {n_small} tokens is not the large model's of {n_large}, and for {method.what} "
+        f"both must have the same; choose a {method.role} of the large one's family"
     )
 
 

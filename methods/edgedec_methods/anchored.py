@@ -3,7 +3,8 @@
 Each token is drawn from the law nearest to the risky model's among those whose KL divergence from the safe model's law
 is within what the budget allows: a geometric mean of both. A token may spend what earlier ones left, so the divergence
 of a text of n tokens is at most n times the budget, over all texts together (the chain rule of the divergence). The
-paper's debt for a prompt that quotes is left out. The bound is that of the draw at temperature 1 without truncation.
+bound is that of the draw at temperature 1 without truncation. The paper's debt for a prompt that quotes, and its form
+over bytes for two vocabularies, are left out.
 
 Paper: He et al. 2026, arXiv:2602.07120
 Option: `--method anchored:MODEL,nats=0.5`

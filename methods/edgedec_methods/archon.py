@@ -1,28 +1,30 @@
-"""Layers of models (after Archon): answers are generated, critiqued, ranked and fused, as a small TOML file says.
+"""Archon: answers are generated, critiqued, verified, tested, ranked and fused, as the layers of a TOML file say.
 
     [[layer]]
     kind = "generate"        # n answers of each model; the greedy one of the first model is always the first
     models = ["large", "small"]
     n = 4
     [[layer]]
-    kind = "critique"        # the first model writes a critique of each answer, which later layers read
-    [[layer]]
     kind = "rank"            # the first model judges all answers together, and `keep` of them go on
     keep = 2
-    [[layer]]
-    kind = "fuse"            # each model writes n answers from those that are there
 
-A layer without `models` has the first model. The first layer generates.
+The other kinds: `critique` writes one of each answer, which later layers read; `verify` reasons about each, and those
+that are right go on, or all; `test` writes n tests in words, and the `keep` answers that pass the most go on; `fuse`
+writes n answers of each model from those that are there.
 
-Paper: after Archon, Saad-Falcon et al. 2024, arXiv:2409.15254, without its verifiers, unit tests and search over layers
-Option: Python only, `layers_of` and `through_layers`
+A layer without `models` has the first model. The first layer generates. `searched` looks for the layers that measure
+best. The paper's own search is Bayesian; this is the greedy one that it is compared with.
+
+Paper: Archon, Saad-Falcon et al. 2024, arXiv:2409.15254
+Option: Python only, `layers_of`, `through_layers` and `searched`
 For: several loaded models of 7B and more
 Measured: nothing yet
 Status: study
 """
 
+import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import count
 from typing import Any, Literal, get_args
@@ -31,17 +33,19 @@ from edgedec.api.engine import Engine
 from edgedec.errors import OptionError, RequestError
 from edgedec_methods.multilingual import judged_together
 
-Kind = Literal["generate", "critique", "rank", "fuse"]
+Kind = Literal["generate", "critique", "verify", "test", "rank", "fuse"]
 MOST = 64
 MOST_CHARACTERS = 10_000  # of a TOML file: a key of 100,000 parts would take all memory
 FUSED = (
     "{question}\n\nThese are answers to the question above, which may be wrong:\n\n{answers}\n\n"
     "Write one answer to the question that has what is right in them, and nothing else."
 )
-CRITIQUE = (
-    "{question}\n\nAn answer to the question above:\n\n{text}\n\n"
-    "Say in two short sentences what is right and what is wrong."
-)
+ANSWERED = "{question}\n\nAn answer to the question above:\n\n{text}\n\n"
+CRITIQUE = ANSWERED + "Say in two short sentences what is right and what is wrong."
+VERIFIED = ANSWERED + 'Reason step by step whether it is right. End with "Verdict: right" or "Verdict: wrong".'
+TESTS = "{question}\n\nDon't answer. Write {n} tests, one a line, each of something that a right answer must have."
+TESTED = ANSWERED + 'Tests of it:\n\n{tests}\n\nWrite the number of each test with "passed" or "failed".'
+_RIGHT, _PASSED = re.compile(r"Verdict:\W*right\b", re.IGNORECASE), re.compile(r"\bpassed\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,8 @@ class Layer:
     Attributes:
         kind: What it does.
         models: The names of its models; empty for the first one.
-        n: How many answers of each model, where it writes some.
-        keep: How many answers go on, where it ranks.
+        n: How many answers of each model, or how many tests, where it writes some.
+        keep: How many answers go on, where it ranks or tests.
 
     Raises:
         OptionError: A value is out of range.
@@ -108,12 +112,7 @@ def layers_of(text: str) -> tuple[Layer, ...]:
 
 
 def through_layers(
-    layers: Sequence[Layer],
-    engines: Mapping[str, Engine],
-    question: str,
-    *,
-    seed: int = 0,
-    **options: Any,
+    layers: Sequence[Layer], engines: Mapping[str, Engine], question: str, *, seed: int = 0, **options: Any
 ) -> list[Answer]:
     """Return the answers that leave the last layer, the best first where that layer ranks.
 
@@ -137,18 +136,52 @@ def through_layers(
             greedy: Any = {**options, "temperature": 0}
             answers += [Answer(used[0].chat(_turn(question), **greedy).text)]
             answers += _written(used, question, layer.n, seeds, options)
-        elif layer.kind == "critique":
-            asked = [CRITIQUE.format(question=question, text=answer.text) for answer in answers]
-            said = [_written(used[:1], each, 1, seeds, options)[0].text for each in asked]
-            answers = [Answer(a.text, (*a.critiques, words)) for a, words in zip(answers, said, strict=True)]
-        elif layer.kind == "rank":
-            scores = judged_together(used[0], question, list(map(_shown, answers)), cancel=options.get("cancel"))
-            order = sorted(range(len(answers)), key=lambda place: -scores[place])
-            answers = [answers[place] for place in order[: layer.keep]]
-        else:
+        elif layer.kind == "fuse":
             listed = "\n\n".join(f"{place}. {_shown(answer)}" for place, answer in enumerate(answers, 1))
             answers = _written(used, FUSED.format(question=question, answers=listed), layer.n, seeds, options)
+        elif layer.kind == "critique":
+            said = _said(used[0], [CRITIQUE.format(question=question, text=a.text) for a in answers], seeds, options)
+            answers = [Answer(a.text, (*a.critiques, words)) for a, words in zip(answers, said, strict=True)]
+        elif layer.kind == "verify":
+            said = _said(used[0], [VERIFIED.format(question=question, text=a.text) for a in answers], seeds, options)
+            answers = [a for a, words in zip(answers, said, strict=True) if _RIGHT.search(words)] or answers
+        else:
+            if layer.kind == "rank":
+                scores = judged_together(used[0], question, list(map(_shown, answers)), cancel=options.get("cancel"))
+            else:
+                (tests,) = _said(used[0], [TESTS.format(question=question, n=layer.n)], seeds, options)
+                asked = [TESTED.format(question=question, text=a.text, tests=tests.strip()) for a in answers]
+                scores = [float(len(_PASSED.findall(words))) for words in _said(used[0], asked, seeds, options)]
+            order = sorted(range(len(answers)), key=lambda place: -scores[place])
+            answers = [answers[place] for place in order[: layer.keep]]
     return answers
+
+
+def searched(
+    measure: Callable[[Sequence[Layer]], float], first: Layer, choices: Sequence[Layer], *, most: int = 64
+) -> tuple[tuple[Layer, ...], float]:
+    """Return the layers that measure best, and their figure: each round puts the best choice behind those there are.
+
+    Args:
+        measure: `(layers)` -> how good their answers are, by tasks of known answers.
+        first: The layer that generates.
+        choices: What may stand behind it.
+        most: Most stacks to measure.
+    """
+    best: tuple[Layer, ...] = (first,)
+    figure, n, grows = measure(best), 1, True
+    while grows:
+        tried = [(measure((*best, layer)), (*best, layer)) for layer in choices[: most - n]]
+        n += len(tried)
+        top, layers = max(tried, key=lambda each: each[0], default=(figure, best))
+        if grows := top > figure:
+            best, figure = layers, top
+    return best, figure
+
+
+def _said(engine: Engine, asked: Sequence[str], seeds: Iterator[int], options: Mapping[str, Any]) -> list[str]:
+    """Return what a model says to each message."""
+    return [_written([engine], each, 1, seeds, options)[0].text for each in asked]
 
 
 def _written(

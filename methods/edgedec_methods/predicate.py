@@ -10,7 +10,9 @@ tokens that would be taken: with p of the taken token, p_out of those that were 
 Paper: AWRS, Lipkin et al. 2025, arXiv:2504.05410
 Option: Python only, the request option `predicate=FUNCTION`; schemas with uniqueItems need it
 For: what a program can check and no grammar says
-Measured: nothing yet
+Measured: a function is asked 2.5 times a token where texts must have no e, 4.0 times for words of at most five letters,
+    61 times (once 2,261) for no word twice; a mask of smollm2-135m asks 49,152 times (`python
+    benchmarks/answers/predicate_tests.py smollm2-135m --texts 6`)
 Status: opt-in
 """
 

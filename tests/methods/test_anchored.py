@@ -13,7 +13,7 @@ from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec.api.options import Lossy
-from edgedec.errors import RequestError
+from edgedec.errors import RequestError, UnsupportedModelError
 from edgedec.load_options import LoadOptions
 from edgedec_methods.anchored import Anchored, AnchoredSession, anchored, divergence, log_law
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -128,6 +128,16 @@ def test_texts(paths: list[Path]) -> None:
     spent = float(line.split()[1])
     assert 0 < spent <= 0.05 * 24 + 1e-9
     assert any("nats a token" in reason for reason in found.stats.notes)
+
+
+@pytest.mark.slow
+def test_another_vocabulary_is_refused(paths: list[Path], tmp_path: Path) -> None:
+    """The paper's form over bytes is not here."""
+    other = tiny_llama(tmp_path / "other.gguf", n_vocab=300)
+    with pytest.raises(
+        UnsupportedModelError, match=r"300 tokens is not .* for a model that stays near another one both must"
+    ):
+        load([paths[0], other], 1.0)
 
 
 def test_what_is_refused() -> None:

@@ -1,6 +1,6 @@
 """Archon: each layer's texts are those of its own prompts and seeds, and a damaged file of layers is refused."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,7 @@ from support.models.tiny_models import CHATML, tiny_llama
 
 import edgedec
 from edgedec.errors import OptionError, RequestError
-from edgedec_methods.archon import CRITIQUE, FUSED, Answer, Layer, layers_of, through_layers
+from edgedec_methods.archon import CRITIQUE, FUSED, Answer, Layer, layers_of, searched, through_layers
 from edgedec_methods.multilingual import judged_together
 
 DRAWN: dict[str, Any] = {"temperature": 1.5, "max_tokens": 5, "ignore_end": True}
@@ -90,6 +90,51 @@ def test_critiques_of_several_layers_are_all_kept() -> None:
     engines: Any = {"a": Saying()}
     found = through_layers([Layer("generate"), Layer("critique"), Layer("critique")], engines, "Why?")
     assert found == [Answer("text 0", ("text 2", "text 4")), Answer("text 1", ("text 3", "text 5"))]
+
+
+class Scripted(Saying):
+    """Finds texts with an even number right, and a text to pass as many tests as its number is."""
+
+    def samples(self, prompt: Any, n: int, **options: Any) -> tuple[Any, ...]:
+        """Answer, or say so."""
+        content = prompt[0]["content"]
+        if "An answer to" not in content:
+            return (SimpleNamespace(text="It ends."),) if "Write 3 tests" in content else super().samples(prompt, n)
+        number = int(content.partition("text ")[2][0])
+        if "Verdict" in content:
+            return (SimpleNamespace(text=f"Verdict: **{'wrong, not ' if number % 2 else ''}right**"),)
+        assert "It ends." in content
+        return (SimpleNamespace(text="1: Passed.\n" * number + "2: failed"),)
+
+
+@pytest.mark.parametrize(
+    ("layer", "numbers"),
+    [
+        (Layer("verify"), (0, 2)),
+        (Layer("verify", ("b",)), (0, 1, 2, 3)),
+        (Layer("test", n=3, keep=2), (3, 2)),
+    ],
+)
+def test_answers_are_verified_and_tested(layer: Layer, numbers: tuple[int, ...]) -> None:
+    """Right ones go on, or all where none is right; or those that pass the most tests."""
+    engines: Any = {"a": Scripted(), "b": Saying()}
+    found = through_layers([Layer("generate", n=3), layer], engines, "Why?")
+    assert found == [Answer(f"text {number}") for number in numbers]
+
+
+@pytest.mark.parametrize(("most", "n_tried", "kinds"), [(64, 10, "generate fuse rank"), (5, 5, "generate fuse")])
+def test_the_search_keeps_the_best_layer_of_each_round(most: int, n_tried: int, kinds: str) -> None:
+    """Until none helps: fusing is best alone, ranking behind it, and nothing behind both."""
+    figures = {"generate": 3, "generate critique": 2, "generate fuse": 5, "generate fuse rank": 6}
+    tried = list[str]()
+
+    def measure(layers: Sequence[Layer]) -> float:
+        tried.append(" ".join(layer.kind for layer in layers))
+        return figures.get(tried[-1], 0)
+
+    choices = [Layer("critique"), Layer("rank"), Layer("fuse")]
+    layers, figure = searched(measure, Layer("generate"), choices, most=most)
+    assert (" ".join(layer.kind for layer in layers), figure, len(tried)) == (kinds, figures[kinds], n_tried)
 
 
 @pytest.mark.parametrize(

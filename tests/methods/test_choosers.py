@@ -1,4 +1,4 @@
-"""What chooses among the texts of a search: votes, scores, judgements, tables of outcomes, the first that ended."""
+"""What chooses among the texts of a search: votes, scores, judgements, the first that ended."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +14,8 @@ from edgedec.choosing.choice import Candidates, chooser_named
 from edgedec.choosing.choosers import mean_logprob
 from edgedec.choosing.search_by import SearchRun
 from edgedec.choosing.vote import ANSWER
-from edgedec.errors import OptionError
 from edgedec.sampling import SamplingParams
 from edgedec_methods.bag_of_tricks import combined
-from edgedec_methods.compute_optimal import fitted, method_for
 from edgedec_methods.first_finish import first_finish, first_finished
 from edgedec_methods.judgement import JudgeScorer, Question, chance_yes, question_of, turn_after_answer
 from edgedec_methods.sampled_steps import seeds_from, write_steps
@@ -58,22 +56,6 @@ def test_the_combination() -> None:
     assert combined(["1", "2", "1"], [-3.0, -1.0, -2.0], [0.4, 0.7, 0.4]) == 2
     assert combined(["1", "2", "1"], [-3.0, -1.0, -2.0], [0.2, 0.7, 0.2]) == 1
     assert combined([None, None], [-1.0, -2.0], [0.3, 0.9]) == 1
-
-
-def test_the_table_of_methods() -> None:
-    """The row of the mean score; tables that leave scores out are refused."""
-    table = [(0.8, "one"), (0.0, "vote")]
-    assert method_for([1.0, 0.6], table) == "one"
-    assert method_for([0.79], table) == "vote"
-    for wrong in ([], [(0.5, "one")], [(0.0, "one"), (0.5, "vote")]):
-        with pytest.raises(OptionError):
-            method_for([0.5], wrong)
-    with pytest.raises(OptionError):
-        method_for([], table)
-    outcomes = [(0.9, "a", 1.0), (0.6, "b", 0.4), (0.55, "a", 0.5), (0.1, "b", 0.2), (0.2, "a", 0.1)]
-    assert fitted(outcomes, [0.8, 0.5, 0.0]) == [(0.8, "a"), (0.5, "a"), (0.0, "b")]
-    with pytest.raises(OptionError):
-        fitted([], [0.0])
 
 
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from support.decoding.plain_texts import PARAMS, said, sampled, table_of
 from support.decoding.table_branches import END, table_texts
@@ -11,10 +12,11 @@ from support.models.tiny_models import CHATML, tiny_llama
 
 import edgedec
 from edgedec.api.best_text import BestOf, best
+from edgedec.api.branching import branches
 from edgedec.api.requests import RequestOptions
 from edgedec.errors import OptionError
 from edgedec_apps.refine import RefineBy, refined
-from edgedec_methods.critiques import ASKED, critic, critic_check, critiques_of, grade_of
+from edgedec_methods.critiques import ASKED, META, critic, critic_check, critiques_of, grade_of, meta_judge
 from edgedec_methods.judgement import JudgeScorer, Question, chance_yes
 from edgedec_methods.sampled_steps import seeds_from
 from edgedec_methods.self_evaluation import pruned
@@ -25,7 +27,7 @@ class Critic:
 
     def samples(self, prompt: Any, n: int = 8, **options: Any) -> tuple[Any, ...]:
         """Return them."""
-        answer = prompt[0]["content"].partition("Answer:\n")[2].partition("\n\nIs the")[0]
+        answer = prompt[0]["content"].partition("Answer:\n")[2].partition("\n\nFirst write")[0]
         written = [f"Grade: {answer.count('a')}", f"Bad.\nGrade: {answer.count('b')}", "No grade from me."]
         return tuple(SimpleNamespace(text=words) for words in written[:n])
 
@@ -36,6 +38,12 @@ def test_the_mean_of_the_grades() -> None:
     score, words = critic_check(Critic(), 3)("?", "aaab")
     assert (score, words) == (0.2, "Bad.\nGrade: 1")
     assert critic_check(Critic(), 1)("?", "a") == (0.1, "Grade: 1")
+    for first, score in (("Grade", 0.3), ("Bad", 0.1)):  # of two graded critiques, the meta judge's one counts
+
+        def meta(prefix: str, text: str, words: str, first: str = first) -> float:
+            return float(words.startswith(first))
+
+        assert critic(Critic(), 3, meta)("?", ["aaab"]) == [score]
     stated = ("Grade: 3. No: **Grade:** 7", "Grade: 11", "fine")  # the last one that is stated counts
     assert [grade_of(words) for words in stated] == [0.7, None, None]
     with pytest.raises(OptionError, match="at least 1"):
@@ -62,6 +70,18 @@ def test_a_model_is_its_own_critic(engine: edgedec.Engine) -> None:
     assert found.scores == (0.0, 0.0)
     again = refined(engine, why, RefineBy(check=critic_check(engine, 2, **options), n=2, texts=3), **options)
     assert len(again.texts) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_meta_judge_compares_two_letters(smollm: edgedec.Engine) -> None:
+    """Behind the question, the answer and the critique, in the law of the next token."""
+    asked = META.format(asked=ASKED.format(prefix="1 + 1?", text="2"), critique="It is right.")
+    ids = {word: smollm.tokenizer.encode(word, add_special=False)[0] for word in ("A", " A", "B", " B")}
+    with branches(smollm, smollm.chat_ids(asked), most=1) as opened:
+        chances = {word: float(np.exp(np.float64(opened.logits[i]))) for word, i in ids.items()}
+    expected = (chances["A"] + chances[" A"]) / sum(chances.values())
+    assert meta_judge(smollm)("1 + 1?", "2", "It is right.") == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -1,15 +1,18 @@
 """AdaDec and CNTP against look-aheads and trials that are written one by one, and what they reduce to."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from support.decoding.plain_texts import LENGTH, PARAMS, PROMPT, greedy, is_over, said, sampled, table_of
 from support.decoding.table_branches import Ids, Table, letters, log_law, table_texts
 
+from edgedec.errors import OptionError
 from edgedec.logit_ops import NUMPY_ROW_OPS, entropy_of
 from edgedec.sampling import Noise, draw
-from edgedec_methods.adadec import LookAhead, reranked
+from edgedec_methods.adadec import GENERAL, LookAhead, fitted_threshold, reranked, threshold_of
 from edgedec_methods.cntp import Caution, cautious
 
 
@@ -53,6 +56,31 @@ def test_without_look_aheads_it_is_greedy(seed: int, ahead: LookAhead) -> None:
     texts, _ = table_texts(table_of(seed), max_tokens=LENGTH)
     with texts:
         assert said(reranked(texts, ahead)) == greedy(table_of(seed))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_threshold_is_that_of_a_plain_fit(seed: int) -> None:
+    """Where a logistic function, climbed to step by step on as many right as wrong tokens, is one half."""
+    rng = np.random.default_rng(seed)
+    bits = rng.gamma(1.0, 1.5, 400)
+    right = rng.random(400) < 1 / (1 + np.exp(2 * bits - 3))
+    n = int(min(right.sum(), (~right).sum()))
+    thin = [side[[round(i * (len(side) - 1) / (n - 1)) for i in range(n)]] for side in (bits[right], bits[~right])]
+    weight, bias, x, y = 0.0, 0.0, np.concatenate(thin), np.repeat([1.0, 0.0], n)
+    for _ in range(4000):
+        short = y - 1 / (1 + np.exp(-weight * x - bias))
+        weight, bias = weight + 0.5 * float((short * x).mean()), bias + 0.5 * float(short.mean())
+    assert fitted_threshold(bits, right) == pytest.approx(-bias / weight, rel=0.01)
+    for wrong in (np.ones(400, np.bool_), np.zeros(400, np.bool_), ~right):
+        with pytest.raises(OptionError, match="right and wrong tokens"):
+            fitted_threshold(bits, wrong)
+
+
+def test_the_threshold_is_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its shape; another model has the general one."""
+    monkeypatch.setattr("edgedec_methods.adadec.THRESHOLDS", {("llama", 30, 576): 1.5})
+    cards: Any = [SimpleNamespace(architecture=name, n_layer=30, n_embd=576) for name in ("llama", "other")]
+    assert [threshold_of(card) for card in cards] == [1.5, GENERAL]
 
 
 def plain_cautious(table: Table, seed: int, caution: Caution, mark: int | None = None) -> Ids:

@@ -126,13 +126,15 @@ class DiffusionSession(UnsavedSession, OuterSession):
         self._facts, self._options, self._tokenizer = facts, options, inner.model.tokenizer
         self._size = facts.block or facts.window or options.length
         rule = denoising_named(options.denoise)
-        if rule.layout is not None and (facts.block or facts.window):
-            raise OptionError("denoise", options.denoise, "this model's rows don't see a whole text; give a rule alone")
+        if (rule.layout is not None or rule.ends is not None) and (facts.block or facts.window):
+            advice = "this model's rows don't see a whole text; give a rule of blocks of one size, alone"
+            raise OptionError("denoise", options.denoise, advice)
         if rule.revises and facts.window:
             raise OptionError("denoise", options.denoise, "this model's rows can't look at committed positions")
         if (rule.layout is not None or facts.window is not None) and not inner.model.capabilities.positions:
             raise CapabilityError("rows can't have positions of their own here; use the cpu runtime")
-        self._rule, self._revises = rule.rule, rule.revises
+        self._rule, self._revises, self._ends = rule.rule, rule.revises, rule.ends
+        self._starts: list[int] = []  # of blocks whose ends move, but for the first one
         self._forwards = Forwards(inner, facts, rule.layout, rule.n_ahead)
         self._ids: list[int] = []  # the text
         self._open: Opened | None = None
@@ -204,7 +206,7 @@ class DiffusionSession(UnsavedSession, OuterSession):
         Of a block that is not finished, only the tokens of the text are taken over; the new session denoises the rest.
         """
         twin = DiffusionSession(self.inner.fork(), self._options, self._facts)
-        twin._ids = list(self._ids)
+        twin._ids, twin._starts = list(self._ids), list(self._starts)
         twin._forwards.go_on_from(self._forwards)
         return twin
 
@@ -234,7 +236,8 @@ class DiffusionSession(UnsavedSession, OuterSession):
         """Return where the block of a position begins."""
         if self._facts.block:
             return place // self._facts.block * self._facts.block
-        return place - (place - n_prompt) % self._size
+        moved = [start for start in self._starts if n_prompt <= start <= place]
+        return max(moved) if moved else place - (place - n_prompt) % self._size
 
     def _take(self, token: int) -> None:
         """Add a token to the text; where the open block has another one, what is behind it is masked again."""
@@ -278,7 +281,13 @@ class DiffusionSession(UnsavedSession, OuterSession):
         stand = np.array([opened.ids[place] for place in (places - start).tolist()])
         committed = np.where(stand == mask, MASKED, stand) if self._revises else None
         size = opened.end - start
-        opened.passes.append(Pass(size, places - start, tokens, confidences, logits, ends, pieces, committed))
+        its = Pass(size, places - start, tokens, confidences, logits, ends, pieces, committed)
+        if self._ends is not None and not opened.passes:
+            its = its.first(self._ends(its))
+            places, opened.end = its.places + start, start + its.size
+            del opened.ids[its.size :]
+            self._starts = [*(each for each in self._starts if each <= start), opened.end]
+        opened.passes.append(its)
         chosen = self._rule(opened.passes)
         if self._revises and len(opened.passes) >= _MOST_PASSES * size:  # it goes on as it stands
             still = stand == mask
@@ -305,12 +314,12 @@ class DiffusionSession(UnsavedSession, OuterSession):
         n_passes, n_rows, n_narrow = self._forwards.n_passes, self._forwards.n_rows, self._forwards.n_narrow
         if not n_passes:
             return
-        even = ""
+        even, size = "", f"{'up to ' if self._ends else ''}{self._size}"
         with suppress(EdgedecError):  # of a closed session nothing is told
             if (cost := self._forwards.cost()) is not None:
                 even = f", where {cost:.1f} would be as fast as plain decoding by a model of this size"
         stats.explanation.append(
-            f"diffusion: {counted(n_generated, 'token')} in {n_passes} forwards over blocks of {self._size} positions, "
+            f"diffusion: {counted(n_generated, 'token')} in {n_passes} forwards over blocks of {size} positions, "
             f"{n_generated / n_passes:.2f} tokens a forward{even}; the rule is {self._options.denoise}; {n_rows} rows "
             "were evaluated" + (f"; {n_narrow} had no room for states ahead" if n_narrow else "")
         )

@@ -1,36 +1,36 @@
-"""Lines first (after AdaBlock): a part of a block that ends a line is finished before the rest of it is begun.
+"""AdaBlock-dLLM: a block ends where the model is surest that a line ends, and the next one begins behind it.
 
-A part ends at the most confident one of the masked positions whose token has the end of a line, if that token has the
-given probability; without one, the part is all that is left. Inside, every position with a probability of 0.9 is
-committed. AdaBlock makes a block of each part, and the next one begins behind it; here parts are of one block.
+The first pass over a block looks at as many positions as are denoised together. If the surest one of those whose token
+has the end of a line has the given probability, the block ends with it; without one they are all the block. Inside,
+every position with a probability of 0.9 is committed. The paper looks for the end in a quarter of the whole text.
 
-Paper: after AdaBlock-dLLM, github.com/lgxi24/AdaBlock-dLLM
+Paper: AdaBlock-dLLM, Lu et al. 2025, arXiv:2509.26432
 Option: `--method diffusion:lines:0.3`
-For: diffusion language models
-Measured: nothing yet: without a line end in an answer, as in the made tasks, it is `threshold`
+For: diffusion language models whose rows see the whole text
+Measured: nothing yet
 Status: study
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from edgedec_methods.diffusion.rules import Chosen, Pass, RuleKind
+from edgedec_methods.diffusion.threshold import threshold
 
 _SURE = 0.9
 
 
 def lines(passes: Sequence[Pass], least: float) -> Chosen:
-    """Commit the sure positions of a part, which ends at an end of a line with at least the probability `least`."""
-    latest, end = passes[-1], 0
-    for its in passes:
-        if its.places[0] >= end:
-            is_break = np.array([b"\n" in piece for piece in its.pieces], np.bool_) & (its.confidences >= least)
-            best = int(np.where(is_break, its.confidences, -1.0).argmax())
-            end = int(its.places[best]) + 1 if is_break.any() else latest.size
-    confidences = np.where(latest.places < end, latest.confidences, -1.0)
-    return replace(latest, confidences=confidences).chosen(confidences >= _SURE)
+    """Commit the sure positions of a block; `least` says where it ends."""
+    return threshold(passes, _SURE)
 
 
-LINES = RuleKind(lines, default=0.3, least=0.0, most=1.0)
+def line_end(first: Pass, least: float) -> int:
+    """Return how many positions a block has that ends with the surest end of a line of at least `least`, or all."""
+    is_break = np.array([b"\n" in piece for piece in first.pieces], np.bool_) & (first.confidences >= least)
+    best = int(np.where(is_break, first.confidences, -1.0).argmax())
+    return int(first.places[best]) + 1 if is_break.any() else first.size
+
+
+LINES = RuleKind(lines, default=0.3, least=0.0, most=1.0, ends=line_end)

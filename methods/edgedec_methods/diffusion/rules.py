@@ -44,6 +44,12 @@ class Pass:
         """Return which positions are the `n` most confident ones, of equal ones the first."""
         return np.isin(np.arange(len(self.places)), np.argsort(-self.confidences, kind="stable")[:n])
 
+    def first(self, n: int) -> "Pass":
+        """Return what it says of the first `n` positions of the block, which then has no more."""
+        inside = slice(int((self.places < n).sum()))
+        places, tokens, confidences = self.places[inside], self.tokens[inside], self.confidences[inside]
+        return Pass(n, places, tokens, confidences, self.logits[inside], self.ends[inside], self.pieces[inside])
+
     def chosen(self, which: NDArray[np.bool_]) -> dict[int, int]:
         """Return the tokens of some of the positions by position; of none, that of the most confident one."""
         if not which.any():
@@ -97,6 +103,8 @@ class RuleKind:
         default: The number where none is given.
         least, most: Between which it must be.
         revises: Passes look at committed positions, too.
+        ends: (first pass over a block, number) -> how many of its positions the block has; the next one begins behind
+            them. None where all blocks have one size.
         looks_ahead: The number says how many later states of a block are evaluated beside the current one.
         read: Returns what stands in the number's place for the path of a file; None where it is a number.
     """
@@ -106,6 +114,7 @@ class RuleKind:
     least: float = 0.0
     most: float = 0.0
     revises: bool = False
+    ends: Callable[[Pass, Any], int] | None = None
     looks_ahead: bool = False
     read: Callable[[str], Any] | None = None
 
@@ -127,12 +136,14 @@ class Denoising:
     Attributes:
         n_ahead: How many states ahead are evaluated.
         revises: Whether the rule looks at committed positions.
+        ends: (first pass over a block) -> how many of its positions it has; None where all blocks have one size.
         layout: What a pass evaluates; None for everything.
     """
 
     rule: Rule
     n_ahead: int = 0
     revises: bool = False
+    ends: Callable[[Pass], int] | None = None
     layout: Layout | None = None
 
 
@@ -146,8 +157,9 @@ def denoising_named(text: str) -> Denoising:
     kind, value = _named(text, first)
     if not isinstance(kind, RuleKind):
         raise OptionError("denoise", text, "a rule comes first, as in threshold,window:64")
-    n_ahead = int(value) if kind.looks_ahead else 0
-    rule = Denoising(lambda passes: kind.choose(passes, value), n_ahead, kind.revises)
+    n_ahead, ends = int(value) if kind.looks_ahead else 0, kind.ends
+    moved = None if ends is None else lambda its: ends(its, value)
+    rule = Denoising(lambda passes: kind.choose(passes, value), n_ahead, kind.revises, moved)
     if comma:
         layout, number = _named(text, second)
         if kind.revises:

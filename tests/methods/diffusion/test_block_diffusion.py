@@ -3,13 +3,17 @@
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from support.decoding.plain_denoising import ALL_FORMS, MASK, Choose, Plain, write_model
+from numpy.typing import NDArray
+from support.decoding.plain_denoising import ALL_FORMS, FORMS, MASK, TINY, Choose, Plain, write_model
 from support.forwards import evaluated
-from support.models.tiny_models import tiny_llama
+from support.models.tiny_models import tiny_llama, vocabulary
+from support.models.tiny_quantized import write_tiny
 
 import edgedec
 from edgedec.api.engine import Engine
@@ -72,6 +76,41 @@ def test_texts_are_those_of_plain_denoising(path: Path, rule: str) -> None:
             )
             assert list(found.token_ids) == expected
             assert f"21 tokens in {n_passes} forwards" in found.stats.explanation[-1]
+
+
+def test_blocks_end_where_lines_end(tmp_path: Path) -> None:
+    """AdaBlock: texts are those of the plain form, after a cancelled one and from any of their tokens, too."""
+    tokens = [f"\n{i}" if i > 300 else token for i, token in enumerate(vocabulary(320)["tokenizer.ggml.tokens"])]
+    facts: dict[str, Any] = {"tokenizer.ggml.mask_token_id": MASK, "tokenizer.ggml.tokens": tokens, **FORMS["whole"]}
+    path, n_moved = write_tiny(tmp_path / "m.gguf", replace(TINY, n_vocab=320), metadata=facts), 0
+
+    def ends(places: list[int], tokens: list[int], confidences: NDArray[np.float64]) -> int | None:
+        nonlocal n_moved
+        breaks = [i for i, token in enumerate(tokens) if token > 300 or token == 4 + 10]
+        n_moved += bool(breaks)
+        return places[max(breaks, key=lambda i: confidences[i])] if breaks else None
+
+    lossy = Lossy(methods={"diffusion": {"denoise": "lines:0", "length": 8}})
+    params = SamplingParams(temperature=1.0, top_p=1.0)
+    with (
+        edgedec.load(path, runtime="cpu", n_ctx=N_CTX, lossy=lossy, n_threads=1) as engine,
+        Cpu().load(path, LoadOptions(n_threads=1, n_ctx=N_CTX)) as model,
+    ):
+        for seed in range(6):
+            sure: Choose = lambda confidences: confidences >= 0.9  # noqa: E731
+            expected, n_passes = Plain(model, "whole", sure, params, seed, 8, ends).text(PROMPT, 30)
+            options: RequestOptions = {"max_tokens": 30, "temperature": 1.0, "top_p": 1.0, "seed": seed}
+            options["ignore_end"] = True
+            whole = engine.generate(PROMPT, **options)
+            assert list(whole.token_ids) == expected
+            assert f"30 tokens in {n_passes} forwards" in whole.stats.explanation[-1]
+            for n in (3, 11, 22):
+                again = engine.generate(PROMPT, **(options | RequestOptions(resume=whole.token_ids[:n])))
+                assert again.token_ids == whole.token_ids
+    assert n_moved >= 6
+    for form in ("blocks", "in_front"):
+        with pytest.raises(OptionError, match="blocks of one size"):
+            opened(write_model(tmp_path / f"{form}.gguf", form), "lines")
 
 
 def test_nothing_is_drafted(path: Path) -> None:

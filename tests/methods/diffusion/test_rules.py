@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from edgedec.errors import OptionError
+from edgedec_methods.diffusion.by_row import prophet
 from edgedec_methods.diffusion.credit import credit
 from edgedec_methods.diffusion.learned import N_FEATURES
-from edgedec_methods.diffusion.prophet import prophet
+from edgedec_methods.diffusion.lines import line_end
 from edgedec_methods.diffusion.rules import Pass, Rule, denoising_named
 from edgedec_methods.diffusion.threshold import threshold
 
@@ -80,20 +81,6 @@ FILTER = {
 def with_at_least(p: float) -> Callable[[list[Pass]], list[int]]:
     """Return what commits the positions with that probability."""
     return lambda passes: [i for i, each in enumerate(passes[-1].confidences) if each >= p]
-
-
-def lines(passes: list[Pass]) -> list[int]:
-    """The sure positions of a part, or the best of it; a part ends at the most confident end of a line."""
-    end = 0
-    for its in passes:
-        if min(its.places) < end:
-            continue
-        breaks = [i for i, piece in enumerate(its.pieces) if piece == b"\n" and its.confidences[i] >= 0.3]
-        end = 1 + int(its.places[max(breaks, key=lambda i: its.confidences[i])]) if breaks else SIZE
-    its = passes[-1]
-    inside = [i for i, place in enumerate(its.places) if place < end]
-    sure = [i for i in inside if its.confidences[i] >= 0.9]
-    return sure or [max(inside, key=lambda i: its.confidences[i])]
 
 
 def bounded(passes: list[Pass]) -> list[int]:
@@ -214,7 +201,7 @@ def redundancy(passes: list[Pass]) -> list[int]:
 
 
 FORMULAS: dict[str, Callable[[list[Pass]], Sequence[int]]] = {
-    "lines:0.3": lines,
+    "lines:0.3": with_at_least(0.9),
     "adaptive:3": lambda passes: [i for i in by_confidence(passes[-1])[:3] if passes[-1].confidences[i] >= 0.8],
     "ascending:2": lambda passes: by_confidence(passes[-1])[: [1, 2, 4, 8][len(passes) - 1]],
     "bounded:0.6": bounded,
@@ -242,6 +229,22 @@ def test_a_pass_commits_what_the_formula_says(tmp_path: Path, text: str) -> None
     path.write_text(json.dumps(FILTER))
     n = 600 if text.startswith(("coherent", "redundancy")) else 200
     check(denoising_named(text.replace("FILTER", str(path))).rule, FORMULAS[text], n)
+
+
+@pytest.mark.parametrize("least", [0.3, 0.8])
+def test_a_block_ends_with_the_surest_end_of_a_line(least: float) -> None:
+    """Of the probability that is asked for; without one it has all positions, and what is behind it is left out."""
+    n_moved = 0
+    for passes in histories(200):
+        its, end = passes[0], SIZE
+        breaks = [i for i, piece in enumerate(its.pieces) if piece == b"\n" and its.confidences[i] >= least]
+        if breaks:
+            end = 1 + int(its.places[max(breaks, key=lambda i: its.confidences[i])])
+        assert line_end(its, least) == end
+        part = its.first(end)
+        assert (part.size, part.places.tolist(), len(part.logits)) == (end, [p for p in its.places if p < end], end)
+        n_moved += end < SIZE
+    assert 50 < n_moved < 200
 
 
 def test_a_probability_that_is_the_threshold_is_enough() -> None:

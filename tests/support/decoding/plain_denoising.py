@@ -27,6 +27,8 @@ ALL_FORMS: dict[str, dict[str, Any]] = FORMS | {
 }
 """And rows that see what is before them, which are tokens, and then masks."""
 Choose = Callable[[NDArray[np.float64]], NDArray[np.bool_]]
+Ends = Callable[[list[int], list[int], NDArray[np.float64]], int | None]
+"""(masked positions, their tokens, confidences) of a block's first pass -> its last position; None for the default."""
 
 
 def write_model(path: Path, form: str, **keys: Any) -> Path:
@@ -45,6 +47,7 @@ class Plain:
         choose: (confidences of the masked positions) -> which of them to commit.
         params, seed: How tokens are drawn.
         length: Positions that are denoised together where rows see the whole text.
+        ends: Where a block ends.
     """
 
     model: Model
@@ -53,6 +56,7 @@ class Plain:
     params: SamplingParams
     seed: int = 0
     length: int = 32
+    ends: Ends = lambda places, tokens, confidences: None
 
     def text(self, prompt: Sequence[int], n: int) -> tuple[list[int], int]:
         """Return `n` tokens behind a prompt, and in how many passes they came."""
@@ -65,7 +69,7 @@ class Plain:
             end = start + block if block else min(start + length, end_of_all)
             seen = end_of_all if self.form == "whole" else end
             ids += [MASK] * (seen - len(ids))
-            n_known = min(end, end_of_all)
+            n_known, is_first = min(end, end_of_all), True
             while MASK in ids[start:n_known]:
                 places = looked_at(self.model, ids, max(start, n_before), end)
                 rows = self._rows(ids, block or seen, [place - shift for place in places])
@@ -75,9 +79,13 @@ class Plain:
                 ]
                 laws = np.exp(rows.astype(np.float64) - rows.max(1, keepdims=True))
                 confidences = laws[range(len(places)), tokens] / laws.sum(1)
+                if is_first and (last := self.ends(places, tokens, confidences)) is not None:
+                    end = n_known = last + 1
+                    confidences = confidences[[place < end for place in places]]
+                is_first = False
                 chosen = self.choose(confidences)
                 chosen = chosen if chosen.any() else np.arange(len(places)) == confidences.argmax()
-                for place, token, is_chosen in zip(places, tokens, chosen, strict=True):
+                for place, token, is_chosen in zip(places, tokens, chosen, strict=False):
                     ids[place] = token if is_chosen else MASK
                 n_passes += 1
             ids = ids[:n_known]
