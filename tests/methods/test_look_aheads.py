@@ -58,6 +58,7 @@ def test_without_look_aheads_it_is_greedy(seed: int, ahead: LookAhead) -> None:
         assert said(reranked(texts, ahead)) == greedy(table_of(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_threshold_is_that_of_a_plain_fit(seed: int) -> None:
     """Where a logistic function, climbed to step by step on as many right as wrong tokens, is one half."""

@@ -66,6 +66,7 @@ def test_a_text_is_that_behind_the_tokens(path: Path, tmp_path: Path, layer_skip
     assert texts[0][0] == texts[0][2] == behind
 
 
+@pytest.mark.slow
 def test_a_fork_goes_on_behind_the_vectors(path: Path, tmp_path: Path) -> None:
     """Its next row is the session's own."""
     with opened(path) as engine:
@@ -80,6 +81,7 @@ def test_a_fork_goes_on_behind_the_vectors(path: Path, tmp_path: Path) -> None:
             session.save()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [

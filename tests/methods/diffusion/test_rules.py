@@ -231,6 +231,7 @@ def test_a_pass_commits_what_the_formula_says(tmp_path: Path, text: str) -> None
     check(denoising_named(text.replace("FILTER", str(path))).rule, FORMULAS[text], n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", [0.3, 0.8])
 def test_a_block_ends_with_the_surest_end_of_a_line(least: float) -> None:
     """Of the probability that is asked for; without one it has all positions, and what is behind it is left out."""

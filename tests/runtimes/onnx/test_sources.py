@@ -193,6 +193,7 @@ def test_a_marian_ends_with_its_positions(tmp_path: Path) -> None:
     assert (len(result.token_ids), result.finish_reason, PAD in result.token_ids) == (24, "length", False)
 
 
+@pytest.mark.slow
 def test_the_tokenizer(tmp_path: Path) -> None:
     """Its ids are those of Hugging Face's, any white space separates words, and names of languages are whole."""
     (folder := tmp_path / "t5").mkdir()
