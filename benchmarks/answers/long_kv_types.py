@@ -63,7 +63,10 @@ def answers(args: argparse.Namespace, way: str, done: set[tuple[Any, ...]]) -> I
     missing = [each for each in asked_of(args) if (args.model, args.tokens, way, *each) not in done]
     if not missing:
         return
-    slides, n_ctx = way == "slide", args.tokens + 1024 + (args.tokens // 3 if way in METHODS else 0)
+    slides, n_ctx = (
+        way == "slide",
+        args.tokens + max(1024, args.tokens // 8) + (args.tokens // 3 if way in METHODS else 0),
+    )
     options = {"runtime": "cpu", "draft": "off", "n_threads": args.threads}
     storing = {"memory": "1TB", "prompt_cache": "40GB", "cache_dir": args.work.with_suffix(".kept")}
     kept = args.work.with_suffix(".logits")
@@ -142,7 +145,8 @@ def table(rows: list[dict[str, Any]]) -> dict[str, Any]:
         if not texts:
             found[name] |= {"right": n_right, "interval": [low, high]}
             rights = [
-                {f"{r['kind']}{r['number']}": r["right"] for r in rows if r["way"] == each} for each in (way, "f16")
+                {f"{r['kind']}{r['number']}": r["right"] for r in rows if r["way"] == each and of_answers(r["kind"])}
+                for each in (way, "f16")
             ]
             found[name]["against"] = against = compared(*rights)
             share = f"{n_right}/{len(of)} ({low:.2f} to {high:.2f})"
