@@ -249,7 +249,8 @@ def _terms(
         *state_terms(network, options.n_parallel, n_rows[0]),
         *adapters,
         MemoryTerm("logits", n_rows[0] * n.n_vocab * 4, counted(n_rows[0], "row")),
-        MemoryTerm("activations", _scratch_bytes(n, n_rows[1]) + of_spans, f"{n_rows[1]} rows"),
+        MemoryTerm("activations", _scratch_bytes(n, n_rows[1]), f"{n_rows[1]} rows"),
+        MemoryTerm("sums of attention", of_spans, "kept by threads for one another", grows=True),
     )
 
 
