@@ -67,6 +67,7 @@ def draft_rows(session: Session, layers: LayerSet) -> NDArray[np.float64]:
     return log_softmax(np.array(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("as_drafts", "rows_of"), [(False, whole_rows), (True, draft_rows)], ids=["whole", "drafts"])
 def test_the_scores_are_those_of_plain_numpy(
     model: Model, as_drafts: bool, rows_of: Callable[[Session, LayerSet], NDArray[np.float64]]
