@@ -1,4 +1,4 @@
-"""Folders of an encoder's and a decoder's graph, as optimum exports T5 and Marian: what a GGUF of them would say.
+"""Reads folders with the graphs of an encoder and a decoder, as optimum exports T5 and Marian, like a GGUF's header.
 
     folder/config.json, generation_config.json, tokenizer.json
     folder/encoder_model.onnx, decoder_model_merged.onnx        or, in place of the second one:

@@ -102,7 +102,7 @@ class SoftSession(UnsavedSession, OuterSession):
         """None: a head learned texts without the vectors."""
 
     def room(self, n_tokens: int) -> int:
-        """Return how many rows one forward may add to a text of so many tokens."""
+        """Return how many rows a forward may have behind a text of `n_tokens` tokens."""
         return self.inner.room(n_tokens + self._n)
 
     def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:

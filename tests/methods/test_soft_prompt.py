@@ -15,7 +15,7 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.gguf_writer import OutTensor, write_gguf
 from edgedec_export.target_rows import read_rows
 from edgedec_methods.soft_prompt import SoftPrompt, SoftSession
-from edgedec_runtimes.weights.soft_vectors import KIND, MOST_VECTORS, TARGET, TENSOR, target_of
+from edgedec_runtimes.weights.soft_vectors import KIND, MOST_VECTORS, TARGET, TENSOR, tuned_model
 
 N_CTX, SOFT, PROMPT = 128, [7, 90, 31, 8, 200], [1, *range(40, 60), *range(40, 60)]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 30, "ignore_end": True}
@@ -53,7 +53,8 @@ def embeddings(path: Path) -> Any:
 def test_a_text_is_that_behind_the_tokens(path: Path, tmp_path: Path, layer_skip: float | None) -> None:
     """With drafts and beside other requests, too, and where the prompt is cached; what is drawn goes by the place."""
     with opened(path, layer_skip=layer_skip) as engine:
-        target = target_of(engine.card)
+        card = engine.card
+        target = tuned_model(card.architecture, card.n_layer, card.n_embd, card.n_vocab, card.variant)
         behind = engine.generate([*SOFT, *PROMPT], **GREEDY).token_ids
         assert behind != engine.generate(PROMPT, **GREEDY).token_ids, "the tokens make a difference"
     soft = {"soft_prompt": {"file": str(written(tmp_path / "soft.gguf", embeddings(path), target))}}

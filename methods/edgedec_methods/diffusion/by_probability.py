@@ -38,7 +38,7 @@ def ascending(passes: Sequence[Pass], base: float) -> Chosen:
 
 
 def eoser(passes: Sequence[Pass], least: float) -> Chosen:
-    """EOSER (arXiv:2509.23924): as ascending:2, but an end of text counts `least` at first, and fully at last.
+    """EOSER (arXiv:2509.23924): ascending:2, with the confidence of an end of text scaled from `least` up to 1.
 
     In a block that began with n masked positions its factor in pass i is least + (1 - least) * (2 ** i - 1) / 2 ** s,
     where s is log2(n) without its fraction.

@@ -51,7 +51,7 @@ def entropy_bound(passes: Sequence[Pass], most: float) -> Chosen:
 
 
 def near_first(passes: Sequence[Pass], most: float) -> Chosen:
-    """Commit what is below `most`, with 0.02 for each place behind the first (after WeDLM, arXiv:2512.22737)."""
+    """Commit what is below `most` nats, where each place behind the first adds 0.02 (after WeDLM, arXiv:2512.22737)."""
     latest = passes[-1]
     spread = entropies(latest) + _BY_PLACE * (latest.places - latest.places[0])
     return replace(latest, confidences=-spread).chosen(spread < most)

@@ -192,6 +192,10 @@ VALUES = {
     "EC_MOST_AHEAD": 65536,
     "EC_MOST_BLOCK": 128,
     "EC_MOST_DISTANCE": 128,
+    # The most rows of a forward whose spans of attention are cut among threads, and the most floats that threads keep
+    # of spans for one another.
+    "EC_CUT_ROWS": 32,
+    "EC_MOST_KEPT": 4194304,
 }
 
 

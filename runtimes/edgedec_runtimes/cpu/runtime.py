@@ -35,6 +35,7 @@ from edgedec_runtimes.cpu.library import (
     native,
 )
 from edgedec_runtimes.cpu.model import CAPABILITIES, CpuModel
+from edgedec_runtimes.cpu.native_tables import NUMBERS
 from edgedec_runtimes.cpu.network import Network, read_network
 from edgedec_runtimes.cpu.options import CpuOptions, cpu_options
 from edgedec_runtimes.cpu.source_model import SOURCE_CAPABILITIES, CpuSourceModel
@@ -52,7 +53,6 @@ from edgedec_runtimes.trained_heads.kind import NAME as TRAINED
 
 _VOCABULARY_BYTES, _VOCABULARY_BYTES_PER_TOKEN = 5_000_000, 75  # of the code, and of each token
 _BLOCK = 32
-_MOST_KEPT, _MOST_CUT_ROWS = 1 << 22, 32  # floats that threads keep for one another, and rows; see attention.cpp
 
 
 class Cpu:
@@ -232,7 +232,8 @@ def _terms(
         base_bytes: What the process held before loading.
     """
     n, n_tokens = network, -(-n_ctx // 64) * 64
-    of_spans = 4 * min(_MOST_KEPT, _MOST_CUT_ROWS * max(at.n_q + 2 * at.n_head for at in n.layers) * (n_ctx // 128 + 1))
+    of_rows = NUMBERS["EC_CUT_ROWS"] * max(layer.n_q + 2 * layer.n_head for layer in n.layers)
+    of_spans = 4 * min(NUMBERS["EC_MOST_KEPT"], of_rows * (n_ctx // 128 + 1))  # as attention.cpp allocates it
     kv_bytes = n_tokens * kv_types.token_bytes(network, options.kv_type)
     return (
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),

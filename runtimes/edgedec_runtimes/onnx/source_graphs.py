@@ -56,12 +56,12 @@ class SourceGraphs:
     more: frozenset[str]
 
     def begin(self, source: NDArray[np.int32], start: int, options: Any) -> tuple[NDArray[np.float32], Arrays, Arrays]:
-        """Return what follows from a source: the logits f32[1, n_vocab] of a text's first token, and the KV of both.
+        """Return the logits f32[1, n_vocab] behind a text's first token, and the KV of the text and of the source.
 
         Args:
             source: int32[n], at least one token, which the encoder reads.
             start: The token that texts begin with.
-            options: ONNX Runtime's, by which a run is stopped.
+            options: Run options of ONNX Runtime, which can stop the run.
         """
         ids, n = source.astype(np.int64)[None], 2 * self.contract.n_layer
         mask = np.ones_like(ids)
@@ -77,7 +77,13 @@ class SourceGraphs:
     def go_on(
         self, tokens: NDArray[np.int32], caches: tuple[Arrays, Arrays], options: Any
     ) -> tuple[NDArray[np.float32], Arrays]:
-        """Return the logits of tokens behind a text, f32[n, n_vocab], and the text's keys and values with theirs."""
+        """Return the logits f32[n, n_vocab] of n tokens behind a text, and the keys and values of the longer text.
+
+        Args:
+            tokens: int32[n].
+            caches: Keys and values of the text, and those of the source.
+            options: Run options of ONNX Runtime, which can stop the run.
+        """
         n, n_source = 2 * self.contract.n_layer, caches[1][0].shape[2]
         inputs: dict[str, Any] = dict(zip(_names(n, "past_key_values"), [*caches[0], *caches[1]], strict=True))
         inputs |= {_IDS: tokens.astype(np.int64)[None], _MASK: np.ones((1, n_source), np.int64)}

@@ -108,7 +108,7 @@ class OnnxSourceModel(ForeignModel, SourceModel[Opened, ForeignSession]):
 
 
 def files_of(graphs: Sequence[Path]) -> list[Path]:
-    """Return graphs that optimum made, and the files of weights beside them."""
+    """Return the graphs of a folder, and the files beside them that hold weights."""
     return [*graphs, *(path for end in ("_data", ".data") for path in sorted(graphs[0].parent.glob(f"*.onnx{end}")))]
 
 
@@ -123,7 +123,8 @@ def load_sources(
 ) -> Model:
     """Check the graphs of a folder of an encoder and a decoder, open them, and return the model."""
     paths, settings = graphs_of(export.folder), session_options(ort, n_threads)
-    sizes = {file.name: file.stat().st_size for file in files_of(paths)}
+    files = files_of(paths)
+    sizes = {file.name: file.stat().st_size for file in files}
 
     def sessions() -> Iterator[Any]:
         for path in paths:
@@ -137,9 +138,9 @@ def load_sources(
             with translated(f"{path}: it can't be opened"):
                 yield ort.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
 
-    opened, mapped = with_mappings(files_of(paths), lambda: list(sessions()))
+    opened, mapped = with_mappings(files, lambda: list(sessions()))
     graphs = checked_graphs(opened, export)
     most = LOGIT_ROWS if takes_rows(graphs, options.cache_dir, card.fingerprint) else 1
     can = Capabilities(rollback=True, fork=True, max_rows=most, prefill_chunk=1)  # a source is read whole
-    held = Opened(ort, graphs, export, mapped, MappedFiles(files_of(paths), mapped))
+    held = Opened(ort, graphs, export, mapped, MappedFiles(files, mapped))
     return OnnxSourceModel(held, graphs.contract, tokenizer, card, terms, options.cache_dir, can)

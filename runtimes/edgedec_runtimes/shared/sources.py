@@ -165,7 +165,7 @@ class SourceModel(LibraryModel[H, S]):
 
     @abstractmethod
     def _encode(self, session: Any) -> None:
-        """Have the encoder read a session's source, and keep what cross-attention reads of it.
+        """Run the encoder over a session's source, and keep the keys and values that cross-attention reads.
 
         It is a forward of its own, without logits. Where it is cancelled, the source stays noted, and the next forward
         begins with it again.

@@ -47,7 +47,7 @@ def read_assistant(gguf: GGUF) -> Head:
     record, n_target = file.record(), file.whole("embedding_length_out")
     if missing := [name for name in TENSORS.values() if name not in gguf.tensors]:
         file.fail(f"it has no tensor {missing[0]!r}")
-    layers = _layers_alone(gguf)
+    layers = _layers_alone(gguf, file.whole("block_count"))
     network = read_network(layers)
     first, n_vocab = network.layers[0], network.n_vocab
     if network.switches.sliding_window == 1:
@@ -77,8 +77,8 @@ def read_assistant(gguf: GGUF) -> Head:
     return head.shortened(n_listed(gguf, n_vocab))
 
 
-def _layers_alone(gguf: GGUF) -> GGUF:
-    """Return the header of a gemma4 all of whose layers read the keys and values of another model."""
+def _layers_alone(gguf: GGUF, n_layer: int) -> GGUF:
+    """Return the header of a gemma4 whose `n_layer` layers all read the keys and values of another model."""
     metadata: dict[str, Value] = {"general.architecture": _OF_LAYERS}
     for name, value in gguf.metadata.items():
         prefix, _, rest = name.partition(".")
@@ -86,7 +86,6 @@ def _layers_alone(gguf: GGUF) -> GGUF:
             metadata[f"{_OF_LAYERS}.{rest}"] = value
         elif prefix != ARCHITECTURE:
             metadata.setdefault(name, value)
-    n_layer = HeadFile(gguf, ARCHITECTURE).whole("block_count")
     metadata |= {SHARED: AllOfTarget(n_layer), f"{_OF_LAYERS}.final_logit_softcapping": 0.0}
     beside = {TENSORS["joint"], TENSORS["fc"], *_LEFT_OUT}
     tensors = {name: tensor for name, tensor in gguf.tensors.items() if name not in beside}

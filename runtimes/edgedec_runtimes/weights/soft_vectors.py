@@ -12,13 +12,13 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model_card import ModelCard
 
 KIND, TARGET, TENSOR = "soft_prompt", "soft_prompt.target", "soft_prompt"
-"""The file's general.type, the key of what it was tuned for (target_of), and its one tensor."""
+"""The file's general.type, the key of the model that it was tuned for (tuned_model), and its one tensor."""
 MOST_VECTORS = 1024
 
 
-def target_of(card: ModelCard) -> str:
-    """Return what a soft prompt is tuned for: a model's sizes, and the layers that it leaves out."""
-    return f"{card.architecture} {card.n_layer}x{card.n_embd} {card.n_vocab} {card.variant}".rstrip()
+def tuned_model(architecture: str, n_layer: int, n_embd: int, n_vocab: int, variant: str) -> str:
+    """Return how a file names the model that it was tuned for: its sizes, and ModelCard.variant."""
+    return f"{architecture} {n_layer}x{n_embd} {n_vocab} {variant}".rstrip()
 
 
 def read_vectors(path: Path, card: ModelCard) -> NDArray[np.float32]:
@@ -30,7 +30,8 @@ def read_vectors(path: Path, card: ModelCard) -> NDArray[np.float32]:
         ModelNotFoundError, StorageError: It can't be read.
     """
     gguf = read_gguf(path)
-    kind, target, expected = get_text(gguf, "general.type"), get_text(gguf, TARGET), target_of(card)
+    kind, target = get_text(gguf, "general.type"), get_text(gguf, TARGET)
+    expected = tuned_model(card.architecture, card.n_layer, card.n_embd, card.n_vocab, card.variant)
     if kind != KIND:
         raise UnsupportedModelError(f"{path}: general.type is {kind!r:.40}, expected {KIND!r}; give a soft prompt")
     if target != expected:

@@ -1,4 +1,7 @@
-"""Tunes a soft prompt: vectors before every text of a crushed model, by the texts or by what the whole model says."""
+"""Tunes a soft prompt for a crushed model: vectors that stand before every text, and make its texts more probable.
+
+What is learned is either the next token of each text, or the probabilities that the whole model gives to it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +18,7 @@ from edgedec_export.training.network import Tensor
 from edgedec_export.training.rows.llama import TorchLlama
 from edgedec_export.training.target_parts import TargetParts
 from edgedec_runtimes.cpu.network import Network
-from edgedec_runtimes.weights.soft_vectors import KIND, TARGET, TENSOR
+from edgedec_runtimes.weights.soft_vectors import KIND, TARGET, TENSOR, tuned_model
 
 ROWS, NORM = "token_embd.weight", "output_norm.weight"
 _RATE = 0.1  # of Adam, in standard deviations of an embedding's element
@@ -39,7 +42,15 @@ def logits_behind(llama: TorchLlama, prefix: Tensor, text: Tensor) -> Tensor:
 
 
 def tuned(llama: TorchLlama, first: Tensor, texts: Sequence[Tensor], teacher: TorchLlama | None, n: int) -> Tensor:
-    """Return vectors that begin as `first` and learn from n texts, in turn, or from a teacher's chances on them."""
+    """Return a soft prompt after n texts, which are taken in turn.
+
+    Args:
+        llama: The crushed model.
+        first: float32[n_vectors, n_embd], the vectors to begin with.
+        texts: Tokens, int64 each.
+        teacher: The model whose probabilities are learned; None to learn the texts' own tokens.
+        n: How many texts.
+    """
     delta, scale = torch.zeros_like(first, requires_grad=True), llama.tensors[ROWS].float().std()
     optimizer = torch.optim.Adam([delta])
     for step in range(0, n, _BATCH):
@@ -54,8 +65,8 @@ def tuned(llama: TorchLlama, first: Tensor, texts: Sequence[Tensor], teacher: To
 
 
 def write_prompt(out: Path, vectors: Tensor, network: Network, variant: str) -> None:
-    """Write vectors as `--method soft-prompt` reads them; `variant` is that of the model's card."""
+    """Write vectors as `--method soft-prompt` reads them; `variant` is ModelCard.variant of the tuned model."""
     n, data = network, vectors.numpy().astype("<f4").tobytes()
-    target = f"{n.architecture} {n.n_layer}x{n.n_embd} {n.n_vocab} {variant}".rstrip()
+    target = tuned_model(n.architecture, n.n_layer, n.n_embd, n.n_vocab, variant)
     tensor = OutTensor(TENSOR, (n.n_embd, len(vectors)), GGMLType.F32, lambda: iter([data]))
     write_gguf(out, {"general.type": KIND, TARGET: target}, [tensor])

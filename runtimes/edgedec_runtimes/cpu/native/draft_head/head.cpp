@@ -78,7 +78,8 @@ void ec_draft_head::finish() {
   const bool own = embedding.n_rows != 0;
   check_inputs();
   if (own) require_head_matrix(embedding, "embedding", target.config.n_vocab, config.n_embd);
-  require(own || config.reads_target != 0 || config.n_embd == target.config.n_embd, "the target's embeddings have another length");
+  require(own || config.reads_target != 0 || config.n_embd == target.config.n_embd,
+          "the target's embeddings have another length");
   require(own || !target.elsewhere || target.look_up != nullptr, "the target's embeddings are not there");
   require(config.fc_norm == EC_FC_NORM_NONE ? fc_norm.empty() : (int64_t)fc_norm.size() == n_tapped(),
           "the vector fc_norm is missing or has another length");

@@ -12,8 +12,6 @@ namespace {
 
 constexpr int CHUNKS_PER_THREAD = 3;   // with fewer chunks of queries, spans are cut as well
 constexpr int PIECES_PER_THREAD = 6;   // there are then
-constexpr int CUT_ROWS = 32;           // the most rows of a forward whose spans are cut
-constexpr size_t MOST_KEPT = 1 << 22;  // the most floats of spans that threads keep for one another
 
 }  // namespace
 
@@ -238,10 +236,10 @@ size_t attention_scratch(const ec_model &model, const Plan &plan) {
 }
 
 size_t attention_kept(const ec_model &model, const Plan &plan) {
-  if (model.pool.size() == 1 || plan.n_rows > CUT_ROWS) return 0;
+  if (model.pool.size() == 1 || plan.n_rows > EC_CUT_ROWS) return 0;
   const size_t of_row = (size_t)model.most([](const Layer &layer) { return layer.n_q() + 2 * layer.shape.n_head; });
   const size_t n = (size_t)plan.n_rows * of_row * (size_t)plan.n_spans();
-  return n <= MOST_KEPT ? n : 0;
+  return n <= (size_t)EC_MOST_KEPT ? n : 0;
 }
 
 // Describe the keys and values of one layer and head for attention, and where its scratch memory is.
