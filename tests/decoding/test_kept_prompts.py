@@ -27,6 +27,7 @@ from edgedec.model import RecallingSession
 from edgedec.pictures import Block, PictureRows
 from edgedec.progress import CancelToken
 from edgedec.storage.whole_file import write_atomically
+from edgedec_runtimes.cpu import kept_prompts
 from edgedec_runtimes.cpu.runtime import Cpu
 from edgedec_runtimes.shared.block_files import BlockFiles, _Job
 
@@ -38,6 +39,12 @@ DOCUMENT = tuple(int(token_id) for token_id in np.random.default_rng(7).integers
 FIRST, SECOND = (*DOCUMENT, 70, 71, 72), (*DOCUMENT, 80, 81)
 OTHER = (*DOCUMENT[:300], *DOCUMENT[:300])  # shares a block, and a part of another one
 KINDS = ("llama", "qwen35", "lfm2", "mamba2", "falcon-h1", "gemma3")
+
+
+@pytest.fixture(autouse=True)
+def no_file_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files wait for a disk that is busy with other tests: a file that finds no place in the queue is dropped."""
+    monkeypatch.setattr(kept_prompts, "QUEUED", 32)
 
 
 def load(path: Path, cache: Path, **options: Any) -> edgedec.Engine:
