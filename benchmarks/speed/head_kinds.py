@@ -61,6 +61,7 @@ def summary(runs: dict[str, list[dict[str, Run]]], tasks: dict[str, list[str]], 
             "all": round(geometric_mean(by_task.values()), 3),
             "tokens_per_s": round(median(speed(run) for run in steps), 1),
             "tokens_per_step": round(sum(run.n_decoded for run in steps) / sum(run.n_steps for run in steps), 3),
+            "draft_ms": round(1000 * median(run.draft_s for run in steps), 2),
         }
     return table
 

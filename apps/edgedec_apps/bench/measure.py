@@ -31,6 +31,7 @@ class Run:
         n_steps: Forwards after the prefill.
         n_accepted: Draft tokens that were accepted.
         reasons: Why drafting was off, where it was.
+        draft_s: Mean seconds of a draft, with what drafters learn of its step; 0 without a verified draft.
     """
 
     token_ids: tuple[int, ...]
@@ -39,6 +40,7 @@ class Run:
     n_steps: int = 0
     n_accepted: int = 0
     reasons: tuple[str, ...] = ()
+    draft_s: float = 0.0
 
     @property
     def decode_s(self) -> float:
@@ -130,6 +132,7 @@ def engine_runner(engine: Engine, options: RunOptions, *, draft: bool) -> Runner
             stats.n_steps,
             stats.n_accepted_tokens,
             (*stats.notes, *stats.reasons),
+            stats.draft_s / stats.n_drafts if stats.n_drafts else 0.0,
         )
 
     return run

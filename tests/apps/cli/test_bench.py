@@ -145,9 +145,9 @@ class FakeEngine:
         """Note the prompt and the options, and answer."""
         options.pop("cancel")
         self.asked.append((list(prompt), options))
-        stats = SimpleNamespace(
-            first_token_s=0.5, total_s=2.5, n_steps=2, n_accepted_tokens=1, reasons=["why"], notes=[]
-        )
+        times = {"first_token_s": 0.5, "total_s": 2.5, "draft_s": 0.75}
+        counts = {"n_steps": 2, "n_accepted_tokens": 1, "n_drafts": 3}
+        stats = SimpleNamespace(**times, **counts, reasons=["why"], notes=[])
         return SimpleNamespace(token_ids=(5, 6, 7), finish_reason=self._finish_reason, stats=stats)
 
 
@@ -163,7 +163,7 @@ def test_a_run_starts_cold(warm_store: bool, draft: bool) -> None:
     engine = FakeEngine()
     way = engine_runner(fake(engine), RunOptions(20, 0.7, 0.9, warm_store), draft=draft)
     found = way(BenchRequest("a", "chat", (0, 9), 11), CancelToken())
-    assert found == Run((5, 6, 7), 0.5, 2.5, 2, 1, ("why",))
+    assert found == Run((5, 6, 7), 0.5, 2.5, 2, 1, ("why",), 0.25)
     assert (found.decode_s, found.n_decoded) == (2.0, 2)
     other = ([1], {"max_tokens": 1, "temperature": 0.0, "draft": False})
     measured = ([0, 9], {"max_tokens": 20, "temperature": 0.7, "top_p": 0.9, "seed": 11, "draft": draft})
