@@ -140,7 +140,7 @@ def test_a_server_is_planned_with_its_requests(tiny: Path) -> None:
 
 @pytest.mark.slow
 def test_it_says_what_is_held_with_a_short_text(tiny: Path) -> None:
-    """What grows with texts is not held at first: the KV cache, attention's sums, the text's index, what is kept of texts."""
+    """What grows with texts is not held at first: the KV cache, attention's sums, the text's index, what is kept."""
     found = document(tiny)
     grows = ("KV cache", "prompt cache", "sums of attention", "index of the text", "draft stores")
     assert found["total_bytes"] - found["start_bytes"] == sum(n_bytes(found, name) for name in grows)
