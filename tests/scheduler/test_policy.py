@@ -413,6 +413,7 @@ def steps_before_measuring(p: float, n_steps: int, curve: CostCurve) -> int | No
     return None
 
 
+@pytest.mark.usefixtures("clock")
 def test_exact_rows_are_measured_once_drafts_promised_what_it_takes() -> None:
     """Soon where they are good, never in a text where they are not; what one text promised counts in the next."""
     assert steps_before_measuring(0.05, 300, curve_of("in proportion")) is None
