@@ -383,8 +383,8 @@ class CostCurve:
         (0.01, 0.02)
         """
         key = (n_past // BUCKET).bit_length()
-        if (known := self._costs.get(key)) is not None:
-            return known
+        if (earlier := self._costs.get(key)) is not None:
+            return earlier
         bucket, (plain_s, draft_s) = self._bucket(n_past), self.beside_s
         if not self.resuming.after_draft:
             draft_s += self._resume_s(bucket)
