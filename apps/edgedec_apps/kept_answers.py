@@ -12,7 +12,7 @@ from threading import Lock
 
 from edgedec.drafters.suffix.store_file import newest, parse, serialize
 from edgedec.drafters.suffix.suffix import Text
-from edgedec.errors import EdgedecError, ModelFormatError
+from edgedec.errors import EdgedecError, ModelFormatError, UnsupportedModelError
 from edgedec.gguf.file import read_header_of
 from edgedec.storage.whole_file import write_atomically
 from edgedec_models.storage import storage_errors
@@ -24,8 +24,19 @@ _adding = Lock()
 
 
 def answers_file(root: Path, model: Path) -> Path:
-    """Return the file of a model's answers, below a cache folder (EdgedecError where the model can't be read)."""
-    return root / "answers" / f"{target_of(read_header_of(model), root).weights_hash}.answers"
+    """Return the file of a model's answers, below a cache folder.
+
+    Raises:
+        UnsupportedModelError: It is an ONNX folder that names no weights, so that no head can be trained for them.
+        EdgedecError: The model can't be read.
+    """
+    weights = target_of(read_header_of(model), root).weights_hash
+    if not weights:
+        raise UnsupportedModelError(
+            f"{model}: it does not say by a hash which weights it holds, so no head learns from its answers; serve a "
+            "GGUF of the model, or what edgedec export makes of one"
+        )
+    return root / "answers" / f"{weights}.answers"
 
 
 def read_answers(path: Path) -> list[Text]:

@@ -2,13 +2,13 @@
 
     python benchmarks/fuzz/fuzz_heads.py --seconds 60 --seed 1 --keep findings/
 
-Folders (config.json, safetensors, the record) and GGUFs of EAGLE-3, block, row and exit heads and of a nextn layer are
-damaged in turn, in their bytes and in what they say. Each mutant is loaded, fitted to a tiny model, and drafts two
-tokens, or a block, with the numpy head, which there is one of for EAGLE-3 and blocks; one that fits also drafts on the
-cpu runtime, behind a text of that model. A finding is any other exception,
-a refusal of sizes or types by the native library alone, more than 1 s of processor time, more than HANG_S in all, or
-more memory than LIMIT_BYTES above the start. Findings are kept as files. Where the native code dies, the process does;
-the mutant is then in the folder that the first line of standard error names.
+Folders (config.json, safetensors, the record) and GGUFs of EAGLE-3, block, row and exit heads, of a nextn layer and of
+Gemma 4's assistants are damaged in turn, in their bytes, in what they say and in their tensors. Each mutant is loaded,
+fitted to a tiny model, an assistant to a tiny gemma4, and drafts two tokens, or a block, with the numpy head, which
+there is one of for EAGLE-3 and blocks; one that fits also drafts on the cpu runtime, behind a text of that model. A
+finding is any other exception, a refusal of sizes or types by the native library alone, more than 1 s of processor
+time, more than HANG_S in all, or more memory than LIMIT_BYTES above the start. Findings are kept as files. Where the
+native code dies, the process does; the mutant is then in the folder that the first line of standard error names.
 """
 
 import random
@@ -23,22 +23,24 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 from fuzz_bases import Source
-from fuzz_mutants import damaged, other_values
+from fuzz_mutants import contradictory, damaged, other_data
 from fuzz_runs import arguments, fuzz, here, let_grow
 from support.heads.head_mutants import HeadFiles, mutant, sound_heads
 from support.heads.reference_block import ReferenceBlock
 from support.heads.reference_head import ReferenceHead
+from support.heads.tiny_assistant import FLOATS, OF_FLOATS, assistant
 from support.heads.tiny_blocks import block_card, tiny_block
 from support.heads.tiny_heads import TinyHead, head_weights
 from support.heads.tiny_nextn import OWN, nextn_metadata, nextn_tensors
 from support.heads.tiny_rows import exit_head, rows_head
-from support.models.gguf_writer import Built, build_gguf
+from support.models.gguf_writer import Built, RawTensor, build_gguf
 from support.models.tiny_models import N_VOCAB as TOKENS
 from support.models.tiny_models import tiny_llama
-from support.models.tiny_quantized import Tiny
+from support.models.tiny_quantized import Tiny, write_tiny
 
 from edgedec.errors import SessionError, UnsupportedModelError
 from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.tensor_types import GGMLType
 from edgedec.head_state import Arranging, ChainRules
 from edgedec.load_options import LoadOptions
 from edgedec_runtimes.cpu.runtime import Cpu
@@ -58,7 +60,15 @@ _OF_MODEL = [[str(layer)] for layer in range(6)]
 def gguf_heads() -> list[Source]:
     """Return sound heads as GGUFs' values and tensors."""
     rows = [Source(*rows_head(RowShape(3, layer), 32, N_VOCAB)) for layer in (0, 2)]
-    return [_eagle3(), _dflash(), _nextn(), *rows, Source(*exit_head(2, 32, N_VOCAB))]
+    heads = [_eagle3(), _dflash(), _nextn(), *rows, Source(*exit_head(2, 32, N_VOCAB))]
+    return [*map(_raw, heads), Source(*assistant(OF_FLOATS, FLOATS.n_embd))]
+
+
+def _raw(source: Source) -> Source:
+    """Return a head whose tensors are bytes, as mutations of shapes and types take them."""
+    types = {np.dtype(np.float32): GGMLType.F32, np.dtype(np.int64): GGMLType.I64}
+    tensors = {name: RawTensor(types[t.dtype], t.shape[::-1], t.tobytes()) for name, t in source.tensors.items()}
+    return Source(source.metadata, tensors)
 
 
 def _nextn() -> Source:
@@ -141,12 +151,13 @@ def _eagle3() -> Source:
     return Source(metadata, tensors | {"d2t": weights["d2t"].astype(np.int64)})
 
 
-def exercise(path: Path, target: GGUF) -> str:
-    """Load a head, fit it, and draft, as a user's first command does; return whether it fits the target.
+def exercise(path: Path, targets: tuple[GGUF, GGUF]) -> str:
+    """Load a head, fit it to a llama or a gemma4, and draft, as a first command does; return whether it fits the model.
 
     A refusal by the native library is an error, unless of scores that are not finite, which it alone sees.
     """
     head, fits = load_head(path), True
+    target = targets[head.card.reads_target]
     try:
         head = fit(head, target).head
         draft_natively(path, target)
@@ -196,11 +207,11 @@ def write_mutant(
         mutant(rng, heads).write(folder)
         return folder
     path, (source, built) = folder.with_suffix(".gguf"), rng.choice(ggufs)
-    if rng.random() < 0.5:
+    what = rng.randrange(5)
+    if what < 2:
         path.write_bytes(damaged(source, built, rng))
     else:
-        changed = other_values(source, rng)
-        path.write_bytes(build_gguf(changed.metadata, changed.tensors).data)
+        path.write_bytes((other_data if what == 2 else contradictory)(source, rng))
     return path
 
 
@@ -216,11 +227,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         print(f"mutants are written to {name}", file=sys.stderr)
         folder = Path(name)
-        target = read_gguf(tiny_llama(folder / "t.gguf", n_embd=32, n_head=2, n_head_kv=1, n_layer=6, n_vocab=N_VOCAB))
+        llama = tiny_llama(folder / "t.gguf", n_embd=32, n_head=2, n_head_kv=1, n_layer=6, n_vocab=N_VOCAB)
+        targets = read_gguf(llama), read_gguf(write_tiny(folder / "g.gguf", FLOATS))
         return fuzz(
             options,
             lambda number: write_mutant(folder / "head", heads, ggufs, rng),
-            lambda path, number: here(lambda: exercise(path, target), LIMIT_S),
+            lambda path, number: here(lambda: exercise(path, targets), LIMIT_S),
         )
 
 

@@ -348,7 +348,7 @@ def _some(tensors: dict[str, Any], rng: random.Random) -> list[str]:
 
 def _other_name(name: str, rng: random.Random) -> str:
     parts = name.split(".")
-    if rng.random() < 0.5:
+    if len(parts) == 1 or rng.random() < 0.5:
         parts[-1] = "bias" if parts[-1] == "weight" else "weight"
     else:
         more = ["attn_qkv", "attn_q_norm", "attn_k_norm", "attn_norm_2", "rope_freqs", "ffn_gate_inp", "post_ffw_norm"]
@@ -372,5 +372,5 @@ CONTRADICTIONS: list[Callable[[Source, random.Random], Source]] = [
 def contradictory(source: Source, rng: random.Random) -> bytes:
     """Return a file with a sound header that contradicts itself in one to three places."""
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        source = rng.choice(CONTRADICTIONS)(source, rng)
+        source = rng.choice(CONTRADICTIONS)(source, rng) if source.tensors else source
     return build_gguf(source.metadata, source.tensors).data

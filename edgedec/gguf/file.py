@@ -34,7 +34,7 @@ from edgedec.gguf.places import standing
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.gguf.tile_form import TiledForm, read_form
 from edgedec.gguf.tile_header import HEADER_NAME
-from edgedec.gguf.two_graphs import graphs_of, read_two_graphs
+from edgedec.gguf.two_graphs import graphs_of, read_two_graphs, texts_of
 from edgedec.gguf.values import GGUFArray, Value, ValueType, show
 
 __all__ = ["GGUF", "GGMLType", "GGUFArray", "TensorInfo", "Value", "ValueType", "read_gguf"]
@@ -243,14 +243,14 @@ def read_header_of(path: Path) -> GGUF:
     return read_gguf(path)
 
 
-def _of_two_graphs(folder: Path, graphs: tuple[Path, ...]) -> GGUF:
-    """Return the header of a folder of an encoder and a decoder, which has no tensors; read as read_gguf reads."""
-    with reading(folder):
-        states = file_states(file for file in (*sorted(folder.glob("*.json")), *graphs) if file.is_file())
-        if (cached := _in_use.get(folder)) is not None and cached.states == states:
+def _of_two_graphs(path: Path, graphs: tuple[Path, ...]) -> GGUF:
+    """Return the header of an encoder and a decoder, which has no tensors; read as read_gguf reads."""
+    with reading(path):
+        states = file_states(file for file in (*sorted(texts_of(path).glob("*.json")), *graphs) if file.is_file())
+        if (cached := _in_use.get(path)) is not None and cached.states == states:
             return cached
-        metadata, sha256 = read_two_graphs(folder)
-    gguf = _in_use[folder] = GGUF((folder,), states, 3, metadata, {}, 32, sum(s.n_bytes for s in states), sha256, 0)
+        metadata, sha256 = read_two_graphs(path)
+    gguf = _in_use[path] = GGUF((path,), states, 3, metadata, {}, 32, sum(s.n_bytes for s in states), sha256, 0)
     return gguf
 
 

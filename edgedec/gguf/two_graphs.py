@@ -4,13 +4,16 @@
     folder/encoder_model.onnx, decoder_model_merged.onnx        or, in place of the second one:
     folder/decoder_model.onnx, decoder_with_past_model.onnx     the decoder's first token, and those that follow
 
-The graphs may lie in the folder `onnx` of that folder. The tokenizer must be SentencePiece's unigram model; a rule that
-the one of a GGUF does not have is refused by name, never approximated.
+The graphs may lie in the folder `onnx` of that folder. Those whose weights are not float32 have an ending, as in
+encoder_model_quantized.onnx: the path of one of them stands for the model of that ending. The tokenizer must be
+SentencePiece's unigram model; a rule that the one of a GGUF does not have is refused by name, never approximated.
 """
 
 import base64
 import hashlib
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,8 @@ import numpy as np
 from edgedec.errors import ModelFormatError, ModelNotFoundError, UnsupportedModelError
 from edgedec.gguf.values import GGUFArray, Value, ValueType
 
-_ENCODER, _MERGED = "encoder_model.onnx", "decoder_model_merged.onnx"
-_PAIR = ("decoder_model.onnx", "decoder_with_past_model.onnx")
+_NAMES = ("encoder_model", "decoder_model_merged", "decoder_model", "decoder_with_past_model")
+_GRAPH = re.compile(rf"(?:{'|'.join(_NAMES)})(_\w+)?\.onnx")
 _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 _MOST_BYTES, _LARGEST = 1 << 27, 1 << 20
 _AGAIN = "export the model again with optimum, for the task text2text-generation-with-past"
@@ -36,25 +39,55 @@ _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, Overflo
 _SPACE = "\u2581"
 
 
-def graphs_of(folder: Path) -> tuple[Path, ...]:
-    """Return the graphs of a folder of an encoder and a decoder, the encoder first, be they there or not; else ()."""
-    for place in (folder, folder / "onnx"):
-        if any((place / name).is_file() for name in (_ENCODER, _MERGED, _PAIR[1])):
-            return tuple(place / n for n in (_ENCODER, *((_MERGED,) if (place / _MERGED).is_file() else _PAIR)))
-    return ()
+def graphs_of(path: Path) -> tuple[Path, ...]:
+    """Return the graphs of an encoder and a decoder, the encoder first, be they there or not; () for what is no such.
+
+    Args:
+        path: Their folder, for graphs without an ending; or a graph, for those with its ending.
+    """
+    match = _GRAPH.fullmatch(path.name) if path.is_file() else None
+    folders, ending = (path, path / "onnx"), match[1] or "" if match else ""
+    place = path.parent if match else next((folder for folder in folders if _graphs_in(folder)), None)
+    if place is None:
+        return ()
+    encoder, merged, first, later = (place / f"{name}{ending}.onnx" for name in _NAMES)
+    return (encoder, merged) if merged.is_file() else (encoder, first, later)
 
 
-def read_two_graphs(folder: Path) -> tuple[dict[str, Value], str]:
-    """Return what a GGUF of a folder's model would say, and the SHA-256 (hex) of the texts that say it.
+def _graphs_in(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob("*.onnx") if _GRAPH.fullmatch(file.name))
+
+
+def weights_of(graphs: Sequence[Path]) -> str:
+    """Return how graphs of graphs_of() hold their weights, by their ending; "float32" where they have none."""
+    return graphs[0].stem.removeprefix(_NAMES[0]).removeprefix("_") or "float32"
+
+
+def texts_of(path: Path) -> Path:
+    """Return the folder of config.json and tokenizer.json for a path of graphs_of()."""
+    folder = path.parent if path.is_file() else path
+    return folder if folder.name != "onnx" or (folder / _CONFIG).is_file() else folder.parent
+
+
+def read_two_graphs(path: Path) -> tuple[dict[str, Value], str]:
+    """Return what a GGUF of such a model would say, and the SHA-256 (hex) of the texts that say it.
+
+    Args:
+        path: As in graphs_of().
 
     Raises:
         ModelNotFoundError, ModelFormatError: A file is missing, or damaged.
         UnsupportedModelError: The model or its tokenizer is of another kind.
         OSError: A file can't be read.
     """
-    for path in (*graphs_of(folder), folder / _CONFIG, folder / _TOKENIZER):
-        if not path.is_file():
-            raise ModelNotFoundError(f"{folder}: an encoder or a decoder is there, but no {path.name}; {_AGAIN}")
+    graphs, folder = graphs_of(path), texts_of(path)
+    for needed in (*graphs, folder / _CONFIG, folder / _TOKENIZER):
+        if not needed.is_file():
+            others = ", ".join(each.name for each in _graphs_in(needed.parent) if each not in graphs)[:400]
+            instead = f"give the path of one of {others}, or " if others and needed in graphs else ""
+            raise ModelNotFoundError(
+                f"{path}: an encoder or a decoder is there, but no {needed.name}; {instead}{_AGAIN}"
+            )
     digest, texts = hashlib.sha256(), list[dict[str, Any]]()
     for path in (folder / name for name in (_CONFIG, _GENERATION, _TOKENIZER)):
         if path.is_file():

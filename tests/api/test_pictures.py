@@ -4,13 +4,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from support.forwards import evaluated
 from support.models.picture_models import picture_file, picture_model
 from support.models.tiny_models import tiny_llama
 
 import edgedec
 from edgedec import Engine
+from edgedec.api.options import Lossy
 from edgedec.errors import MemoryCapError, PromptTooLongError, RequestError
+from edgedec.load_options import LoadOptions
+from edgedec.model import RowGroup, Span
+from edgedec.pictures import placed
+from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.layer_skip.layer_sets import without
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("llama_cpp")
@@ -82,6 +90,32 @@ def test_a_chat_that_is_too_long_loses_its_oldest_pictures(engine: Engine) -> No
     assert kept == chat[n_left_out:]
     assert 0 < n_left_out < len(chat) - 2
     assert engine.chat(kept, max_tokens=2).token_ids
+
+
+def test_layers_that_are_left_out_read_pictures(tmp_path: Path) -> None:
+    """The text is that of forwards by hand through the same layers, with drafts and without; it is another one."""
+    path, out = picture_model(tmp_path, n_layer=6), Lossy(layer_skip=1.4, layer_skip_force=True)
+    options: dict[str, Any] = {"runtime": "cpu", "n_threads": 1, "n_ctx": 1024}
+    with edgedec.load(path, draft="suffix", lossy=out, **options) as engine:
+        texts = [engine.chat(asked(ONE), max_tokens=30, draft=draft, **DRAWS[0]).token_ids for draft in (True, False)]
+        pictures = engine.requests.mark_pictures(asked(ONE))[1]
+        ids, rows = engine.chat_ids(asked(ONE)), engine.requests.picture_rows(pictures)
+        layers = without(6, engine.card.left_out)
+    expected = []
+    with Cpu().load(path, LoadOptions(n_ctx=1024, n_threads=1)) as model:
+        for of_rows in (layers, None):
+            session, text, n_past, span = model.session(1024), list(ids), 0, Span(layers=of_rows)
+            for start, end, picture in placed(ids, rows):
+                session.forward(np.array(ids[n_past:start], np.int32), n_past=n_past, layers=of_rows)
+                evaluated(session, start, RowGroup(vectors=picture.rows, span=span, sees=picture.block))
+                n_past = end
+            for _ in range(30):
+                forward = session.forward(np.array(text[n_past:], np.int32), n_past=n_past, layers=of_rows)
+                n_past = len(text)
+                text.append(int(forward.logits[0].argmax()))
+            expected.append(tuple(text[len(ids) :]))
+    assert texts == [expected[0]] * 2
+    assert expected[0] != expected[1]
 
 
 def test_under_a_cap_pictures_are_planned_or_left_out_by_name(model: Path) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from support.models.tiny_models import tiny_llama
+from support.models.tiny_t5 import TinyT5
+from support.models.tiny_t5_onnx import write_texts
 from support.processes.command_line import run_here
 from support.processes.running_server import CHAT, messages, started
 
-from edgedec.errors import ModelFormatError, RequestError
+from edgedec.errors import ModelFormatError, RequestError, UnsupportedModelError
 from edgedec_apps import kept_answers
 from edgedec_apps.kept_answers import answers_file, keep_answer, read_answers, snapshot
 from edgedec_export.training.train_drafter import LearnedHead
@@ -65,6 +67,20 @@ def test_what_is_no_file_of_the_model_is_refused(cache: Path, model: Path, tmp_p
             read_answers(path)
         keep_answer(cache, model, (1,), [2])
         assert path.read_bytes() == data
+
+
+def test_folders_that_name_no_weights_share_no_file(
+    cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No head can learn for them: nothing is kept, as is said."""
+    write_texts(tmp_path, TinyT5())
+    for name in ("encoder_model.onnx", "decoder_model_merged.onnx"):
+        (tmp_path / name).touch()
+    with pytest.raises(UnsupportedModelError, match=r"by a hash which weights it holds.* serve a GGUF"):
+        answers_file(cache, tmp_path)
+    keep_answer(cache, tmp_path, (1, 2), [3])
+    assert "an answer could not be kept" in caplog.text
+    assert not (cache / "answers").exists()
 
 
 def test_a_head_learns_from_the_answers_of_its_beginning(cache: Path, model: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument
 from edgedec.gguf.file import DATA, GRAPH, read_header_of
 from edgedec.gguf.model_info import describe
-from edgedec.gguf.two_graphs import graphs_of
+from edgedec.gguf.two_graphs import graphs_of, weights_of
 from edgedec.load_options import LoadOptions, NoOptions, default_n_ctx, read_options
 from edgedec.memory.system import resident_bytes
 from edgedec.memory_plan import MemoryTerm
@@ -115,13 +115,14 @@ def _read(path: Path) -> Export:
         return read_export(path)
     gguf = read_header_of(path)
     info, states = describe(gguf), [(file.name, file.stat()) for file in files_of(graphs)]
-    n_bytes = int(_OPENED[len(graphs)] * sum(state.st_size for _, state in states))
+    times = _OPENED[len(graphs)] * (2 if weights_of(graphs).endswith("16") else 1)  # float16 is multiplied in float32
+    n_bytes = int(times * sum(state.st_size for _, state in states))
     changes = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
     return Export(
         folder=path,
         gguf=gguf,
         architecture=info.architecture,
-        quant="float32",
+        quant=weights_of(graphs),
         kv="f32",
         n_layer=info.n_layer,
         n_vocab=info.n_vocab,

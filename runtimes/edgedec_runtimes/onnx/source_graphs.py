@@ -170,5 +170,5 @@ def _check(what: str, ports: Mapping[str, Any], needed: list[str], more: list[st
     if wrong:
         raise UnsupportedModelError(
             f"{what} {wrong[0]}; the onnx runtime takes encoders and decoders as optimum exports them for the task "
-            "text2text-generation-with-past, in float32: export the model that way, or take a GGUF of it"
+            "text2text-generation-with-past, with float32 in and out: export the model that way, or take a GGUF of it"
         )

@@ -108,8 +108,9 @@ class OnnxSourceModel(ForeignModel, SourceModel[Opened, ForeignSession]):
 
 
 def files_of(graphs: Sequence[Path]) -> list[Path]:
-    """Return the graphs of a folder, and the files beside them that hold weights."""
-    return [*graphs, *(path for end in ("_data", ".data") for path in sorted(graphs[0].parent.glob(f"*.onnx{end}")))]
+    """Return the graphs, and the files beside them that hold their weights, which are called as they are."""
+    names = [file.name + end for file in graphs for end in ("_data", ".data")]
+    return [*graphs, *(file for name in names if (file := graphs[0].with_name(name)).is_file())]
 
 
 def load_sources(

@@ -86,7 +86,8 @@ def test_the_list_says_what_to_expect() -> None:
         "share_of_a_step": 218 / 4000,
         "license": "AngelSlim model licence",
         "note": "2.08 tokens a step with drafts of 2 (AngelSlim, vLLM); deepseek-ai/dspark_qwen3_4b_block7 "
-        "(Apache-2.0) 5.4 on code with drafts of 7 (DeepSpec); RedHatAI/Qwen3-4B-speculator.dflash2 (Apache-2.0)",
+        "(Apache-2.0) 5.4 on code with drafts of 7 (DeepSpec); RedHatAI/Qwen3-4B-speculator.dflash2 (Apache-2.0), no "
+        "figure that we read",
     }
 
 
@@ -135,7 +136,7 @@ def test_the_page_names_the_references() -> None:
     """docs/models.md names each; those of the table before them are the tried ones."""
     first, _, others = PAGE.read_text("utf-8").partition("The other names are references")
     assert set(re.findall(r"(?m)^\| `([^`]+)` ", first)) == {e.name for e in load_catalogue().values() if e.tried}
-    named = set(re.findall(r"`([^`\s]+)`", others.partition("The four above")[0]))
+    named = set(re.findall(r"`([^`\s]+)`", others.partition("The five above")[0]))
     assert named >= {name for name, entry in load_catalogue().items() if entry.reference is not None}
 
 
@@ -146,9 +147,32 @@ def test_info_tells_of_a_published_head() -> None:
     assert told == (
         "EAGLE-3, about 436.0 MB, AngelSlim model licence, hf:AngelSlim/Qwen3-4B_eagle3, not tried: 2.08 tokens a step "
         "with drafts of 2 (AngelSlim, vLLM); deepseek-ai/dspark_qwen3_4b_block7 (Apache-2.0) 5.4 on code with drafts "
-        "of 7 (DeepSpec); RedHatAI/Qwen3-4B-speculator.dflash2 (Apache-2.0); a drafted token reads 5 % of what a step "
-        "reads"
+        "of 7 (DeepSpec); RedHatAI/Qwen3-4B-speculator.dflash2 (Apache-2.0), no figure that we read; a drafted token "
+        "reads 5 % of what a step reads"
     )
+    text = " ".join(run_here("info", "gpt-oss-20b").text.split())
+    assert "DFlash, its size is known when it is pulled, as its repository says, hf:z-lab/gpt-oss-20b-DFlash" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        ("lfm2.5-2.6b", ["LiquidAI/LFM2.5-2.6B-DSpark"]),
+        ("lfm2.5-8b-a1b", ["LiquidAI/LFM2.5-8B-A1B-DSpark"]),
+        *((f"qwen3.5-{n}", [f"z-lab/Qwen3.5-{n.upper()}-DFlash"]) for n in ("4b", "9b", "35b-a3b")),
+        ("gpt-oss-20b", ["z-lab/gpt-oss-20b-DFlash"]),
+        ("gemma4-12b", ["z-lab/gemma4-12B-it-DFlash", "deepseek-ai/dspark_gemma4_12b_block7"]),
+        ("gemma4-26b-a4b", ["z-lab/gemma-4-26B-A4B-it-DFlash"]),
+        ("qwen3-4b", ["deepseek-ai/dspark_qwen3_4b_block7", "RedHatAI/Qwen3-4B-speculator.dflash2"]),
+        ("qwen3-8b", ["deepseek-ai/dspark_qwen3_8b_block7", "RedHatAI/Qwen3-8B-speculator.dflash2"]),
+    ],
+)
+def test_the_catalogue_names_published_heads(name: str, heads: list[str]) -> None:
+    """As none of them was tried here."""
+    head = load_catalogue()[name].head
+    assert head is not None
+    assert head.reference is not None
+    assert all(each in f"{head.reference} {head.note}" for each in heads)
 
 
 def test_info_of_a_reference() -> None:

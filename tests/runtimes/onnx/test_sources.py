@@ -13,9 +13,10 @@ from support.forwards import distance
 from support.models.tiny_runs import bits, extend
 from support.models.tiny_t5 import END, PAD, TOKENS, TinyT5, t5_logits
 from support.models.tiny_t5_onnx import write_folder, write_texts
+from support.processes.command_line import run_here
 
 import edgedec
-from edgedec.errors import CapabilityError, EdgedecError, PromptTooLongError
+from edgedec.errors import CapabilityError, EdgedecError, ModelNotFoundError, PromptTooLongError
 from edgedec.gguf.file import read_header_of
 from edgedec.gguf.model_info import describe
 from edgedec.load_options import LoadOptions
@@ -86,6 +87,60 @@ def test_texts_are_those_of_the_gguf(folders: Callable[..., Path], tmp_path: Pat
             texts.append([engine.generate(prompt, **options).token_ids for prompt in (PROMPT, "a house", PROMPT)])
     assert texts[0] == texts[1]
     assert texts[0][0] == texts[0][2] != texts[0][1]
+
+
+@slow
+@pytest.mark.parametrize("ending", ["quantized", "fp16"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_graphs_of_other_weights(folders: Callable[..., Path], tmp_path: Path, name: str, ending: str) -> None:
+    """As transformers.js keeps them: a graph's path stands for all, logits are near float64, steps have their bits."""
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    folder = folders(tmp_path / "t5", name)
+    (place := folder / "onnx").mkdir()
+    for file in folder.glob("*.onnx"):
+        if ending == "fp16":
+            onnx.save(convert_float_to_float16(onnx.load(file), keep_io_types=True), place / f"{file.stem}_fp16.onnx")
+        else:
+            quantize_dynamic(file, place / f"{file.stem}_quantized.onnx", extra_options={"EnableSubgraph": True})
+    path = place / f"decoder_model{'_merged' * (name == 'merged')}_{ending}.onnx"
+    assert run_here("info", path, "--json").document()["quantization"].endswith(f"decoder, {ending}")
+    expected = t5_logits(T5, T5.weights(), SOURCE.tolist(), TEXT.tolist())
+    with load(path) as model:
+        rows, session = list[Any](), model.session(N_CTX)
+        for _ in range(2):
+            session.forward(SOURCE, n_past=0)
+            rows.append(extend(session, TEXT, (1,) * len(TEXT)))
+            session.forward(OTHER, n_past=0)
+        assert (rows[0] == rows[1]).all()
+        assert (model.capabilities.max_rows == 1) == (ending == "quantized")  # whose rows depend on those beside them
+    least, most = {"fp16": (5e-4, 2e-2), "quantized": (2e-2, 0.5)}[ending]
+    assert least < distance(rows[0].view(np.float32), expected) < most
+    n_files = sum(file.stat().st_size for file in place.iterdir())
+    factor = {"merged": 2.1, "pair": 1.6}[name] * (1 + (ending == "fp16"))  # whose weights are float32 when opened
+    terms = {term.name: term for term in Onnx().plan(path, LoadOptions(n_ctx=100))}
+    assert terms["weights"].n_bytes == int(1.01 * int(factor * n_files))
+
+
+@slow
+def test_endings_that_are_missing(folders: Callable[..., Path], tmp_path: Path) -> None:
+    """A folder names those that are there, a graph what it lacks, and graphs that take float16 are refused."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    folder = folders(tmp_path / "t5")
+    for file in folder.glob("*.onnx"):
+        onnx.save(convert_float_to_float16(onnx.load(file)), folder / f"{file.stem}_fp16.onnx")
+        file.unlink()
+    with pytest.raises(ModelNotFoundError, match=r"no encoder_model.onnx; give the path of one of decoder_model_fp16"):
+        load(folder)
+    with pytest.raises(EdgedecError, match=r"last_hidden_state as tensor\(float16\).*, expected tensor\(float\)"):
+        load(folder / "decoder_model_fp16.onnx")
+    (folder / "encoder_model_fp16.onnx").unlink()
+    with pytest.raises(ModelNotFoundError, match=r"but no encoder_model_fp16.onnx; export"):
+        load(folder / "decoder_model_fp16.onnx")
 
 
 @slow

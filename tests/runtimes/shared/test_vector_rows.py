@@ -19,9 +19,11 @@ from support.models.tiny_runs import bits, distance
 
 from edgedec.errors import CapabilityError, RequestError
 from edgedec.load_options import LoadOptions
-from edgedec.model import ForwardItem, Model, RowGroup, Session
+from edgedec.model import ForwardItem, LayerSet, Model, RowGroup, Session, Span
 from edgedec.pictures import Block
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.layer_skip.choose import LossyModel
+from edgedec_runtimes.layer_skip.layer_sets import without
 from edgedec_runtimes.llamacpp.runtime import LlamaCpp
 from edgedec_runtimes.reference.runtime import Reference
 
@@ -47,19 +49,21 @@ def vectors_of(name: str, n_embd: int, seed: int = 2) -> NDArray[np.float32]:
     return np.random.default_rng(seed).standard_normal((BLOCK.n_rows, width)).astype(np.float32)
 
 
-def read(session: Session, name: str, sizes: tuple[int, ...] = ()) -> NDArray[np.float32]:
+def read(
+    session: Session, name: str, sizes: tuple[int, ...] = (), layers: LayerSet | None = None
+) -> NDArray[np.float32]:
     """Read tokens, a picture and tokens on an empty session; return the logits of all rows behind the picture.
 
-    `sizes` are the rows of the forwards that the picture's rows are read in.
+    `sizes` are the rows of the forwards that the picture's rows are read in, `layers` those that all rows pass.
     """
     block, vectors = block_of(name), vectors_of(name, session.model.card.n_embd)
-    session.forward(TOKENS[:BEFORE], n_past=0)
-    first = 0
+    session.forward(TOKENS[:BEFORE], n_past=0, layers=layers)
+    first, span = 0, Span(layers=layers)
     for n in (*sizes, BLOCK.n_rows - sum(sizes)):
         rows = vectors[first : first + n]
-        evaluated(session, BEFORE + first, RowGroup(vectors=rows, sees=replace(block, first=first)))
+        evaluated(session, BEFORE + first, RowGroup(vectors=rows, sees=replace(block, first=first), span=span))
         first += n
-    return session.forward(TOKENS[BEFORE:], n_past=BEFORE + BLOCK.n_rows, rows="all").logits.copy()
+    return session.forward(TOKENS[BEFORE:], n_past=BEFORE + BLOCK.n_rows, rows="all", layers=layers).logits.copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,17 @@ def test_any_split_has_the_same_bits(case: Case) -> None:
                 read(case.model.session(64), case.name, sizes)
         else:
             np.testing.assert_array_equal(bits(read(case.model.session(64), case.name, sizes)), expected)
+
+
+def test_layers_that_are_left_out(case: Case) -> None:
+    """With `layer-skip` a picture's rows are those of forwards by hand through the same layers, and the reference's."""
+    layers = without(case.model.card.n_layer, [(0, 1), (1, 0)])
+    expected = read(case.model.session(64), case.name, layers=layers)
+    with Reference().load(case.path, LoadOptions(n_ctx=64, max_rows=64)) as reference:
+        exact = read(reference.session(64), case.name, layers=layers)
+    assert distance(expected, exact) < REFERENCE_BOUND < distance(expected, case.exact)
+    lossy = LossyModel(case.model, layers, 0.5)
+    np.testing.assert_array_equal(bits(read(lossy.session(64), case.name)), bits(expected))
 
 
 def test_beside_other_sessions(case: Case) -> None:

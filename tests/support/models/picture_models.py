@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,9 @@ MARKS = TOKENS[259:]
 _CONTROL = 3
 
 
-def picture_model(folder: Path, kind: str = "idefics3", *, seed: int = 0, n_ctx_train: int = 2048) -> Path:
+def picture_model(
+    folder: Path, kind: str = "idefics3", *, seed: int = 0, n_ctx_train: int = 2048, n_layer: int = 2
+) -> Path:
     """Write a text model and, beside it, its projector of a kind; return the text model's path."""
     tiny_projector(folder / "mmproj-tiny-f16.gguf", kind, seed=seed)
     base = vocabulary(N_VOCAB)
@@ -25,10 +28,8 @@ def picture_model(folder: Path, kind: str = "idefics3", *, seed: int = 0, n_ctx_
         "tokenizer.ggml.tokens": [*base["tokenizer.ggml.tokens"], *MARKS],
         "tokenizer.ggml.token_type": Typed(ValueType.ARRAY, kinds, ValueType.INT32),
     }
-    n_vocab = N_VOCAB + len(MARKS)
-    return tiny_llama(
-        folder / "tiny-f32.gguf", seed=seed, n_ctx_train=n_ctx_train, chat_template=CHAT, n_vocab=n_vocab, more=more
-    )
+    sizes: dict[str, Any] = {"n_layer": n_layer, "n_ctx_train": n_ctx_train, "n_vocab": N_VOCAB + len(MARKS)}
+    return tiny_llama(folder / "tiny-f32.gguf", seed=seed, chat_template=CHAT, more=more, **sizes)
 
 
 def picture_file(width: int = 100, height: int = 70, seed: int = 0) -> bytes:

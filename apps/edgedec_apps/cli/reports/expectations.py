@@ -94,11 +94,13 @@ def head_line(entry: Entry) -> str | None:
     if head is None:
         return None
     n_bytes, share = head_fetch_bytes(head), head_share(entry)
-    size = "" if n_bytes is None else f", {'' if head.size_bytes else 'about '}{format_bytes(n_bytes)}"
+    size = "its size is known when it is pulled"
+    if n_bytes is not None:
+        size = f"{'' if head.size_bytes else 'about '}{format_bytes(n_bytes)}"
     unit = "block" if head.architecture in _BLOCKS else "token"
     cost = "" if share is None else f"; a drafted {unit} reads {100 * share:.0f} % of what a step reads"
     whence = "" if head.reference is None else f", {head.reference}, not tried"
-    return f"{_KINDS.get(head.architecture, head.architecture)}{size}, {head.licence}{whence}: {head.note}{cost}"
+    return f"{_KINDS.get(head.architecture, head.architecture)}, {size}, {head.licence}{whence}: {head.note}{cost}"
 
 
 def head_document(entry: Entry) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from edgedec.gguf.file import GGUF, is_onnx, read_header_of
 from edgedec.gguf.model_info import ModelInfo, describe
 from edgedec.gguf.model_kinds import is_embedder, is_ranker
 from edgedec.gguf.places import standing
-from edgedec.gguf.two_graphs import graphs_of
+from edgedec.gguf.two_graphs import graphs_of, weights_of
 from edgedec.load_options import default_n_ctx
 from edgedec.load_plan import LoadPlan
 from edgedec.memory.planner import plan_wishes
@@ -69,8 +69,8 @@ def _export_facts(path: Path) -> dict[str, Any]:
     """Return what the manifest of an ONNX export says instead of its header, which has no tensors; {} for a GGUF."""
     if not is_onnx(path):
         return {}
-    if graphs_of(path):
-        return {"n_params": None, "quantization": "ONNX graphs of an encoder and a decoder, float32"}
+    if graphs := graphs_of(path):
+        return {"n_params": None, "quantization": f"ONNX graphs of an encoder and a decoder, {weights_of(graphs)}"}
     from edgedec_export.folder import read_manifest  # not in the memory of a GGUF's plan
 
     folder = path if path.is_dir() else path.parent
