@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from edgedec.callers import one_line
@@ -83,7 +82,6 @@ class ModelCard:
         pooling: How the model was trained to make one vector of a text ("mean", "cls", "last"); None for a model that
             writes texts.
         adapters: The paths of the low-rank adapters that were loaded with the model.
-        path: The file that it was loaded from, of several the first; None where a runtime does not say.
         methods: By its name, what the method around sessions by which the model writes has to know of it
             (edgedec.companion); empty for a model whose rows are the law of the next token.
     """
@@ -104,7 +102,6 @@ class ModelCard:
     lossy: str = ""
     pooling: str | None = None
     adapters: tuple[str, ...] = ()
-    path: Path | None = None
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     __repr__ = one_line

@@ -177,8 +177,9 @@ def main() -> None:
             teacher, lessons = whole if kind == "KL" else None, [text[N:] for text in learning[kind]]
             prefixes[kind] = tuned(net, prefixes["hard"], lessons, teacher, args.texts)
             np.savez(store, **{each: values.numpy() for each, values in prefixes.items()})
-            of = read_gguf(args.work / f"{name}.gguf" if name in FILE_TYPES else path)
-            write_prompt(args.work / f"{name} {kind}.gguf", prefixes[kind], of, variant(skipped(name, path)))
+            write_prompt(
+                args.work / f"{name} {kind}.gguf", prefixes[kind], whole.parts.network, variant(skipped(name, path))
+            )
         row: dict[str, Any] = {"model": name}
         for kind, (_, held) in texts.items():
             cut = [text[N:] for text in held[: args.held]]

@@ -15,8 +15,7 @@ from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.gguf_writer import OutTensor, write_gguf
 from edgedec_export.target_rows import read_rows
 from edgedec_methods.soft_prompt import SoftPrompt, SoftSession
-from edgedec_runtimes.trained_heads.target import hash_weights
-from edgedec_runtimes.weights.soft_vectors import KIND, MOST_VECTORS, TARGET, TENSOR, WEIGHTS, tuned_model
+from edgedec_runtimes.weights.soft_vectors import KIND, MOST_VECTORS, TARGET, TENSOR, tuned_model
 
 N_CTX, SOFT, PROMPT = 128, [7, 90, 31, 8, 200], [1, *range(40, 60), *range(40, 60)]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 30, "ignore_end": True}
@@ -36,12 +35,11 @@ def opened(path: Path, methods: dict[str, Any] | None = None, **changes: Any) ->
     return edgedec.load(path, runtime="cpu", n_threads=1, lossy=lossy, **options)
 
 
-def written(out: Path, vectors: Any, target: str, weights: str, kind: str = KIND, name: str = TENSOR) -> Path:
+def written(out: Path, vectors: Any, target: str, kind: str = KIND, name: str = TENSOR) -> Path:
     """Write a soft prompt."""
     data = np.asarray(vectors, np.float32)
     tensor = OutTensor(name, data.shape[::-1], GGMLType.F32, lambda: iter([data.tobytes()]))
-    keys: dict[str, Any] = {"general.type": kind, TARGET: target, WEIGHTS: weights}
-    write_gguf(out, {key: value for key, value in keys.items() if value}, [tensor])
+    write_gguf(out, {"general.type": kind, TARGET: target}, [tensor])
     return out
 
 
@@ -59,8 +57,7 @@ def test_a_text_is_that_behind_the_tokens(path: Path, tmp_path: Path, layer_skip
         target = tuned_model(card.architecture, card.n_layer, card.n_embd, card.n_vocab, card.variant)
         behind = engine.generate([*SOFT, *PROMPT], **GREEDY).token_ids
         assert behind != engine.generate(PROMPT, **GREEDY).token_ids, "the tokens make a difference"
-    weights = hash_weights(read_gguf(path))
-    soft = {"soft_prompt": {"file": str(written(tmp_path / "soft.gguf", embeddings(path), target, weights))}}
+    soft = {"soft_prompt": {"file": str(written(tmp_path / "soft.gguf", embeddings(path), target))}}
     texts = []
     for options in ({}, {"draft": "suffix"}, {"n_parallel": 2}):
         with opened(path, soft, layer_skip=layer_skip, **options) as engine:
@@ -91,8 +88,6 @@ def test_a_fork_goes_on_behind_the_vectors(path: Path, tmp_path: Path) -> None:
     [
         ({"kind": "adapter"}, UnsupportedModelError, "general.type is 'adapter'"),
         ({"target": "llama 6x64 261"}, UnsupportedModelError, "tuned for 'llama 6x64 261'"),
-        ({"weights": "0f" * 16}, UnsupportedModelError, "for the weights '0f0f.*those of tiny are .*or tune one"),
-        ({"weights": ""}, UnsupportedModelError, "names no weights that it was tuned for"),
         ({"name": "other"}, ModelFormatError, "shape None"),
         ({"vectors": np.zeros((5, 32))}, ModelFormatError, r"shape \(32, 5\), expected F32 of 64"),
         ({"vectors": np.zeros((MOST_VECTORS + 1, 64))}, ModelFormatError, "1025 vectors"),
@@ -104,25 +99,10 @@ def test_what_does_not_fit_is_refused(
     path: Path, tmp_path: Path, change: dict[str, Any], error: type[EdgedecError], says: str
 ) -> None:
     """Before anything is read into the session."""
-    weights = hash_weights(read_gguf(path))
-    parts = {"vectors": embeddings(path), "target": "llama 6x64 260", "weights": weights} | change
+    parts = {"vectors": embeddings(path), "target": "llama 6x64 260"} | change
     file = written(tmp_path / "soft.gguf", **parts)
     with pytest.raises(error, match=says):
         opened(path, {"soft_prompt": {"file": str(file)}})
-
-
-@pytest.mark.slow
-def test_what_the_trainer_writes_is_for_its_file_alone(path: Path, tmp_path: Path) -> None:
-    """Another model of the same sizes refuses it, by the hash of its weights."""
-    torch = pytest.importorskip("torch")
-    from edgedec_export.training.rows.soft_prompt import write_prompt
-
-    file = tmp_path / "soft.gguf"
-    write_prompt(file, torch.from_numpy(embeddings(path)), read_gguf(path), "")
-    other = tiny_llama(tmp_path / "other.gguf", n_layer=6, n_ctx_train=N_CTX, seed=1)
-    opened(path, {"soft_prompt": {"file": str(file)}}).close()
-    with pytest.raises(UnsupportedModelError, match="those of other are"):
-        opened(other, {"soft_prompt": {"file": str(file)}})
 
 
 def test_a_file_must_be_named() -> None:

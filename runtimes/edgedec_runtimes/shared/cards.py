@@ -43,7 +43,6 @@ def model_card(runtime: str, gguf: GGUF, shape: Shaped, fingerprint: str) -> Mod
         chat_template=get_text(gguf, "tokenizer.chat_template"),
         sampling_defaults=info.sampling_defaults,
         pooling=read_pooling(gguf, shape.architecture),
-        path=gguf.paths[0],
         methods=methods_of(gguf),
     )
 

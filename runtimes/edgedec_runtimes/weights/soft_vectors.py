@@ -6,14 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError, UnsupportedModelError
-from edgedec.gguf.file import read_gguf, read_header_of
+from edgedec.gguf.file import read_gguf
 from edgedec.gguf.metadata import get_text
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.model_card import ModelCard
-from edgedec_runtimes.trained_heads.target import target_of
 
-KIND, TARGET, WEIGHTS, TENSOR = "soft_prompt", "soft_prompt.target", "soft_prompt.target_weights", "soft_prompt"
-"""The file's general.type, the keys of the tuned model (tuned_model) and of its weights' hash, and the one tensor."""
+KIND, TARGET, TENSOR = "soft_prompt", "soft_prompt.target", "soft_prompt"
+"""The file's general.type, the key of the model that it was tuned for (tuned_model), and its one tensor."""
 MOST_VECTORS = 1024
 
 
@@ -31,20 +30,13 @@ def read_vectors(path: Path, card: ModelCard) -> NDArray[np.float32]:
         ModelNotFoundError, StorageError: It can't be read.
     """
     gguf = read_gguf(path)
-    kind, target, trained = (get_text(gguf, key) for key in ("general.type", TARGET, WEIGHTS))
+    kind, target = get_text(gguf, "general.type"), get_text(gguf, TARGET)
     expected = tuned_model(card.architecture, card.n_layer, card.n_embd, card.n_vocab, card.variant)
     if kind != KIND:
         raise UnsupportedModelError(f"{path}: general.type is {kind!r:.40}, expected {KIND!r}; give a soft prompt")
     if target != expected:
         raise UnsupportedModelError(
             f"{path}: the soft prompt was tuned for {target!r:.80}, and this model is {expected!r}; tune one for it"
-        )
-    weights = "" if card.path is None else target_of(read_header_of(card.path)).weights_hash
-    if not trained or trained != weights:
-        says = f"was tuned for the weights {trained!r:.40}" if trained else "names no weights that it was tuned for"
-        raise UnsupportedModelError(
-            f"{path}: the soft prompt {says}, and those of {card.name or 'this model'} are {weights!r}; give the file "
-            "that it was tuned for, or tune one for this file"
         )
     tensor = gguf.tensors.get(TENSOR)
     shape = None if tensor is None else tensor.shape

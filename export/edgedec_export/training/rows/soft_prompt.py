@@ -11,16 +11,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from edgedec.gguf.file import GGUF
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec_export.gguf_writer import OutTensor, write_gguf
 from edgedec_export.training.arithmetic import product_type
 from edgedec_export.training.network import Tensor
 from edgedec_export.training.rows.llama import TorchLlama
 from edgedec_export.training.target_parts import TargetParts
-from edgedec_runtimes.cpu.network import read_network
-from edgedec_runtimes.trained_heads.target import target_of
-from edgedec_runtimes.weights.soft_vectors import KIND, TARGET, TENSOR, WEIGHTS, tuned_model
+from edgedec_runtimes.cpu.network import Network
+from edgedec_runtimes.weights.soft_vectors import KIND, TARGET, TENSOR, tuned_model
 
 ROWS, NORM = "token_embd.weight", "output_norm.weight"
 _RATE = 0.1  # of Adam, in standard deviations of an embedding's element
@@ -66,16 +64,9 @@ def tuned(llama: TorchLlama, first: Tensor, texts: Sequence[Tensor], teacher: To
     return (first + scale * delta).detach()
 
 
-def write_prompt(out: Path, vectors: Tensor, gguf: GGUF, variant: str) -> None:
-    """Write vectors as `--method soft-prompt` reads them.
-
-    Args:
-        out: The file.
-        vectors: f32[n, n_embd].
-        gguf: The file that they were tuned for.
-        variant: ModelCard.variant of the tuned model.
-    """
-    n, data = read_network(gguf), vectors.numpy().astype("<f4").tobytes()
+def write_prompt(out: Path, vectors: Tensor, network: Network, variant: str) -> None:
+    """Write vectors as `--method soft-prompt` reads them; `variant` is ModelCard.variant of the tuned model."""
+    n, data = network, vectors.numpy().astype("<f4").tobytes()
     target = tuned_model(n.architecture, n.n_layer, n.n_embd, n.n_vocab, variant)
     tensor = OutTensor(TENSOR, (n.n_embd, len(vectors)), GGMLType.F32, lambda: iter([data]))
-    write_gguf(out, {"general.type": KIND, TARGET: target, WEIGHTS: target_of(gguf).weights_hash}, [tensor])
+    write_gguf(out, {"general.type": KIND, TARGET: target}, [tensor])
