@@ -274,11 +274,11 @@ def _set_ropes(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int
 def rarely_read(network: Network) -> tuple[Placed, ...]:
     """Return the matrices of which a forward reads a few rows for a token: the table of what layers get of a token.
 
-    So is the embedding matrix if it is not the output matrix as well.
+    So is the embedding matrix if it is not the output matrix as well, or if there is none, as in an encoder.
     """
     names = {matrix.which: matrix.tensor.name for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
-    has_both = len(names) == 2 and names[OUTPUT] != names[EMBEDDING]
-    kinds = (PER_LAYER_ROWS, EMBEDDING) if has_both else (PER_LAYER_ROWS,)
+    is_apart = network.is_encoder or (len(names) == 2 and names[OUTPUT] != names[EMBEDDING])
+    kinds = (PER_LAYER_ROWS, EMBEDDING) if is_apart else (PER_LAYER_ROWS,)
     return tuple(matrix for matrix in network.matrices if matrix.which in kinds)
 
 
