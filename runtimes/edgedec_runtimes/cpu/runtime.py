@@ -155,7 +155,7 @@ class Cpu:
             if isinstance(model, CpuEncoder):
                 model.norm = read_final_norm(path)
             model.has_places = bool(network.switches.rope.sections)
-            if options.prompt_cache_bytes and options.cache_dir is not None and not network.n_source:
+            if options.prompt_cache_bytes and options.cache_dir is not None:
                 model.keeping = (options.cache_dir, card.name, options.prompt_cache_bytes)
             if head is not None:
                 model.follow_with(head)

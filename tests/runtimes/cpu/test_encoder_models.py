@@ -1,4 +1,4 @@
-"""Encoders on the cpu runtime: vectors of t5encoder are those of float64 and llama.cpp, and depend on the text alone."""
+"""Encoders on the cpu runtime: t5encoder embeds as float64 and llama.cpp do, and a vector is that of its text alone."""
 
 from dataclasses import replace
 from pathlib import Path
