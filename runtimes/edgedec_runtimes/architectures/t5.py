@@ -4,15 +4,11 @@ Positions are not rotated: each head adds a number to a score, by the range that
 Scores are not scaled. A file has `enc.blk.0.` to the last layer of the encoder, and `dec.blk.0.` and so on, of which
 each is two layers here: one sees the text, the other one the source. What the second one reads of the encoder's output
 is a layer of its own, too, as its rows are those of the source: all of these stand behind the encoder's layers.
-`t5encoder` is the encoder alone.
 """
 
 import re
 from dataclasses import replace
 from types import MappingProxyType
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import GGUF, TensorInfo
@@ -20,8 +16,7 @@ from edgedec_runtimes.architectures.architecture import DISTANCE_BIAS, INPUT_NOR
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.shared.hyperparameters import CROSS, DECODER, ENCODER, MEMORY, Hyperparameters, LayerShape
 
-_FARTHEST = 128  # distances from here on are one range, in all models of this architecture
-_KEYS = frozenset({"attention.layer_norm_epsilon", "attention.relative_buckets_count"})
+KEYS = frozenset({"attention.layer_norm_epsilon", "attention.relative_buckets_count"})
 _LAYER = re.compile(r"(enc|dec)\.blk\.(\d{1,4})\.(.+)")
 
 
@@ -31,7 +26,7 @@ def _layers(header: Header) -> tuple[LayerShape, ...]:
     shape, n_encoder, tensors = header.hyper.layers[0], header.hyper.n_layer, header.gguf.tensors
     n_decoder = len({match[2] for name in tensors if (match := _LAYER.fullmatch(name)) and match[1] == "dec"})
     _require_count(header, "layers of a decoder", n_decoder, "decoder_block_count")
-    layers = [*_encoder_layers(header)]
+    layers = [*encoder_layers(header)]
     memory = replace(shape, n_ff=0, is_mixer=True, role=MEMORY)
     layers += [replace(memory, kv_from=n_encoder + number) for number in range(n_decoder)]
     for number in range(n_decoder):
@@ -40,7 +35,7 @@ def _layers(header: Header) -> tuple[LayerShape, ...]:
     return tuple(layers)
 
 
-def _encoder_layers(header: Header) -> tuple[LayerShape, ...]:
+def encoder_layers(header: Header) -> tuple[LayerShape, ...]:
     """Return the encoder's layers."""
     table = header.gguf.tensors.get(f"enc.blk.0.{DISTANCE_BIAS}")
     n_ranges = 0 if table is None else table.shape[-1]
@@ -99,29 +94,10 @@ def _places(name: str, hyper: Hyperparameters) -> list[str]:
     return [f"blk.{of_role[role][number]}.{short}"] if number < len(of_role[role]) else [name]
 
 
-def by_distance(table: NDArray[np.float32], *, both_ways: bool) -> NDArray[np.float32]:
-    """Return float32[n_head, 2 * 128 + 1], what each head adds by the distance from a query on to a key, from -128 on.
-
-    Args:
-        table: By range and head. Half of the ranges that one direction has are single distances, the others are cut by
-            logarithms up to the farthest one.
-        both_ways: Half of the ranges are those of keys behind their queries; else all are those of keys before them.
-    """
-    behind = np.arange(-_FARTHEST, _FARTHEST + 1)
-    n = len(table) // 2 if both_ways else len(table)
-    far, single = np.abs(behind) if both_ways else np.maximum(-behind, 0), n // 2
-    steps = (
-        np.log(np.maximum(far, 1).astype(np.float32) / single) / np.float32(np.log(_FARTHEST / single)) * (n - single)
-    )
-    ranges = np.where(far < single, far, np.minimum(single + np.maximum(steps, 0).astype(np.int64), n - 1))
-    return np.ascontiguousarray(table[ranges + n * (both_ways & (behind > 0))].T)
-
-
 T5 = Architecture(
     _switches,
-    keys=_KEYS | {"decoder_block_count", "decoder_start_token_id"},
+    keys=KEYS | {"decoder_block_count", "decoder_start_token_id"},
     needed=INPUT_NORMS | {DISTANCE_BIAS},
     layers=_layers,
     placed=_placed,
 )
-T5_ENCODER = replace(T5, keys=_KEYS, layers=_encoder_layers)
