@@ -1,8 +1,6 @@
 """Embeddings: one vector for a text, of the hidden states that a model has after its last layer."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 from weakref import WeakKeyDictionary
 
@@ -14,18 +12,16 @@ from edgedec.api.requests import Prompt
 from edgedec.callers import checks_arguments
 from edgedec.decoding.prompt_length import CUT_TEXT, too_long
 from edgedec.decoding.session_pool import SessionSlot
-from edgedec.errors import CancelledError, CapabilityError, OptionError, RequestError, SessionError, argument
-from edgedec.gguf.file import floats, read_header_of
-from edgedec.gguf.metadata import get_float, get_text
+from edgedec.errors import CancelledError, OptionError, RequestError, SessionError, argument
 from edgedec.gguf.model_kinds import POOLINGS, Pooling
 from edgedec.model import EncoderSession, Session
 from edgedec.model_card import ModelCard
 from edgedec.progress import CancelToken
+from edgedec_runtimes.shared.final_norm import FinalNorm, read_final_norm
 
 _ROWS = 64  # of one forward: always the same cuts, so that a vector does not depend on what else is embedded
 _NO_ROWS = np.empty(0, np.int32)
-_norms = WeakKeyDictionary[Engine, "FinalNorm"]()
-_NORMS = ("output_norm.weight", "token_embd_norm.weight")  # LFM2 calls its last norm so
+_norms = WeakKeyDictionary[Engine, FinalNorm]()
 
 
 @checks_arguments
@@ -75,46 +71,11 @@ def embed(
     return unit_length(vectors, dimensions)
 
 
-def _final_norm(engine: Engine) -> "FinalNorm":
+def _final_norm(engine: Engine) -> FinalNorm:
     """Return the norm after the last layer of an engine's model; read once."""
     if engine not in _norms:
         _norms[engine] = read_final_norm(engine.path)
     return _norms[engine]
-
-
-@dataclass(frozen=True, slots=True)
-class FinalNorm:
-    """The RMS norm after a model's last layer (Zhang and Sennrich 2019, arXiv:1910.07467).
-
-    Attributes:
-        weight: f32[n_embd].
-        epsilon: Is added to the mean square.
-    """
-
-    weight: NDArray[np.float32]
-    epsilon: float
-
-    def of(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return hidden states f32[n, n_embd] after the norm."""
-        mean_square = np.mean(hidden.astype(np.float64) ** 2, axis=1, keepdims=True)
-        scaled: NDArray[np.float32] = (hidden / np.sqrt(mean_square + self.epsilon) * self.weight).astype(np.float32)
-        return scaled
-
-
-def read_final_norm(path: Path) -> FinalNorm:
-    """Return the norm after the last layer of a model's file.
-
-    Raises:
-        CapabilityError: The file has no such norm.
-        ModelFormatError, StorageError: The file is damaged, or can't be read.
-    """
-    gguf = read_header_of(path)
-    epsilon = get_float(gguf, f"{get_text(gguf, 'general.architecture')}.attention.layer_norm_rms_epsilon")
-    name = next((name for name in _NORMS if name in gguf.tensors), None)
-    if name is None or epsilon is None:
-        raise CapabilityError(f"{path}: it has no RMS norm {_NORMS[0]!r}, so edgedec can't embed with it; use a GGUF")
-    rows = np.frombuffer(gguf.read_tensor_bytes(name), np.uint8)
-    return FinalNorm(floats(gguf.tensors[name].type, rows[None]).reshape(-1), epsilon)
 
 
 def require_pooling(card: ModelCard, pooling: str | None) -> Pooling:

@@ -29,8 +29,9 @@ from edgedec.sequence import n_common
 from edgedec.sessions.forks import are_together
 from edgedec.sessions.text_pages import PAGE_TOKENS, n_pages
 from edgedec.tokenizer import Tokenizer
-from edgedec_apps.embedding import FinalNorm, embed_on, read_final_norm
+from edgedec_apps.embedding import embed_on
 from edgedec_apps.rank_prompts import pair_form, question_form, template_of
+from edgedec_runtimes.shared.final_norm import FinalNorm, read_final_norm
 from edgedec_runtimes.weights.levels import read_rows
 
 F64 = NDArray[np.float64]

@@ -17,9 +17,9 @@ from edgedec.gguf.file import GGUF, read_header_of
 from edgedec.gguf.metadata import get_array, get_text
 from edgedec.gguf.values import ValueType
 from edgedec.progress import CancelToken
-from edgedec_apps.embedding import read_final_norm
 from edgedec_apps.rank_prompts import DOCUMENT, QUERY, TEMPLATE, question_form
 from edgedec_apps.ranking import RankHead, Work, answer_ids, by_answers, outputs_of, rank, read_rank_head, sigmoid
+from edgedec_runtimes.shared.final_norm import read_final_norm
 
 ASKED = "Is the answer above right so far? Reply with one letter: A for yes, B for no."
 _GOOD = ("yes", "good", "right", "correct", "true", "positive", "+", "1", "label_1")

@@ -13,9 +13,9 @@ from edgedec.choosing.search_by import SearchBy
 from edgedec.control_tokens import encode_with_controls
 from edgedec.errors import CapabilityError
 from edgedec.gguf.file import read_gguf
-from edgedec_apps.embedding import read_final_norm
 from edgedec_apps.ranking import rank, sigmoid
 from edgedec_apps.reward import ASKED, reward_scorer
+from edgedec_runtimes.shared.final_norm import read_final_norm
 from edgedec_runtimes.weights.levels import read_rows
 
 pytest.importorskip("llama_cpp")

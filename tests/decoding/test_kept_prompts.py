@@ -17,6 +17,7 @@ from support.heads.tiny_heads import OF_FLOATS, write_head
 from support.models.tiny_adapters import tiny_adapter
 from support.models.tiny_models import tiny_llama
 from support.models.tiny_quantized import ARCHITECTURES, write_tiny
+from support.models.tiny_t5 import END, PAD, TinyT5
 
 import edgedec
 from edgedec.api.options import Lossy
@@ -29,6 +30,7 @@ from edgedec.progress import CancelToken
 from edgedec.storage.whole_file import write_atomically
 from edgedec_runtimes.cpu import kept_prompts
 from edgedec_runtimes.cpu.runtime import Cpu
+from edgedec_runtimes.cpu.source_model import CpuSourceModel, CpuSourceSession
 from edgedec_runtimes.shared.block_files import BlockFiles, _Job
 
 pytestmark = pytest.mark.slow
@@ -38,7 +40,7 @@ WISH: dict[str, Any] = {"max_tokens": 12, "ignore_end": True, "temperature": 0.9
 DOCUMENT = tuple(int(token_id) for token_id in np.random.default_rng(7).integers(3, 200, 600))
 FIRST, SECOND = (*DOCUMENT, 70, 71, 72), (*DOCUMENT, 80, 81)
 OTHER = (*DOCUMENT[:300], *DOCUMENT[:300])  # shares a block, and a part of another one
-KINDS = ("llama", "qwen35", "lfm2", "mamba2", "falcon-h1", "gemma3")
+KINDS = ("llama", "qwen35", "lfm2", "mamba2", "falcon-h1", "gemma3", "t5")
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +55,24 @@ def load(path: Path, cache: Path, **options: Any) -> edgedec.Engine:
     return edgedec.load(path, runtime="cpu", cache_dir=cache, **usual | options)
 
 
+def asked(engine: edgedec.Engine, prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a prompt as a model takes it: one with an encoder has it end as a source, and a text begin behind that."""
+    return (*(3 + i % 100 for i in prompt), END, PAD) if engine.card.architecture == "t5" else prompt
+
+
+def held(engine: edgedec.Engine, prompt: tuple[int, ...]) -> int:
+    """Return how many of a long prompt's tokens come from the disk: blocks of it, or its source."""
+    return len(prompt) + 1 if engine.card.architecture == "t5" else HELD
+
+
 def texts(engine: edgedec.Engine, *prompts: tuple[int, ...], **options: Any) -> list[tuple[int, ...]]:
     """Return what follows prompts, one after another."""
-    return [engine.generate(prompt, **WISH | options).token_ids for prompt in prompts]
+    return [engine.generate(asked(engine, prompt), **WISH | options).token_ids for prompt in prompts]
 
 
 def reused(engine: edgedec.Engine, prompt: tuple[int, ...], **options: Any) -> int:
     """Return how much of a prompt an engine did not read."""
-    return engine.generate(prompt, **WISH | options).stats.n_reused_tokens
+    return engine.generate(asked(engine, prompt), **WISH | options).stats.n_reused_tokens
 
 
 def files(cache: Path, kind: str = "*") -> list[Path]:
@@ -79,7 +91,9 @@ def wait_for(cache: Path, n_files: int) -> None:
 
 @pytest.fixture(scope="module", params=KINDS)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model: with attention alone, and with each kind of states."""
+    """A tiny model: with attention alone, with each kind of states, and with an encoder."""
+    if request.param == "t5":
+        return TinyT5(n_ctx=700).write(tmp_path_factory.mktemp("t5") / "m.gguf")
     return write_tiny(tmp_path_factory.mktemp(request.param) / "m.gguf", ARCHITECTURES[request.param])
 
 
@@ -114,9 +128,9 @@ def test_another_process_begins_with_what_was_read(path: Path, plain: dict[Any, 
             assert texts(engine, prompt) == [plain[prompt]]
     for prompt in (SECOND, OTHER):
         with load(path, tmp_path) as engine:
-            result = engine.generate(prompt, **WISH)
-        assert (result.token_ids, result.stats.n_reused_tokens) == (plain[prompt], HELD)
-        assert "576 tokens of the prompt came from the prompt cache on the disk" in result.stats.explanation
+            n_held, result = held(engine, prompt), engine.generate(asked(engine, prompt), **WISH)
+        assert (result.token_ids, result.stats.n_reused_tokens) == (plain[prompt], n_held)
+        assert f"{n_held} tokens of the prompt came from the prompt cache on the disk" in result.stats.explanation
 
 
 def test_going_back_begins_at_the_states_on_the_disk(
@@ -134,9 +148,10 @@ def test_going_back_begins_at_the_states_on_the_disk(
     with load(path, tmp_path) as engine:
         assert texts(engine, FIRST) == [plain[FIRST]]
         kind = path.parent.name[:-1]
-        wait_for(tmp_path, {"llama": 3, "gemma3": 3, "mamba2": 2}.get(kind, 5))
-        result = engine.generate(shorter, **WISH)
+        wait_for(tmp_path, {"llama": 3, "gemma3": 3, "mamba2": 2, "t5": 1}.get(kind, 5))
+        result = engine.generate(asked(engine, shorter), **WISH)
         n_reused = 520 if kind in ("llama", "gemma3", "lfm2") else 2 * BLOCK  # lfm2 has the columns of the place itself
+        n_reused = 0 if kind == "t5" else n_reused  # it is another source
         assert (result.token_ids, result.stats.n_reused_tokens) == (text, n_reused)
         assert texts(engine, FIRST) == [plain[FIRST]]
 
@@ -204,8 +219,8 @@ def test_joint_requests_and_several_texts(path: Path, plain: dict[Any, Any], tmp
         with load(path, tmp_path, n_parallel=3) as engine, ThreadPoolExecutor(3) as pool:
             assert list(pool.map(lambda p: texts(engine, p)[0], prompts)) == [plain[prompt] for prompt in prompts]
     with load(path, tmp_path, n_texts=2) as engine:
-        found = engine.samples(SECOND, 2, **WISH)
-        assert (found[0].token_ids, found[0].stats.n_reused_tokens) == (plain[SECOND], HELD)
+        found = engine.samples(asked(engine, SECOND), 2, **WISH)
+        assert (found[0].token_ids, found[0].stats.n_reused_tokens) == (plain[SECOND], held(engine, SECOND))
 
 
 @pytest.mark.parametrize("kv_type", ["q8_0", "q8_0/q4_0", "q4_0", "gear"])
@@ -258,9 +273,9 @@ def test_damage_is_read_anew(path: Path, plain: dict[Any, Any], tmp_path: Path) 
         before = file.read_bytes()
         file.write_bytes(before[:-5] + bytes([before[-5] ^ 4]) + before[-4:])
         with load(path, tmp_path) as engine:
-            assert texts(engine, SECOND) == [plain[SECOND]]
+            assert texts(engine, FIRST) == [plain[FIRST]]
         with load(path, tmp_path) as engine:
-            assert reused(engine, SECOND) == HELD
+            assert reused(engine, FIRST) == held(engine, FIRST)
         are_whole.append(file.read_bytes() == before)
     assert are_whole.count(False) == len(files(tmp_path, "state")) // 2  # those before the states that a text begins at
 
@@ -416,3 +431,54 @@ def test_pictures(tmp_path: Path, name: str) -> None:
     n_before = 0 if name == "qwen35" else BLOCK  # the states are behind the picture
     assert write(2, "1GB") == (expected[1], n_before)
     assert [write(number, "1GB") for number in (2, 1)] == [(expected[1], HELD), (expected[0], HELD)]
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_type": "q8_0"}, {"draft": "suffix"}, {"n_ctx": 1000, "n_threads": 2}])
+@pytest.mark.parametrize("path", ["t5"], indirect=True)
+def test_a_source_is_found_whole(path: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Behind it stands any text; sources that begin or end alike, and short ones, are others; a second one is kept."""
+    sources = FIRST, (*FIRST, 73), FIRST[:-1], (9, *FIRST[1:]), FIRST[:BLOCK], FIRST[: BLOCK - 2]
+
+    def write(keeps: str | None, behind: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...], int]]:
+        found = []
+        for source in sources:
+            with load(path, tmp_path, prompt_cache=keeps, **options) as engine:
+                result = engine.generate((*asked(engine, source), *behind), **WISH)
+                found.append((result.token_ids, result.stats.n_reused_tokens))
+        return found
+
+    plain, behind = write(None), write(None, (50, 51))
+    assert write("1GB") == plain
+    assert len(files(tmp_path)) == len(sources) - 1
+    held = [len(source) + 1 for source in sources[:-1]] + [0]
+    assert write("1GB") == [(text, n) for (text, _), n in zip(plain, held, strict=True)]
+    assert write("1GB", (50, 51)) == [(text, n) for (text, _), n in zip(behind, held, strict=True)]
+
+
+@pytest.mark.parametrize("path", ["t5"], indirect=True)
+def test_a_source_that_was_not_read_is_not_kept(
+    path: Path, plain: dict[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the encoder was cancelled, or read another one of that length, or no page had room for its end."""
+    real = CpuSourceModel._encode
+
+    def cancelled(model: CpuSourceModel, session: CpuSourceSession) -> None:
+        session.cancel()
+        real(model, session)
+
+    with load(path, tmp_path) as engine:
+        monkeypatch.setattr(CpuSourceModel, "_encode", cancelled)
+        assert engine.generate(asked(engine, FIRST), **WISH).finish_reason == "cancelled"
+        monkeypatch.undo()
+        prompt = asked(engine, FIRST)
+        for n_ctx, source in ((N_CTX, (9, *prompt[1:-1])), (len(prompt), prompt[:-1])):
+            with closing(engine.model.session(n_ctx)) as session:
+                assert isinstance(session, RecallingSession)
+                assert session.recall(prompt, 0) == 0
+                session.forward(np.array(source, np.int32), n_past=0)
+                session.forward(np.array(prompt[-1:], np.int32), n_past=len(source))
+    assert files(tmp_path) == []
+    for n_reused in (0, len(FIRST) + 1):
+        with load(path, tmp_path) as engine:
+            result = engine.generate(asked(engine, FIRST), **WISH)
+        assert (result.token_ids, result.stats.n_reused_tokens) == (plain[FIRST], n_reused)

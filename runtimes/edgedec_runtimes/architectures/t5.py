@@ -10,42 +10,45 @@ import re
 from dataclasses import replace
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgedec.errors import ModelFormatError
 from edgedec.gguf.file import GGUF, TensorInfo
 from edgedec_runtimes.architectures.architecture import DISTANCE_BIAS, INPUT_NORMS, Architecture, Switches, plain
 from edgedec_runtimes.architectures.header import Header
 from edgedec_runtimes.shared.hyperparameters import CROSS, DECODER, ENCODER, MEMORY, Hyperparameters, LayerShape
 
-_FARTHEST = 128  # distances from here on are one range, in all models of this architecture
-_KEYS = "attention.layer_norm_epsilon attention.relative_buckets_count decoder_block_count decoder_start_token_id"
+KEYS = frozenset({"attention.layer_norm_epsilon", "attention.relative_buckets_count"})
 _LAYER = re.compile(r"(enc|dec)\.blk\.(\d{1,4})\.(.+)")
 
 
 def _layers(header: Header) -> tuple[LayerShape, ...]:
     """Return the layers: the encoder's, the memories, and for each layer of the decoder one that sees each of two."""
     header.number("decoder_start_token_id")  # which the tokenizer puts behind prompts
-    shape, n_encoder = header.hyper.layers[0], header.hyper.n_layer
-    path, tensors = header.gguf.paths[0], header.gguf.tensors
-    table = tensors.get(f"enc.blk.0.{DISTANCE_BIAS}")
+    shape, n_encoder, tensors = header.hyper.layers[0], header.hyper.n_layer, header.gguf.tensors
     n_decoder = len({match[2] for name in tensors if (match := _LAYER.fullmatch(name)) and match[1] == "dec"})
-    n_ranges = 0 if table is None else table.shape[-1]
-    counts = {  # in the tensors, and as the metadata says
-        "layers of a decoder": (n_decoder, header.whole("decoder_block_count", n_decoder)),
-        "ranges of distances": (n_ranges, header.whole("attention.relative_buckets_count", n_ranges)),
-    }
-    for what, (n, said) in counts.items():
-        if not 1 <= n == said:
-            raise ModelFormatError(f"{path}: its tensors are of {n} {what}, expected {said or 1}; download it again")
-    layers = [replace(shape, kv_from=number, role=ENCODER) for number in range(n_encoder)]
+    _require_count(header, "layers of a decoder", n_decoder, "decoder_block_count")
+    layers = [*encoder_layers(header)]
     memory = replace(shape, n_ff=0, is_mixer=True, role=MEMORY)
     layers += [replace(memory, kv_from=n_encoder + number) for number in range(n_decoder)]
     for number in range(n_decoder):
         layers.append(replace(memory, kv_from=len(layers), role=DECODER))
         layers.append(replace(shape, kv_from=n_encoder + number, role=CROSS))
     return tuple(layers)
+
+
+def encoder_layers(header: Header) -> tuple[LayerShape, ...]:
+    """Return the encoder's layers."""
+    table = header.gguf.tensors.get(f"enc.blk.0.{DISTANCE_BIAS}")
+    n_ranges = 0 if table is None else table.shape[-1]
+    _require_count(header, "ranges of distances", n_ranges, "attention.relative_buckets_count")
+    shape = header.hyper.layers[0]
+    return tuple(replace(shape, kv_from=number, role=ENCODER) for number in range(header.hyper.n_layer))
+
+
+def _require_count(header: Header, what: str, n: int, key: str) -> None:
+    """Raise ModelFormatError where the tensors are of another number of something than the metadata says."""
+    if not 1 <= n == (said := header.whole(key, n)):
+        path = header.gguf.paths[0]
+        raise ModelFormatError(f"{path}: its tensors are of {n} {what}, expected {said or 1}; download it again")
 
 
 def _switches(header: Header) -> Switches:
@@ -76,7 +79,7 @@ def _places(name: str, hyper: Hyperparameters) -> list[str]:
     for number, layer in enumerate(hyper.layers):
         of_role[layer.role].append(number)
     if name == "enc.output_norm.weight":
-        return [f"blk.{number}.attn_norm.weight" for number in of_role[MEMORY]]
+        return [f"blk.{number}.attn_norm.weight" for number in of_role[MEMORY]] or ["output_norm.weight"]
     if (match := _LAYER.fullmatch(name)) is None:
         return [name.removeprefix("dec.") if name == "dec.output_norm.weight" else name]
     number, short = int(match[2]), match[3]
@@ -91,27 +94,9 @@ def _places(name: str, hyper: Hyperparameters) -> list[str]:
     return [f"blk.{of_role[role][number]}.{short}"] if number < len(of_role[role]) else [name]
 
 
-def by_distance(table: NDArray[np.float32], *, both_ways: bool) -> NDArray[np.float32]:
-    """Return float32[n_head, 2 * 128 + 1], what each head adds by the distance from a query on to a key, from -128 on.
-
-    Args:
-        table: By range and head. Half of the ranges that one direction has are single distances, the others are cut by
-            logarithms up to the farthest one.
-        both_ways: Half of the ranges are those of keys behind their queries; else all are those of keys before them.
-    """
-    behind = np.arange(-_FARTHEST, _FARTHEST + 1)
-    n = len(table) // 2 if both_ways else len(table)
-    far, single = np.abs(behind) if both_ways else np.maximum(-behind, 0), n // 2
-    steps = (
-        np.log(np.maximum(far, 1).astype(np.float32) / single) / np.float32(np.log(_FARTHEST / single)) * (n - single)
-    )
-    ranges = np.where(far < single, far, np.minimum(single + np.maximum(steps, 0).astype(np.int64), n - 1))
-    return np.ascontiguousarray(table[ranges + n * (both_ways & (behind > 0))].T)
-
-
 T5 = Architecture(
     _switches,
-    keys=frozenset(_KEYS.split()),
+    keys=KEYS | {"decoder_block_count", "decoder_start_token_id"},
     needed=INPUT_NORMS | {DISTANCE_BIAS},
     layers=_layers,
     placed=_placed,

@@ -3,7 +3,8 @@
 A block is addressed by what it holds: SHA-256 over the address of the block before it (of the model, its arithmetic, KV
 type and adapters for the first one) and its tokens. So prompts that begin alike share blocks, and a block that is found
 has the bits that reading would give. The last block of a prompt is shorter, of whole pages, unless a trained draft head
-follows: so the next turn of a conversation reads what is new. ADDRESS.kv has keys and values, in the pages of the KV
+follows: so the next turn of a conversation reads what is new. Of a model with an encoder one block is all of the
+source, as a part of it is of no use. ADDRESS.kv has keys and values, in the pages of the KV
 cache. Where a model has recurrent states or short convolutions, ADDRESS.state has these behind a block: behind every
 fourth one, and behind the last ones of a prompt. From there a text can go on. ADDRESS.head-MARK has what a trained
 draft head knows of a block. Its last token's part also depends on the token behind: behind another one, the head may
@@ -122,14 +123,14 @@ class KeptPrompts:
         """
         self._readings.pop(session, None)
         ids, files = np.array(token_ids, np.int64), self.files
-        bounds = [*range(0, len(ids) + 1, BLOCK_TOKENS)]
+        bounds = session.block_bounds(token_ids)
         if len(bounds) < 2:
             return n_held
         with session.using():
             has_pages, has_state = _page_bytes(session) > 0, _state_bytes(session, BLOCK_TOKENS) > 0
             n_ready, head = native().ec_session_held_before(session.handle, n_held), _head(session)
-        if head is None and (end := len(ids) // PAGE_TOKENS * PAGE_TOKENS) > bounds[-1]:
-            bounds.append(end)
+        if head is not None and bounds[-1] % BLOCK_TOKENS:
+            bounds.pop()
         reading = _Reading(ids, addresses(session.mark, ids, bounds), bounds, time.time())
         names = reading.names
         reading.head = "" if head is None else f"head-{head.head.mark.hex()[:16]}"
@@ -286,7 +287,7 @@ class KeptPrompts:
         if data is None:
             return False
         with session.using():
-            code = native().ec_session_load_pages(session.handle, begin, end, address(data), n_pages)
+            code = native().ec_session_load_pages(session.handle, begin, _of_pages(end), address(data), n_pages)
             check(code, "loading a prompt")
             places = None
             if len(data) > n_pages:
@@ -310,7 +311,8 @@ class KeptPrompts:
         """Return the data of a block."""
         n_pages, n_bytes = self._sizes(session, end - begin)
         data = np.empty(n_bytes, np.uint8)
-        check(native().ec_session_save_pages(session.handle, begin, end, address(data), n_pages), "keeping a prompt")
+        code = native().ec_session_save_pages(session.handle, begin, _of_pages(end), address(data), n_pages)
+        check(code, "keeping a prompt")
         if n_bytes > n_pages:
             places = np.ascontiguousarray(session.state.held_places(end)[begin:], np.int32)
             data[n_pages:] = places.reshape(-1).view(np.uint8)
@@ -318,8 +320,13 @@ class KeptPrompts:
 
     def _sizes(self, session: CpuSession, n_tokens: int) -> tuple[int, int]:
         """Return the bytes of the pages of a block of some tokens, and of all of the block."""
-        n_pages = _page_bytes(session) * n_tokens // PAGE_TOKENS
+        n_pages = _page_bytes(session) * _of_pages(n_tokens) // PAGE_TOKENS
         return n_pages, n_pages + n_tokens * PLACE_BYTES * self._has_places
+
+
+def _of_pages(n_tokens: int) -> int:
+    """Return how many tokens the pages have room for that so many tokens take: a source may end within a page."""
+    return -(-n_tokens // PAGE_TOKENS) * PAGE_TOKENS
 
 
 def _head(session: CpuSession) -> CpuDraftHeadState | None:

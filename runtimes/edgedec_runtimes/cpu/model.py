@@ -77,7 +77,7 @@ class CpuModel(LibraryModel[ctypes.c_void_p, CpuSession]):
     """
 
     adapters = NO_ADAPTERS
-    batch_invariant: Literal[True] = True  # by construction: see native/kernels/kernels.h
+    batch_invariant: int | Literal[True] = True  # by construction: see native/kernels/kernels.h
     keeping: tuple[Path, str, int] | None = None
     kept_prompts: "KeptPrompts | None" = None
     session_type: type[CpuSession] = CpuSession

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgedec.errors import EdgedecError, OptionError, RequestError, UnsupportedModelError, argument, counted
 from edgedec.gguf.file import GGUF, read_gguf
+from edgedec.gguf.metadata import get_text
 from edgedec.gguf.model_kinds import require_text_decoder
 from edgedec.gguf.tensor_types import GGMLType
 from edgedec.load_options import LoadOptions, default_n_ctx
@@ -25,6 +26,7 @@ from edgedec_runtimes.architectures.rope import divisor_tensor
 from edgedec_runtimes.cpu import kv_types, prefetch, weights
 from edgedec_runtimes.cpu.adapters import adapter_terms, attach_adapters
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead, borrowed_rows, output_bytes, output_type
+from edgedec_runtimes.cpu.encoder_model import ENCODER_CAPABILITIES, ENCODERS, CpuEncoder, state_term
 from edgedec_runtimes.cpu.library import (
     ARITHMETIC,
     KERNEL_ROWS,
@@ -45,6 +47,7 @@ from edgedec_runtimes.cpu.tiles.streamed_tiles import StreamedTiles
 from edgedec_runtimes.cpu.tiles.streaming import MEASURED_BYTES, StreamPlan
 from edgedec_runtimes.shared.cards import methods_of, model_card, row_count, rows_together
 from edgedec_runtimes.shared.cpu_count import usable_cores
+from edgedec_runtimes.shared.final_norm import read_final_norm
 from edgedec_runtimes.shared.hyperparameters import CONVOLUTION, RECURRENT
 from edgedec_runtimes.shared.load_checks import check_sizes
 from edgedec_runtimes.tokenizer import open_tokenizer
@@ -144,13 +147,15 @@ class Cpu:
             can = replace(can, groups=_takes_groups(network))
             can = replace(can, keeps_prompts=can.keeps_prompts and not card.methods)
             if network.n_source:
-                can = SOURCE_CAPABILITIES
+                can = ENCODER_CAPABILITIES if network.is_encoder else SOURCE_CAPABILITIES
             logit_rows, kv_type = max(options.max_rows, least), KV_TYPES[options.kv_type]
-            kind = CpuSourceModel if network.n_source else CpuModel
+            kind = CpuEncoder if network.is_encoder else CpuSourceModel if network.n_source else CpuModel
             model = kind(handle, tiles, tokenizer, card, can, kv_type, terms, logit_rows, together)
             model.adapters = adapters
+            if isinstance(model, CpuEncoder):
+                model.norm = read_final_norm(path)
             model.has_places = bool(network.switches.rope.sections)
-            if options.prompt_cache_bytes and options.cache_dir is not None and not network.n_source:
+            if options.prompt_cache_bytes and options.cache_dir is not None:
                 model.keeping = (options.cache_dir, card.name, options.prompt_cache_bytes)
             if head is not None:
                 model.follow_with(head)
@@ -180,7 +185,8 @@ def _report(path: Path, options: LoadOptions, percent: int) -> None:
 
 def _read(path: Path) -> tuple[GGUF, Network]:
     gguf = read_gguf(path)
-    require_text_decoder(gguf, may_embed=True, may_denoise=True, may_read_first=True)
+    may_encode = get_text(gguf, "general.architecture") in ENCODERS
+    require_text_decoder(gguf, may_embed=True, may_encode=may_encode, may_denoise=True, may_read_first=True)
     network = read_network(gguf)
     read_vocabulary(gguf)  # refuses one that is not covered
     methods_of(gguf)
@@ -235,6 +241,8 @@ def _terms(
     of_rows = NUMBERS["EC_CUT_ROWS"] * max(layer.n_q + 2 * layer.n_head for layer in n.layers)
     of_spans = 4 * min(NUMBERS["EC_MOST_KEPT"], of_rows * (n_ctx // 128 + 1))  # as attention.cpp allocates it
     kv_bytes = n_tokens * kv_types.token_bytes(network, options.kv_type)
+    of_source = " of source and text" if n.n_source and not n.is_encoder else ""
+    logits = MemoryTerm("logits", n_rows[0] * n.n_vocab * 4, counted(n_rows[0], "row"))
     return (
         MemoryTerm("interpreter and libraries", base_bytes, "measured", base=True),
         held,
@@ -242,14 +250,14 @@ def _terms(
         MemoryTerm(
             "KV cache",
             kv_bytes * options.n_parallel,
-            f"{counted(n_ctx, 'token')}{' of source and text' if n.n_source else ''} × {options.n_parallel}",
+            f"{counted(n_ctx, 'token')}{of_source} × {options.n_parallel}",
             grows=True,
         ),
         *_column_terms(network, n_ctx, options.n_parallel),
         *prompt_terms(network, options, n_ctx),
         *state_terms(network, options.n_parallel, n_rows[0]),
         *adapters,
-        MemoryTerm("logits", n_rows[0] * n.n_vocab * 4, counted(n_rows[0], "row")),
+        state_term(network, n_ctx) if n.is_encoder else logits,
         MemoryTerm("activations", _scratch_bytes(n, n_rows[1]), f"{n_rows[1]} rows"),
         MemoryTerm("sums of attention", of_spans, "kept by threads for one another", grows=True),
     )

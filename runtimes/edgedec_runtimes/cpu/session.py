@@ -18,8 +18,10 @@ from edgedec_runtimes.cpu.adapters import set_scales
 from edgedec_runtimes.cpu.draft_head.state import CpuDraftHeadState
 from edgedec_runtimes.cpu.draft_head.weights import CpuDraftHead
 from edgedec_runtimes.cpu.expert_counts import described, expert_reads, touched_experts
+from edgedec_runtimes.cpu.kv_types import PAGE_TOKENS
 from edgedec_runtimes.cpu.library import Group, Item, address, check, last_error, native, new_handle
 from edgedec_runtimes.cpu.native_tables import NUMBERS
+from edgedec_runtimes.cpu.state_memory import BLOCK_TOKENS
 from edgedec_runtimes.shared.library_model import LibraryModel, freed_with
 from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
@@ -153,6 +155,13 @@ class CpuSession(OwnSession):
     def recall(self, token_ids: Sequence[int], n_held: int) -> int:
         """Begin to read a prompt; see edgedec.model.RecallingSession."""
         return self._model.recall(self, token_ids, n_held)
+
+    def block_bounds(self, token_ids: Sequence[int]) -> list[int]:
+        """Return where the blocks of a prompt on the disk begin and end; [0] where nothing of it is kept there."""
+        n = len(token_ids)
+        whole = [*range(0, n + 1, BLOCK_TOKENS)]
+        end = n // PAGE_TOKENS * PAGE_TOKENS
+        return [*whole, end] if 0 < whole[-1] < end else whole
 
     def _adapt(self) -> None:
         set_scales(self.handle, self._scales)

@@ -76,9 +76,10 @@ def state_terms(network: Network, n_parallel: int, n_rows: int) -> tuple[MemoryT
 
 def prompt_terms(network: Network, options: LoadOptions, n_ctx: int) -> tuple[MemoryTerm, ...]:
     """Return the term of prompts' files: those that wait, one that is written, one that is read; none without them."""
-    if not options.prompt_cache_bytes or n_ctx < BLOCK_TOKENS or network.n_source:
+    if not options.prompt_cache_bytes or n_ctx < BLOCK_TOKENS or network.is_encoder:
         return ()
+    n_tokens = min(network.n_source + kv_types.PAGE_TOKENS, n_ctx) if network.n_source else BLOCK_TOKENS
     token_bytes = kv_types.token_bytes(network, options.kv_type) + PLACE_BYTES
     of_states = state_bytes(network) + kv_types.column_bytes(network, n_ctx)
-    n_bytes = (QUEUED + 2) * max(BLOCK_TOKENS * token_bytes, of_states)
+    n_bytes = (QUEUED + 2) * max(n_tokens * token_bytes, of_states)
     return (MemoryTerm("prompt cache", n_bytes, "prompts being written and read", grows=True),)

@@ -21,7 +21,6 @@ from edgedec_runtimes.architectures.architecture import Recurrence
 from edgedec_runtimes.architectures.fused import PER_LAYER_TABLE
 from edgedec_runtimes.architectures.reading import usual_tensors
 from edgedec_runtimes.architectures.rope import turns_in
-from edgedec_runtimes.architectures.t5 import by_distance
 from edgedec_runtimes.cpu.library import (
     KERNEL_ROWS,
     Config,
@@ -50,6 +49,7 @@ LAYOUT = "1"
 
 _PIECE_BYTES = 8 << 20
 _TILE_ROWS = 16
+_FARTHEST = 128  # distances from here on are one range, in all models that have ranges of them
 
 
 def tile_job(gguf: GGUF, network: Network, options: LoadOptions) -> Job:
@@ -246,7 +246,7 @@ def set_weights(
             )
         if placed.which == DISTANCES:
             is_encoder = network.layers[placed.layer].role == ENCODER
-            values = by_distance(values.reshape(placed.tensor.shape[::-1]), both_ways=is_encoder).ravel()
+            values = _by_distance(values.reshape(placed.tensor.shape[::-1]), both_ways=is_encoder).ravel()
         if placed.which == ROUTER_NORM:  # a router reads normed states over the root of their length
             values *= np.float32(network.n_embd**-0.5)
         if placed.tensor.name.endswith("ssm_a") and (values > 0).any():
@@ -257,6 +257,24 @@ def set_weights(
         code = library.ec_model_set_vector(handle, placed.which, placed.layer, address(values), len(values))
         check(code, placed.tensor.name)
     _set_ropes(handle, gguf, network, n_ctx)
+
+
+def _by_distance(table: NDArray[np.float32], *, both_ways: bool) -> NDArray[np.float32]:
+    """Return float32[n_head, 2 * 128 + 1], what each head adds by the distance from a query on to a key, from -128 on.
+
+    Args:
+        table: By range and head. Half of the ranges that one direction has are single distances, the others are cut by
+            logarithms up to the farthest one.
+        both_ways: Half of the ranges are those of keys behind their queries; else all are those of keys before them.
+    """
+    behind = np.arange(-_FARTHEST, _FARTHEST + 1)
+    n = len(table) // 2 if both_ways else len(table)
+    far, single = np.abs(behind) if both_ways else np.maximum(-behind, 0), n // 2
+    steps = (
+        np.log(np.maximum(far, 1).astype(np.float32) / single) / np.float32(np.log(_FARTHEST / single)) * (n - single)
+    )
+    ranges = np.where(far < single, far, np.minimum(single + np.maximum(steps, 0).astype(np.int64), n - 1))
+    return np.ascontiguousarray(table[ranges + n * (both_ways & (behind > 0))].T)
 
 
 def _set_ropes(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int) -> None:
@@ -274,11 +292,11 @@ def _set_ropes(handle: ctypes.c_void_p, gguf: GGUF, network: Network, n_ctx: int
 def rarely_read(network: Network) -> tuple[Placed, ...]:
     """Return the matrices of which a forward reads a few rows for a token: the table of what layers get of a token.
 
-    So is the embedding matrix if it is not the output matrix as well.
+    So is the embedding matrix if it is not the output matrix as well, or if there is none, as in an encoder.
     """
     names = {matrix.which: matrix.tensor.name for matrix in network.matrices if matrix.which in (EMBEDDING, OUTPUT)}
-    has_both = len(names) == 2 and names[OUTPUT] != names[EMBEDDING]
-    kinds = (PER_LAYER_ROWS, EMBEDDING) if has_both else (PER_LAYER_ROWS,)
+    is_apart = network.is_encoder or (len(names) == 2 and names[OUTPUT] != names[EMBEDDING])
+    kinds = (PER_LAYER_ROWS, EMBEDDING) if is_apart else (PER_LAYER_ROWS,)
     return tuple(matrix for matrix in network.matrices if matrix.which in kinds)
 
 

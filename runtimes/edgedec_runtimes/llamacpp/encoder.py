@@ -3,26 +3,25 @@
 Each text is evaluated alone, in one micro-batch, so that its states depend on nothing else.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgedec.errors import CapabilityError, OptionError
+from edgedec.errors import OptionError
 from edgedec.gguf.file import GGUF
 from edgedec.gguf.metadata import get_text
 from edgedec.memory_plan import MemoryTerm
-from edgedec.model import ExactRows, Forward, ForwardItem, RowGroup
+from edgedec.model import RowGroup
 from edgedec.model_card import Capabilities, ModelCard
-from edgedec.progress import OnProgress
 from edgedec_runtimes.llamacpp.context import Context, ContextOptions
 from edgedec_runtimes.llamacpp.library import llama
 from edgedec_runtimes.llamacpp.tokenizer import LlamaCppTokenizer
+from edgedec_runtimes.shared.encoder_session import EncoderSession
 from edgedec_runtimes.shared.library_model import LibraryModel
 from edgedec_runtimes.shared.mapped_files import MappedFiles
-from edgedec_runtimes.shared.own_session import OwnSession
 from edgedec_runtimes.shared.session_state import CheckedItem
 from edgedec_runtimes.tokenizer import open_tokenizer
 from edgedec_runtimes.tokenizer.metadata import BERT
@@ -32,7 +31,7 @@ _NO_ROWS = np.empty(0, np.int32)
 _TYPES = "token_types.weight"
 
 
-class LlamaCppEncoder(LibraryModel[Any, "EncoderSession"]):
+class LlamaCppEncoder(LibraryModel[Any, "LlamaCppEncoderSession"]):
     """Implements edgedec.model.Model; its sessions have `final_states` and no other forwards.
 
     One context serves all sessions, as no session keeps anything in it.
@@ -65,15 +64,15 @@ class LlamaCppEncoder(LibraryModel[Any, "EncoderSession"]):
         contexts.append(Context(handle, card.n_vocab, options, self.stop, files))
         self._context = contexts[0]
 
-    def session(self, n_ctx: int) -> "EncoderSession":
+    def session(self, n_ctx: int) -> "LlamaCppEncoderSession":
         """Open a session for texts of at most `n_ctx` tokens (OptionError where the model was loaded for fewer)."""
         if not 1 <= n_ctx <= self._n_ctx:
             raise OptionError("n_ctx", n_ctx, f"the model was loaded for texts of 1 to {self._n_ctx} tokens")
         with self.lock:
-            return self.adopt(EncoderSession(self, n_ctx, n_layer=1))
+            return self.adopt(LlamaCppEncoderSession(self, n_ctx, n_layer=1))
 
     def final_states(
-        self, session: "EncoderSession", tokens: NDArray[np.int32], n_first: int | None
+        self, session: "LlamaCppEncoderSession", tokens: NDArray[np.int32], n_first: int | None
     ) -> NDArray[np.float32]:
         """Return f32[n, n_embd], the final state of each token; see edgedec.model.EncoderSession."""
         vectors = None if n_first is None or self._typed is None else self._typed(tokens, n_first)
@@ -93,35 +92,8 @@ class LlamaCppEncoder(LibraryModel[Any, "EncoderSession"]):
         return llama().llama_model_get_vocab(self.handle)
 
 
-class EncoderSession(OwnSession):
-    """Implements edgedec.model.Session, of which it has the length of texts, cancelling and `final_states`."""
-
-    _model: LlamaCppEncoder
-
-    def final_states(self, tokens: NDArray[np.int32], n_first: int | None = None) -> NDArray[np.float32]:
-        """Return f32[n, n_embd], the final state of each token; see edgedec.model.EncoderSession."""
-        with self.using():
-            return self._model.final_states(self, tokens, n_first)
-
-    def evaluate(self, item: ForwardItem, on_progress: OnProgress | None = None) -> Forward:
-        """Raise CapabilityError: an embedding model has no logits."""
-        raise CapabilityError(
-            f"{self._model.card.name!r} is an embedding model, which has no logits; use embed(), or load another model"
-        )
-
-    def exact_rows(self, n_past: int, measure: int = 0) -> ExactRows:
-        """Return that no two rows are exact: the model has no steps."""
-        return ExactRows(1, None)
-
-    def _fork(self) -> NoReturn:
-        self._model.capabilities.require("fork", self._model.card.runtime)
-        raise AssertionError("the capability is not declared")
-
-    def _arrays(self, n: int) -> Sequence[NDArray[Any]]:
-        return ()
-
-    def _take(self, arrays: Sequence[NDArray[Any]], n: int) -> Literal[True]:
-        return True
+class LlamaCppEncoderSession(EncoderSession):
+    """Implements edgedec.model.EncoderSession; it holds nothing."""
 
     def _free(self) -> None:
         return

@@ -75,7 +75,7 @@ class OnnxSourceModel(ForeignModel, SourceModel[Opened, ForeignSession]):
 
     def _encode(self, session: OnnxSourceSession) -> None:
         """Have the encoder read a session's source, and the decoder the token that follows it."""
-        begin = partial(self.handle.graph.begin, session.source, self._start, self._running)
+        begin = partial(self.handle.graph.begin, session.source, self.start, self._running)
         logits, text, session.crossed = self._stoppable(begin)
         session.begun = (logits, text)
 

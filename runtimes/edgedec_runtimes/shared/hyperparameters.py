@@ -159,11 +159,19 @@ class Hyperparameters:
         return self.has_mixer(layer, ATTENTION) and self.layers[layer].kv_from == layer
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether there is an encoder alone, which makes states of a text's tokens and writes nothing."""
+        return all(layer.role == ENCODER for layer in self.layers)
+
+    @property
     def n_source(self) -> int:
         """Most tokens that the encoder reads; 0 where there is none.
 
-        It is half of the context, which counts what is read and what is written (ModelInfo.n_ctx_train).
+        With a decoder it is half of the context, which counts what is read and what is written
+        (ModelInfo.n_ctx_train).
         """
+        if self.is_encoder:
+            return self.n_ctx_train
         return self.n_ctx_train // 2 if any(layer.role == ENCODER for layer in self.layers) else 0
 
     @property

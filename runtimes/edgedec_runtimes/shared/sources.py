@@ -92,7 +92,7 @@ class SourceModel(LibraryModel[H, S]):
         return self.card.n_ctx_train // 2
 
     @cached_property
-    def _start(self) -> int:
+    def start(self) -> int:
         """The decoder's start token, with which each encoded prompt ends."""
         return self.tokenizer.encode("")[-1]
 
@@ -117,9 +117,9 @@ class SourceModel(LibraryModel[H, S]):
         """
         session, tokens = item.session, item.groups[0].tokens
         assert tokens is not None, "these models take no vectors"
-        if session.is_behind(item.n_past, int(tokens[0]), self._start):
+        if session.is_behind(item.n_past, int(tokens[0]), self.start):
             return 0
-        starts = np.flatnonzero(tokens == self._start)
+        starts = np.flatnonzero(tokens == self.start)
         n = int(starts[0]) if len(starts) else item.n_rows
         if (n_source := item.n_past + n) > self._n_source:
             error = PromptTooLongError(
@@ -145,7 +145,7 @@ class SourceModel(LibraryModel[H, S]):
         """
         session, tokens, n_past = item.session, item.groups[0].tokens, item.n_past
         assert tokens is not None, "these models take no vectors"
-        if n == 0 and session.is_behind(n_past, int(tokens[0]), self._start):
+        if n == 0 and session.is_behind(n_past, int(tokens[0]), self.start):
             return item
         begins = n < item.n_rows
         if n:

@@ -175,6 +175,9 @@ def test_the_memory_plan(path: Path) -> None:
     assert terms["KV cache"].n_bytes == 128 * 3 * 2 * 3 * 32 * 2
     assert terms["KV cache"].detail == "128 tokens of source and text × 1"
     assert "prompt cache" not in terms
+    long = SMALL.write(path, {"t5.context_length": 700})
+    plan = Cpu().plan(long, LoadOptions(n_ctx=900, prompt_cache_bytes=1 << 30))
+    assert {term.name: term.n_bytes for term in plan}["prompt cache"] == 4 * (700 + 64) * (3 * 2 * 3 * 32 * 2 + 12)
 
 
 def llama_logits(path: Path, source: Sequence[int], text: Sequence[int]) -> NDArray[np.float64]:

@@ -73,7 +73,7 @@ def test_the_vectors_are_those_of_numpy(number: int, pooling: str, tmp_path: Pat
 def test_the_encoder_of_a_t5(tmp_path: Path) -> None:
     """Its vectors are those of float64, in which each token sees all; a header that would end llama.cpp is refused."""
     t5, texts = TinyT5(), ["translate the small house", "a", "the " * 40]
-    with edgedec.load(t5.write(tmp_path / "t5.gguf", kind="t5encoder")) as engine:
+    with edgedec.load(t5.write(tmp_path / "t5.gguf", kind="t5encoder"), runtime="llamacpp") as engine:
         vectors = embed(engine, texts, pooling="mean")
         states = [t5_logits(t5, t5.weights(), engine.prompt_ids(text), ()) for text in texts]
     expected = np.array([pooled(of_text, "mean") for of_text in states])
