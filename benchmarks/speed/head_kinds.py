@@ -5,7 +5,8 @@
 
 The ways are: plain decoding; `auto` without a head; with each head `auto`, and that head alone, with drafts of two
 tokens whether they pay or not (NAME, and NAME alone). Each round decodes every prompt in all ways, in another order.
-Before each run the KV cache and the drafters' stores are emptied. A speed counts the tokens and the seconds after the
+Before each run the KV cache and the drafters' stores are emptied; with --warm, for one round of other prompts than the
+first one, the stores stay, as they do for users. A speed counts the tokens and the seconds after the
 first token. Of each prompt the median of the ratios to plain decoding of the same round counts, of each task the
 geometric mean of its prompts, and of all the geometric mean of the tasks. The exit code is 1 where a text differs from
 that of plain decoding.
@@ -76,16 +77,18 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--warm", action="store_true", help="keep what drafters learn from prompt to prompt")
     parser.add_argument("--json-out", type=Path)
     args = parser.parse_args()
-    origin, options = provenance(), RunOptions(args.max_tokens, args.temperature)
+    origin, options = provenance(), RunOptions(args.max_tokens, args.temperature, warm_store=args.warm)
     heads, runs, different = dict(head.split("=", 1) for head in args.head), dict[str, list[dict[str, Run]]](), set()
     with ExitStack() as stack:
         ways = opened(stack, args.model, heads, options)
         with edgedec.load(args.model, runtime="cpu", draft="off", offline=True) as engine:
             requests = prepare(engine, read_prompts(args.prompts, args.per_task), args.max_tokens)
         _ = [runner(requests[0], CancelToken()) for runner in ways.values()]  # reads the weights; not counted
-        for number in range(args.rounds):
+        requests = requests[1:] if args.warm else requests
+        for number in range(1 if args.warm else args.rounds):
             for place, request in enumerate(requests):
                 ran: dict[str, Run] = {}
                 for way in order(list(ways), number + place):
@@ -105,6 +108,7 @@ def main() -> None:
         "rounds": args.rounds,
         "max_tokens": args.max_tokens,
         "temperature": args.temperature,
+        "warm": args.warm,
     }
     document = {"benchmark": "head_kinds", **settings, **origin, "different": sorted(different), "ways": table}
     if args.json_out is not None:
