@@ -3,9 +3,9 @@
     python benchmarks/speed/samples.py qwen2.5-coder-1.5b --n 8 --out benchmarks/results/samples.json
 
 A chat prompt of about 300 tokens is answered n times: by Engine.samples, and by a request for each seed, which finds
-the prompt in the KV cache. Every text must equal the one of its seed alone. The script prints the tokens per second of
-both ways, prefill included, their ratio, and the state that bounds it: the seconds T(n) of a native forward with a row
-of each text, against those of one row.
+the prompt in the KV cache; with --draft NAME both draft. Every text must equal the one of its seed alone. The script
+prints the tokens per second of both ways, prefill included, their ratio, and the state that bounds it: the seconds T(n)
+of a native forward with a row of each text, against those of one row.
 
 Then a prompt of about 2,000 tokens is read, and the resident memory that n texts of it take is compared with that of
 one text. Ends with one line of JSON; the exit code is 1 where a text differs.
@@ -56,10 +56,10 @@ def forward_seconds(engine: edgedec.Engine, prompt: list[int], n: int, rounds: i
 
 def rates(
     engine: edgedec.Engine, chat: list[dict[str, Any]], n: int, given: dict[str, Any], rounds: int
-) -> tuple[dict[str, list[float]], int]:
-    """Return the tokens per second of both ways by round, and how many texts differ."""
+) -> tuple[dict[str, list[float]], int, float]:
+    """Return tokens per second of both ways by round, how many texts differ, and tokens a step one after another."""
     found: dict[str, list[float]] = {"one after another": [], "together": []}
-    differ = 0
+    differ, a_step = 0, 1.0
     for i in range(rounds + 1):
         options = given if i else {**given, "max_tokens": 8}  # the first round warms both
         engine.forget()
@@ -67,6 +67,7 @@ def rates(
         begun = perf_counter()
         together = engine.samples(chat, n, **options)
         together_s = perf_counter() - begun
+        engine.forget()  # or drafts would be of the same texts
         engine.generate([1, 2, 3], max_tokens=1)
         begun = perf_counter()
         alone = [engine.chat(chat, **{**options, "seed": options["seed"] + k}) for k in range(n)]
@@ -74,10 +75,11 @@ def rates(
         differ += sum(a.token_ids != b.token_ids for a, b in zip(together, alone, strict=True))
         if i:
             n_tokens = sum(len(text.token_ids) for text in alone)
+            a_step = (n_tokens - n) / sum(text.stats.n_steps for text in alone)
             found["one after another"].append(n_tokens / alone_s)
             found["together"].append(n_tokens / together_s)
             print(f"round {i}: {n_tokens / together_s:.1f} against {n_tokens / alone_s:.1f} tokens/s", flush=True)
-    return found, differ
+    return found, differ, a_step
 
 
 def memory(engine: edgedec.Engine, chat: list[dict[str, Any]], n: int, options: dict[str, Any]) -> dict[str, int]:
@@ -123,7 +125,7 @@ def main() -> None:
     options = {"temperature": 0.8, "seed": 1, "max_tokens": args.max_tokens, "ignore_end": True, "logprobs": None}
     with edgedec.load(args.model, runtime="cpu", offline=True, draft=draft, n_ctx=4096, draft_head="off") as engine:
         chat = prompt_of(engine, args.prompt_tokens)
-        found, differ = rates(engine, chat, args.n, options, args.rounds)
+        found, differ, a_step = rates(engine, chat, args.n, options, args.rounds)
         ids = engine.chat_ids(chat)
         forward_s = forward_seconds(engine, ids, args.n, 10)
         held = {} if args.no_memory else memory(engine, prompt_of(engine, 2000), args.n, options | {"max_tokens": 64})
@@ -136,6 +138,7 @@ def main() -> None:
         "prompt_tokens": len(ids),
         "max_tokens": args.max_tokens,
         "tokens_per_s": found,
+        "tokens_a_step": a_step,
         "ratio": together / alone,
         "forward_s": forward_s,
         "growth": forward_s[args.n] / forward_s[1],

@@ -1,12 +1,12 @@
 """Forwards of several threads joined into one, so that parallel requests share each reading of the weights.
 
-Calls of trained heads and of draft models are joined in the same way: before the forwards that verify the drafts.
+Calls of heads and of draft models are joined before the forwards that verify, and each request has its draft length, as
+in FASER (Chen et al. 2026, arXiv:2604.20503); that one also prunes within a verification, and drafts beside it.
 
 A thread waits a moment for the sessions whose next forward is due; the one that comes last evaluates the rows of all:
-continuous batching (Orca, Yu et al. 2022, OSDI). So no thread is woken before a forward, and each one once behind it:
-to wake a thread takes longer than a step's Python. Long prompts are read in pieces, so that other sessions'
-steps go on between them. Forwards are joined only where a model's rows do not depend on what else is in a forward; the
-forwards of any other model run one after another.
+continuous batching (Orca, Yu et al. 2022, OSDI; Flover, arXiv:2305.13484). So no thread is woken before a forward, and
+each one once behind it: to wake a thread takes longer than a step's Python. Long prompts are read in pieces, and other
+sessions' steps go on between them. A model whose rows depend on what else is in a forward has each by itself.
 """
 
 import os

@@ -9,7 +9,8 @@ over bytes for two vocabularies, are left out.
 Paper: He et al. 2026, arXiv:2602.07120
 Option: `--method anchored:MODEL,nats=0.5`
 For: a model that may recite, beside one of the same vocabulary that can't
-Measured: nothing yet
+Measured: over four answers of 96 tokens qwen2.5-coder-1.5b is 0.46 nats a token from the 0.5B; with nats=0.1 it spends
+    0.097 (`edgedec run qwen2.5-coder-1.5b -t 1 --top-p 1 --method anchored:qwen2.5-coder-0.5b,nats=0.1 --explain`)
 Status: study
 """
 

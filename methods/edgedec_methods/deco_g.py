@@ -1,12 +1,12 @@
-"""Deco-G: a small hidden Markov model says how likely a text is to keep to a format, and the model is drawn by both.
+"""Hidden Markov guide (after Deco-G): it says how likely a text is to keep to a format, and the model is drawn by both.
 
 The prompt says what to do, and nothing of the format. Each token is drawn from the model's law times the probability,
 under the hidden Markov model, that the text as a whole keeps to the format, which a finite automaton over classes of
 tokens describes; the caller writes it. The hidden Markov model is fitted to texts that the model wrote. Where it is
-exact, the texts have the model's own law given the format; the format itself is always kept. The paper's pruning of
-states is left out.
+exact, the texts have the model's own law given the format; the format itself is always kept. The paper's tries, which
+make the automaton of a format, and its pruning of states are left out.
 
-Paper: Decoupling Task-Solving and Output Formatting in LLM Generation, Deng et al. 2025, arXiv:2510.03595
+Paper: after Decoupling Task-Solving and Output Formatting in LLM Generation, Deng et al. 2025, arXiv:2510.03595
 Option: Python only, `fitted` and `write`
 For: formats that the model knows too little of, where a mask alone distorts
 Measured: nothing yet

@@ -4,8 +4,7 @@ The greedy answer is hedged by drawn ones at several temperatures, as a high one
 Then the model writes a checklist of what a good answer must have. It reads the question, all answers under letters and
 the checklist once; the next token's probabilities of the letters are its votes.
 
-Paper: When Life Gives You Samples: The Benefits of Scaling up Inference Compute for Multilingual LLMs (hedged
-    sampling, CHOPS), Khairi et al. 2025, arXiv:2506.20544
+Paper: When Life Gives You Samples (hedged sampling, CHOPS), Khairi et al. 2025, arXiv:2506.20544
 Option: Python only, `multilingual`
 For: open questions, in languages that the model knows unequally
 Measured: nothing yet

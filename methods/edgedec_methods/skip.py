@@ -8,8 +8,7 @@ probability of 0.8. Where a set was tuned and promises to pay, `auto` takes this
 Paper: Xia et al. 2024, arXiv:2410.06161; Draft & Verify, Zhang et al. 2023, arXiv:2309.08168
 Option: `--draft skip`, after `edgedec tune-skip MODEL`
 For: large models without a draft model or a head
-Measured: 1.03 times as fast on qwen2.5-coder-1.5b (`speed/layer_skip`, program at 832b325c;
-    docs/faster.md)
+Measured: 1.03 times as fast on qwen2.5-coder-1.5b (`speed/layer_skip`, program at 832b325c)
 Status: opt-in
 """
 

@@ -1,8 +1,7 @@
 """SpecReason: a small model writes the steps, a large one grades them, and rewrites those that it finds poor.
 
-Unlike drafts of
-tokens, a step that is kept stays as the small model wrote it, so the text is not the large model's: this is lossy. The
-large model reads a step in one forward, and gives its grade by one token in a fork.
+Unlike drafts of tokens, a step that is kept stays as the small model wrote it, so the text is not the large model's:
+this is lossy. The large model reads a step in one forward, and gives its grade by one token in a fork.
 
 Paper: SpecReason: Fast and Accurate Inference-Time Compute via Speculative Reasoning, arXiv:2504.07891
 Option: Python only, `spec_reason`

@@ -12,8 +12,8 @@ prompt, the settings and the seed.
 Paper: Simonds 2025, arXiv:2502.06833
 Option: `--method switching:MODEL,entropy=0.75`
 For: long easy texts, where other words than the large model's do
-Measured: 1.40 times as fast at 0.75 bits, one of three answers wrong (`python benchmarks/answers/switching.py
-    qwen2.5-coder-1.5b qwen2.5-coder-0.5b --prompts FILE --entropies 0.75`; docs/faster.md)
+Measured: 1.59 times as fast at 0.75 bits (`python benchmarks/answers/switching.py qwen2.5-coder-1.5b
+    qwen2.5-coder-0.5b --prompts FILE --count 4 --tokens 320`; docs/faster.md); of three other answers one was wrong
 Status: opt-in
 """
 

@@ -1,7 +1,6 @@
 """Multilingual samples: the pool has the greedy answer, and one judgement has all answers and a checklist."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +29,8 @@ def turn(content: str) -> list[dict[str, str]]:
 def test_the_best_of_a_greedy_answer_and_one_at_each_temperature(engine: edgedec.Engine) -> None:
     """Each answer is what the model writes alone; the favourite of the judge with its checklist is chosen."""
     found = multilingual(engine, "Why?", (0.5, 1.5), seed=4, max_tokens=5)
-    options: dict[str, Any] = {"max_tokens": 5}
     own = [engine.chat(turn("Why?"), max_tokens=5, temperature=0).text]
-    own += [engine.chat(turn("Why?"), seed=4 + k, temperature=t, **options).text for k, t in enumerate((0.5, 1.5))]
+    own += [engine.chat(turn("Why?"), seed=4 + k, temperature=t, max_tokens=5).text for k, t in enumerate((0.5, 1.5))]
     checklist = engine.chat(turn(CHECKLIST.format(question="Why?")), max_tokens=5, temperature=0).text
     assert [text.text for text in found.texts] == own
     assert list(found.scores) == judged_together(engine, "Why?", own, checklist.strip())

@@ -246,9 +246,6 @@ def test_a_beam_of_one_is_greedy(seed: int) -> None:
         assert texts.n_tokens == sum(texts.forwards.values()) == len([token for token in ids if token != END])
 
 
-N_VOCAB, BEAM_LENGTH = 4, 4
-
-
 def plain_diverse(table: Table, width: int, n_groups: int, penalty: float, length_penalty: float) -> list[list[Ids]]:
     """Search without forks: every score is computed anew, text by text and token by token."""
     groups: list[dict[Ids, float]] = [{(): 0.0} for _ in range(n_groups)]

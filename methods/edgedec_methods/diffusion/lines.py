@@ -7,7 +7,8 @@ every position with a probability of 0.9 is committed. The paper looks for the e
 Paper: AdaBlock-dLLM, Lu et al. 2025, arXiv:2509.26432
 Option: `--method diffusion:lines:0.3`
 For: diffusion language models whose rows see the whole text
-Measured: nothing yet
+Measured: 1.67 tokens a forward, 27 of 60 made tasks with lines right, where `threshold:0.9` has 1.84 and 29 (`python
+    benchmarks/diffusion/compare_rules.py lined.gguf --lined --length 16 --context 32 --rules lines:0.3`)
 Status: study
 """
 

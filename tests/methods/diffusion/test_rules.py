@@ -130,7 +130,7 @@ def eoser(passes: list[Pass]) -> list[int]:
 
 
 def explore(passes: list[Pass]) -> list[int]:
-    """ETE: the positions with 0.95, or those with the lowest and the highest entropy."""
+    """After ETE: the positions with 0.95, or those with the lowest and the highest entropy."""
     its = passes[-1]
     nats = [entropy_of(its, i) for i in range(len(its.places))]
     return with_at_least(0.95)(passes) or sorted({nats.index(min(nats)), nats.index(max(nats))})
