@@ -28,12 +28,11 @@ STACK = "\n".join(f"[[layer]]\n{layer}" for layer in ('kind = "generate"\nn = 3'
 Way = Callable[[edgedec.Engine, MadeTask, dict[str, Any]], str]
 
 
-def _best(choose: str, **more: Any) -> Way:
+def _best(choose: str) -> Way:
     def answer(engine: edgedec.Engine, task: MadeTask, options: dict[str, Any]) -> str:
-        asked = [{"role": "user", "content": task.prompt}]
-        if choose == "score":
-            more["scorer"] = critic(engine, 3, meta_judge(engine), **options)
-        return best(engine, asked, BestOf(4, choose, **more), **options).text
+        scorer = critic(engine, 3, meta_judge(engine), **options) if choose == "score" else None
+        how = BestOf(4, choose, scorer=scorer, scorer_seconds=900.0)
+        return best(engine, [{"role": "user", "content": task.prompt}], how, **options).text
 
     return answer
 

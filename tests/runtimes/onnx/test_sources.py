@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from edgedec.gguf.file import read_header_of
 from edgedec.gguf.model_info import describe
 from edgedec.load_options import LoadOptions
 from edgedec.model import Model
+from edgedec_runtimes.onnx.library import load_library
 from edgedec_runtimes.onnx.runtime import Onnx
 from edgedec_runtimes.tokenizer import open_tokenizer
 
@@ -33,6 +35,11 @@ SHAPES = ("pair", "merged")
 RANDOM = np.random.default_rng(0)
 SOURCE, OTHER = (np.append(RANDOM.integers(3, len(TOKENS), n), END).astype(np.int32) for n in (39, 20))
 TEXT = np.append(PAD, RANDOM.integers(3, len(TOKENS), 30)).astype(np.int32)
+
+
+def tool(name: str) -> Any:
+    """Return a module of ONNX Runtime's tools, once the library is imported without its telemetry."""
+    return import_module(f"{load_library().__name__}.{name}")
 
 
 @pytest.fixture(scope="module")
@@ -95,10 +102,9 @@ def test_texts_are_those_of_the_gguf(folders: Callable[..., Path], tmp_path: Pat
 def test_graphs_of_other_weights(folders: Callable[..., Path], tmp_path: Path, name: str, ending: str) -> None:
     """As transformers.js keeps them: a graph's path stands for all, logits are near float64, steps have their bits."""
     import onnx
-    from onnxruntime.quantization import quantize_dynamic
-    from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    folder = folders(tmp_path / "t5", name)
+    folder, quantize_dynamic = folders(tmp_path / "t5", name), tool("quantization").quantize_dynamic
+    convert_float_to_float16 = tool("transformers.float16").convert_float_to_float16
     (place := folder / "onnx").mkdir()
     for file in folder.glob("*.onnx"):
         if ending == "fp16":
@@ -128,9 +134,8 @@ def test_graphs_of_other_weights(folders: Callable[..., Path], tmp_path: Path, n
 def test_endings_that_are_missing(folders: Callable[..., Path], tmp_path: Path) -> None:
     """A folder names those that are there, a graph what it lacks, and graphs that take float16 are refused."""
     import onnx
-    from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    folder = folders(tmp_path / "t5")
+    folder, convert_float_to_float16 = folders(tmp_path / "t5"), tool("transformers.float16").convert_float_to_float16
     for file in folder.glob("*.onnx"):
         onnx.save(convert_float_to_float16(onnx.load(file)), folder / f"{file.stem}_fp16.onnx")
         file.unlink()
