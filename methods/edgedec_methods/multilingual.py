@@ -7,7 +7,7 @@ the checklist once; the next token's probabilities of the letters are its votes.
 Paper: When Life Gives You Samples (hedged sampling, CHOPS), Khairi et al. 2025, arXiv:2506.20544
 Option: Python only, `multilingual`
 For: open questions, in languages that the model knows unequally
-Measured: nothing yet
+Measured: the 1.5B has 13 of 20 word problems right, greedily 17 (`python benchmarks/answers/judged_answers.py MODEL`)
 Status: study
 """
 

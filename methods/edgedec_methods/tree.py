@@ -9,7 +9,8 @@ that denoises blocks, these are the states between some of them. In every other 
 Paper: after Diffusion Tree Sampling (DTS, its search), arXiv:2506.20701
 Option: `--method tree:8`, with the texts
 For: a scorer of whole texts, as a checker; diffusion language models and others
-Measured: nothing yet
+Measured: by a probe 16 of 20 word problems right for 289 plain steps, the likeliest of eight 17 for 86 (`python
+    benchmarks/answers/better_answers.py search MODEL --kind arithmetic --method tree8 --scorer probe:FILE`)
 Status: study
 """
 
