@@ -18,7 +18,7 @@ best. The paper's own search is Bayesian; this is the greedy one that it is comp
 Paper: Archon, Saad-Falcon et al. 2024, arXiv:2409.15254
 Option: Python only, `layers_of`, `through_layers` and `searched`
 For: several loaded models of 7B and more
-Measured: the 1.5B has 8 of 12 word problems right in 33 s, greedily 9 in 5 s (`python benchmarks/answers/judged_answers.py MODEL`)
+Measured: 1.5B: 8 of 12 word problems, 33 s; greedily 9, 5 s (`python benchmarks/answers/judged_answers.py MODEL`)
 Status: study
 """
 

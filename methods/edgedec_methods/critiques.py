@@ -7,7 +7,7 @@ critic is the model that writes, or any other one; the paper trains critic and m
 Paper: DeepSeek-GRM, Liu et al. 2025, arXiv:2504.02495, without its training
 Option: Python only, `critic`, as the scorer of `BestOf`, and `critic_check` as the check of `RefineBy`
 For: texts without a checker, where a larger model is at hand as the critic
-Measured: the 1.5B has 9 of 12 word problems right in 96 s, greedily 9 in 5 s (`python benchmarks/answers/judged_answers.py MODEL`)
+Measured: 1.5B: 9 of 12 word problems, 96 s; greedily 9, 5 s (`python benchmarks/answers/judged_answers.py MODEL`)
 Status: study
 """
 
