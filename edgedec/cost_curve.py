@@ -308,7 +308,7 @@ class CostCurve:
         self.resuming = Resuming(resume_share if resume_share > NOTICED else 0.0)
         self._base = base
         self._buckets = {0: _Bucket(dict(base), max(base))} if base else {}
-        self._costs: dict[int, Cost] = {}  # by bucket, since the last observation
+        self._cost: tuple[_Bucket, Cost] | None = None  # the latest answer of cost(), since the last observation
 
     def observe(self, n_rows: int, seconds: float, n_past: int = 0, keep_s: float | None = None) -> None:
         """Take the measured seconds of one forward over `n_rows` rows after `n_past` tokens.
@@ -317,7 +317,7 @@ class CostCurve:
         than the forward took is not believed, as keep evaluates at most the nodes of the forward again.
         """
         bucket, resuming, is_draft = self._bucket(n_past), self.resuming, n_rows > 1
-        self._costs = {}
+        self._cost = None
         spent_s = seconds + (self._resume_s(bucket) if is_draft and not resuming.after_draft else 0.0)
         plain_s = bucket.seconds(1) if resuming.after_draft and not is_draft else None  # of a step after a draft
         resuming.after_draft = is_draft
@@ -331,7 +331,7 @@ class CostCurve:
 
     def observe_beside(self, n_rows: int, seconds: float) -> None:
         """Take the seconds that a step with `n_rows` rows took beside proposing and its forward."""
-        beside_s, self._costs = self.beside_s[n_rows > 1], {}
+        beside_s, self._cost = self.beside_s[n_rows > 1], None
         new = min(seconds, ODD * beside_s) if beside_s else seconds
         self.beside_s[n_rows > 1] += (NEWEST if beside_s else 1.0) * (new - beside_s)
 
@@ -382,10 +382,9 @@ class CostCurve:
         >>> curve.cost()(0), curve.cost()(3)
         (0.01, 0.02)
         """
-        key = (n_past // BUCKET).bit_length()
-        if (earlier := self._costs.get(key)) is not None:
-            return earlier
-        bucket, (plain_s, draft_s) = self._bucket(n_past), self.beside_s
+        bucket, latest, (plain_s, draft_s) = self._bucket(n_past), self._cost, self.beside_s
+        if latest is not None and latest[0] is bucket:
+            return latest[1]
         if not self.resuming.after_draft:
             draft_s += self._resume_s(bucket)
 
@@ -394,7 +393,9 @@ class CostCurve:
             sums, beside_s = bucket.sums(rows), draft_s if some.start else plain_s
             return [(sums.get(n_rows) or float(n_rows)) + beside_s for n_rows in rows]
 
-        return self._costs.setdefault(key, StepSeconds(find_out).__getitem__)
+        cost = StepSeconds(find_out).__getitem__
+        self._cost = bucket, cost
+        return cost
 
     def _resume_s(self, bucket: _Bucket) -> float:
         """Return the seconds that the next plain step takes longer when a draft comes before it."""

@@ -63,10 +63,8 @@ def answers(args: argparse.Namespace, way: str, done: set[tuple[Any, ...]]) -> I
     missing = [each for each in asked_of(args) if (args.model, args.tokens, way, *each) not in done]
     if not missing:
         return
-    slides, n_ctx = (
-        way == "slide",
-        args.tokens + max(1024, args.tokens // 8) + (args.tokens // 3 if way in METHODS else 0),
-    )
+    slides, room = way == "slide", max(1024, args.tokens // 8)
+    n_ctx = args.tokens + room + (args.tokens // 3 if way in METHODS else 0)
     options = {"runtime": "cpu", "draft": "off", "n_threads": args.threads}
     storing = {"memory": "1TB", "prompt_cache": "40GB", "cache_dir": args.work.with_suffix(".kept")}
     kept = args.work.with_suffix(".logits")

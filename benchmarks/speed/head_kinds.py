@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--json-out", type=Path)
     args = parser.parse_args()
     origin, options = provenance(), RunOptions(args.max_tokens, args.temperature, warm_store=args.warm)
+    rounds = 1 if args.warm else args.rounds
     heads, runs, different = dict(head.split("=", 1) for head in args.head), dict[str, list[dict[str, Run]]](), set()
     with ExitStack() as stack:
         ways = opened(stack, args.model, heads, options)
@@ -88,7 +89,7 @@ def main() -> None:
             requests = prepare(engine, read_prompts(args.prompts, args.per_task), args.max_tokens)
         _ = [runner(requests[0], CancelToken()) for runner in ways.values()]  # reads the weights; not counted
         requests = requests[1:] if args.warm else requests
-        for number in range(1 if args.warm else args.rounds):
+        for number in range(rounds):
             for place, request in enumerate(requests):
                 ran: dict[str, Run] = {}
                 for way in order(list(ways), number + place):
@@ -98,14 +99,14 @@ def main() -> None:
                 plain = ran[PLAIN].token_ids
                 different |= {f"{request.id}, {way}" for way, run in ran.items() if run.token_ids != plain}
                 runs.setdefault(request.id, []).append(ran)
-            print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
+            print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
     tasks = {task: [r.id for r in group] for task, group in grouped(requests, lambda request: request.task).items()}
     table = summary(runs, tasks, list(ways))
     for way, row in table.items():
         print(f"{way:16}", *(f"{key} {value:5.3f}" for key, value in row.items()))
     settings = {
         "model": Path(args.model).stem,
-        "rounds": args.rounds,
+        "rounds": rounds,
         "max_tokens": args.max_tokens,
         "temperature": args.temperature,
         "warm": args.warm,

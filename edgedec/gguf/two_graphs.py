@@ -1,4 +1,4 @@
-"""Reads folders with the graphs of an encoder and a decoder, as optimum exports T5 and Marian, like a GGUF's header.
+"""Folders with the graphs of an encoder and a decoder, as optimum exports T5 and Marian, read as a GGUF's header is.
 
     folder/config.json, generation_config.json, tokenizer.json
     folder/encoder_model.onnx, decoder_model_merged.onnx        or, in place of the second one:

@@ -6,7 +6,7 @@ in FASER (Chen et al. 2026, arXiv:2604.20503); that one also prunes within a ver
 A thread waits a moment for the sessions whose next forward is due; the one that comes last evaluates the rows of all:
 continuous batching (Orca, Yu et al. 2022, OSDI; Flover, arXiv:2305.13484). So no thread is woken before a forward, and
 each one once behind it: to wake a thread takes longer than a step's Python. Long prompts are read in pieces, and other
-sessions' steps go on between them. A model whose rows depend on what else is in a forward has each by itself.
+sessions' steps go on between them. Where a model's rows depend on others in a forward, each goes alone.
 """
 
 import os

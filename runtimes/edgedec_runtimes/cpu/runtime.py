@@ -17,7 +17,7 @@ from edgedec.load_options import LoadOptions, default_n_ctx
 from edgedec.memory.system import resident_bytes, return_free_memory
 from edgedec.memory_plan import MemoryTerm
 from edgedec.model import Model
-from edgedec.model_card import ModelCard
+from edgedec.model_card import Capabilities, ModelCard
 from edgedec.progress import check_cancelled, report_progress
 from edgedec.runtime import RuntimeReport
 from edgedec.storage.cache_files import cache_folder
@@ -141,15 +141,8 @@ class Cpu:
                 rows = (max(n_rows, least), together)
                 return (*_terms(held, of_adapters, network, options, n_ctx, rows, before), *of_head(n_ctx))
 
-            reads = not network.n_per_layer  # else layers also read the tokens
-            n_heads = network.most_heads
-            can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads, attention_mass=n_heads)
-            can = replace(can, groups=_takes_groups(network))
-            can = replace(can, keeps_prompts=can.keeps_prompts and not card.methods)
-            if network.n_source:
-                can = ENCODER_CAPABILITIES if network.is_encoder else SOURCE_CAPABILITIES
+            kind, can = _kind(network, card)
             logit_rows, kv_type = max(options.max_rows, least), KV_TYPES[options.kv_type]
-            kind = CpuEncoder if network.is_encoder else CpuSourceModel if network.n_source else CpuModel
             model = kind(handle, tiles, tokenizer, card, can, kv_type, terms, logit_rows, together)
             model.adapters = adapters
             if isinstance(model, CpuEncoder):
@@ -176,6 +169,17 @@ class Cpu:
         used = (forced_instruction_set() or sets[0].encode()).decode()
         fetching = prefetch.described(prefetch.stored_settings(cache_folder(), used, usable_cores()))
         return RuntimeReport(__version__, ("CPU",), (f"instruction sets: {', '.join(sets)}", fetching))
+
+
+def _kind(network: Network, card: ModelCard) -> tuple[type[CpuModel], Capabilities]:
+    """Return the class of a network's model, and what its sessions can do."""
+    if network.is_encoder:
+        return CpuEncoder, ENCODER_CAPABILITIES
+    if network.n_source:
+        return CpuSourceModel, SOURCE_CAPABILITIES
+    reads = not network.n_per_layer  # else layers also read the tokens
+    can = replace(CAPABILITIES, hidden_input=reads, vector_rows=reads, attention_mass=network.most_heads)
+    return CpuModel, replace(can, groups=_takes_groups(network), keeps_prompts=can.keeps_prompts and not card.methods)
 
 
 def _report(path: Path, options: LoadOptions, percent: int) -> None:

@@ -260,7 +260,7 @@ def set_weights(
 
 
 def _by_distance(table: NDArray[np.float32], *, both_ways: bool) -> NDArray[np.float32]:
-    """Return float32[n_head, 2 * 128 + 1], what each head adds by the distance from a query on to a key, from -128 on.
+    """Return float32[n_head, 257], what each head adds to a score by a key's position less its query's, -128 to 128.
 
     Args:
         table: By range and head. Half of the ranges that one direction has are single distances, the others are cut by

@@ -10,7 +10,7 @@ from edgedec.errors import CapabilityError
 from edgedec.gguf.file import floats, read_header_of
 from edgedec.gguf.metadata import get_float, get_text
 
-# LFM2 and T5's encoder have names of their own for it.
+# The last norm's name in most models, in LFM2, and in T5's encoder.
 _NORMS = ("output_norm.weight", "token_embd_norm.weight", "enc.output_norm.weight")
 
 

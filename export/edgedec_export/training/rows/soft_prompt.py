@@ -46,7 +46,7 @@ def tuned(llama: TorchLlama, first: Tensor, texts: Sequence[Tensor], teacher: To
 
     Args:
         llama: The crushed model.
-        first: float32[n_vectors, n_embd], the vectors to begin with.
+        first: float32[n_vectors, n_embd], the vectors that tuning begins with.
         texts: Tokens, int64 each.
         teacher: The model whose probabilities are learned; None to learn the texts' own tokens.
         n: How many texts.
